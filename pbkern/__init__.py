@@ -1,0 +1,1 @@
+"""pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""

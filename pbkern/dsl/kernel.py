@@ -1,0 +1,150 @@
+"""Kernel: grid, block mappings, scratch and a body jaxpr over Refs. Where fused, hand-written and adopted kernels meet.
+
+A Kernel is canonical and frozen: what the user wrote (`BlockSpec`, specs.py) is resolved against array shapes.
+Tracing is trace.py, checking verify.py, printing text.py, running on NumPy interpret.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from ..affine import Affine
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """Shape and dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """`size` elements starting at index * size; the block keeps the dimension."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Squeezed:
+    """One element at index; the dimension is absent from the Ref."""
+
+    size = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """`size` elements starting at index itself (halos, overlapping blocks).
+
+    `padding` = (low, high) elements may lie outside the array: start may be as low as -low, and start + size as
+    high as extent + high. What a read returns there is unspecified (NaN in interpret mode); stores are dropped.
+    """
+
+    size: int
+    padding: tuple[int, int] = (0, 0)
+
+
+BlockDim = Blocked | Squeezed | Element
+
+
+@dataclass(frozen=True)
+class BlockMapping:
+    """Which block of one array each program sees.
+
+    Attributes:
+      origin: how messages call it, e.g. "input 0 (`x_ref`)".
+      array: type of the whole array.
+      dims: one BlockDim per array dimension.
+      index_map: closed jaxpr from i32 grid indices (then scalar-prefetch Refs) to one i32 index per dimension.
+      memory_space: "any" (the target chooses) or a space that the target names.
+    """
+
+    origin: str
+    array: ArrayType
+    dims: tuple[BlockDim, ...]
+    index_map: ClosedJaxpr
+    memory_space: str = "any"
+
+    @cached_property
+    def ref_shape(self) -> tuple[int, ...]:
+        """Shape of the Ref: block sizes without squeezed dimensions."""
+        return tuple(d.size for d in self.dims if not isinstance(d, Squeezed))
+
+    @cached_property
+    def starts(self) -> tuple[Affine | None, ...]:
+        """First element of the block per array dimension, affine in grid axes (symbols 0, 1, ...); None where it is not."""
+        from ..jaxprs import affine_outputs
+
+        indices = affine_outputs(self.index_map.jaxpr)
+        return tuple(
+            i if i is None else i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(indices, self.dims)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory private to one thread of programs; keeps its contents over sequential grid steps; starts undefined."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    memory_space: str = "any"
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+      name: a valid identifier.
+      grid: size of each grid dimension; () is a single program.
+      inputs: block mappings of the operands; the first `num_scalar_prefetch` are whole arrays that index maps read too.
+      outputs: block mappings of the results.
+      scratch: scratch buffers.
+      body: closed jaxpr over Refs (*inputs, *outputs, *scratch), without constants and without results.
+      aliases: (input, output) pairs that share one array.
+      compiler_params: target name -> that target's CompilerParams.
+      source: where it was defined, "file:line (function)", or "" for a fused kernel.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    inputs: tuple[BlockMapping, ...]
+    outputs: tuple[BlockMapping, ...]
+    scratch: tuple[Scratch, ...]
+    body: ClosedJaxpr
+    aliases: tuple[tuple[int, int], ...] = ()
+    compiler_params: Mapping[str, Any] = field(default_factory=dict)
+    num_scalar_prefetch: int = 0
+    source: str = ""
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:
+        return tuple(m.array for m in self.inputs)
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:
+        return tuple(m.array for m in self.outputs)
+
+    @property
+    def num_programs(self) -> int:
+        return math.prod(self.grid)
+
+    def __str__(self) -> str:
+        from .text import source
+
+        return source(self)
