@@ -92,7 +92,9 @@ class BodyBuilder:
         self._stored: dict[int, Stored] = {}
         self._keep: list = []
         self._infos: dict = {}
-        self._order: dict[int, int] = {}
+        self._order: dict[int, tuple] = {}
+        self._now: tuple = ()  # the item being built
+        self._prefix: tuple = ()  # where the region being built stands in the outer ones
         self._later: list[list[Value]] = []
 
     # ---------------------------------------------------------------- small makers used by the rules
@@ -136,7 +138,7 @@ class BodyBuilder:
     def new(self, value: Value) -> Value:
         """Notes when a value was defined."""
         if id(value) not in self._order:
-            self._order[id(value)] = len(self.items)
+            self._order[id(value)] = (*self._prefix, len(self.items))
             self.items.append(value)
         return value
 
@@ -156,9 +158,15 @@ class BodyBuilder:
         self.arena.append(buf)
         return self.whole(buf)
 
+    def append_control(self, item: ControlItem, results: list[Stored]) -> None:
+        """Adds control flow; its results are defined after everything inside it."""
+        for r in results:
+            self._order[id(r)] = (*self._prefix, len(self.items), math.inf)
+        self.items.append(item)
+
     def whole(self, buf: Buf) -> Stored:
         stored = Stored(buf.shape, buf.dtype, buf, lambda ix: ix)
-        self._order.setdefault(id(stored), -1)
+        self._order.setdefault(id(stored), ())
         self._keep.append(stored)
         return stored
 
@@ -253,10 +261,10 @@ class BodyBuilder:
 
     def region(self, jaxpr: jex.Jaxpr, env: dict, finish: Callable[[dict], None] | None = None) -> list[Stmt]:
         """Statements of a jaxpr whose inputs are in `env`; `finish(env)` may add items after the last equation."""
-        outer_items, outer_stmts = self.items, self.stmts
-        self.items, self.stmts = [], []
+        outer = self.items, self.stmts, self._prefix
+        self.items, self.stmts, self._prefix = [], [], self._now
         for v in env.values():
-            self._order.setdefault(id(v), -1)
+            self._order.setdefault(id(v), ())
         self._keep.append(env)
         self.scan_equations(jaxpr, env)
         if finish is not None:
@@ -266,21 +274,23 @@ class BodyBuilder:
         self._later.append([])
         for k, item in enumerate(items):
             self._later[-1] = [v for later in items[k + 1 :] for v in decide.uses(later)]
-            self._run(item, k, plan)
+            self._now = (*self._prefix, k)
+            self._run(item, plan)
         self._later.pop()
         stmts = self.stmts
-        self.items, self.stmts = outer_items, outer_stmts
+        self._now = self._prefix
+        self.items, self.stmts, self._prefix = outer
         return stmts
 
-    def _run(self, item: Item, position: int, plan) -> None:
+    def _run(self, item: Item, plan) -> None:
         match item:
             case LetItem(name=name, value=value, clamp=clamp):
                 self.stmts.append(Let(name, self._clamped(self.pull(value, ()), clamp)))
             case StoreItem():
-                self._protect({item.buf.root}, position, direct=item)
+                self._protect({item.buf.root}, direct=item)
                 self.stmts.append(self._store_nest(item))
             case ControlItem(writes=writes, run=run):
-                self._protect({b.root for b in writes}, position, captured=item.uses)
+                self._protect({b.root for b in writes}, captured=item.uses)
                 run()
             case Opaque():
                 if id(item) in plan:
@@ -461,7 +471,7 @@ class BodyBuilder:
 
     # ---------------------------------------------------------------- order of effects
 
-    def _protect(self, written: set[Buf], position: int, direct: StoreItem | None = None,
+    def _protect(self, written: set[Buf], direct: StoreItem | None = None,
                  captured: Sequence[Value] = ()) -> None:
         """Stores values elsewhere that are still to be read from buffers about to be written."""
         seen: set[int] = set()
@@ -471,7 +481,7 @@ class BodyBuilder:
             if id(v) in seen:
                 return
             seen.add(id(v))
-            if self._order.get(id(v), -1) > position:
+            if self._order.get(id(v), ()) > self._now:
                 for a in v.ins:
                     visit(a)
             elif self._reads(v, written):

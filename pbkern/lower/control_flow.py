@@ -62,11 +62,11 @@ def _all_writes(builder, eqn) -> frozenset[Buf]:
     return written_buffers(builder, _One, builder.refs)
 
 
-def _control(builder, eqn, env: dict, run) -> None:
+def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
     from .build import ControlItem
 
     uses = tuple(v for v in (builder.read(env, a) for a in _no_refs(builder, eqn.invars)))
-    builder.items.append(ControlItem(uses, _all_writes(builder, eqn), run))
+    builder.append_control(ControlItem(uses, _all_writes(builder, eqn), run), results)
 
 
 def _results(builder, eqn, env: dict, shapes=None) -> list[Stored]:
@@ -105,7 +105,7 @@ def _cond(builder, eqn, env: dict) -> None:
         else:
             builder.stmts.append(If(symbol.terms[0][0], bodies))
 
-    _control(builder, eqn, env, run)
+    _control(builder, eqn, env, results, run)
 
 
 def _constants(local: dict, closed: jex.ClosedJaxpr) -> None:
@@ -170,8 +170,7 @@ def _scan(builder, eqn, env: dict) -> None:
         def finish(e: dict) -> None:
             outs = [builder.read(e, o) for o in jaxpr.outvars]
             _store_all(builder, results[ncar:], outs[ncar:], lambda ix: (row, *ix))
-            kept = [k for k in range(ncar) if k not in steps]
-            _store_carries(builder, [results[k] for k in kept], [outs[k] for k in kept])
+            _store_carries(builder, e, [(results[k], invars[nc + k], outs[k]) for k in range(ncar) if k not in steps])
 
         if length:
             builder.stmts.append(For(counter, length, builder.region(jaxpr, local, finish)))
@@ -179,12 +178,15 @@ def _scan(builder, eqn, env: dict) -> None:
             last = index_value((), results[k].dtype, lambda ix, k=k, s=step: starts[k] + s * length, builder)
             builder.store_value(results[k], last, lambda ix: ix)
 
-    _control(builder, eqn, env, run)
+    _control(builder, eqn, env, results, run)
 
 
-def _store_carries(builder, carries: list[Stored], values: list[Value]) -> None:
-    """Next values into the carry buffers; a carry passed through unchanged needs nothing."""
-    moved = [(c, v) for c, v in zip(carries, values) if v is not c]
+def _store_carries(builder, env: dict, carries: list[tuple[Stored, jex.Var, Value]]) -> None:
+    """Next values into the carry buffers; a carry passed through unchanged needs nothing.
+
+    The body sees each carry as a value of its own: what a buffer holds differs before and after the stores.
+    """
+    moved = [(c, v) for c, var, v in carries if v is not env[var]]
     _store_all(builder, [c for c, _ in moved], [v for _, v in moved])
 
 
@@ -218,11 +220,12 @@ def _while(builder, eqn, env: dict) -> None:
         local = bind_consts(body, eqn.invars[nc : nc + nb])
         counter = builder.names("%i")
         for k, v in enumerate(carry):
-            local[v] = results[k] if k not in steps else _counted(builder, starts[k], steps[k], counter, v.aval.dtype)
+            local[v] = (builder.whole(results[k].buf) if k not in steps else
+                        _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
 
         def finish(e: dict) -> None:
             outs = [builder.read(e, o) for o in body.jaxpr.outvars]
-            _store_carries(builder, [results[k] for k in kept], [outs[k] for k in kept])
+            _store_carries(builder, e, [(results[k], carry[k], outs[k]) for k in kept])
 
         stmts = builder.region(body.jaxpr, local, finish)
         if trips is not None:
@@ -233,14 +236,14 @@ def _while(builder, eqn, env: dict) -> None:
                 builder.store_value(results[k], last, lambda ix: ix)
             return
         test = bind_consts(cond, eqn.invars[:nc])
-        test.update(zip(cond.jaxpr.invars[nc:], results))
+        test.update((v, builder.whole(r.buf)) for v, r in zip(cond.jaxpr.invars[nc:], results))
         predicate: list[Affine] = []
         condition = builder.region(cond.jaxpr, test, lambda e: predicate.append(
             builder.index_symbol(builder.read(e, cond.jaxpr.outvars[0]))))
         name = predicate[0].terms[0][0] if predicate[0].terms else None
         builder.stmts.append(While(condition, name if name is not None else str(predicate[0].const), stmts))
 
-    _control(builder, eqn, env, run)
+    _control(builder, eqn, env, results, run)
 
 
 def _fori(p, cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):

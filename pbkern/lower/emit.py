@@ -298,7 +298,7 @@ class NestEmitter:
                 scalar: bool = False) -> None:
         width = len(accs) // len(points) if accs else 0
         for k, p in enumerate(points):
-            bound = self._bind_accumulators(w, accs[k * width : (k + 1) * width])
+            bound = None if inner and not w.nest.ordered else self._bind_accumulators(w, accs[k * width : (k + 1) * width])
             for write in w.nest.writes:
                 if write.inner == inner:
                     self._write(w, block, write, p, tail, bound, scalar)
@@ -312,7 +312,7 @@ class NestEmitter:
             at += count
         return bound
 
-    def _write(self, w: _Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict, scalar: bool) -> None:
+    def _write(self, w: _Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, scalar: bool) -> None:
         vector = None if scalar else w.sched.vector
         coefficient = flat_coefficient(write.buf, write.index, vector) if vector else 0
         moves = bool(vector) and any(vector in i.symbols for i in write.index)

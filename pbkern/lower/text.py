@@ -129,11 +129,8 @@ class Text:
 
     def when(self, block: Block, condition: str, fill, otherwise=None) -> None:
         """scf.if without results."""
-        inner = Block(block)
+        inner, other = Block(block), Block(block)
         fill(inner)
-        block.lines += [f"scf.if {condition} {{", *inner.lines]
         if otherwise is not None:
-            other = Block(block)
-            otherwise(other)
-            block.lines += ["} else {", *other.lines]
-        block.lines.append("}")
+            otherwise(other)  # both before any line of theirs: they may place code in `block`
+        block.lines += [f"scf.if {condition} {{", *inner.lines, *(["} else {"] if other.lines else []), *other.lines, "}"]
