@@ -1,6 +1,6 @@
 """ClosedJaxpr -> Plan: simplify, split narrow reductions, group, schedule, emit.
 
-`plan` is the entry point; FUSE_PASSES lists what runs on the jaxpr before it is partitioned.
+`plan` is the entry point and the whole pipeline.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .partition import partition
 from .program import build_program
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
 from .simplify import simplify
+from .stages import split_reductions
 
 __all__ = ["Explanation", "Left", "Plan", "Segment", "plan"]
 
@@ -38,7 +39,7 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = simplify(closed, unsafe_math=unsafe)
+    simple = split_reductions(simplify(closed, unsafe_math=unsafe), machine)
     parts = partition(simple, machine, supports, options)
     segments = make_segments(name, simple, parts.nodes, params_for)
     if getattr(options, "strict_target", False):

@@ -36,7 +36,7 @@ class Span:
         return not self.start.terms
 
     def shifted(self, by: int) -> Span:
-        return Span(self.start + by, self.size) if by else self
+        return Span(self.start + int(by), self.size) if by else self
 
     def __str__(self) -> str:
         return f"{self.start}:+{self.size}"
@@ -193,7 +193,7 @@ def _slice(eqn, out: Access) -> Pull:
     p = eqn.params
     strides = p["strides"] or (1,) * len(out)
     source = tuple(
-        Span(s.start * t + b, (s.size - 1) * t + 1 if s.size else 0)
+        Span(s.start * int(t) + int(b), (s.size - 1) * int(t) + 1 if s.size else 0)
         for s, b, t in zip(out, p["start_indices"], strides)
     )
     if all(t == 1 for t in strides):
@@ -250,7 +250,7 @@ def _pad(eqn, out: Access) -> Pull:
     """Moving spans read past the edge and select by index; constant ones keep a pad of the block."""
     (shape, _), config = shapes(eqn), eqn.params["padding_config"]
     source, static, moving = [], [], []
-    for d, (s, n, (lo, hi, interior)) in enumerate(zip(out, shape, config)):
+    for d, (s, n, (lo, hi, interior)) in enumerate(zip(out, shape, [tuple(map(int, c)) for c in config])):
         if (lo, hi, interior) == (0, 0, 0):
             source.append(s)
             static.append((0, 0, 0))

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jax.extend import core as jex
 
 from ..machine import Machine
-from .access import Access, block_shape
+from .access import ELEMENTWISE, Access, block_shape
 from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
@@ -43,6 +44,7 @@ class Cost:
       flops: operations done, repeated ones included.
       recompute: operations done / operations needed.
       working_set: bytes that one program touches.
+      scratch: the part of them that are values between equations.
       programs: grid size.
       limit: the machine's limit for this kernel's compulsory work (seconds).
     """
@@ -54,6 +56,7 @@ class Cost:
     flops: float
     recompute: float
     working_set: int
+    scratch: int
     programs: int
     limit: float
 
@@ -126,7 +129,7 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         run *= n
         if n != extent or run >= 4 * lanes:
             break
-    if eqn.primitive.name.startswith("reduce_"):
+    if eqn.primitive.name.startswith("reduce_") and len(eqn.invars[0].aval.shape) - 1 in eqn.params.get("axes", ()):
         run = max(run, lanes)
     fill = run / (math.ceil(run / lanes) * lanes)
     return operations / lanes / fill / machine.clock_hz
@@ -149,38 +152,80 @@ def evaluate(
     """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
     programs = math.prod(grid)
     per_program = needed = done = 0.0
-    temporaries: list[int] = []
+    stored = _stored_values(requests)
+    temporaries = 0
     for step in requests.steps:
         seconds = _step_seconds(step, machine)
         factor = recompute_of(step, programs)
-        if factor > RECOMPUTE_LIMIT and is_heavy(step.eqn, machine) and not _is_ragged(step, programs):
+        if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
             return None
         per_program += seconds
         operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs
         done += operations
         needed += operations / max(factor, 1e-9)
-        if step.eqn.primitive.name not in VIEWS:
-            temporaries.append(volume(step.out) * itemsize(step.eqn.outvars[0]))
+        if any(v in stored for v in step.eqn.outvars):
+            temporaries += volume(step.out) * itemsize(step.eqn.outvars[0])
     rounds = math.ceil(programs / machine.cores)
-    # With few programs, a core may be idle in the last round.
-    compute = rounds * per_program * (machine.cores if programs == 1 and machine.cores == 1 else 1)
+    compute = rounds * per_program
     far, near, moved, blocks = _traffic(requests, outputs, programs, machine)
-    temporaries.sort()
-    scratch = sum(temporaries[-3:])
-    working_set = blocks + scratch
+    working_set = blocks + temporaries
+    trips = _scratch_trips(temporaries, blocks, machine) * programs
+    near += programs * sum(_panel_seconds(s, machine) for s in requests.steps)
     parallel = min(programs, machine.cores) / machine.cores
-    traffic_bandwidth = machine.l2_bandwidth if working_set <= machine.l2_bytes else machine.l3_bandwidth
-    trips = 0.0 if working_set <= machine.l1_bytes else 2.0 * sum(temporaries) * programs / traffic_bandwidth
-    memory = (far + near + 0.25 * trips) / max(parallel, 0.6)
+    memory = (far + near + trips) / max(parallel, 0.6)
     overhead = machine.launch_seconds + rounds * machine.program_seconds
     seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
     limit = max(sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth)
-    return Cost(seconds, compute, memory, moved, done, done / needed if needed else 1.0, working_set, programs, limit)
+    return Cost(seconds, compute, memory, moved, done, done / needed if needed else 1.0, working_set, temporaries, programs, limit)
 
 
-def _is_ragged(step: Step, programs: int) -> bool:
-    """Is the surplus only the last blocks' overhang?"""
-    return programs == 1
+def _stored_values(requests: Requests) -> set:
+    """Values that a program keeps in scratch.
+
+    Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in another
+    order or from several places (windows, contractions, reductions, shifted slices).
+    """
+    makers = {v: s for s in requests.steps for v in s.eqn.outvars}
+    stored = set()
+    for s in requests.steps:
+        name = s.eqn.primitive.name
+        shifted = name in VIEWS and name not in ("broadcast_in_dim", "iota", "reshape", "squeeze")
+        if name in ELEMENTWISE or (name in VIEWS and not shifted):
+            continue
+        for atom in s.eqn.invars:
+            while not isinstance(atom, jex.Literal) and atom in makers:
+                maker = makers[atom].eqn
+                if maker.primitive.name not in VIEWS or not maker.invars:
+                    stored.add(atom)
+                    break
+                atom = maker.invars[0]  # a view of what is stored
+    return stored
+
+
+def _scratch_trips(temporaries: int, blocks: int, machine: Machine) -> float:
+    """Seconds of one program's stored values going to a cache and back: the larger the set, the further away."""
+    working_set = temporaries + blocks
+    if working_set <= machine.l1_bytes:
+        return 0.0
+    moved = 2.0 * temporaries + 0.1 * blocks
+    if working_set <= machine.l2_bytes // 2:
+        # Nests share outer loops: one step's part of a value is often all that is stored.
+        return (0.1 + 0.4 * working_set / machine.l2_bytes) * moved / machine.l2_bandwidth
+    if working_set <= machine.l2_bytes:
+        return 0.5 * moved / machine.l2_bandwidth
+    return moved / machine.l3_bandwidth
+
+
+def _panel_seconds(step: Step, machine: Machine) -> float:
+    """Extra reads of one program's contraction operands, beyond once, where they outgrow L2."""
+    if step.eqn.primitive.name != "dot_general":
+        return 0.0
+    lhs, rhs = (volume(a) * itemsize(v) for a, v in zip(step.pull.inputs, step.eqn.invars))
+    if lhs + rhs <= machine.l2_bytes:
+        return 0.0
+    rows, columns = step.out[-2].size if len(step.out) > 1 else 1, step.out[-1].size if step.out else 1
+    # Panels of 64 columns stay in L1; each passes over the rows again. Or the other way round.
+    return min(lhs * (columns / 64), rhs * (rows / 96)) / machine.l3_bandwidth
 
 
 def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
@@ -190,14 +235,24 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
     return operations_per_element(step.eqn, machine) * full / machine.flops(np.dtype(step.eqn.invars[0].aval.dtype).name)
 
 
+def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
+    """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts."""
+    run = size
+    for s, n in zip(reversed(access), reversed(shape)):
+        run *= s.size
+        if s.size != n:
+            return max(1.0, 256 / run)
+    return 1.0
+
+
 def _traffic(requests, outputs, programs, machine) -> tuple[float, float, int, int]:
     """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
     far = near = 0.0
     moved = blocks = 0
     for v, access in requests.inputs:
         size, block = nbytes(v.aval), volume(access) * itemsize(v)
-        total = block * programs
-        once = min(size, total)
+        total = int(block * programs * _line_waste(access, v.aval.shape, itemsize(v)))
+        once = min(size, total)  # overlap and half-used lines come from caches
         far += once / far_bandwidth(size, machine)
         stays = not any(s.start.terms for s in access) and block <= machine.l2_bytes // 2
         near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)

@@ -150,9 +150,18 @@ class Partitioner:
         for eqn in reversed(self.jaxpr.eqns):
             self.place(eqn)
         if not self.options_disable_fusion():
+            self.settle()
             self.merge_producers()
             self.merge_siblings()
         return Partition(self.nodes, self.edges)
+
+    def settle(self) -> None:
+        """Searches the blocks of whole groups: while growing, cheap equations kept those of the group so far."""
+        for g in self.nodes:
+            if g.kind == "group" and len(g.eqns) > 1:
+                best = search(g.eqns, g.outputs, self.machine)
+                if best.cost.seconds < g.seconds:
+                    g.schedule = best
 
     def options_disable_fusion(self) -> bool:
         return bool(getattr(self.options, "disable_affine_fusion", False))
@@ -222,12 +231,21 @@ class Partitioner:
 
     def join(self, eqn, groups: list[Node], outside: list[Node], needed: bool) -> bool:
         """Pulls `eqn` into its consumers if the model gains. True if it needs no node of its own."""
-        alone = 0.0 if is_alias(eqn) else alone_seconds(eqn, self.machine)
+        alone = 0.0 if is_alias(eqn) else self.alone(eqn)
         if len(groups) == 1 and (not needed or not self.reaches(outside, groups[0])):
             return self.try_union(eqn, groups[0], needed, alone)
         if not needed and self.duplicate(eqn, groups, alone):
             return True
         return len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone)
+
+    def alone(self, eqn) -> float:
+        """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
+        if is_heavy(eqn, self.machine):
+            try:
+                return search([eqn], list(eqn.outvars), self.machine).cost.seconds
+            except (Unfusable, UnsupportedOp, NotImplementedError):
+                pass
+        return alone_seconds(eqn, self.machine)
 
     def try_union(self, eqn, group: Node, needed: bool, alone: float) -> bool:
         outputs = group.outputs + (list(eqn.outvars) if needed else [])
@@ -329,11 +347,16 @@ class Partitioner:
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1])
         before = a.seconds + b.seconds
         ok = schedule is not None and schedule.cost.seconds < before
+        if ok and self.chained(a, b) and schedule.cost.scratch > self.machine.l2_bytes:
+            ok, why = False, "what lies between two contractions does not fit in L2"
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
             self.drop(a)
             self.set_group(b, eqns, outputs, schedule)
         return ok
+
+    def chained(self, a: Node, b: Node) -> bool:
+        return all(any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns) for g in (a, b))
 
     def merge_siblings(self) -> None:
         """Groups that read the same array with the same root shape become one where that reads it once."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..affine import Affine
 from ..machine import Machine
 from .access import Access, NeedsWhole, Span, whole
-from .blocks import Requests, request
+from .blocks import Requests, request, volume
 from .cost import CONTRACTIONS, Cost, evaluate, is_heavy
 
 
@@ -115,15 +115,18 @@ def _powers(limit: int, among: Sequence[int]) -> list[int]:
     return [n for n in among if n < limit] + [limit]
 
 
-def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str]]:
-    """(dimensions of the root to keep whole, dimension -> role in the group's contraction)."""
+def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]:
+    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under one)."""
     shape, forced = root.aval.shape, set()
     while True:
         blocks = [n if d in forced else 1 for d, n in enumerate(shape)]
-        access, _, axes = _tile(shape, blocks)
+        access, grid, axes = _tile(shape, blocks)
         try:
             requests = request(eqns, [(root, access)])
-            break
+            if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
+                break
+            # A heavy value would be repeated along some dimension: lines are kept whole from the last one on.
+            forced.add(max(axes.values()))
         except NeedsWhole as e:
             more = {axes[a] for a in e.axes}
             if not more or more <= forced:
@@ -137,7 +140,13 @@ def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str]]:
                 for axis in s.start.symbols:
                     roles.setdefault(axes[axis], names[d])
             break
-    return forced, roles
+    grain = max((volume(h) for h in _moving(requests)), default=1)
+    return forced, roles, grain
+
+
+def _moving(requests: Requests):
+    """Blocks read from outside that differ between programs."""
+    return (h for _, h in requests.inputs if any(s.start.terms for s in h))
 
 
 def _contraction_roles(eqn) -> list[str]:
@@ -163,7 +172,7 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
         case "batch" | "column_outer":
             return [1], 1
         case "row":
-            return _powers(extent, (6, 12, 24, 48, 96, 192)), 96
+            return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256)), 96
         case "column":
             return _powers(extent, (64, 128, 256, 512)), 256
         case "channel":
@@ -173,7 +182,7 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     return ([extent] if extent <= 256 else [64, 128]), 128
 
 
-def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str]) -> tuple[list[list[int]], list[int]]:
+def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1) -> tuple[list[list[int]], list[int]]:
     """(sorted options, preferred size) per dimension."""
     options: list[list[int]] = [[n] for n in shape]
     target = list(shape)
@@ -182,13 +191,15 @@ def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str]) -
             if d not in forced and n > 1:
                 options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
         return options, target
-    run, stage = 1, "lanes"
+    # A program that reads a long line for one element of the root tiles the root by rows.
+    run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
     for d in reversed(range(len(shape))):
         n = shape[d]
         if n == 1 or n == 0:
             continue
         if d in forced:
-            run *= n
+            run *= n if stage == "lanes" else 1  # else counted in the grain
+            stage = "rows" if run >= 256 else stage
             continue
         if stage == "lanes" and run * n <= 8192:
             run *= n
@@ -212,9 +223,9 @@ def search(eqns, outputs: Sequence, machine: Machine) -> Schedule:
     """The best schedule found. Raises Unfusable."""
     outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
     root = outputs[0]
-    forced, roles = _roles(eqns, root, machine)
+    forced, roles, grain = _roles(eqns, root, machine)
     while True:
-        options, target = _options(root.aval.shape, forced, roles)
+        options, target = _options(root.aval.shape, forced, roles, grain)
         try:
             best = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, target)
         except NeedsWhole as e:

@@ -15,6 +15,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from .. import jaxprs
+from .._jax import source_of
 from .access_windows import _greatest, _least
 from .blocks import literal
 
@@ -25,7 +26,11 @@ CONTROL = ("scan", "while", "cond")
 
 def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True) -> jex.ClosedJaxpr:
     """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change rounding."""
-    rewrites = _REWRITES | (_UNSAFE if unsafe_math else {})
+    return retrace(closed, _REWRITES | (_UNSAFE if unsafe_math else {}))
+
+
+def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
+    """The same function with equations rewritten: primitive name -> Rewrite."""
     avals = [_strong(v.aval) for v in closed.jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites))(*avals)
     return _drop_dead(traced)
@@ -69,17 +74,10 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind) -> list:
         if inner is not None:
             results = _evaluate(inner.jaxpr, inner.consts, operands, bind)
         else:
-            with jaxprs_source(eqn):
+            with source_of(eqn):
                 results = bind(eqn, operands)
         env.update(zip(eqn.outvars, results))
     return [read(a) for a in jaxpr.outvars]
-
-
-def jaxprs_source(eqn):
-    """Context in which new equations carry the user line of `eqn`."""
-    from .._jax import source_of
-
-    return source_of(eqn)
 
 
 def _simplify_inner(eqn, rewrites: dict) -> dict:
