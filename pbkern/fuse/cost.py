@@ -24,6 +24,11 @@ VIEWS = frozenset(
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 
+# Reductions that take each element once, in any order.
+SINGLE_PASS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor partial_reduce".split()
+)
+
 # The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
 UNOVERLAPPED = 0.25
 # A value that costs this many operations per element is not computed again beyond RECOMPUTE_LIMIT.
@@ -167,7 +172,7 @@ def evaluate(
             temporaries += volume(step.out) * itemsize(step.eqn.outvars[0])
     rounds = math.ceil(programs / machine.cores)
     compute = rounds * per_program
-    far, near, moved, blocks = _traffic(requests, outputs, programs, machine)
+    far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
     working_set = blocks + temporaries
     trips = _scratch_trips(temporaries, blocks, machine) * programs
     near += programs * sum(_panel_seconds(s, machine) for s in requests.steps)
@@ -186,6 +191,11 @@ def _stored_values(requests: Requests) -> set:
     order or from several places (windows, contractions, reductions, shifted slices).
     """
     makers = {v: s for s in requests.steps for v in s.eqn.outvars}
+    readers: dict = {}
+    for s in requests.steps:
+        for a in s.eqn.invars:
+            if not isinstance(a, jex.Literal):
+                readers[a] = readers.get(a, 0) + 1
     stored = set()
     for s in requests.steps:
         name = s.eqn.primitive.name
@@ -193,6 +203,8 @@ def _stored_values(requests: Requests) -> set:
         if name in ELEMENTWISE or (name in VIEWS and not shifted):
             continue
         for atom in s.eqn.invars:
+            if name in SINGLE_PASS and not isinstance(atom, jex.Literal) and readers.get(atom) == 1:
+                continue  # reduced while it is made
             while not isinstance(atom, jex.Literal) and atom in makers:
                 maker = makers[atom].eqn
                 if maker.primitive.name not in VIEWS or not maker.invars:
@@ -207,13 +219,10 @@ def _scratch_trips(temporaries: int, blocks: int, machine: Machine) -> float:
     working_set = temporaries + blocks
     if working_set <= machine.l1_bytes:
         return 0.0
-    moved = 2.0 * temporaries + 0.1 * blocks
-    if working_set <= machine.l2_bytes // 2:
-        # Nests share outer loops: one step's part of a value is often all that is stored.
-        return (0.1 + 0.4 * working_set / machine.l2_bytes) * moved / machine.l2_bandwidth
-    if working_set <= machine.l2_bytes:
-        return 0.5 * moved / machine.l2_bandwidth
-    return moved / machine.l3_bandwidth
+    if working_set > machine.l2_bytes:
+        return (2.0 * temporaries + 0.3 * blocks) / machine.l3_bandwidth
+    # Nests share outer loops: one step's part of a value is often all that is stored.
+    return (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
 
 
 def _panel_seconds(step: Step, machine: Machine) -> float:
@@ -245,8 +254,9 @@ def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     return 1.0
 
 
-def _traffic(requests, outputs, programs, machine) -> tuple[float, float, int, int]:
+def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:
     """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
+    programs, last = math.prod(grid), len(grid) - 1
     far = near = 0.0
     moved = blocks = 0
     for v, access in requests.inputs:
@@ -254,7 +264,8 @@ def _traffic(requests, outputs, programs, machine) -> tuple[float, float, int, i
         total = int(block * programs * _line_waste(access, v.aval.shape, itemsize(v)))
         once = min(size, total)  # overlap and half-used lines come from caches
         far += once / far_bandwidth(size, machine)
-        stays = not any(s.start.terms for s in access) and block <= machine.l2_bytes // 2
+        # Programs run along the last grid axis first: what does not depend on it is still in L2.
+        stays = not any(s.start.coefficient(last) for s in access) and block <= machine.l2_bytes // 2
         near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block
     for v, access in outputs:

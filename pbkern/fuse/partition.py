@@ -19,7 +19,7 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from . import access_shapes, access_windows  # noqa: F401  (they register access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
-from .cost import CONTRACTIONS, VIEWS, far_bandwidth, is_heavy, nbytes, operations_per_element
+from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .schedule import Schedule, Unfusable, schedule_at, search
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
@@ -300,7 +300,7 @@ class Partitioner:
         for e in group.eqns:
             self.nodes_of[id(e)].remove(group)
 
-    def attempt(self, eqns, outputs, current: Schedule | None, new) -> tuple[Schedule | None, str]:
+    def attempt(self, eqns, outputs, current: Schedule | None, new, accept=lambda cost: True) -> tuple[Schedule | None, str]:
         """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
         unique = {id(e): e for e in eqns}
         eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
@@ -310,10 +310,10 @@ class Partitioner:
                 kept = schedule_at(eqns, outputs, current.blocks, self.machine)
                 if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""
-            return search(eqns, outputs, self.machine), ""
+            return search(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:
             try:
-                return search(eqns, outputs, self.machine), ""
+                return search(eqns, outputs, self.machine, accept), ""
             except Unfusable as e:
                 return None, str(e)
         except Unfusable as e:
@@ -344,16 +344,20 @@ class Partitioner:
     def merge(self, a: Node, b: Node) -> bool:
         eqns = [*a.eqns, *b.eqns]
         outputs = b.outputs + [v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))]
-        schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1])
+        accept = self.fits_chain if self.chained(a, b) else lambda cost: True
+        schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
         ok = schedule is not None and schedule.cost.seconds < before
-        if ok and self.chained(a, b) and schedule.cost.scratch > self.machine.l2_bytes:
-            ok, why = False, "what lies between two contractions does not fit in L2"
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
             self.drop(a)
             self.set_group(b, eqns, outputs, schedule)
         return ok
+
+    def fits_chain(self, cost: Cost) -> bool:
+        """Two contractions share a program only while what lies between them, and their operands, stay in cache."""
+        l2 = self.machine.l2_bytes
+        return cost.scratch <= l2 // 2 and cost.working_set - cost.scratch <= 2 * l2
 
     def chained(self, a: Node, b: Node) -> bool:
         return all(any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns) for g in (a, b))

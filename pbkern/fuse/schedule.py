@@ -133,6 +133,9 @@ def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]
                 raise Unfusable(e.why) from None
             forced |= more
     roles: dict[int, str] = {}
+    for step in requests.steps:
+        if step.eqn.primitive.name == "partial_reduce":
+            roles.update({axes[a]: "run" for a in step.out[0].start.symbols})
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
             names = _contraction_roles(step.eqn)
@@ -169,7 +172,7 @@ def _contraction_roles(eqn) -> list[str]:
 
 def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     match role:
-        case "batch" | "column_outer":
+        case "batch" | "run" | "column_outer":
             return [1], 1
         case "row":
             return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256)), 96
@@ -186,7 +189,7 @@ def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], g
     """(sorted options, preferred size) per dimension."""
     options: list[list[int]] = [[n] for n in shape]
     target = list(shape)
-    if roles:
+    if any(role != "run" for role in roles.values()):
         for d, n in enumerate(shape):
             if d not in forced and n > 1:
                 options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
@@ -196,6 +199,9 @@ def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], g
     for d in reversed(range(len(shape))):
         n = shape[d]
         if n == 1 or n == 0:
+            continue
+        if roles.get(d) == "run":
+            options[d], target[d] = [1], 1
             continue
         if d in forced:
             run *= n if stage == "lanes" else 1  # else counted in the grain
@@ -219,22 +225,27 @@ def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], g
     return options, target
 
 
-def search(eqns, outputs: Sequence, machine: Machine) -> Schedule:
-    """The best schedule found. Raises Unfusable."""
+def search(eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True) -> Schedule:
+    """The best schedule found among those that `accept` takes. Raises Unfusable."""
+
+    def at(blocks):
+        made = schedule_at(eqns, outputs, blocks, machine)
+        return made if made is not None and accept(made.cost) else None
+
     outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
     root = outputs[0]
     forced, roles, grain = _roles(eqns, root, machine)
     while True:
         options, target = _options(root.aval.shape, forced, roles, grain)
         try:
-            best = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, target)
+            best = _descend(at, options, target)
         except NeedsWhole as e:
             if not e.axes - forced:
                 raise Unfusable(e.why) from None
             forced |= e.axes
             continue
         if best is None:
-            raise Unfusable("a heavy value would be computed several times")
+            raise Unfusable("a heavy value would be computed several times, or one program would need too much memory")
         return best
 
 
