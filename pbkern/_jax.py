@@ -5,14 +5,21 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
+import pathlib
+
 import jax
 import numpy as np
 from jax._src import source_info_util
 from jax._src.state import indexing, types
+from jax._src.state import primitives as state
 from jax.extend import core as jex
 
 Var = jex.Var
 Literal = jex.Literal
+Slice = indexing.Slice
+
+# Our own frames are not the user's: error messages and equations name the line that called us.
+source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
 
 
 def ref_aval(shape: tuple[int, ...], dtype) -> jax.ref.AbstractRef:
@@ -29,27 +36,82 @@ def ref_type(aval) -> tuple[tuple[int, ...], np.dtype]:
     return tuple(aval.inner_aval.shape), np.dtype(aval.inner_aval.dtype)
 
 
+def fresh_aval(aval):
+    """The same type without weak type, as a new object."""
+    if is_ref(aval):
+        return ref_aval(*ref_type(aval))
+    return jax.core.ShapedArray(aval.shape, aval.dtype)
+
+
 def user_line(eqn) -> str | None:
     """`file:line:column (function)` of the user's code that made an equation, or None."""
     text = source_info_util.summarize(eqn.source_info)
     return None if not text or "unknown" in text else text
 
 
+def source_context(eqn):
+    """Context manager: equations bound inside belong to the user line that made `eqn`."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+
+
+# Operands before the index leaves, per Ref primitive.
+REF_OPERANDS = {"get": 1, "swap": 2, "addupdate": 2, "masked_load": 3, "masked_store": 3}
+REF_PRIMITIVES = {"get": state.get_p, "swap": state.swap_p, "addupdate": state.addupdate_p}
+
+READ, WRITE = types.ReadEffect, types.WriteEffect
+
+
+def only_reads(eqn) -> bool:
+    """Whether dropping an equation whose results are unused changes nothing."""
+    return all(isinstance(e, types.ReadEffect) for e in eqn.effects)
+
+
 def ref_indexers(eqn) -> list[tuple]:
-    """Index tuples of a get / swap / addupdate equation, outermost first.
+    """Index tuples of a get / swap / addupdate / masked_load / masked_store equation, outermost first.
 
     Each entry of a tuple is an int, an atom (Var or Literal: scalar or integer array) or a Slice, which has
     `.start` (int or atom), `.size` and `.stride`.
     """
-    number = {"get": 1, "swap": 2, "addupdate": 2}[eqn.primitive.name]
-    transforms = jax.tree.unflatten(eqn.params["tree"], eqn.invars[number:])
+    return unflatten_indexers(eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :])
+
+
+def unflatten_indexers(tree, leaves) -> list[tuple]:
+    """Index tuples from a Ref primitive's `tree` and index operands (atoms or values)."""
     found = []
-    for t in transforms:
+    for t in jax.tree.unflatten(tree, leaves):
         if not isinstance(t, indexing.NDIndexer):
             raise NotImplementedError(f"Ref transform {type(t).__name__}")
         found.append(tuple(t.indices))
     return found
 
 
+def flatten_indices(shape: tuple[int, ...], indices: tuple) -> tuple[list, object]:
+    """(operands, tree) that say `ref[indices]` of a Ref of this shape: one int, array or Slice per dimension."""
+    arrays = [i for i in indices if not isinstance(i, Slice)]
+    gathered = np.broadcast_shapes(*(np.shape(i) for i in arrays)) if arrays else ()
+    indexer = indexing.NDIndexer(tuple(indices), tuple(shape), gathered, validate=True)
+    return jax.tree.flatten((indexer,))
+
+
+def flatten_subscript(ref, index) -> tuple[object, list, object]:
+    """(Ref, operands, tree) of what a user writes as `ref[index]`, where `ref` may be `r.at[...]` already."""
+    base, transforms = state.get_ref_and_transforms(ref, index, "load")
+    return (base, *jax.tree.flatten(transforms))
+
+
+def indexed_type(aval, tree, leaves):
+    """Array type of `ref[indices]`."""
+    return state.transform_type(jax.tree.unflatten(tree, leaves), aval.inner_aval)
+
+
+NO_INDICES = jax.tree.flatten(())[1]
+
+
 def is_slice(index) -> bool:
-    return isinstance(index, indexing.Slice)
+    return isinstance(index, Slice)
+
+
+def source_of(eqn):
+    """Context in which traced equations carry `eqn`'s source line, and not that of the code that traces."""
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=eqn.source_info.name_stack)

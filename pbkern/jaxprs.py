@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
+from ._jax import fresh_aval, only_reads, source_context
 from .affine import Affine
 
 # Equations that only call another jaxpr, by the parameter that holds it.
@@ -76,6 +77,249 @@ def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same function without call equations at its top level."""
     avals = [v.aval for v in closed.jaxpr.invars]
     return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, args))(*avals)
+
+
+def literal_value(atom: jex.Literal) -> np.generic:
+    """A literal's value as a NumPy scalar of the literal's exact type."""
+    return np.asarray(atom.val).astype(atom.aval.dtype)[()]
+
+
+Rewrite = Callable[..., "list | None"]
+
+
+def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.ClosedJaxpr:
+    """The same function in canonical form, Ref effects in order.
+
+    Calls are inlined at every depth, weak types are erased, scalar constants become literals, uniform array
+    constants become broadcasts, equations without use or effect are gone, and control flow is what
+    `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that printed control flow rebuilds).
+    `rewrite(eqn, *operands)` may return an equation's results, or None to keep the equation.
+    """
+    while True:
+        avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
+        traced = _Retrace(rewrite)
+        closed = jax.make_jaxpr(lambda *args: traced.run(closed.jaxpr, closed.consts, args))(*avals)  # noqa: B023
+        if not _has_dead_equations(closed.jaxpr):
+            return closed
+        rewrite = None  # already applied
+
+
+class _Retrace:
+    def __init__(self, rewrite: Rewrite | None):
+        self.rewrite = rewrite
+
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
+        env = {v: _constant(c) for v, c in zip(jaxpr.constvars, consts)} | dict(zip(jaxpr.invars, args))
+        live, producers = live_equations(jaxpr), {v: e for e in jaxpr.eqns for v in e.outvars}
+
+        def read(atom):
+            return literal_value(atom) if isinstance(atom, jex.Literal) else env[atom]
+
+        for eqn, used in zip(jaxpr.eqns, live):
+            if used:
+                with source_context(eqn):
+                    if eqn.primitive.name == "cond":
+                        results = self.cond(eqn, *selector(eqn, producers), read)
+                    else:
+                        results = self.step(eqn, [read(a) for a in eqn.invars])
+                env.update(zip(eqn.outvars, results))
+        return [read(a) for a in jaxpr.outvars]
+
+    def step(self, eqn, operands: list) -> Sequence:
+        inner = called_jaxpr(eqn)
+        if inner is not None:
+            return self.run(inner.jaxpr, inner.consts, operands)
+        results = self.rewrite(eqn, *operands) if self.rewrite else None
+        if results is not None:
+            return results
+        if eqn.primitive.name in ("scan", "while"):
+            return getattr(self, eqn.primitive.name)(eqn, operands)
+        if eqn.primitive.name in IDENTITIES or _keeps_value(eqn):
+            return operands
+        if eqn.primitive.name == "convert_element_type":
+            return [_convert(eqn, operands[0])]
+        if eqn.primitive.name == "broadcast_to":  # of Ref indices; broadcast_in_dim has rules everywhere
+            shape = eqn.params["shape"]
+            return [jax.lax.broadcast_in_dim(operands[0], shape, range(len(shape) - np.ndim(operands[0]), len(shape)))]
+        results = eqn.primitive.bind(*operands, **eqn.params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    def scan(self, eqn, operands: list) -> Sequence:
+        p = eqn.params
+        inner, carries = p["jaxpr"], p["num_consts"] + p["num_carry"]
+        consts, init, xs = operands[: p["num_consts"]], operands[p["num_consts"] : carries], operands[carries:]
+
+        def step(carry, x):
+            out = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *x])
+            return tuple(out[: p["num_carry"]]), tuple(out[p["num_carry"] :])
+
+        carry, ys = jax.lax.scan(
+            step, tuple(init), tuple(xs), length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+        )
+        return [*carry, *ys]
+
+    def _while(self, eqn, operands: list) -> Sequence:
+        p = eqn.params
+        cond, body, nc = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"]
+        first = nc + p["body_nconsts"]
+        return jax.lax.while_loop(
+            lambda c: self.run(cond.jaxpr, cond.consts, [*operands[:nc], *c])[0],
+            lambda c: tuple(self.run(body.jaxpr, body.consts, [*operands[nc:first], *c])),
+            tuple(operands[first:]),
+        )
+
+    def cond(self, eqn, kind: str, selected, read) -> Sequence:
+        operands = [read(a) for a in eqn.invars[1:]]
+        branches = [lambda b=b: tuple(self.run(b.jaxpr, b.consts, operands)) for b in eqn.params["branches"]]
+        if kind == "pred":
+            return jax.lax.cond(read(selected), branches[1], branches[0])
+        return jax.lax.switch(read(selected), branches)
+
+
+setattr(_Retrace, "while", _Retrace._while)
+
+
+def selector(eqn, producers: dict) -> tuple[str, object]:
+    """What a `cond` equation selects by: ("pred", bool atom) for lax.cond, ("index", int atom) for lax.switch.
+
+    lax.cond converts its predicate and lax.switch clamps its index first; seen through here, so that both print
+    as written.
+    """
+    made_by = producers.get(eqn.invars[0]) if isinstance(eqn.invars[0], jex.Var) else None
+    if made_by is not None and made_by.primitive.name == "convert_element_type" and len(eqn.params["branches"]) == 2:
+        if made_by.invars[0].aval.dtype == bool and not made_by.invars[0].aval.shape:
+            return "pred", made_by.invars[0]
+    if made_by is not None and made_by.primitive.name == "clamp":
+        low, index, high = made_by.invars
+        bounds = [int(literal_value(a)) if isinstance(a, jex.Literal) else None for a in (low, high)]
+        if bounds == [0, len(eqn.params["branches"]) - 1]:
+            return "index", index
+    return "index", eqn.invars[0]
+
+
+def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
+    """Per equation: does a result or an effect need it? A cond needs what selects it, not the converted index."""
+    producers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    needed = {a for a in jaxpr.outvars if isinstance(a, jex.Var)}
+    live = []
+    for eqn in reversed(jaxpr.eqns):
+        used = any(v in needed for v in eqn.outvars) or not only_reads(eqn)
+        live.append(used)
+        if used:
+            atoms = eqn.invars
+            if eqn.primitive.name == "cond":
+                atoms = [selector(eqn, producers)[1], *eqn.invars[1:]]
+            needed.update(a for a in atoms if isinstance(a, jex.Var))
+    return live[::-1]
+
+
+def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
+    """Whether retracing would drop something, at any depth. The index that a cond makes for itself is not dead."""
+    selecting = {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)}
+    for eqn, used in zip(jaxpr.eqns, live_equations(jaxpr)):
+        if not used and not any(v in selecting for v in eqn.outvars):
+            return True
+        if any(_has_dead_equations(inner.jaxpr) for inner in inner_jaxprs(eqn)):
+            return True
+    return False
+
+
+# Equations that only mean something to transformations of the caller.
+IDENTITIES = ("stop_gradient", "copy", "copy_p")
+
+# Equations that do nothing if this parameter is empty or, for a shape, what the operand has already.
+_NEUTRAL_IF_EMPTY = {"squeeze": "dimensions", "rev": "dimensions", "reduce_sum": "axes", "reduce_max": "axes",
+                     "reduce_min": "axes", "reduce_prod": "axes", "reduce_and": "axes", "reduce_or": "axes"}  # fmt: skip
+
+
+def _keeps_value(eqn) -> bool:
+    """Whether an equation returns its operand; the public functions would not make it."""
+    name, p = eqn.primitive.name, eqn.params
+    if name in _NEUTRAL_IF_EMPTY:
+        return not p[_NEUTRAL_IF_EMPTY[name]]
+    if name in ("broadcast_in_dim", "reshape", "slice"):
+        same_shape = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+        return same_shape and len(eqn.invars) == 1 and p.get("dimensions") is None
+    if name == "transpose":
+        return tuple(p["permutation"]) == tuple(range(len(p["permutation"])))
+    return name == "concatenate" and len(eqn.invars) == 1
+
+
+def _constant(value):
+    """A constant as retracing keeps it: scalar literal, broadcast of one, or the array."""
+    if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return value
+    if value.shape == ():
+        return np.asarray(value)[()]
+    flat = np.asarray(value).reshape(-1)
+    if flat.size and flat.tobytes() == flat[:1].tobytes() * flat.size:
+        return jax.lax.broadcast(flat[0], value.shape)
+    return value
+
+
+def _convert(eqn, x):
+    """convert_element_type without what only weak types needed: conversions to the same type and of literals."""
+    dtype = np.dtype(eqn.params["new_dtype"])
+    if x.dtype == dtype:
+        return x
+    exact = {"f": "f", "i": "if", "u": "iuf", "b": "iufb"}
+    if isinstance(x, np.generic) and dtype.kind in exact.get(x.dtype.kind, ""):
+        return x.astype(dtype)
+    return eqn.primitive.bind(x, **(eqn.params | {"weak_type": False}))
+
+
+def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A pure jaxpr's equations in the order in which a nested expression of its results would evaluate them."""
+    producers = {v: (eqn, n) for eqn in closed.jaxpr.eqns for n, v in enumerate(eqn.outvars)}
+
+    def run(*args):
+        env = dict(zip(closed.jaxpr.invars, args)) | dict(zip(closed.jaxpr.constvars, closed.consts))
+
+        def value(atom):
+            if isinstance(atom, jex.Literal):
+                return literal_value(atom)
+            if atom not in env:
+                eqn, _ = producers[atom]
+                operands = [value(a) for a in eqn.invars]
+                with source_context(eqn):
+                    results = eqn.primitive.bind(*operands, **eqn.params)
+                env.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results]))
+            return env[atom]
+
+        return [value(a) for a in closed.jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*[fresh_aval(v.aval) for v in closed.jaxpr.invars])
+
+
+def same(a: jex.ClosedJaxpr, b: jex.ClosedJaxpr) -> bool:
+    """Whether two jaxprs have the same equations, parameters and types, up to names of variables."""
+    return fingerprint(a) == fingerprint(b)
+
+
+def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
+    """Everything that a jaxpr means, as nested tuples (str(jaxpr) leaves out some parameters)."""
+    names: dict = {}
+
+    def atom(a) -> tuple:
+        if isinstance(a, jex.Literal):
+            value = literal_value(a)
+            return "literal", str(value.dtype), value.tobytes()
+        return "var", names.setdefault(a, len(names)), str(a.aval)
+
+    def param(p):
+        if isinstance(p, (jex.ClosedJaxpr, jex.Jaxpr)):
+            return fingerprint(p if isinstance(p, jex.ClosedJaxpr) else jex.ClosedJaxpr(p, ()))
+        if isinstance(p, (tuple, list)):
+            return tuple(map(param, p))
+        return str(p)
+
+    def equation(e) -> tuple:
+        params = tuple((k, param(v)) for k, v in sorted(e.params.items()) if not callable(v) or isinstance(v, type))
+        return e.primitive.name, tuple(map(atom, e.invars)), tuple(map(atom, e.outvars)), params
+
+    jaxpr = closed.jaxpr
+    inputs = tuple(map(atom, (*jaxpr.constvars, *jaxpr.invars)))
+    return inputs, tuple(map(equation, jaxpr.eqns)), tuple(map(atom, jaxpr.outvars))
 
 
 def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:

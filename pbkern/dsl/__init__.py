@@ -1,0 +1,48 @@
+"""The kernel DSL: write, trace, verify, print and interpret kernels."""
+
+from .interpret import interpret
+from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
+from .primitives import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
+from .refs import Gather, Point, Range, RefAccess, ref_access
+from .spelling import bind
+from .specs import BlockSpec, GridSpec
+from .text import rebuild, same_kernel, source
+from .trace import KernelFunction, call_kernel, kernel, trace_kernel
+from .verify import verify
+
+__all__ = [
+    "ArrayType",
+    "BlockMapping",
+    "BlockSpec",
+    "Blocked",
+    "Element",
+    "Gather",
+    "GridSpec",
+    "Kernel",
+    "KernelFunction",
+    "Point",
+    "Range",
+    "RefAccess",
+    "Scratch",
+    "Squeezed",
+    "bind",
+    "call_kernel",
+    "cdiv",
+    "ds",
+    "in_bounds",
+    "interpret",
+    "kernel",
+    "load",
+    "loop",
+    "multiple_of",
+    "num_programs",
+    "program_id",
+    "rebuild",
+    "ref_access",
+    "same_kernel",
+    "source",
+    "store",
+    "trace_kernel",
+    "verify",
+    "when",
+]

@@ -1,0 +1,389 @@
+"""Kernel on NumPy arrays: the oracle that every target is tested against.
+
+Grid, blocks, Refs, bounds and control flow are NumPy and Python; the other equations run one at a time, the common
+elementwise and shape ones in NumPy, the rest through JAX's eager `bind` on the CPU.
+
+What is unspecified elsewhere shows here as poison (NaN, the smallest signed and largest unsigned integer, True):
+reads outside the array in edge blocks and padding, scratch and results before they are written. Stores outside the
+array are dropped. An index outside the *block* raises OutOfBoundsError. Programs run in row-major order; if
+CompilerParams declare grid dimensions parallel, two programs that differ there and write one element of a result
+raise RaceError, and scratch is poisoned between them.
+
+An aliased operand and result are one array. Blocks are read when a program starts and written when it ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from .. import _jax
+from ..errors import KernelError, OutOfBoundsError, RaceError
+from ..jaxprs import called_jaxpr, literal_value
+from .kernel import Blocked, BlockMapping, Kernel, Squeezed
+from .primitives import NUMPY as GRID_RULES
+from .refs import Gather, Point, Range, RefAccess, is_ref_access, value_access
+
+
+def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndarray]:
+    """Runs every program of `kernel` in order and returns its results.
+
+    Raises OutOfBoundsError for an index outside a block and, with `check_races`, RaceError for two parallel
+    programs that write one element.
+    """
+    inputs = [np.array(a) for a in arrays]
+    for n, (a, t) in enumerate(zip(inputs, kernel.in_types)):
+        if a.shape != t.shape or a.dtype != t.dtype:
+            raise KernelError(f"operand {n} of kernel `{kernel.name}`", why=f"is {a.dtype}{list(a.shape)}, takes {t}")
+    outputs = [np.full(t.shape, poison(t.dtype), t.dtype) for t in kernel.out_types]
+    for i, o in kernel.aliases:
+        outputs[o] = inputs[i]
+    cpu = jax.local_devices(backend="cpu")[0]
+    with jax.enable_x64(True), jax.default_device(cpu), np.errstate(all="ignore"):
+        _run_grid(kernel, inputs, outputs, parallel_dims(kernel) if check_races else ())
+    return outputs
+
+
+def poison(dtype) -> np.generic:
+    """What unspecified elements of a dtype show: NaN, the smallest signed, largest unsigned integer, or True."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return np.True_
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return dtype.type(info.min if dtype.kind == "i" else info.max)
+    if jax.numpy.issubdtype(dtype, jax.numpy.integer):  # int4 and its like
+        return np.asarray(jax.numpy.iinfo(dtype).min).astype(dtype)[()]
+    return np.asarray(np.nan).astype(dtype)[()]
+
+
+def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
+    """Grid dimensions that some target's CompilerParams declare parallel."""
+    found: set[int] = set()
+    for params in kernel.compiler_params.values():
+        semantics = getattr(params, "dimension_semantics", None) or ()
+        found |= {n for n, s in enumerate(semantics) if str(getattr(s, "value", s)).lower() == "parallel"}
+    return tuple(sorted(found))
+
+
+# --- one program -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Buffer:
+    """What a Ref refers to in one program: a block or scratch, and which of its positions lie inside the array."""
+
+    name: str
+    data: np.ndarray
+    inside: tuple[slice, ...]  # per Ref dimension
+    written: np.ndarray | None = None  # which elements this program stored; None: not recorded
+
+    def in_bounds(self, axis: int) -> np.ndarray:
+        bounds = np.zeros(self.data.shape[axis], bool)
+        bounds[self.inside[axis]] = True
+        return bounds
+
+
+@dataclass(frozen=True)
+class Program:
+    index: tuple[int, ...]
+    grid: tuple[int, ...]
+
+
+def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...]) -> None:
+    writers = [np.full(t.shape, -1, np.int64) for t in k.out_types] if parallel else None
+    scratch: list[np.ndarray] = []
+    coordinates = None
+    for index in itertools.product(*map(range, k.grid)):
+        if coordinates != (coordinates := tuple(index[d] for d in parallel)) or not scratch:
+            scratch = [np.full(s.shape, poison(s.dtype), s.dtype) for s in k.scratch]
+        windows = [_window(m, index, inputs[: k.num_scalar_prefetch]) for m in k.inputs + k.outputs]
+        buffers = [
+            _read_block(m, a, w, record=bool(parallel) and n >= len(inputs))
+            for n, (m, a, w) in enumerate(zip(k.inputs + k.outputs, inputs + outputs, windows))
+        ]
+        refs = buffers + [
+            Buffer(f"scratch {n}", s, tuple(slice(0, d) for d in s.shape)) for n, s in enumerate(scratch)
+        ]
+        _run(k.body.jaxpr, k.body.consts, refs, Program(index, k.grid))
+        for n in range(len(outputs)):
+            buffer, window = buffers[len(inputs) + n], windows[len(inputs) + n]
+            if writers is not None:
+                _check_race(k, n, buffer, window, writers[n], index, parallel)
+            _write_block(outputs[n], buffer, window)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of a block inside its array: `array` slices there, `block` slices in the block with squeezed dims kept."""
+
+    array: tuple[slice, ...]
+    block: tuple[slice, ...]
+
+
+def _window(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window:
+    array, block = [], []
+    for n, (d, extent, start) in enumerate(zip(m.dims, m.array.shape, _starts(m, index, prefetched))):
+        low, high = min(max(start, 0), extent), max(min(start + d.size, extent), 0)
+        if isinstance(d, (Blocked, Squeezed)) and start < 0 or (isinstance(d, Squeezed) and start >= extent):
+            raise OutOfBoundsError(
+                f"index map of {m.origin} leaves the array in program {index}",
+                why=f"array {m.array}, dimension {n}: first element {start}",
+                hint="block indices start at 0 and end before the array does",
+            )
+        high = max(low, high)
+        array.append(slice(low, high))
+        block.append(slice(low - start, high - start) if high > low else slice(0, 0))
+    return Window(tuple(array), tuple(block))
+
+
+def _starts(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> list[int]:
+    """First element of the block per array dimension."""
+    if all(s is not None for s in m.starts):
+        return [s.evaluate(dict(enumerate(index))) for s in m.starts]
+    tables = [Buffer(f"prefetched operand {n}", a, ()) for n, a in enumerate(prefetched)]
+    args = [np.int32(i) for i in index] + tables
+    args = args[: len(m.index_map.jaxpr.invars)]
+    found = _run(m.index_map.jaxpr, m.index_map.consts, args, Program(index, ()))
+    return [int(i) * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims)]
+
+
+def _read_block(m: BlockMapping, array: np.ndarray, w: Window, record: bool) -> Buffer:
+    block = np.full(tuple(d.size for d in m.dims), poison(array.dtype), array.dtype)
+    block[w.block] = array[w.array]
+    kept = [n for n, d in enumerate(m.dims) if not isinstance(d, Squeezed)]
+    data = block.reshape(m.ref_shape)
+    inside = tuple(w.block[n] for n in kept)
+    return Buffer(m.origin, data, inside, np.zeros(m.ref_shape, bool) if record else None)
+
+
+def _write_block(array: np.ndarray, buffer: Buffer, w: Window) -> None:
+    array[w.array] = buffer.data[buffer.inside].reshape(array[w.array].shape)
+
+
+def _check_race(k: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarray, index, parallel) -> None:
+    """Marks what this program wrote by its number; an element of another parallel coordinate's program is a race."""
+    view = writers[w.array]
+    written = buffer.written[buffer.inside].reshape(view.shape)
+    others = view[written]
+    numbers = np.unique(others[others >= 0])
+    for number in numbers:
+        other = np.unravel_index(number, k.grid)
+        if any(other[d] != index[d] for d in parallel):
+            where = np.argwhere(written & (view == number))[0]
+            element = tuple(int(s.start + i) for s, i in zip(w.array, where))
+            raise RaceError(
+                f"two parallel programs of kernel `{k.name}` write one element of {k.outputs[n].origin}",
+                at=k.source or None,
+                why=f"programs {tuple(map(int, other))} and {index}, element {element}, parallel dimensions {parallel}",
+                hint='declare the dimension "arbitrary", or give each program its own block',
+            )
+    view[written] = np.ravel_multi_index(index, k.grid)
+
+
+# --- equations ---------------------------------------------------------------------------------------------------
+
+
+def _run(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, program: Program) -> list:
+    env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
+
+    def read(atom):
+        return literal_value(atom) if isinstance(atom, jex.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, _equation(eqn, [read(a) for a in eqn.invars], program)))
+    return [read(a) for a in jaxpr.outvars]
+
+
+def _equation(eqn, operands: list, program: Program) -> Sequence:
+    name = eqn.primitive.name
+    if is_ref_access(eqn):
+        return _access(eqn, value_access(eqn, operands), program)
+    if name in CONTROL_FLOW:
+        return CONTROL_FLOW[name](eqn, operands, program)
+    if name in GRID_RULES:
+        return [GRID_RULES[name](program, *operands, **eqn.params)]
+    inner = called_jaxpr(eqn)
+    if inner is not None:
+        return _run(inner.jaxpr, inner.consts, operands, program)
+    rule = NUMPY_RULES.get(name)
+    if rule is not None and all(np.asarray(x).dtype.kind in "biuf" for x in operands):
+        out = rule(eqn.params, *operands)
+        aval = eqn.outvars[0].aval
+        return [np.asarray(out, aval.dtype) if aval.shape else np.asarray(out, aval.dtype)[()]]
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return [np.asarray(r) for r in (results if eqn.primitive.multiple_results else [results])]
+
+
+def _unary(f: Callable) -> Callable:
+    return lambda params, x: f(x)
+
+
+def _binary(f: Callable) -> Callable:
+    return lambda params, x, y: f(x, y)
+
+
+def _broadcast_in_dim(p, x):
+    shape = [1] * len(p["shape"])
+    for d, n in zip(p["broadcast_dimensions"], np.shape(x)):
+        shape[d] = n
+    return np.broadcast_to(np.reshape(x, shape), p["shape"])
+
+
+def _slice(p, x):
+    strides = p["strides"] or (1,) * x.ndim
+    return x[tuple(map(slice, p["start_indices"], p["limit_indices"], strides))]
+
+
+def _reshape(p, x):
+    return np.reshape(x if p["dimensions"] is None else np.transpose(x, p["dimensions"]), p["new_sizes"])
+
+
+# Equations whose NumPy meaning is exactly JAX's, for speed: no compilation per shape.
+NUMPY_RULES: dict[str, Callable] = {
+    **{n: _binary(f) for n, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("eq", np.equal))},
+    **{n: _binary(f) for n, f in (("ne", np.not_equal), ("lt", np.less), ("le", np.less_equal), ("gt", np.greater))},
+    **{n: _binary(f) for n, f in (("ge", np.greater_equal), ("and", np.bitwise_and), ("or", np.bitwise_or))},
+    **{n: _binary(f) for n, f in (("max", np.maximum), ("min", np.minimum), ("xor", np.bitwise_xor))},
+    **{n: _unary(f) for n, f in (("neg", np.negative), ("abs", np.abs), ("not", np.bitwise_not), ("sqrt", np.sqrt))},
+    "select_n": lambda p, which, *cases: np.choose(which, cases) if len(cases) > 2 else np.where(which, cases[1], cases[0]),
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
+    "expand_dims": lambda p, x: np.expand_dims(x, tuple(p["dimensions"])),
+    "transpose": lambda p, x: np.transpose(x, p["permutation"]),
+    "slice": _slice,
+    "rev": lambda p, x: np.flip(x, tuple(p["dimensions"])),
+    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
+}
+
+
+# --- control flow ------------------------------------------------------------------------------------------------
+
+
+def _cond(eqn, operands: list, program: Program) -> Sequence:
+    branches = eqn.params["branches"]
+    branch = branches[min(max(int(operands[0]), 0), len(branches) - 1)]
+    return _run(branch.jaxpr, branch.consts, operands[1:], program)
+
+
+def _while(eqn, operands: list, program: Program) -> Sequence:
+    p = eqn.params
+    cond, body = p["cond_jaxpr"], p["body_jaxpr"]
+    first = p["cond_nconsts"] + p["body_nconsts"]
+    cond_consts, body_consts, carry = operands[: p["cond_nconsts"]], operands[p["cond_nconsts"] : first], operands[first:]
+    while _run(cond.jaxpr, cond.consts, [*cond_consts, *carry], program)[0]:
+        carry = _run(body.jaxpr, body.consts, [*body_consts, *carry], program)
+    return carry
+
+
+def _scan(eqn, operands: list, program: Program) -> Sequence:
+    p = eqn.params
+    body, first = p["jaxpr"], p["num_consts"] + p["num_carry"]
+    consts, carry, xs = operands[: p["num_consts"]], operands[p["num_consts"] : first], operands[first:]
+    steps = range(p["length"])
+    stacked = [np.empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars[p["num_carry"] :]]
+    for i in reversed(steps) if p["reverse"] else steps:
+        out = _run(body.jaxpr, body.consts, [*consts, *carry, *(x[i] for x in xs)], program)
+        carry = out[: p["num_carry"]]
+        for ys, y in zip(stacked, out[p["num_carry"] :]):
+            ys[i] = y
+    return [*carry, *stacked]
+
+
+CONTROL_FLOW = {"cond": _cond, "while": _while, "scan": _scan}
+
+# --- Ref accesses ------------------------------------------------------------------------------------------------
+
+
+def _access(eqn, a: RefAccess, program: Program) -> Sequence:
+    buffer: Buffer = a.ref
+    if a.mask is None:
+        where = _subscript(eqn, a.indices, buffer, None, program)
+        return _plain(a, buffer, where)
+    where = _subscript(eqn, a.indices, buffer, np.asarray(a.mask), program)
+    mask = np.asarray(a.mask)
+    if a.kind == "load":
+        return [np.where(mask, buffer.data[where], a.other)]
+    positions = tuple(np.broadcast_to(p, mask.shape)[mask] for p in where)
+    buffer.data[positions] = np.asarray(a.value)[mask]
+    if buffer.written is not None:
+        buffer.written[positions] = True
+    return []
+
+
+def _plain(a: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
+    before = np.array(buffer.data[where]) if a.kind != "add" else None
+    if a.kind == "load":
+        return [before]
+    if a.kind == "add":
+        np.add.at(buffer.data, where, a.value)
+    else:
+        buffer.data[where] = a.value
+    if buffer.written is not None:
+        buffer.written[where] = True
+    return [before] if a.kind == "store" else []
+
+
+def _subscript(eqn, indices: tuple, buffer: Buffer, mask: np.ndarray | None, program: Program) -> tuple:
+    """NumPy subscript of an access after its bounds check: slices and arrays, or with `mask` arrays only.
+
+    Masked-off positions may lie anywhere; they are replaced by 0.
+    """
+    shape = buffer.data.shape
+    if mask is None and not any(isinstance(i, Gather) for i in indices):
+        for d, i in enumerate(indices):
+            first, last = (i.at, i.at) if isinstance(i, Point) else (i.start, i.start + (i.size - 1) * i.stride)
+            if not (0 <= int(first) and int(last) < shape[d]) and not (isinstance(i, Range) and i.size == 0):
+                raise _out_of_bounds(eqn, buffer, d, int(first), int(last), program)
+        return tuple(
+            int(i.at) if isinstance(i, Point) else slice(int(i.start), int(i.start) + i.size * i.stride, i.stride)
+            for i in indices
+        )
+    positions = _positions(indices)
+    full = np.broadcast_shapes(*(p.shape for p in positions)) if positions else ()
+    taking_part = np.ones(full, bool) if mask is None else mask
+    checked = []
+    for d, p in enumerate(positions):
+        p = np.broadcast_to(p, full)
+        bad = taking_part & ((p < 0) | (p >= shape[d]))
+        if bad.any():
+            value = int(p[bad].ravel()[0])
+            raise _out_of_bounds(eqn, buffer, d, value, value, program)
+        checked.append(np.where(taking_part, p, 0))
+    return tuple(checked)
+
+
+def _positions(indices: tuple) -> list[np.ndarray]:
+    """Per Ref dimension the positions read, as arrays that broadcast to the value's shape."""
+    advanced = [d for d, i in enumerate(indices) if not isinstance(i, Range)]
+    gathered = np.broadcast_shapes(*(np.shape(indices[d].at) for d in advanced)) if advanced else ()
+    together = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
+    ranges_before = sum(isinstance(i, Range) for i in indices[: advanced[0]]) if advanced and together else 0
+    rank = len(gathered) + len(indices) - len(advanced)
+    found, seen = [], 0
+    for i in indices:
+        layout = [1] * rank
+        if isinstance(i, Range):
+            axis = seen if seen < ranges_before else seen + len(gathered)
+            layout[axis], seen = i.size, seen + 1
+            found.append((int(i.start) + np.arange(i.size) * i.stride).reshape(layout))
+        else:
+            layout[ranges_before : ranges_before + len(gathered)] = gathered
+            found.append(np.broadcast_to(np.asarray(i.at, np.int64), gathered).reshape(layout))
+    return found
+
+
+def _out_of_bounds(eqn, buffer: Buffer, d: int, first: int, last: int, program: Program) -> OutOfBoundsError:
+    touched = f"index {first}" if first == last else f"indices {first} to {last}"
+    return OutOfBoundsError(
+        f"access outside the block of {buffer.name}",
+        at=_jax.user_line(eqn),
+        why=f"dimension {d} of shape {buffer.data.shape}, {touched}, program {program.index}",
+        hint="mask the access (pbkern.load(..., mask=...)) or enlarge the block (pbkern.Element with padding)",
+    )

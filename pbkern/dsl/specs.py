@@ -1,0 +1,206 @@
+"""What a user writes about blocks (BlockSpec, GridSpec, scratch) -> BlockMapping and Scratch.
+
+Index maps are traced here, to closed jaxprs from i32 grid indices to i32 block indices. What is checked here is
+what tracing needs; verify.py checks the canonical result.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _jax
+from ..errors import KernelError
+from ..jaxprs import in_demand_order, retrace
+from . import refs
+from .kernel import ArrayType, Blocked, BlockDim, BlockMapping, Element, Scratch, Squeezed
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """Which block of an array each program sees.
+
+    Args:
+      block_shape: one entry per array dimension: an int (or Blocked(n)): the index map counts in blocks of n;
+        None (or Squeezed()): one element, and the Ref lacks the dimension; Element(n, padding=(low, high)): n
+        elements, and the index map counts in elements. None for the whole array.
+      index_map: grid indices -> one index per array dimension; None: all zeros.
+      memory_space: "any", or a space that the target names.
+    """
+
+    block_shape: Sequence[int | None | BlockDim] | None = None
+    index_map: Callable | None = None
+    memory_space: str = "any"
+
+    def __init__(self, block_shape=None, index_map=None, *, memory_space: str = "any"):
+        object.__setattr__(self, "block_shape", None if block_shape is None else tuple(block_shape))
+        object.__setattr__(self, "index_map", index_map)
+        object.__setattr__(self, "memory_space", memory_space or "any")
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """Grid, block specs and scratch of a kernel in one object.
+
+    The first `num_scalar_prefetch` operands are whole arrays, which index maps receive too (as Refs, after the grid
+    indices) and which `in_specs` leaves out.
+    """
+
+    grid: int | tuple[int, ...] = ()
+    in_specs: Sequence[BlockSpec] | None = None
+    out_specs: Any = None
+    scratch_shapes: Sequence = ()
+    num_scalar_prefetch: int = 0
+
+
+def array_type(x, what: str, at: str | None = None) -> ArrayType:
+    """ArrayType of anything with shape and dtype."""
+    if isinstance(x, ArrayType):
+        return x
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise KernelError(
+            f"{what} has no shape and dtype", at=at, why=f"{x!r}", hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)"
+        )
+    return ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+
+
+def scratch(x, n: int, at: str | None = None) -> Scratch:
+    """Scratch from pbkern.Scratch, a ShapeDtypeStruct or (shape, dtype)."""
+    if isinstance(x, tuple) and len(x) == 2:
+        x = Scratch(*x)
+    t = array_type(x, f"scratch {n}", at)
+    return Scratch(t.shape, t.dtype, getattr(x, "memory_space", None) or "any")
+
+
+def block_mapping(
+    spec: BlockSpec | None,
+    array: ArrayType,
+    origin: str,
+    grid_rank: int,
+    prefetch: Sequence[ArrayType] = (),
+    at: str | None = None,
+) -> BlockMapping:
+    """Resolves `spec` for one array. `prefetch`: the whole arrays that index maps may read."""
+    spec = BlockSpec() if spec is None else spec
+    if not isinstance(spec, BlockSpec):
+        raise KernelError(f"{origin} has no BlockSpec", at=at, why=f"{spec!r}", hint="pbkern.BlockSpec((8, 128), ...)")
+    if spec.block_shape is not None and len(spec.block_shape) != len(array.shape):
+        raise KernelError(
+            f"{origin} has {len(spec.block_shape)}-d blocks but is {len(array.shape)}-d",
+            at=at,
+            why=f"array {array}, block_shape {_show(spec.block_shape)}",
+            hint=f"one entry per dimension, e.g. {_example(spec.block_shape, array.shape)}; None squeezes one",
+        )
+    shape = array.shape if spec.block_shape is None else spec.block_shape
+    dims = tuple(_block_dim(d, origin, array, at) for d in shape)
+    index_map = _trace_index_map(spec.index_map, origin, array, grid_rank, prefetch, at)
+    return BlockMapping(origin, array, dims, index_map, spec.memory_space)
+
+
+def _block_dim(d, origin: str, array: ArrayType, at: str | None) -> BlockDim:
+    if d is None:
+        return Squeezed()
+    if isinstance(d, (int, np.integer)) and not isinstance(d, bool):
+        return Blocked(int(d))
+    if isinstance(d, Element):
+        return Element(int(d.size), tuple(map(int, d.padding)))
+    if isinstance(d, (Blocked, Squeezed)):
+        return d
+    raise KernelError(
+        f"{origin} has a block dimension that is none",
+        at=at,
+        why=f"array {array}, entry {d!r}",
+        hint="an int, None, pbkern.Blocked(n), pbkern.Squeezed() or pbkern.Element(n)",
+    )
+
+
+def _example(block_shape: tuple, shape: tuple[int, ...]) -> str:
+    """A block shape of the right rank, near the one that was given."""
+    if len(block_shape) < len(shape):
+        return _show((1,) * (len(shape) - len(block_shape)) + block_shape)
+    return _show(block_shape[len(block_shape) - len(shape) :])
+
+
+def _show(block_shape: tuple) -> str:
+    inner = ", ".join("None" if isinstance(d, Squeezed) else str(d) for d in block_shape)
+    return f"({inner},)" if len(block_shape) == 1 else f"({inner})"
+
+
+def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
+    """Closed jaxpr (i32 grid indices, prefetch Refs) -> i32 per dimension, whatever jax_enable_x64 says."""
+    at = definition_line(f) or at
+    if f is None:
+        f = lambda *_: (0,) * len(array.shape)  # noqa: E731
+    _check_arity(f, origin, grid_rank, len(prefetch), at)
+    avals = [jax.core.ShapedArray((), np.dtype("int32"))] * grid_rank
+    avals += [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
+
+    def indices(*args):
+        result = f(*args)
+        result = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        if len(result) != len(array.shape):
+            raise KernelError(
+                f"index map of {origin} returns {len(result)} indices for {len(array.shape)} dimensions",
+                at=at,
+                why=f"array {array}, returned {_show_indices(result)}",
+                hint="one block index per array dimension; squeezed ones too",
+            )
+        return tuple(_index(i, n, origin, array, at) for n, i in enumerate(result))
+
+    with jax.enable_x64(False):
+        closed = in_demand_order(retrace(jax.make_jaxpr(indices)(*avals), refs.rewrite))
+    if closed.consts:
+        raise KernelError(
+            f"index map of {origin} uses an array constant",
+            at=at,
+            why=f"constant of shape {closed.consts[0].shape}",
+            hint="pass the table as an operand: num_scalar_prefetch=1, and index it as lambda i, table: (table[i],)",
+        )
+    return closed
+
+
+def _check_arity(f, origin: str, grid_rank: int, num_prefetch: int, at: str | None) -> None:
+    try:
+        inspect.signature(f).bind(*[None] * (grid_rank + num_prefetch))
+    except TypeError as e:
+        expected = f"{grid_rank} grid indices" + (f" and {num_prefetch} prefetched Refs" if num_prefetch else "")
+        raise KernelError(
+            f"index map of {origin} does not take {expected}",
+            at=at,
+            why=f"{e}; signature {inspect.signature(f)}",
+            hint=f"lambda {', '.join('ijklmnop'[n : n + 1] or f'i{n}' for n in range(grid_rank))}: ...",
+        ) from None
+
+
+def _index(i, n: int, origin: str, array: ArrayType, at: str | None):
+    if isinstance(i, (int, np.integer)) and not isinstance(i, (bool, np.bool_)):
+        return np.int32(i)
+    dtype = getattr(i, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or jnp.shape(i) != ():
+        raise KernelError(
+            f"index map of {origin} returns a non-integer for dimension {n}",
+            at=at,
+            why=f"array {array}, index {_show_indices((i,))}",
+            hint="integer arithmetic on grid indices: // for /",
+        )
+    return jnp.asarray(i, np.int32)
+
+
+def _show_indices(indices: tuple) -> str:
+    shown = [i.aval.str_short() if isinstance(i, jax.core.Tracer) else repr(i) for i in indices]
+    return f"({', '.join(shown)})"
+
+
+def definition_line(f) -> str | None:
+    """`file:line:column (function)` where a Python function is defined."""
+    code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
+    if code is None:
+        return None
+    column = next((p[2] for p in code.co_positions() if p[0] == code.co_firstlineno and p[2] is not None), 0)
+    return f"{code.co_filename}:{code.co_firstlineno}:{column} ({code.co_name})"

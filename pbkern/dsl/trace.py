@@ -1,0 +1,420 @@
+"""Python function over Refs -> Kernel, and Kernel -> callable inside and outside JAX transformations.
+
+`kernel(...)` is the decorator that people write, `trace_kernel` what it and other front ends call. A call binds
+the primitive `pbkern_kernel` (param: kernel), whose lowering each target registers; `interpret=True` binds
+`pbkern_interpret` instead, which runs interpret.py in a callback.
+
+Types in a body never depend on jax_enable_x64: it is traced in 64-bit mode if a block or scratch has a 64-bit
+dtype (or x64=True says so), in 32-bit mode otherwise. Weak types are erased.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+from jax.interpreters import batching, mlir
+
+from .. import _jax
+from ..errors import KernelError, TargetError, UnsupportedOp
+from ..jaxprs import inner_jaxprs, retrace
+from . import refs
+from .interpret import interpret as interpret_kernel
+from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
+from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
+from .verify import verify
+
+# --- the decorator -----------------------------------------------------------------------------------------------
+
+
+def kernel(
+    body: Callable | None = None,
+    *,
+    out_shape: Any,
+    grid: int | Sequence[int] = (),
+    in_specs: Sequence[BlockSpec] | None = None,
+    out_specs: Any = None,
+    grid_spec: GridSpec | None = None,
+    scratch_shapes: Sequence = (),
+    input_output_aliases: Mapping[int, int] | None = None,
+    compiler_params: Any = None,
+    name: str | None = None,
+    interpret: bool = False,
+    num_scalar_prefetch: int = 0,
+    in_types: Sequence | None = None,
+    x64: bool | None = None,
+) -> Any:
+    """Makes a kernel of a function over Refs; a decorator, or a call `kernel(body, ...)`.
+
+    The body is called as body(*in_refs, *out_refs, *scratch_refs) once per point of `grid`, in row-major order
+    unless CompilerParams declare a dimension parallel. The result takes arrays and returns `out_shape`'s pytree.
+
+    Args:
+      out_shape: pytree of jax.ShapeDtypeStruct.
+      grid: size of each grid dimension; () runs one program.
+      in_specs: one BlockSpec per operand after the prefetched ones; None: whole arrays.
+      out_specs: BlockSpecs in the structure of out_shape; None: whole arrays.
+      grid_spec: a GridSpec in place of grid, in_specs, out_specs, scratch_shapes and num_scalar_prefetch.
+      scratch_shapes: pbkern.Scratch(shape, dtype), jax.ShapeDtypeStruct or (shape, dtype) each.
+      input_output_aliases: {operand number: result number} that share memory.
+      compiler_params: a target's CompilerParams, a sequence of them, or {target name: CompilerParams}.
+      name: identifier for messages and generated code; default: the body's.
+      interpret: run in the NumPy interpreter, with bounds and races checked.
+      num_scalar_prefetch: how many leading operands index maps read, see GridSpec.
+      in_types: operand types, so that .trace() needs no arrays.
+      x64: whether Python and index arithmetic in the body is 64-bit; None: if any block is.
+
+    Raises KernelError, at the body's line, when called or traced.
+    """
+    spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes, num_scalar_prefetch)
+
+    def decorate(f: Callable) -> KernelFunction:
+        return KernelFunction(
+            f, out_shape, spec, input_output_aliases or {}, compiler_params, name, interpret, in_types, x64
+        )
+
+    return decorate if body is None else decorate(body)
+
+
+class KernelFunction:
+    """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
+
+    def __init__(self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64):
+        functools.update_wrapper(self, body, updated=())
+        self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
+        self._at = definition_line(body)
+        leaves, self._out_tree = jax.tree.flatten(out_shape)
+        self._out_types = [array_type(x, f"out_shape {n}", self._at) for n, x in enumerate(leaves)]
+        self._in_types = None if in_types is None else [array_type(x, "in_types", self._at) for x in in_types]
+        self._options = {
+            "aliases": tuple(sorted(aliases.items())),
+            "compiler_params": compiler_params,
+            "name": name,
+            "x64": x64,
+        }
+        self._traced: dict[tuple[ArrayType, ...], Kernel] = {}
+
+    def trace(self, *args) -> Kernel:
+        """The Kernel for operands of these types (arrays, or anything with shape and dtype); cached.
+
+        Without arguments: for the `in_types` that the decorator was given.
+        """
+        types = tuple(array_type(a, f"operand {n}", self._at) for n, a in enumerate(args))
+        if not types and self._in_types is not None:
+            types = tuple(self._in_types)
+        if types not in self._traced:
+            self._traced[types] = trace_kernel(
+                self.body,
+                grid=self.grid_spec.grid,
+                in_types=types,
+                out_types=self._out_types,
+                in_specs=self.grid_spec.in_specs,
+                out_specs=self._flat_out_specs(),
+                scratch_shapes=self.grid_spec.scratch_shapes,
+                num_scalar_prefetch=self.grid_spec.num_scalar_prefetch,
+                **self._options,
+            )
+        return self._traced[types]
+
+    def _flat_out_specs(self) -> list[BlockSpec] | None:
+        if self.grid_spec.out_specs is None:
+            return None
+        return jax.tree.leaves(self.grid_spec.out_specs, is_leaf=lambda s: s is None or isinstance(s, BlockSpec))
+
+    def __call__(self, *args) -> Any:
+        args = [jnp.asarray(a) for a in args]
+        return self._out_tree.unflatten(call_kernel(self.trace(*args), *args, interpret=self.interpret))
+
+    def __repr__(self) -> str:
+        return f"<pbkern kernel {self._options['name'] or self.body.__name__}>"
+
+
+# --- tracing -----------------------------------------------------------------------------------------------------
+
+
+def trace_kernel(
+    body: Callable,
+    *,
+    in_types: Sequence,
+    out_types: Sequence,
+    grid: int | Sequence[int] = (),
+    in_specs: Sequence[BlockSpec | None] | None = None,
+    out_specs: Sequence[BlockSpec | None] | None = None,
+    scratch_shapes: Sequence = (),
+    aliases: Sequence[tuple[int, int]] = (),
+    compiler_params: Any = None,
+    name: str | None = None,
+    num_scalar_prefetch: int = 0,
+    x64: bool | None = None,
+    source: str | None = None,
+) -> Kernel:
+    """Traces `body` over Refs of block shapes. Arguments as for `kernel`, with flat lists; raises KernelError."""
+    at = source if source is not None else definition_line(body)
+    grid = check_grid(grid, at)
+    in_types = [array_type(t, f"operand {n}", at) for n, t in enumerate(in_types)]
+    out_types = [array_type(t, f"result {n}", at) for n, t in enumerate(out_types)]
+    prefetch = in_types[:num_scalar_prefetch]
+    in_specs = _check_count("in_specs", in_specs, in_types[num_scalar_prefetch:], "operands", at)
+    out_specs = _check_count("out_specs", out_specs, out_types, "results", at)
+    labels = _labels(body, len(in_types), len(out_types))
+    specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
+    mappings = tuple(
+        block_mapping(s, t, label, len(grid), prefetch, at) for s, t, label in zip(specs, in_types + out_types, labels)
+    )
+    k = Kernel(
+        name=_identifier(name or getattr(body, "__name__", "kernel")),
+        grid=grid,
+        inputs=mappings[: len(in_types)],
+        outputs=mappings[len(in_types) :],
+        scratch=tuple(scratch(x, n, at) for n, x in enumerate(scratch_shapes)),
+        body=None,
+        aliases=tuple(aliases),
+        compiler_params=params_by_target(compiler_params, at),
+        num_scalar_prefetch=num_scalar_prefetch,
+        source=at or "",
+    )
+    verify(k)
+    k = dataclasses.replace(k, body=_trace_body(body, k, x64))
+    verify(k)
+    return k
+
+
+def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
+    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [(s.shape, s.dtype) for s in k.scratch]
+    try:
+        inspect.signature(body).bind(*types)
+    except TypeError:
+        raise KernelError(
+            f"body of kernel `{k.name}` does not take its {len(types)} Refs",
+            at=k.source,
+            why=f"{len(k.inputs)} operands, {len(k.outputs)} results, {len(k.scratch)} scratch; "
+            f"signature {inspect.signature(body)}",
+            hint="body(*in_refs, *out_refs, *scratch_refs)",
+        ) from None
+
+    def run(*ref_args):
+        if body(*ref_args) is not None:
+            raise KernelError(
+                f"body of kernel `{k.name}` returns a value", at=k.source, hint="store results: out_ref[...] = value"
+            )
+
+    with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
+        closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
+    return canonical_body(closed, k.name)
+
+
+def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJaxpr:
+    """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace). Raises KernelError if it has constants."""
+    with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
+        closed = retrace(closed, refs.rewrite)
+    for var, const in zip(closed.jaxpr.constvars, closed.consts):
+        use = next((e for e in closed.jaxpr.eqns if var in e.invars), None)
+        raise KernelError(
+            f"body of kernel `{name}` uses an array constant",
+            at=_jax.user_line(use) if use is not None else None,
+            why=f"constant {var.aval.str_short()}",
+            hint="pass the array as an operand with its own BlockSpec, or compute it in the body (jnp.arange, ...)",
+        )
+    return closed
+
+
+def needs_x64(dtypes) -> bool:
+    return any(np.dtype(d).name in ("int64", "uint64", "float64", "complex128") for d in dtypes)
+
+
+def body_dtypes(jaxpr: jex.Jaxpr) -> set[np.dtype]:
+    """Dtypes of every value in a body, control flow included."""
+    found = {np.dtype(v.aval.dtype) for e in jaxpr.eqns for v in e.outvars}
+    found |= {np.dtype(v.aval.dtype) for v in jaxpr.invars}
+    return found.union(*(body_dtypes(j.jaxpr) for e in jaxpr.eqns for j in inner_jaxprs(e)))
+
+
+def check_grid(grid, at: str | None) -> tuple[int, ...]:
+    grid = (grid,) if isinstance(grid, (int, np.integer)) else grid
+    try:
+        sizes = tuple(grid)
+    except TypeError:
+        sizes = (None,)
+    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in sizes):
+        raise KernelError(
+            "a grid has a size that is not a non-negative integer",
+            at=at,
+            why=f"grid={grid!r}",
+            hint="static integers, e.g. (pbkern.cdiv(n, 128),)",
+        )
+    return tuple(int(n) for n in sizes)
+
+
+def _check_count(what: str, specs, types: list, things: str, at: str | None) -> list:
+    if specs is None:
+        return [BlockSpec()] * len(types)
+    specs = [specs] if isinstance(specs, BlockSpec) else list(specs)
+    if len(specs) != len(types):
+        raise KernelError(
+            f"{what} has {len(specs)} entries for {len(types)} {things}",
+            at=at,
+            why=f"{things} {', '.join(map(str, types)) or 'none'}",
+            hint=f"one BlockSpec each; BlockSpec() for a whole array, {what}=None for all",
+        )
+    return specs
+
+
+def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
+    """What messages call each operand and result, with the body's own names for the Refs."""
+    try:
+        parameters = inspect.signature(body).parameters.values()
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name if p.kind is not p.VAR_POSITIONAL else None for p in parameters]
+    labels = [f"input {n}" for n in range(num_in)] + [f"output {n}" for n in range(num_out)]
+    if None in names or len(names) < len(labels):
+        return labels
+    return [f"{label} (`{ref}`)" for label, ref in zip(labels, names)]
+
+
+def _identifier(name: str) -> str:
+    name = re.sub(r"\W", "_", name).strip("_") or "kernel"
+    return f"kernel_{name}" if name[0].isdigit() else name
+
+
+def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
+    """{target name: CompilerParams} from what a user may write."""
+    if params is None:
+        return {}
+    if isinstance(params, Mapping):
+        return dict(params)
+    found = {}
+    for p in params if isinstance(params, (tuple, list)) else (params,):
+        target = getattr(p, "target_name", None)
+        if target is None or target in found:
+            raise KernelError(
+                "compiler_params names no target" if target is None else f"two compiler_params for target `{target}`",
+                at=at,
+                why=f"{p!r}",
+                hint="a target's CompilerParams, or {target name: CompilerParams}",
+            )
+        found[target] = p
+    return found
+
+
+# --- calling -----------------------------------------------------------------------------------------------------
+
+kernel_p = jex.Primitive("pbkern_kernel")
+interpret_p = jex.Primitive("pbkern_interpret")
+
+
+def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
+    """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
+    arrays = [jnp.asarray(a) for a in arrays]
+    given = [ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in arrays]
+    if given != list(k.in_types):
+        raise KernelError(
+            f"kernel `{k.name}` is called on other types than it was traced for",
+            at=k.source,
+            why=f"takes ({', '.join(map(str, k.in_types))}), given ({', '.join(map(str, given))})",
+            hint="trace it again for these, or convert the arrays",
+        )
+    return (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k)
+
+
+def _result_types(*_, kernel: Kernel) -> list:
+    return [jax.core.ShapedArray(t.shape, t.dtype) for t in kernel.out_types]
+
+
+def _run_in_callback(*arrays, kernel: Kernel) -> list:
+    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
+    return jax.pure_callback(lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential")
+
+
+def _no_target(ctx, *_, kernel: Kernel):
+    raise TargetError(
+        f"no target compiles kernel `{kernel.name}` for {', '.join(ctx.module_context.platforms)}",
+        at=kernel.source or None,
+        hint="import pbkern registers the targets of this installation; interpret=True runs anywhere",
+    )
+
+
+for _p in (kernel_p, interpret_p):
+    _p.multiple_results = True
+    _p.def_abstract_eval(_result_types)
+    _p.def_impl(functools.partial(jax.jit(_p.bind, static_argnames="kernel")))
+    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: _batch(p, args, dims, kernel)
+
+mlir.register_lowering(kernel_p, _no_target)
+mlir.register_lowering(interpret_p, mlir.lower_fun(_run_in_callback, multiple_results=True))
+
+# --- vmap: one more grid dimension -------------------------------------------------------------------------------
+
+
+def _batch(primitive, args, dims, k: Kernel):
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    batched = [d is not None for d in dims]
+    args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
+    if any(batched[: k.num_scalar_prefetch]):  # index maps differ per element: one launch each
+        rest = [a for a, b in zip(args, batched) if b]
+
+        def one(xs):
+            it = iter(xs)
+            return primitive.bind(*[next(it) if b else a for a, b in zip(args, batched)], kernel=k)
+
+        return jax.lax.map(one, rest), [0] * len(k.outputs)
+    for i, _ in k.aliases:  # an aliased result is batched, so its operand is too
+        if not batched[i]:
+            args[i], batched[i] = jnp.broadcast_to(args[i], (size, *args[i].shape)), True
+    results = primitive.bind(*args, kernel=batched_kernel(k, tuple(batched), size))
+    return results, [0] * len(results)
+
+
+@functools.lru_cache(maxsize=256)
+def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
+    """k with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
+    inputs = tuple(_batched_mapping(m, size, b, len(k.grid)) for m, b in zip(k.inputs, batched))
+    outputs = tuple(_batched_mapping(m, size, True, len(k.grid)) for m in k.outputs)
+
+    def shift_axis(eqn, *operands):
+        if eqn.primitive.name in ("program_id", "num_programs"):
+            return [eqn.primitive.bind(axis=eqn.params["axis"] + 1)]
+        return None
+
+    with jax.enable_x64(True):
+        body = retrace(k.body, shift_axis)
+    return dataclasses.replace(
+        k,
+        grid=(size, *k.grid),
+        inputs=inputs,
+        outputs=outputs,
+        body=body,
+        compiler_params={t: _batched_params(p) for t, p in k.compiler_params.items()},
+    )
+
+
+def _batched_mapping(m: BlockMapping, size: int, batched: bool, grid_rank: int) -> BlockMapping:
+    def index_map(b, *args):
+        out = jex.jaxpr_as_fun(m.index_map)(*args) if args or m.index_map.jaxpr.outvars else []
+        return [b, *out] if batched else out
+
+    avals = [_jax.fresh_aval(v.aval) for v in m.index_map.jaxpr.invars]
+    with jax.enable_x64(False):
+        shifted = retrace(jax.make_jaxpr(index_map)(jax.core.ShapedArray((), np.dtype("int32")), *avals))
+    if not batched:
+        return dataclasses.replace(m, index_map=shifted)
+    array = ArrayType((size, *m.array.shape), m.array.dtype)
+    return dataclasses.replace(m, array=array, dims=(Squeezed(), *m.dims), index_map=shifted)
+
+
+def _batched_params(params: Any) -> Any:
+    """The batch dimension's programs are independent: parallel."""
+    semantics = getattr(params, "dimension_semantics", None)
+    if semantics is None:
+        return params
+    if not dataclasses.is_dataclass(params):
+        raise UnsupportedOp("vmap of a kernel whose compiler_params are no dataclass", why=f"{params!r}")
+    return dataclasses.replace(params, dimension_semantics=("parallel", *semantics))

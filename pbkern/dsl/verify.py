@@ -1,0 +1,193 @@
+"""Kernel -> None, or a KernelError at the line where the kernel was defined, with values and a way out.
+
+trace_kernel calls this twice: on the block mappings before the body is traced (body None), and on the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jax.extend import core as jex
+
+from .. import _jax
+from ..errors import KernelError
+from ..jaxprs import inner_jaxprs
+from .kernel import Blocked, BlockMapping, Element, Kernel
+
+KINDS = "biufcV"  # V: the small float types of ml_dtypes
+
+
+def verify(k: Kernel) -> None:
+    """Raises KernelError unless the kernel is well-formed."""
+    _verify_grid(k)
+    for m in k.inputs + k.outputs:
+        _verify_mapping(k, m)
+    for n, s in enumerate(k.scratch):
+        _verify_dtype(k, f"scratch {n}", s.dtype)
+        if any(d < 1 for d in s.shape):
+            raise KernelError(f"scratch {n} of kernel `{k.name}` is empty", at=k.source, why=f"shape {s.shape}")
+    _verify_aliases(k)
+    _verify_semantics(k)
+    if k.body is not None:
+        _verify_body(k)
+
+
+def _verify_grid(k: Kernel) -> None:
+    if any(n < 0 for n in k.grid):
+        raise KernelError(f"grid of kernel `{k.name}` has a negative size", at=k.source, why=f"grid={k.grid}")
+    if not 0 <= k.num_scalar_prefetch <= len(k.inputs):
+        raise KernelError(
+            f"kernel `{k.name}` prefetches more operands than it has",
+            at=k.source,
+            why=f"num_scalar_prefetch={k.num_scalar_prefetch}, {len(k.inputs)} operands",
+        )
+
+
+def _verify_dtype(k: Kernel, what: str, dtype: np.dtype) -> None:
+    if dtype.kind not in KINDS or dtype.itemsize == 0:
+        raise KernelError(
+            f"{what} of kernel `{k.name}` has a dtype that kernels do not take",
+            at=k.source,
+            why=f"dtype {dtype}",
+            hint="bool, integers, floats and complex numbers; jax.random.key_data for PRNG keys",
+        )
+
+
+def _verify_mapping(k: Kernel, m: BlockMapping) -> None:
+    _verify_dtype(k, m.origin, m.array.dtype)
+    if len(m.dims) != len(m.array.shape):
+        raise KernelError(
+            f"{m.origin} of kernel `{k.name}` has {len(m.dims)}-d blocks but is {len(m.array.shape)}-d",
+            at=k.source,
+            why=f"array {m.array}, blocks {m.dims}",
+        )
+    _verify_index_map(k, m)
+    for n, (d, extent) in enumerate(zip(m.dims, m.array.shape)):
+        _verify_block_size(k, m, n, d, extent)
+    if k.num_programs:
+        for n in range(len(m.dims)):
+            _verify_start(k, m, n)
+
+
+def _verify_index_map(k: Kernel, m: BlockMapping) -> None:
+    """Rank, arity and types of the traced index map."""
+    jaxpr = m.index_map.jaxpr
+    scalars = [v for v in jaxpr.invars if not _jax.is_ref(v.aval)]
+    if len(scalars) != len(k.grid) or len(jaxpr.invars) - len(scalars) not in (0, k.num_scalar_prefetch):
+        raise KernelError(
+            f"index map of {m.origin} takes {len(scalars)} grid indices, the grid has {len(k.grid)} dimensions",
+            at=k.source,
+            why=f"grid={k.grid}",
+        )
+    if len(jaxpr.outvars) != len(m.array.shape) or any(v.aval.dtype != np.int32 for v in jaxpr.outvars):
+        raise KernelError(
+            f"index map of {m.origin} does not return one i32 per dimension",
+            at=k.source,
+            why=f"array {m.array}, returns ({', '.join(v.aval.str_short() for v in jaxpr.outvars)})",
+        )
+
+
+def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> None:
+    values = f"array {m.array}, dimension {n}: block {d.size}, extent {extent}"
+    if d.size < 1 and not (extent == 0 and d.size == 0):
+        raise KernelError(
+            f"{m.origin} of kernel `{k.name}` has a block size below 1",
+            at=k.source,
+            why=values,
+            hint="a positive size; None squeezes a dimension",
+        )
+    if isinstance(d, Element) and min(d.padding) < 0:
+        raise KernelError(
+            f"{m.origin} of kernel `{k.name}` has negative padding", at=k.source, why=f"{values}, padding {d.padding}"
+        )
+    reach = extent + (sum(d.padding) if isinstance(d, Element) else 0)
+    if d.size > reach:
+        hint = f"at most {extent} (ragged last blocks are fine, larger ones than the array are not)"
+        if isinstance(d, Element):
+            hint = "widen Element(n, padding=(low, high)) by what lies outside the array"
+        raise KernelError(
+            f"{m.origin} of kernel `{k.name}` has blocks larger than the array", at=k.source, why=values, hint=hint
+        )
+
+
+def _verify_start(k: Kernel, m: BlockMapping, n: int) -> None:
+    """Blocks lie inside the array and its padding, where the index map is affine."""
+    start, d, extent = m.starts[n], m.dims[n], m.array.shape[n]
+    if start is None:
+        return
+    low, high = start.bounds(lambda axis: k.grid[axis])
+    if isinstance(d, Element):
+        first, last = -d.padding[0], extent + d.padding[1] - d.size
+        need = (max(0, -low), max(0, high + d.size - extent))
+        hint = f"pbkern.Element({d.size}, padding={need}), or another index map"
+    else:
+        first, last = 0, max(extent - 1, 0)
+        of_blocks = -(-extent // d.size) if isinstance(d, Blocked) and d.size else extent
+        hint = f"dimension {n} has {of_blocks} blocks of {d.size}: make the grid or the index map fit"
+    if low < first or high > last:
+        raise KernelError(
+            f"blocks of {m.origin} of kernel `{k.name}` lie outside the array",
+            at=k.source,
+            why=f"array {m.array}, dimension {n}: starts {low} to {high} with size {d.size} over grid {k.grid}",
+            hint=hint,
+        )
+
+
+def _verify_aliases(k: Kernel) -> None:
+    for i, o in k.aliases:
+        if not (0 <= i < len(k.inputs) and 0 <= o < len(k.outputs)):
+            raise KernelError(
+                f"kernel `{k.name}` aliases an operand or result that it lacks",
+                at=k.source,
+                why=f"input_output_aliases={{{i}: {o}}}, {len(k.inputs)} operands, {len(k.outputs)} results",
+            )
+        if k.in_types[i] != k.out_types[o]:
+            raise KernelError(
+                f"input {i} and output {o} of kernel `{k.name}` are aliased but differ in type",
+                at=k.source,
+                why=f"input {k.in_types[i]}, output {k.out_types[o]}",
+                hint="an aliased result has its operand's shape and dtype",
+            )
+    for side in zip(*k.aliases):
+        if len(set(side)) != len(side):
+            raise KernelError(f"kernel `{k.name}` aliases one array twice", at=k.source, why=f"aliases {k.aliases}")
+
+
+def _verify_semantics(k: Kernel) -> None:
+    for target, params in k.compiler_params.items():
+        semantics = getattr(params, "dimension_semantics", None)
+        if semantics is not None and len(semantics) != len(k.grid):
+            raise KernelError(
+                f"dimension_semantics of kernel `{k.name}` for `{target}` does not fit the grid",
+                at=k.source,
+                why=f"dimension_semantics={tuple(semantics)}, grid={k.grid}",
+                hint="one entry per grid dimension",
+            )
+
+
+def _verify_body(k: Kernel) -> None:
+    jaxpr = k.body.jaxpr
+    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [(s.shape, s.dtype) for s in k.scratch]
+    found = [_jax.ref_type(v.aval) if _jax.is_ref(v.aval) else v.aval for v in jaxpr.invars]
+    if found != types or jaxpr.outvars or k.body.consts:
+        raise KernelError(
+            f"body of kernel `{k.name}` does not fit its blocks",
+            at=k.source,
+            why=f"takes {found}, blocks {types}, {len(jaxpr.outvars)} results, {len(k.body.consts)} constants",
+            hint="a body takes Refs (*inputs, *outputs, *scratch), returns nothing and has no array constants",
+        )
+    for eqn in _equations(jaxpr):
+        if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
+            raise KernelError(
+                f"{eqn.primitive.name}({eqn.params['axis']}) in kernel `{k.name}`, whose grid has {len(k.grid)} dimensions",
+                at=_jax.user_line(eqn) or k.source,
+                why=f"grid={k.grid}",
+            )
+
+
+def _equations(jaxpr: jex.Jaxpr) -> Iterator:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in inner_jaxprs(eqn):
+            yield from _equations(inner.jaxpr)
