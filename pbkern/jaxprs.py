@@ -311,7 +311,7 @@ def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
             return fingerprint(p if isinstance(p, jex.ClosedJaxpr) else jex.ClosedJaxpr(p, ()))
         if isinstance(p, (tuple, list)):
             return tuple(map(param, p))
-        return str(p)
+        return str(np.dtype(p) if isinstance(p, type) and issubclass(p, np.generic) else p)
 
     def equation(e) -> tuple:
         params = tuple((k, param(v)) for k, v in sorted(e.params.items()) if not callable(v) or isinstance(v, type))

@@ -75,6 +75,11 @@ class RefAccess:
     other: Atom | None = None
 
 
+def is_whole(index: Index, extent: int) -> bool:
+    """Whether an index takes all of a dimension of this extent."""
+    return isinstance(index, Range) and isinstance(index.start, int) and (index.start, index.size) == (0, extent)
+
+
 KINDS = {"get": "load", "swap": "store", "addupdate": "add", "masked_load": "load", "masked_store": "store"}
 
 
@@ -174,7 +179,7 @@ def canonical_access(eqn, operands: Sequence) -> list:
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
     indexers = _jax.unflatten_indexers(eqn.params["tree"], operands[number:])
     indices = compose(shape, indexers, _add, _mul)
-    if all(i == Range(0, n) for i, n in zip(indices, shape) if _is_whole(i)) and all(map(_is_whole, indices)):
+    if all(is_whole(i, n) for i, n in zip(indices, shape)):
         leaves, tree = [], _jax.NO_INDICES
     else:
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
@@ -182,9 +187,6 @@ def canonical_access(eqn, operands: Sequence) -> list:
     results = eqn.primitive.bind(*operands[:number], *leaves, tree=tree)
     return results if eqn.primitive.multiple_results else [results]
 
-
-def _is_whole(index: Index) -> bool:
-    return isinstance(index, Range) and isinstance(index.start, int) and index.start == 0 and index.stride == 1
 
 
 def _raw(index: Index, gathered: tuple[int, ...]):

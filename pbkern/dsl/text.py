@@ -19,7 +19,7 @@ from .. import _jax
 from ..errors import KernelError
 from ..jaxprs import inner_jaxprs, live_equations, literal_value, same, selector
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed
-from .refs import Point, Range, is_ref_access, ref_access
+from .refs import Point, Range, is_ref_access, is_whole, ref_access
 from .spelling import Expr, Scope, dtype_name, plain_number, spell, spell_param, typed_literal
 from .trace import KernelFunction, body_dtypes, needs_x64
 
@@ -390,7 +390,7 @@ def _subscript(eqn, scope: Scope) -> str:
     """What stands in the brackets of ref[...]."""
     a = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
-    if not eqn.params["tree"].num_leaves and all(i == Range(0, n) for i, n in zip(a.indices, shape)):
+    if all(is_whole(i, n) for i, n in zip(a.indices, shape)):
         return "..."
     return ", ".join(_index(i, n, scope) for i, n in zip(a.indices, shape))
 
@@ -398,7 +398,7 @@ def _subscript(eqn, scope: Scope) -> str:
 def _index(index, extent: int, scope: Scope) -> str:
     match index:
         case Range(start=int(start), size=size, stride=stride):
-            if (start, size, stride) == (0, extent, 1):
+            if is_whole(index, extent):
                 return ":"
             end = start + (size - 1) * stride + 1 if size else start
             return f"{start}:{end}" + (f":{stride}" if stride != 1 else "")

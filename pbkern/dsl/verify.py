@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 from jax.extend import core as jex
 
@@ -178,6 +179,14 @@ def _verify_body(k: Kernel) -> None:
             hint="a body takes Refs (*inputs, *outputs, *scratch), returns nothing and has no array constants",
         )
     for eqn in _equations(jaxpr):
+        for v in eqn.outvars:
+            if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended):
+                raise KernelError(
+                    f"kernel `{k.name}` computes with a dtype that kernels do not take",
+                    at=_jax.user_line(eqn) or k.source,
+                    why=f"`{eqn.primitive.name}` gives {v.aval.str_short()}",
+                    hint="draw random numbers outside, or do the generator's integer arithmetic in the body",
+                )
         if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
             raise KernelError(
                 f"{eqn.primitive.name}({eqn.params['axis']}) in kernel `{k.name}`, whose grid has {len(k.grid)} dimensions",
