@@ -6,11 +6,17 @@ Merging keeps meaning because the later nest reads what the earlier one writes o
 from __future__ import annotations
 
 from ..affine import Affine
+from .collapse import Aliases, collapse
 from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 
 
 def optimise(stmts: list[Stmt], builder) -> list[Stmt]:
-    """Runs on every statement list, inner ones first."""
+    """Merges, then joins dimensions, on every statement list, inner ones first."""
+    aliases = Aliases()
+    return [collapse(s, builder.pool, aliases) if isinstance(s, Nest) else s for s in _merge_all(stmts, builder)]
+
+
+def _merge_all(stmts: list[Stmt], builder) -> list[Stmt]:
     out: list[Stmt] = []
     for s in stmts:
         match s:
