@@ -51,7 +51,7 @@ class NestEmitter:
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
-        sched = sched or choose(nest, self.vector_bits)
+        sched = sched or nest.schedule or choose(nest, self.vector_bits)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
         top = Block(block)

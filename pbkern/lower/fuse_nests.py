@@ -8,24 +8,31 @@ from __future__ import annotations
 from ..affine import Affine
 from .collapse import Aliases, collapse
 from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
+from .pack import pack
 
 
-def optimise(stmts: list[Stmt], builder) -> list[Stmt]:
-    """Merges, then joins dimensions, on every statement list, inner ones first."""
-    aliases = Aliases()
-    return [collapse(s, builder.pool, aliases) if isinstance(s, Nest) else s for s in _merge_all(stmts, builder)]
+def optimise(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
+    """Merges, joins dimensions and packs, on every statement list, inner ones first."""
+    aliases, out = Aliases(), []
+    for s in _merge_all(stmts, builder, vector_bits):
+        if not isinstance(s, Nest):
+            out.append(s)
+            continue
+        for t in pack(collapse(s, builder.pool, aliases), builder, vector_bits):
+            out.append(collapse(t, builder.pool, aliases) if isinstance(t, Nest) and t.schedule is None else t)
+    return out
 
 
-def _merge_all(stmts: list[Stmt], builder) -> list[Stmt]:
+def _merge_all(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
     out: list[Stmt] = []
     for s in stmts:
         match s:
             case If(index=i, branches=bs):
-                s = If(i, [optimise(b, builder) for b in bs])
+                s = If(i, [optimise(b, builder, vector_bits) for b in bs])
             case For(counter=c, trips=t, body=b):
-                s = For(c, t, optimise(b, builder))
+                s = For(c, t, optimise(b, builder, vector_bits))
             case While(condition=c, predicate=p, body=b):
-                s = While(optimise(c, builder), p, optimise(b, builder))
+                s = While(optimise(c, builder, vector_bits), p, optimise(b, builder, vector_bits))
             case Nest():
                 if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
                     continue

@@ -182,6 +182,7 @@ class Nest:
     writes: list[Write] = field(default_factory=list)
     ordered: bool = False
     at: str | None = None
+    schedule: object = None  # a NestSchedule decided with the nest; None: emit chooses
 
     def expressions(self) -> list[Expr]:
         found = [e for r in self.reductions for e in r.args] + [w.value for w in self.writes]

@@ -193,7 +193,7 @@ class KernelLowering:
         return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt]) -> list[Stmt]:
-        stmts = fuse_nests.optimise(stmts, builder)
+        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits)
         self.arena += builder.arena
         nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | self.symbols))
         return stmts

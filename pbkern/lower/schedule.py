@@ -111,6 +111,16 @@ def choose(nest: Nest, vector_bits: int = 512) -> NestSchedule:
     return sched
 
 
+def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
+    """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
+    sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
+    full = max(vector_bits // register_bits(nest), 2)
+    sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    _tile_register(nest, sched)
+    _cap(nest, sched)
+    return sched.lanes * sched.unroll, sched
+
+
 def _vectors(nest: Nest, sched: NestSchedule) -> int:
     return -(-nest.dims[sched.vector] // sched.lanes)
 
