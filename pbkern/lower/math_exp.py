@@ -103,16 +103,17 @@ def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
 
     `nonpositive` promises x <= 0 and saves a clamp. `approx`: degree 4, relative error 6e-6 (f32); degree
-    7, 1e-10 (f64).
+    7, 1e-10 (f64); results below 2**-125 (2**-1021) are zero.
     """
     b, f = b.strict(), FORMATS[x.el]
-    x = b.at_least(x, f.exp_low)
+    flushed = math.log(2) * (0.49 - f.bias)  # the least argument's scale has exponent field 0: it is zero
+    x = b.at_least(x, flushed if b.approx else f.exp_low)
     if not nonpositive:
         x = b.at_most(x, f.exp_high)
     scale, r = _exp_reduce(b, x, 1)
     two = b.c(2, x.el)
     p = b.fma(b.fma(_exp_tail(b, r, scale=2), r, two), r, two)
-    return _lifted(b, x, p, scale, f.subnormal)
+    return b.mul(p, scale) if b.approx else _lifted(b, x, p, scale, f.subnormal)
 
 
 def _exp2_parts(b: Builder, x: Value) -> tuple[Value, Value]:
@@ -264,7 +265,7 @@ def log1p(b: Builder, x: Value) -> Value:
     back = b.sub(u, one)
     lost = b.add(b.sub(x, back), b.sub(one, b.sub(u, back)))  # two-sum
     k, m1 = _log_split(b, u)
-    exponent = b.sub(b.c(f.bias, f.int_el), k)
+    exponent = b.max(b.sub(b.c(f.bias, f.int_el), k), b.c(0, f.int_el))  # 2**-k, or 0 where it would not matter
     inverse = b.bitcast(b.shl(exponent, b.c(f.mantissa, f.int_el)), x.el)
     y = _log_sum(b, b.int_to_float(k, x.el), b.fma(lost, inverse, m1))
     return keep_tiny(b, x, _log_specials(b, u, y), f.mantissa + 2)
@@ -272,7 +273,7 @@ def log1p(b: Builder, x: Value) -> Value:
 
 def _log_of_sum(b: Builder, a: Value, excess: Value) -> Value:
     """log1p(excess) for moderate a; log(a) + ln 2 where a is so large that its square may overflow."""
-    huge = b.cmp("gt", a, b.c(2.0**30, a.el))
+    huge = b.cmp("gt", a, b.c(2.0 ** (FORMATS[a.el].mantissa + 6), a.el))
     y = log1p(b, b.select(huge, a, excess))
     return b.add(y, b.select(huge, b.c(LN2[0], a.el), b.c(0, a.el)))
 
@@ -315,15 +316,17 @@ def cbrt(b: Builder, x: Value) -> Value:
     """A third of the bits as a start (5 %), Halley steps (cubic), and a Newton step whose correction is small."""
     b, f = b.strict(), FORMATS[x.el]
     el, a = x.el, b.abs(x)
-    small = b.cmp("lt", a, b.c(f.tiny, el))
+    small = b.cmp("lt", a, b.c(16 * f.tiny, el))
     up = 3 * (f.mantissa // 3 + 1)
     a = b.select(small, b.mul(a, b.c(2.0**up, el)), a)
     third = b.float_to_int(b.mul(b.int_to_float(b.bitcast(a, f.int_el), el), b.c(1 / 3, el)), f.int_el)
     offset = int((f.bias - f.bias / 3 - 0.03306235651) * 2.0**f.mantissa)
     t = b.bitcast(b.add(third, b.c(offset, f.int_el)), el)
+    quarter = b.c(0.25, el)  # of numerator and denominator, which would overflow
+    part = b.mul(a, quarter)
     for _ in range(1 if el == "f32" else 2):
-        cube, two = b.mul(t, b.mul(t, t)), b.add(a, a)
-        t = b.mul(t, b.div(b.add(cube, two), b.add(b.add(cube, cube), a)))
+        cube = b.mul(b.mul(t, quarter), b.mul(t, t))
+        t = b.mul(t, b.div(b.add(cube, b.add(part, part)), b.add(b.add(cube, cube), part)))
     t = b.fma(b.sub(b.div(a, b.mul(t, t)), t), b.c(1 / 3, el), t)
     t = b.select(small, b.mul(t, b.c(2.0 ** (-up // 3), el)), t)
     odd_ones = b.not_(b.and_(b.cmp("gt", b.abs(x), b.c(0, el)), b.cmp("lt", b.abs(x), b.c(math.inf, el))))
@@ -334,7 +337,7 @@ def _log2_f64(b: Builder, x: Value) -> Value:
     """log2 of f32 values held in f64, to 2**-43 relative: enough for pow in f32."""
     k, m1 = _log_split(b, x)
     s = b.div(m1, b.add(m1, b.c(2, "f64")))
-    return b.fma(s, poly(b, b.mul(s, s), COEFFICIENTS["log2", "f32"]), b.int_to_float(k, "f64"))
+    return b.fma(s, fit(b, b.mul(s, s), "log2"), b.int_to_float(k, "f64"))
 
 
 def _pow_f32(b: Builder, a: Value, y: Value) -> Value:
@@ -368,11 +371,9 @@ def _log_double(b: Builder, x: Value) -> tuple[Value, Value]:
     s_low = b.div(b.fma(b.neg(s), d_low, b.fma(b.neg(s), d, m1)), d)
     z, z_low = _two_product(b, s, s)
     z_low = b.fma(b.add(s, s), s_low, z_low)
-    third, *rest = COEFFICIENTS["atanh", "f64"]
     high, low = _two_product(b, z, b.c(1 / 3, "f64"))
     low = b.fma(z, b.c(1.850371707708594e-17, "f64"), b.fma(z_low, b.c(1 / 3, "f64"), low))  # 1/3 - fl(1/3)
-    rest = [third - 1 / 3, *rest]
-    high, low = _fast_two_sum(b, high, b.fma(z, poly(b, z, rest), low))
+    high, low = _fast_two_sum(b, high, b.fma(b.mul(z, z), fit(b, z, "atanh_rest"), low))
     two_s, two_s_low = b.add(s, s), b.add(s_low, s_low)
     p, p_low = _two_product(b, two_s, high)
     p_low = b.fma(two_s, low, b.fma(two_s_low, high, p_low))
@@ -440,11 +441,13 @@ def fmod(b: Builder, x: Value, y: Value) -> Value:
     b, f = b.strict(), FORMATS[x.el]
     el = x.el
     ax, ay, zero = b.abs(x), b.abs(y), b.c(0, x.el)
-    far = 2.0 ** (f.bias // 2)  # keeps r / y finite
+    far = b.c(2.0 ** (f.bias - 27), el)
 
     def step(b: Builder, r: Value) -> Value:
-        multiple = b.mul(ay, b.c(far, el))
-        d = b.select(b.cmp("gt", b.abs(r), multiple), multiple, ay)
+        d = ay
+        for _ in range(2):  # multiples of y that keep the quotient finite
+            multiple = b.mul(d, far)
+            d = b.select(b.cmp("gt", b.abs(r), multiple), multiple, d)
         return b.fma(b.neg(b.trunc(b.div(r, d))), d, r)
 
     first = b.fma(b.neg(b.trunc(b.div(ax, ay))), ay, ax)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .builder import Builder, Value
 from .math_exp import FORMATS, fit, keep_tiny
@@ -26,22 +27,21 @@ CODY_WAITE_MAX = {"f32": 1.0e5, "f64": 2.0**24}
 LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TWO_OVER_PI
 
 
-def _reduce(b: Builder, x: Value) -> tuple[Value, Value]:
-    """x = n pi / 2 + r, |r| <= pi / 4 -> (integer whose last two bits are n's, r)."""
+def _by_quadrant(b: Builder, x: Value, finish: Callable[[Builder, Value, Value], Value]) -> Value:
+    """finish(builder, n, r) with x = n pi / 2 + r, |r| <= pi / 4; only the last two bits of n are meant."""
     f, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**f.mantissa, el)
     t = b.fma(x, b.c(2 / math.pi, el), magic)
     n, r = b.sub(t, magic), x
     for term in HALF_PI[el]:
         r = b.fma(n, b.c(-term, el), r)
-    quadrant = b.bitcast(t, f.int_el)
+    y = finish(b, b.bitcast(t, f.int_el), r)
     far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
-    packed = b.rare(far, r, lambda b: _reduce_far(b, x)[1])
-    return b.rare(far, quadrant, lambda b: _reduce_far(b, x)[0]), packed
+    return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x)))
 
 
 def _reduce_far(b: Builder, x: Value) -> tuple[Value, Value]:
-    """The same for large x: multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
+    """(n, r) for large x: multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
 
     x = m 2**e. Bits of 2 / pi above weight 2**(1 - e) contribute multiples of 4 and are skipped; 192 bits
     from there on times m give n's last two bits and the fraction.
@@ -103,29 +103,33 @@ def _odd(b: Builder, n: Value) -> Value:
 
 
 def sin(b: Builder, x: Value) -> Value:
+    def finish(b: Builder, n: Value, r: Value) -> Value:
+        sine, cosine = _sin_cos(b, r)
+        return _flip(b, b.select(_odd(b, n), cosine, sine), _sign_bit(b, n, 1, r.el))
+
     b = b.strict()
-    n, r = _reduce(b, x)
-    sine, cosine = _sin_cos(b, r)
-    y = _flip(b, b.select(_odd(b, n), cosine, sine), _sign_bit(b, n, 1, x.el))
-    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
+    return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
 
 
 def cos(b: Builder, x: Value) -> Value:
+    def finish(b: Builder, n: Value, r: Value) -> Value:
+        sine, cosine = _sin_cos(b, r)
+        following = b.add(n, b.c(1, n.el))
+        return _flip(b, b.select(_odd(b, n), sine, cosine), _sign_bit(b, following, 1, r.el))
+
     b = b.strict()
-    n, r = _reduce(b, x)
-    sine, cosine = _sin_cos(b, r)
-    n1 = b.add(n, b.c(1, n.el))
-    return _flip(b, b.select(_odd(b, n), sine, cosine), _sign_bit(b, n1, 1, x.el))
+    return _by_quadrant(b, x, finish)
 
 
 def tan(b: Builder, x: Value) -> Value:
+    def finish(b: Builder, n: Value, r: Value) -> Value:
+        sine, cosine = _sin_cos(b, r)
+        odd = _odd(b, n)
+        ratio = b.div(b.select(odd, cosine, sine), b.select(odd, sine, cosine))
+        return _flip(b, ratio, _sign_bit(b, n, 0, r.el))
+
     b = b.strict()
-    n, r = _reduce(b, x)
-    sine, cosine = _sin_cos(b, r)
-    odd = _odd(b, n)
-    y = b.div(b.select(odd, cosine, sine), b.select(odd, sine, cosine))
-    y = _flip(b, y, _sign_bit(b, n, 0, x.el))
-    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
+    return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
 
 
 # ---------------------------------------------------------------------- inverses

@@ -91,6 +91,11 @@ def atanh_p(z):
     return mp.mpf(1) / 3 if z < 1e-22 else (mp.atanh(s) / s - 1) / z
 
 
+def atanh_rest(z):
+    """atanh(s) / s = 1 + z / 3 + z**2 times this."""
+    return mp.mpf(1) / 5 + z / 7 if z < 1e-12 else (atanh_p(z) - mp.mpf(1) / 3) / z
+
+
 def log2_atanh(z):
     s = mp.sqrt(z)
     return 2 / mp.log(2) * (1 if z < 1e-30 else mp.atanh(s) / s)
@@ -150,7 +155,8 @@ FITS = {
     "exp2": (exp2_p, -0.50001, 0.50001, lambda x: x / 2**x, 5, 10),
     "log": (log_p, 1 / SQ - 1, SQ - 1, lambda x: x**3 / mp.log1p(x) if abs(x) > 1e-9 else x * x, 7, None),
     "atanh": (atanh_p, 0, S2, lambda z: z, None, 6),
-    "log2": (log2_atanh, 0, S2, lambda z: 1, 5, None),
+    "atanh_rest": (atanh_rest, 0, S2, lambda z: z * z, None, 7),
+    "log2": (log2_atanh, 0, S2, lambda z: 1, None, 5),  # for pow in f32, which computes in f64
     "sin": (odd(mp.sin, -mp.mpf(1) / 6), 0, P4, lambda z: z, 2, 5),
     "cos": (cos_q, 0, P4, lambda z: z * z, 2, 5),
     "atan": (odd(mp.atan, -mp.mpf(1) / 3), 0, T8, lambda z: z, 4, 10),
