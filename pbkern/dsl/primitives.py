@@ -97,7 +97,7 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
       mask: bool, broadcast to the shape of ref[idx]; None loads everything.
       other: broadcast to that shape, in the Ref's dtype.
     """
-    base, leaves, tree = _jax.flatten_subscript(ref, idx)
+    base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     if mask is None:
         if other is not None:
             raise KernelError("load has `other` but no `mask`", hint="give the mask that selects, or drop other")
@@ -109,7 +109,7 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
 
 def store(ref, idx, value, *, mask=None) -> None:
     """ref[idx] = value where `mask` holds; `value` is broadcast and cast like `ref[idx] = value` would be."""
-    base, leaves, tree = _jax.flatten_subscript(ref, idx)
+    base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     out = _jax.indexed_type(jax.typeof(base), tree, leaves)
     value = jnp.broadcast_to(jnp.asarray(value, None if hasattr(value, "dtype") else out.dtype), out.shape)
     if mask is None:

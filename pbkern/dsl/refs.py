@@ -182,8 +182,9 @@ def canonical_access(eqn, operands: Sequence) -> list:
     if all(is_whole(i, n) for i, n in zip(indices, shape)):
         leaves, tree = [], _jax.NO_INDICES
     else:
+        masked = eqn.primitive.name.startswith("masked")
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
-        leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices))
+        leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices), masked)
     results = eqn.primitive.bind(*operands[:number], *leaves, tree=tree)
     return results if eqn.primitive.multiple_results else [results]
 

@@ -401,6 +401,8 @@ def _index(index, extent: int, scope: Scope) -> str:
             if is_whole(index, extent):
                 return ":"
             end = start + (size - 1) * stride + 1 if size else start
+            if start < 0 or end > extent:  # masked
+                return f"pbkern.ds({start}, {size}{f', {stride}' if stride != 1 else ''})"
             return f"{start}:{end}" + (f":{stride}" if stride != 1 else "")
         case Range(start=start, size=size, stride=stride):
             return f"pbkern.ds({scope.text(start)}, {size}{f', {stride}' if stride != 1 else ''})"
@@ -419,7 +421,7 @@ def _index_argument(eqn, scope: Scope) -> str:
     parts = []
     for i, n in zip(a.indices, shape):
         text = _index(i, n, scope)
-        if isinstance(i, Range) and isinstance(i.start, int):
+        if ":" in text:
             text = f"slice({', '.join(text.split(':')) if text != ':' else 'None'})"
         parts.append(text)
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
