@@ -67,7 +67,15 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
         raise KernelError(
             f"{what} has no shape and dtype", at=at, why=f"{x!r}", hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)"
         )
-    return ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+    try:
+        return ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+    except TypeError:
+        raise KernelError(
+            f"{what} has a dtype that kernels do not take",
+            at=at,
+            why=f"shape {tuple(x.shape)}, dtype {x.dtype}",
+            hint="bool, integers, floats and complex numbers; jax.random.key_data for PRNG keys",
+        ) from None
 
 
 def scratch(x, n: int, at: str | None = None) -> Scratch:
@@ -154,7 +162,9 @@ def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
         return tuple(_index(i, n, origin, array, at) for n, i in enumerate(result))
 
     with jax.enable_x64(False):
-        closed = in_demand_order(retrace(jax.make_jaxpr(indices)(*avals), refs.rewrite))
+        closed = jax.make_jaxpr(indices)(*avals)
+        if closed.jaxpr.eqns:
+            closed = in_demand_order(retrace(closed, refs.rewrite))
     if closed.consts:
         raise KernelError(
             f"index map of {origin} uses an array constant",
