@@ -86,6 +86,9 @@ def literal_value(atom: jex.Literal) -> np.generic:
 
 Rewrite = Callable[..., "list | None"]
 
+# Each pass removes equations that died in the one before (a loop's unused carry, say); two are usual.
+MAX_PASSES = 8
+
 
 def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.ClosedJaxpr:
     """The same function in canonical form, Ref effects in order.
@@ -95,13 +98,14 @@ def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.Clos
     `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that printed control flow rebuilds).
     `rewrite(eqn, *operands)` may return an equation's results, or None to keep the equation.
     """
-    while True:
+    for _ in range(MAX_PASSES):
         avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
-        traced = _Retrace(rewrite)
-        closed = jax.make_jaxpr(lambda *args: traced.run(closed.jaxpr, closed.consts, args))(*avals)  # noqa: B023
+        traced, before = _Retrace(rewrite), closed
+        closed = jax.make_jaxpr(lambda *args: traced.run(before.jaxpr, before.consts, args))(*avals)  # noqa: B023
         if not _has_dead_equations(closed.jaxpr):
-            return closed
+            break
         rewrite = None  # already applied
+    return closed
 
 
 class _Retrace:
@@ -132,8 +136,10 @@ class _Retrace:
         results = self.rewrite(eqn, *operands) if self.rewrite else None
         if results is not None:
             return results
-        if eqn.primitive.name in ("scan", "while"):
-            return getattr(self, eqn.primitive.name)(eqn, operands)
+        if eqn.primitive.name == "scan":
+            return self.scan(eqn, operands)
+        if eqn.primitive.name == "while":
+            return self.while_loop(eqn, operands)
         if eqn.primitive.name in IDENTITIES or _keeps_value(eqn):
             return operands
         if eqn.primitive.name == "convert_element_type":
@@ -158,7 +164,7 @@ class _Retrace:
         )
         return [*carry, *ys]
 
-    def _while(self, eqn, operands: list) -> Sequence:
+    def while_loop(self, eqn, operands: list) -> Sequence:
         p = eqn.params
         cond, body, nc = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"]
         first = nc + p["body_nconsts"]
@@ -171,12 +177,12 @@ class _Retrace:
     def cond(self, eqn, kind: str, selected, read) -> Sequence:
         operands = [read(a) for a in eqn.invars[1:]]
         branches = [lambda b=b: tuple(self.run(b.jaxpr, b.consts, operands)) for b in eqn.params["branches"]]
+        choice = read(selected)
+        if isinstance(choice, (np.generic, bool, int)):
+            return branches[min(max(int(choice), 0), len(branches) - 1)]()
         if kind == "pred":
-            return jax.lax.cond(read(selected), branches[1], branches[0])
-        return jax.lax.switch(read(selected), branches)
-
-
-setattr(_Retrace, "while", _Retrace._while)
+            return jax.lax.cond(choice, branches[1], branches[0])
+        return jax.lax.switch(choice, branches)
 
 
 def selector(eqn, producers: dict) -> tuple[str, object]:

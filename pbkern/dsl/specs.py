@@ -6,6 +6,7 @@ what tracing needs; verify.py checks the canonical result.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jex
 
 from .. import _jax
 from ..errors import KernelError
@@ -162,9 +164,7 @@ def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
         return tuple(_index(i, n, origin, array, at) for n, i in enumerate(result))
 
     with jax.enable_x64(False):
-        closed = jax.make_jaxpr(indices)(*avals)
-        if closed.jaxpr.eqns:
-            closed = in_demand_order(retrace(closed, refs.rewrite))
+        closed = canonical_index_map(jax.make_jaxpr(indices)(*avals))
     if closed.consts:
         raise KernelError(
             f"index map of {origin} uses an array constant",
@@ -173,6 +173,11 @@ def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
             hint="pass the table as an operand: num_scalar_prefetch=1, and index it as lambda i, table: (table[i],)",
         )
     return closed
+
+
+def canonical_index_map(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """An index map's jaxpr in the form that BlockMapping.index_map has: flat, in the order in which it prints."""
+    return in_demand_order(retrace(closed, refs.rewrite)) if closed.jaxpr.eqns else closed
 
 
 def _check_arity(f, origin: str, grid_rank: int, num_prefetch: int, at: str | None) -> None:
@@ -209,6 +214,8 @@ def _show_indices(indices: tuple) -> str:
 
 def definition_line(f) -> str | None:
     """`file:line:column (function)` where a Python function is defined."""
+    while isinstance(f, functools.partial):
+        f = f.func
     code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
     if code is None:
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
@@ -88,7 +89,7 @@ class KernelFunction:
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
     def __init__(self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64):
-        functools.update_wrapper(self, body, updated=())
+        self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
         self._at = definition_line(body)
         leaves, self._out_tree = jax.tree.flatten(out_shape)
@@ -134,7 +135,7 @@ class KernelFunction:
         return self._out_tree.unflatten(call_kernel(self.trace(*args), *args, interpret=self.interpret))
 
     def __repr__(self) -> str:
-        return f"<pbkern kernel {self._options['name'] or self.body.__name__}>"
+        return f"<pbkern kernel {self._options['name'] or self.__name__}>"
 
 
 # --- tracing -----------------------------------------------------------------------------------------------------
@@ -282,7 +283,8 @@ def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
 
 def _identifier(name: str) -> str:
     name = re.sub(r"\W", "_", name).strip("_") or "kernel"
-    return f"kernel_{name}" if name[0].isdigit() else name
+    taken = name[0].isdigit() or keyword.iskeyword(name) or name in ("jax", "jnp", "lax", "pbkern")
+    return f"kernel_{name}" if taken else name
 
 
 def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
@@ -342,10 +344,20 @@ def _no_target(ctx, *_, kernel: Kernel):
     )
 
 
+def _no_derivative(primals, tangents, *, kernel: Kernel):
+    raise UnsupportedOp(
+        f"derivative of kernel `{kernel.name}`",
+        at=kernel.source or None,
+        why="a body that writes Refs is not differentiated",
+        hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
+    )
+
+
 for _p in (kernel_p, interpret_p):
     _p.multiple_results = True
     _p.def_abstract_eval(_result_types)
-    _p.def_impl(functools.partial(jax.jit(_p.bind, static_argnames="kernel")))
+    _p.def_impl(jax.jit(_p.bind, static_argnames="kernel"))
+    ad.primitive_jvps[_p] = _no_derivative
     batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: _batch(p, args, dims, kernel)
 
 mlir.register_lowering(kernel_p, _no_target)

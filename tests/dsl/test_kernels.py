@@ -1,6 +1,7 @@
 """Hand-written kernels: interpretation against NumPy, and print -> rebuild -> the same kernel."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.dsl import same_kernel
-from pbkern.errors import OutOfBoundsError, RaceError
+from pbkern import _jax
+from pbkern.dsl import Point, Range, ref_access, same_kernel
+from pbkern.errors import OutOfBoundsError, RaceError, UnsupportedOp
 
 F32, I32 = jnp.float32, jnp.int32
 rng = np.random.default_rng(0)
@@ -401,3 +403,74 @@ def test_bodies_have_the_same_types_whatever_jax_enable_x64_says():
     wide = pbkern.kernel(body, out_shape=s((4,)), x64=True)
     assert "int64" in str(wide.trace(*types)) or "float64" in str(wide.trace(*types))
     assert same_kernel(wide.trace(*types), pbkern.rebuild(str(wide.trace(*types))))
+
+
+def test_constant_conditions_and_calls_leave_no_trace():
+    @jax.jit
+    def helper(ref, x):
+        ref[0] = x.sum()
+        return x * 2
+
+    @pbkern.kernel(out_shape=s((4,)))
+    def plain(x, o):
+        o[...] = lax.cond(jnp.bool_(True), lambda: helper(o, x[...]), lambda: x[...])
+        jnp.sin(x[...])  # unused
+
+    x = f32(4)
+    np.testing.assert_array_equal(run(plain, x), x * 2)
+    names = [e.primitive.name for e in plain.trace(x).body.jaxpr.eqns]
+    assert names == ["get", "reduce_sum", "swap", "mul", "swap"]
+
+
+def test_equations_keep_the_users_line():
+    @pbkern.kernel(out_shape=s((4,)))
+    def lined(x, o):
+        y = jnp.exp(x[...])
+        pbkern.store(o, ..., y, mask=y > 0)
+
+    line = lined.body.__code__.co_firstlineno
+    eqns = lined.trace(s((4,))).body.jaxpr.eqns
+    lines = {e.primitive.name: _jax.user_line(e) for e in eqns}
+    assert f"test_kernels.py:{line + 2}:" in lines["exp"] and f"test_kernels.py:{line + 2}:" in lines["get"]
+    assert f"test_kernels.py:{line + 3}:" in lines["masked_store"]
+
+
+def test_bodies_that_are_lambdas_or_partial_print_under_a_name():
+    def scale(factor, x, o):
+        o[...] = x[...] * factor
+
+    for body in (lambda x, o: scale(2.0, x, o), functools.partial(scale, 2.0)):
+        x = f32(4)
+        np.testing.assert_array_equal(run(pbkern.kernel(body, out_shape=s((4,))), x), x * 2)
+
+
+def test_derivatives_say_what_to_write():
+    with pytest.raises(UnsupportedOp, match=r"derivative of kernel `scaled`[\s\S]*jax.custom_vjp"):
+        jax.grad(lambda x: scaled(x, f32(1, 16))["y"].sum())(f32(16, 16))
+
+
+def test_compiler_params_print_with_their_import():
+    @pbkern.kernel(grid=(2,), in_specs=[rows], out_specs=rows, out_shape=s((16, 16)), compiler_params=Params(("parallel",)))
+    def copy(x, o):
+        o[...] = x[...]
+
+    text = str(copy.trace(s((16, 16))))
+    assert f"import {__name__}\n" in text
+    assert f"compiler_params={{'test': {__name__}.Params(dimension_semantics=('parallel',))}}" in text
+    run(copy, f32(16, 16))
+
+
+def test_accesses_have_one_canonical_view():
+    @pbkern.kernel(out_shape=s((4, 4)))
+    def accesses(x, n, o):
+        o[...] = x[:4, n[...]][:, None] * jnp.ones((4, 4))
+        jax.ref.addupdate(o, (pbkern.ds(n[...], 2), 1), jnp.ones(2))
+        o.at[1:3].at[pbkern.ds(n[...], 1)][...] = jnp.ones((1, 4))
+
+    k = accesses.trace(s((8, 8)), s((), I32))
+    found = [ref_access(e) for e in k.body.jaxpr.eqns if e.primitive.name in ("get", "swap", "addupdate")]
+    kinds = [a.kind for a in found]
+    assert kinds == ["load", "load", "store", "load", "add", "load", "store"]
+    assert found[1].indices[0] == Range(0, 4) and isinstance(found[1].indices[1], Point)
+    assert found[4].indices[0].size == 2 and found[4].indices[1] == Point(1)
+    assert [i.size for i in found[6].indices] == [1, 4] and found[6].value is not None
