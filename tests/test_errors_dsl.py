@@ -54,7 +54,9 @@ def test_rank_of_an_index_map():
     spec = pbkern.BlockSpec((8, 8), lambda i: (i,))
     line = here(-1)
     found = message([X], grid=(2,), in_specs=[spec], out_specs=block)
-    assert found.startswith("index map of input 0 (`x_ref`) returns 1 indices for 2 dimensions\n  at   " + line)
+    assert found.startswith(
+        "index map of input 0 (`x_ref`) returns 1 indices for 2 dimensions\n  at   " + line
+    )
     assert "array float32[16,8], returned (int32[])" in found
 
 

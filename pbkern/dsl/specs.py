@@ -21,7 +21,7 @@ from .. import _jax
 from ..errors import KernelError
 from ..jaxprs import in_demand_order, retrace
 from . import refs
-from .kernel import ArrayType, Blocked, BlockDim, BlockMapping, Element, Scratch, Squeezed
+from .kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Scratch, Squeezed
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,10 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
         return x
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise KernelError(
-            f"{what} has no shape and dtype", at=at, why=f"{x!r}", hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)"
+            f"{what} has no shape and dtype",
+            at=at,
+            why=f"{x!r}",
+            hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)",
         )
     try:
         return ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
@@ -99,7 +102,9 @@ def block_mapping(
     """Resolves `spec` for one array. `prefetch`: the whole arrays that index maps may read."""
     spec = BlockSpec() if spec is None else spec
     if not isinstance(spec, BlockSpec):
-        raise KernelError(f"{origin} has no BlockSpec", at=at, why=f"{spec!r}", hint="pbkern.BlockSpec((8, 128), ...)")
+        raise KernelError(
+            f"{origin} has no BlockSpec", at=at, why=f"{spec!r}", hint="pbkern.BlockSpec((8, 128), ...)"
+        )
     if spec.block_shape is not None and len(spec.block_shape) != len(array.shape):
         raise KernelError(
             f"{origin} has {len(spec.block_shape)}-d blocks but is {len(array.shape)}-d",
@@ -184,7 +189,9 @@ def _check_arity(f, origin: str, grid_rank: int, num_prefetch: int, at: str | No
     try:
         inspect.signature(f).bind(*[None] * (grid_rank + num_prefetch))
     except TypeError as e:
-        expected = f"{grid_rank} grid indices" + (f" and {num_prefetch} prefetched Refs" if num_prefetch else "")
+        expected = f"{grid_rank} grid indices" + (
+            f" and {num_prefetch} prefetched Refs" if num_prefetch else ""
+        )
         raise KernelError(
             f"index map of {origin} does not take {expected}",
             at=at,

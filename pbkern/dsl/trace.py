@@ -128,7 +128,9 @@ class KernelFunction:
     def _flat_out_specs(self) -> list[BlockSpec] | None:
         if self.grid_spec.out_specs is None:
             return None
-        return jax.tree.leaves(self.grid_spec.out_specs, is_leaf=lambda s: s is None or isinstance(s, BlockSpec))
+        return jax.tree.leaves(
+            self.grid_spec.out_specs, is_leaf=lambda s: s is None or isinstance(s, BlockSpec)
+        )
 
     def __call__(self, *args) -> Any:
         args = [jnp.asarray(a) for a in args]
@@ -168,7 +170,8 @@ def trace_kernel(
     labels = _labels(body, len(in_types), len(out_types))
     specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
     mappings = tuple(
-        block_mapping(s, t, label, len(grid), prefetch, at) for s, t, label in zip(specs, in_types + out_types, labels)
+        block_mapping(s, t, label, len(grid), prefetch, at)
+        for s, t, label in zip(specs, in_types + out_types, labels)
     )
     k = Kernel(
         name=_identifier(name or getattr(body, "__name__", "kernel")),
@@ -189,7 +192,9 @@ def trace_kernel(
 
 
 def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
-    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [(s.shape, s.dtype) for s in k.scratch]
+    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [
+        (s.shape, s.dtype) for s in k.scratch
+    ]
     try:
         inspect.signature(body).bind(*types)
     except TypeError:
@@ -204,7 +209,9 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
     def run(*ref_args):
         if body(*ref_args) is not None:
             raise KernelError(
-                f"body of kernel `{k.name}` returns a value", at=k.source, hint="store results: out_ref[...] = value"
+                f"body of kernel `{k.name}` returns a value",
+                at=k.source,
+                hint="store results: out_ref[...] = value",
             )
 
     with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
@@ -298,7 +305,9 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
         target = getattr(p, "target_name", None)
         if target is None or target in found:
             raise KernelError(
-                "compiler_params names no target" if target is None else f"two compiler_params for target `{target}`",
+                "compiler_params names no target"
+                if target is None
+                else f"two compiler_params for target `{target}`",
                 at=at,
                 why=f"{p!r}",
                 hint="a target's CompilerParams, or {target name: CompilerParams}",
@@ -333,7 +342,9 @@ def _result_types(*_, kernel: Kernel) -> list:
 
 def _run_in_callback(*arrays, kernel: Kernel) -> list:
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
-    return jax.pure_callback(lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential")
+    return jax.pure_callback(
+        lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential"
+    )
 
 
 def _no_target(ctx, *_, kernel: Kernel):

@@ -200,7 +200,9 @@ def test_loops_over_refs():
 
 
 def test_conditions():
-    @pbkern.kernel(grid=(4,), in_specs=None, out_specs=pbkern.BlockSpec((None, 4), lambda i: (i, 0)), out_shape=s((4, 4)))
+    @pbkern.kernel(
+        grid=(4,), in_specs=None, out_specs=pbkern.BlockSpec((None, 4), lambda i: (i, 0)), out_shape=s((4, 4))
+    )
     def choose(x, o):
         i = pbkern.program_id(0)
         a = lax.cond(i % 2 == 0, lambda: x[0] + 1, lambda: x[1])
@@ -285,7 +287,9 @@ def test_index_maps_with_shared_values_print_as_functions():
 def test_aliased_operand_and_result_are_one_array():
     first = pbkern.BlockSpec((8,), lambda i: (i,))
 
-    @pbkern.kernel(grid=(2,), in_specs=[first], out_specs=first, out_shape=s((24,)), input_output_aliases={0: 0})
+    @pbkern.kernel(
+        grid=(2,), in_specs=[first], out_specs=first, out_shape=s((24,)), input_output_aliases={0: 0}
+    )
     def double(x, o):
         o[...] = x[...] * 2
 
@@ -336,7 +340,13 @@ def test_parallel_programs_that_write_one_element_race():
 # --- calls -------------------------------------------------------------------------------------------------------
 
 
-@pbkern.kernel(grid=(2,), in_specs=[rows, pbkern.BlockSpec()], out_specs={"y": rows}, out_shape={"y": s((16, 16))}, interpret=True)
+@pbkern.kernel(
+    grid=(2,),
+    in_specs=[rows, pbkern.BlockSpec()],
+    out_specs={"y": rows},
+    out_shape={"y": s((16, 16))},
+    interpret=True,
+)
 def scaled(x, w, y):
     y[...] = x[...] * w[...] + pbkern.program_id(0).astype(F32)
 
@@ -360,7 +370,9 @@ def test_vmap_adds_a_grid_dimension(axes):
     xs = x if axes[0] is None else np.moveaxis(f32(3, 16, 16), 0, axes[0])
     ws = w if axes[1] is None else np.moveaxis(f32(3, 1, 16), 0, axes[1])
     got = jax.vmap(lambda x, w: scaled(x, w)["y"], axes)(xs, ws)
-    np.testing.assert_allclose(got, jax.vmap(scaled_reference, axes)(jnp.asarray(xs), jnp.asarray(ws)), rtol=1e-6)
+    np.testing.assert_allclose(
+        got, jax.vmap(scaled_reference, axes)(jnp.asarray(xs), jnp.asarray(ws)), rtol=1e-6
+    )
     nested = jax.vmap(jax.vmap(lambda x: scaled(x, w)["y"]))(f32(2, 2, 16, 16))
     assert nested.shape == (2, 2, 16, 16)
 
@@ -450,7 +462,13 @@ def test_derivatives_say_what_to_write():
 
 
 def test_compiler_params_print_with_their_import():
-    @pbkern.kernel(grid=(2,), in_specs=[rows], out_specs=rows, out_shape=s((16, 16)), compiler_params=Params(("parallel",)))
+    @pbkern.kernel(
+        grid=(2,),
+        in_specs=[rows],
+        out_specs=rows,
+        out_shape=s((16, 16)),
+        compiler_params=Params(("parallel",)),
+    )
     def copy(x, o):
         o[...] = x[...]
 

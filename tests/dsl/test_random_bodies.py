@@ -56,7 +56,9 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
         case "cond":
             return lax.cond(flag, lambda: f(values), lambda: like)
         case "switch":
-            return lax.switch(x_ref[0, 1].astype(jnp.int32), [lambda: f(values), lambda: x_ref[...], lambda: like])
+            return lax.switch(
+                x_ref[0, 1].astype(jnp.int32), [lambda: f(values), lambda: x_ref[...], lambda: like]
+            )
         case "fori":
             return lax.fori_loop(1, 3, lambda i, c: f([c, *values[1:]]) + x_ref[pbkern.ds(i, 1)], like)
         case "while":
@@ -65,6 +67,7 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
         case "scan":
             return lax.scan(lambda c, row: (f([c, *values[1:]]) + row, row * 2), like, x_ref[:2])[0]
         case "when":
+
             @pbkern.when(flag)
             def _():
                 o_ref[1:3] = f(values)[1:3]
@@ -87,7 +90,9 @@ def test_random_bodies_rebuild(dtype, steps, seed):
 
     spec = pbkern.BlockSpec(SHAPE, lambda i: (i, 0))
     array = jax.ShapeDtypeStruct((8, 6), dtype)
-    k = pbkern.kernel(body, grid=(2,), in_specs=[spec, spec], out_specs=spec, out_shape=array).trace(array, array)
+    k = pbkern.kernel(body, grid=(2,), in_specs=[spec, spec], out_specs=spec, out_shape=array).trace(
+        array, array
+    )
     text = str(k)
     again = pbkern.rebuild(text)
     assert same_kernel(k, again), text
