@@ -126,3 +126,8 @@ NO_INDICES = jax.tree.flatten(())[1]
 
 def is_slice(index) -> bool:
     return isinstance(index, Slice)
+
+
+def source_of(eqn):
+    """Context in which traced equations carry `eqn`'s source line, and not that of the code that traces."""
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=eqn.source_info.name_stack)

@@ -1,0 +1,82 @@
+"""ClosedJaxpr -> Plan: simplify, split narrow reductions, group, schedule, emit.
+
+`plan` is the entry point and the whole pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from jax.extend import core as jex
+
+from ..errors import UnsupportedOp
+from ..machine import Machine
+from .explain import Explanation, explain
+from .partition import partition
+from .program import build_program
+from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
+from .simplify import simplify
+from .stages import split_reductions
+
+__all__ = ["Explanation", "Left", "Plan", "Segment", "plan"]
+
+
+def plan(
+    closed: jex.ClosedJaxpr,
+    *,
+    name: str,
+    options: object,
+    machine: Machine,
+    supports: Callable[[object], str | None],
+    params_for: Callable[[tuple[str, ...]], Mapping] = lambda semantics: {},
+) -> Plan:
+    """Fuses a jaxpr into HostPrograms and what is left to XLA.
+
+    Args:
+      options: any object; reads disable_affine_fusion, disable_unsafe_math_canonicalizations, strict_target.
+      supports: equation -> None if the target's bodies can contain it, else the reason.
+      params_for: grid semantics of a fused kernel -> its compiler_params.
+    Raises UnsupportedOp under strict_target if anything is left to XLA.
+    """
+    unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
+    simple = split_reductions(simplify(closed, unsafe_math=unsafe), machine)
+    parts = partition(simple, machine, supports, options)
+    segments = make_segments(name, simple, parts.nodes, params_for)
+    if getattr(options, "strict_target", False):
+        refuse_leftovers(name, segments)
+    made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, nodes=parts.nodes)
+    made.explanation = explain(name, parts, made)
+    return made
+
+
+def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tuple[Segment, ...]:
+    jaxpr = simple.jaxpr
+    runs = order_nodes(nodes, {*jaxpr.invars, *jaxpr.constvars})
+    results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    segments = []
+    for n, run in enumerate(runs):
+        needed = read_later(runs, n, results)
+        if run[0].kind == "xla":
+            segments.append(xla_segment(run, needed))
+            continue
+        made = {v for node in run for v in node.outputs}
+        read = {v for node in run for v in node.reads()} - made
+        reads = tuple(v for v in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if v in read)
+        makes = tuple(v for node in run for v in node.outputs if v in needed)
+        suffix = "" if len(runs) == 1 else f"_{n}"
+        segments.append(Segment(build_program(name + suffix, run, reads, makes, params_for), reads, makes))
+    return tuple(segments)
+
+
+def _made_before(segments) -> list:
+    return [v for s in segments for v in s.makes]
+
+
+def refuse_leftovers(name: str, segments) -> None:
+    left = [x for s in segments for x in s.left]
+    if left:
+        ops = "; ".join(f"{x.op} at {x.at or 'an unknown line'} ({x.why})" for x in left)
+        raise UnsupportedOp(
+            f"`{name}` leaves {len(left)} operation(s) to XLA, and strict_target forbids it",
+            at=left[0].at, why=ops, hint="drop strict_target, or rewrite these operations",
+        )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic slices.
+
+Indices are data, so operands are taken whole along the dimensions that indices move in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..affine import Affine
+from .access import Access, NeedsWhole, Pull, Span, is_whole, require_whole, rules, shapes, whole
+
+# ---- reshape
+
+def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Splits two shapes of equal size into smallest runs of dimensions with equal products, units left out."""
+    ka, kb = [d for d, n in enumerate(a) if n != 1], [d for d, n in enumerate(b) if n != 1]
+    found, i, j = [], 0, 0
+    while i < len(ka) or j < len(kb):
+        da, db, pa, pb = [ka[i]], [kb[j]], a[ka[i]], b[kb[j]]
+        i, j = i + 1, j + 1
+        while pa != pb:
+            if pa < pb:
+                da.append(ka[i])
+                pa, i = pa * a[ka[i]], i + 1
+            else:
+                db.append(kb[j])
+                pb, j = pb * b[kb[j]], j + 1
+        found.append((da, db))
+    return found
+
+
+def _strides(extents: Sequence[int]) -> list[int]:
+    return [math.prod(extents[d + 1 :]) for d in range(len(extents))]
+
+
+def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] | None:
+    """(start, size) in row-major order if the spans are one contiguous run."""
+    first = next((d for d, s in enumerate(spans) if s.size != 1), len(spans) - 1)
+    if any(not is_whole(s, n) for s, n in zip(spans[first + 1 :], extents[first + 1 :])):
+        return None
+    start = Affine()
+    for s, stride in zip(spans, _strides(extents)):
+        start = start + s.start * stride
+    return start, spans[first].size * _strides(extents)[first]
+
+
+def _unflatten(start: Affine, size: int, extents: Sequence[int]) -> list[Span] | None:
+    """Spans of dimensions `extents` that cover the run, if they do exactly."""
+    if len(extents) == 1:
+        return [Span(start, size)]
+    strides = _strides(extents)
+    for d, stride in enumerate(strides):
+        if size % stride or size // stride > extents[d]:
+            continue
+        spans, rest = [], start
+        for outer in strides[: d + 1]:
+            terms = tuple((s, c // outer) for s, c in rest.terms if c % outer == 0)
+            const = rest.const // outer if outer != strides[d] else rest.const / outer
+            if const != int(const):
+                return None
+            spans.append(Affine(terms, int(const)))
+            rest = rest - spans[-1] * outer
+        if rest.terms or rest.const:
+            return None
+        if d and any(c * stride >= extents[d] * stride for _, c in spans[d].terms):
+            return None
+        return [
+            *(Span(s, 1) for s in spans[:d]),
+            Span(spans[d], size // stride),
+            *(whole(n) for n in extents[d + 1 :]),
+        ]
+    return None
+
+
+@rules.register("reshape")
+def _reshape(eqn, out: Access) -> Pull:
+    """Dimensions map one to one, or a contiguous run maps to one; otherwise a run is taken whole."""
+    (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
+    if eqn.params.get("dimensions") is not None:
+        out = require_whole(eqn, out, range(len(out)))
+    source: list[Span] = [whole(n) for n in shape]
+    asked = list(out)
+    for inner, outer in segments(shape, extents):
+        if len(inner) == len(outer) == 1:
+            source[inner[0]] = asked[outer[0]]
+            continue
+        if all(is_whole(asked[d], extents[d]) for d in outer):
+            continue
+        flat = _flat([asked[d] for d in outer], [extents[d] for d in outer])
+        spans = flat and _unflatten(*flat, [shape[d] for d in inner])
+        if spans is None:
+            widened = require_whole(eqn, tuple(asked), outer)
+            asked = list(widened)
+            continue
+        for d, s in zip(inner, spans):
+            source[d] = s
+    params = {**eqn.params, "new_sizes": tuple(s.size for s in asked)}
+    return Pull((tuple(source), *(() for _ in dynamic)), params, out=tuple(asked))
+
+
+# ---- data-dependent positions
+
+@rules.register("gather")
+def _gather(eqn, out: Access) -> Pull:
+    """Blocks run over batch dimensions (those of the indices) and over slice dimensions taken in full."""
+    (operand, indices), p = shapes(eqn), eqn.params
+    dn, sizes = p["dimension_numbers"], p["slice_sizes"]
+    window = [d for d in range(len(operand)) if d not in dn.collapsed_slice_dims and d not in dn.operand_batching_dims]
+    source, slice_sizes = [whole(n) for n in operand], list(sizes)
+    partial = []
+    for o, d in zip(dn.offset_dims, window):
+        if sizes[d] == operand[d]:
+            source[d], slice_sizes[d] = out[o], out[o].size
+        else:
+            partial.append(o)
+    out = require_whole(eqn, out, partial)
+    batch = [s for d, s in enumerate(out) if d not in dn.offset_dims]
+    for d, k in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
+        source[d] = batch[k]
+    params = {**p, "slice_sizes": tuple(slice_sizes)}
+    if any(d in dn.start_index_map and slice_sizes[d] != sizes[d] for d in range(len(operand))):
+        # The start of a full slice is always clamped to 0; on a block of it another one would be in bounds.
+        moving = frozenset(s for o, d in zip(dn.offset_dims, window) if d in dn.start_index_map for s in out[o].start.symbols)
+        if moving:
+            raise NeedsWhole(moving, "gather moves along this dimension")
+        return _gather_whole(eqn, out)
+    return Pull((tuple(source), (*batch, whole(indices[-1]))), params, out=out)
+
+
+def _gather_whole(eqn, out: Access) -> Pull:
+    extents = eqn.outvars[0].aval.shape
+    out = require_whole(eqn, out, range(len(extents)))
+    return Pull(tuple(tuple(whole(n) for n in s) for s in shapes(eqn)), eqn.params, out=out)
+
+
+@rules.register("dynamic_slice")
+def _dynamic_slice(eqn, out: Access) -> Pull:
+    (operand, *starts), sizes = shapes(eqn), eqn.params["slice_sizes"]
+    moved = [d for d, (n, m) in enumerate(zip(operand, sizes)) if n != m]
+    out = require_whole(eqn, out, moved)
+    source = tuple(whole(n) if d in moved else out[d] for d, n in enumerate(operand))
+    params = {**eqn.params, "slice_sizes": tuple(sizes[d] if d in moved else out[d].size for d in range(len(operand)))}
+    # Starts along dimensions taken in full are clamped to 0, as they are on a block taken in full.
+    return Pull((source, *(() for _ in starts)), params, out=out)
+
+
+@rules.register("dynamic_update_slice")
+def _dynamic_update_slice(eqn, out: Access) -> Pull:
+    """Dimensions that the update spans in full follow the output."""
+    operand, update = shapes(eqn)[:2]
+    moved = [d for d, (n, m) in enumerate(zip(operand, update)) if n != m]
+    if all(out[d].is_const for d in moved):
+        out = require_whole(eqn, out, moved)
+        part = tuple(whole(update[d]) if d in moved else s for d, s in enumerate(out))
+        return Pull((out, part, *(() for _ in operand)), eqn.params, out=out)
+    raise NeedsWhole(
+        frozenset(s for d in moved for s in out[d].start.symbols), "the update moves along this dimension"
+    )
+

@@ -1,0 +1,162 @@
+"""Access rules of windows and contractions: conv_general_dilated, reduce_window, dot_general, partial_reduce.
+
+Windows come here without padding and input dilation (simplify.py makes them pads). Contracted dimensions are taken
+whole; batch, row and column dimensions follow the output. `partial_reduce` is the first of the two stages that
+stages.py splits a reduction of little parallelism into.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from ..affine import Affine
+from .access import Access, NeedsWhole, Pull, Span, require_whole, rules, shapes, whole
+
+
+def _window(s: Span, size: int, stride: int, dilation: int) -> Span:
+    """Input elements under output elements `s` of a window without padding."""
+    return Span(s.start * stride, (s.size - 1) * stride + (size - 1) * dilation + 1)
+
+
+@rules.register("dot_general")
+def _dot_general(eqn, out: Access) -> Pull:
+    lhs, rhs = shapes(eqn)
+    (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
+    source_l, source_r = [whole(n) for n in lhs], [whole(n) for n in rhs]
+    spans = iter(out)
+    for a, b in zip(lb, rb):
+        source_l[a] = source_r[b] = next(spans)
+    for source, used in ((source_l, (*lc, *lb)), (source_r, (*rc, *rb))):
+        for d in range(len(source)):
+            if d not in used:
+                source[d] = next(spans)
+    return Pull((tuple(source_l), tuple(source_r)), eqn.params)
+
+
+def _feature_groups(eqn, s: Span, extent: int, groups: int, inner: int) -> tuple[Span, Span, int]:
+    """(output channels, input channels, groups) of a grouped convolution's block."""
+    per = extent // groups
+    parts = (s.size, s.start.const, *(c for _, c in s.start.terms))
+    if any(n % per for n in parts):
+        if s.start.terms:
+            raise NeedsWhole(s.start.symbols, f"blocks of {s.size} channels do not hold whole groups of {per}")
+        return whole(extent), whole(inner * groups), groups
+    start = Affine(tuple((a, c // per * inner) for a, c in s.start.terms), s.start.const // per * inner)
+    return s, Span(start, s.size // per * inner), s.size // per
+
+
+@rules.register("conv_general_dilated")
+def _conv(eqn, out: Access) -> Pull:
+    p, (lhs, rhs), extents = eqn.params, shapes(eqn), eqn.outvars[0].aval.shape
+    dn = p["dimension_numbers"]
+    ls, rs, os = dn.lhs_spec, dn.rhs_spec, dn.out_spec
+    if any(lo or hi for lo, hi in p["padding"]) or any(d != 1 for d in p["lhs_dilation"]):
+        raise NotImplementedError("padding is taken out of convolutions by simplify")
+    groups = p["feature_group_count"]
+    if p["batch_group_count"] != 1:
+        out = require_whole(eqn, out, (os[0], os[1]))
+        channels, inputs, batch = whole(extents[os[1]]), whole(lhs[ls[1]]), whole(lhs[ls[0]])
+    elif groups != 1:
+        channels, inputs, groups = _feature_groups(eqn, out[os[1]], extents[os[1]], groups, rhs[rs[1]])
+        batch = out[os[0]]
+    else:
+        channels, inputs, batch = out[os[1]], whole(lhs[ls[1]]), out[os[0]]
+    out = tuple(channels if d == os[1] else s for d, s in enumerate(out))
+    source_l: list = [None] * len(lhs)
+    source_r = [whole(n) for n in rhs]
+    source_l[ls[0]], source_l[ls[1]], source_r[rs[0]] = batch, inputs, channels
+    for k, (l, r, o) in enumerate(zip(ls[2:], rs[2:], os[2:])):
+        source_l[l] = _window(out[o], rhs[r], p["window_strides"][k], p["rhs_dilation"][k])
+    return Pull((tuple(source_l), tuple(source_r)), {**p, "feature_group_count": groups}, out=out)
+
+
+@rules.register("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+def _reduce_window(eqn, out: Access) -> Pull:
+    p = eqn.params
+    if any(lo or hi for lo, hi in p["padding"]) or any(d != 1 for d in p["base_dilation"]):
+        raise NotImplementedError("padding is taken out of windows by simplify")
+    sizes = zip(out, p["window_dimensions"], p["window_strides"], p["window_dilation"])
+    return Pull((tuple(_window(*each) for each in sizes),), p)
+
+
+# ---- the first stage of a split reduction
+
+partial_reduce_p = jex.Primitive("partial_reduce")
+
+REDUCERS = {
+    "reduce_sum": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
+    "reduce_prod": (lax.reduce_prod_p, lambda t: np.ones((), t)),
+    "reduce_max": (lax.reduce_max_p, lambda t: _least(t)),
+    "reduce_min": (lax.reduce_min_p, lambda t: _greatest(t)),
+}
+
+
+def _least(dtype):
+    t = np.dtype(dtype)
+    return np.asarray(-np.inf if jax.numpy.issubdtype(t, np.floating) else False if t == bool else np.iinfo(t).min, t)
+
+
+def _greatest(dtype):
+    t = np.dtype(dtype)
+    return np.asarray(np.inf if jax.numpy.issubdtype(t, np.floating) else True if t == bool else np.iinfo(t).max, t)
+
+
+def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
+    return {"axes": axes, "out_sharding": None} if name == "reduce_sum" else {"axes": axes}
+
+
+@partial_reduce_p.def_abstract_eval
+def _partial_type(x, *, reducer, axis, block, axes):
+    """f[..., n, ...] -> f[ceil(n / block), the dimensions not in axes]: reduces runs of `block` along `axis`."""
+    rest = tuple(n for d, n in enumerate(x.shape) if d not in axes)
+    return jax.core.ShapedArray((-(-x.shape[axis] // block), *rest), x.dtype)
+
+
+@partial_reduce_p.def_impl
+def _partial_eager(x, *, reducer, axis, block, axes):
+    _, identity = REDUCERS[reducer]
+    runs = -(-x.shape[axis] // block)
+    config = [(0, runs * block - n if d == axis else 0, 0) for d, n in enumerate(x.shape)]
+    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes)
+
+
+def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...]):
+    """f[..., r * block, ...] -> f[r, ...]: reduces `axes`, but `axis` only within each run."""
+    runs = x.shape[axis] // block
+    x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
+    inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes its runs' inside
+    reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
+    at = axis - sum(d < axis for d in axes)
+    return lax.transpose(reduced, (at, *(d for d in range(reduced.ndim) if d != at)))
+
+
+@rules.register("partial_reduce")
+def _partial_reduce(eqn, out: Access) -> Pull:
+    """One program reduces one run; elements past the edge are replaced by the identity."""
+    p, (shape,) = eqn.params, shapes(eqn)
+    axis, block, axes, runs = p["axis"], p["block"], p["axes"], out[0]
+    rest = iter(out[1:])
+    source = tuple(
+        Span(runs.start * block, runs.size * block) if d == axis else whole(n) if d in axes else next(rest)
+        for d, n in enumerate(shape)
+    )
+
+    def compute(ctx, x):
+        prim, identity = REDUCERS[p["reducer"]]
+        if shape[axis] % block:
+            line = tuple(n if d == axis else 1 for d, n in enumerate(x.shape))
+            index = lax.broadcasted_iota(np.int32, line, axis)
+            left = lax.sub(np.int32(shape[axis]), ctx.affine(runs.start * block, np.int32))
+            inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))
+            x = lax.select_n(inside, lax.full(x.shape, identity(x.dtype), x.dtype), x)
+        if runs.size == 1:
+            reduced = prim.bind(x, **reducer_params(p["reducer"], tuple(sorted(axes))))
+            return [lax.broadcast_in_dim(reduced, (1, *reduced.shape), tuple(range(1, reduced.ndim + 1)))]
+        return [_reduce_runs(x, p["reducer"], axis, block, axes)]
+
+    return Pull((source,), {}, compute)
+
+

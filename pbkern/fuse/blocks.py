@@ -1,0 +1,196 @@
+"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over Refs.
+
+Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of their
+offsets (a halo); different linear parts are different blocks of one array; distant ones stay apart. A producer's
+block is fixed only when all its consumers have asked. The body then walks forward, takes each operand as a static
+slice of its hull block and binds the primitive with parameters at block shape. Rules are access.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from .._jax import ref_aval
+from ..affine import Affine
+from .access import Access, Pull, Span, block_shape, pull
+
+# Two requests share a hull as long as it holds at most this many times the elements that they ask for.
+HULL_SLACK = 1.5
+
+
+def _hull(a: Access, b: Access) -> Access:
+    spans = []
+    for x, y in zip(a, b):
+        first = min(x.start.const, y.start.const)
+        last = max(x.start.const + x.size, y.start.const + y.size)
+        spans.append(Span(Affine(x.start.terms, first), last - first))
+    return tuple(spans)
+
+
+def _linear(access: Access) -> tuple:
+    return tuple(s.start.terms for s in access)
+
+
+def _contains(a: Access, b: Access) -> bool:
+    """Is `b`, of equal linear part, inside `a`?"""
+    return all(
+        x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size for x, y in zip(a, b)
+    )
+
+
+def volume(access: Access) -> int:
+    return math.prod(s.size for s in access)
+
+
+@dataclass
+class Hulls:
+    """The blocks of one value, by linear part."""
+
+    by_linear: dict[tuple, list[Access]] = field(default_factory=dict)
+
+    def ask(self, access: Access) -> None:
+        kept = self.by_linear.setdefault(_linear(access), [])
+        merged = access
+        for h in list(kept):
+            joint = _hull(h, merged)
+            if volume(joint) <= HULL_SLACK * (volume(h) + volume(merged)):
+                kept.remove(h)
+                merged = joint
+        kept.append(merged)
+
+    def find(self, access: Access) -> Access:
+        return next(h for h in self.by_linear[_linear(access)] if _contains(h, access))
+
+    def __iter__(self):
+        for hulls in self.by_linear.values():
+            yield from hulls
+
+
+@dataclass
+class Step:
+    """One equation computing one block of its results."""
+
+    eqn: object
+    out: Access
+    pull: Pull
+
+
+@dataclass
+class Requests:
+    """What one program of a group reads and computes.
+
+    Attributes:
+      hulls: value -> its blocks; values that no equation of the group makes are the group's inputs.
+      steps: computations in program order.
+      inputs: (value, access) of every block read from outside, in order of first use.
+    """
+
+    hulls: dict
+    steps: list[Step]
+    inputs: list[tuple[object, Access]]
+
+
+def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Requests:
+    """Walks `eqns` in reverse from the wanted blocks of `outputs`. Raises NeedsWhole, UnsupportedOp."""
+    hulls: dict = {}
+    for v, access in outputs:
+        hulls.setdefault(v, Hulls()).ask(access)
+    steps: list[Step] = []
+    made: set = set()
+    for eqn in reversed(eqns):
+        asked = Hulls()
+        for v in eqn.outvars:
+            for h in hulls.get(v, ()):
+                asked.ask(h)
+        made.update(eqn.outvars)
+        produced = Hulls()
+        for out in asked:
+            pulled = pull(eqn, out)
+            out = out if pulled.out is None else pulled.out
+            produced.by_linear.setdefault(_linear(out), []).append(out)
+            steps.append(Step(eqn, out, pulled))
+            for atom, access in zip(eqn.invars, pulled.inputs):
+                if access is not None and not isinstance(atom, jex.Literal):
+                    hulls.setdefault(atom, Hulls()).ask(access)
+        for v in eqn.outvars:
+            hulls[v] = produced
+    steps.reverse()
+    inputs = [(v, h) for v, hs in hulls.items() if v not in made for h in hs]
+    return Requests(hulls, steps, inputs)
+
+
+class BodyContext:
+    """Gives access rules the grid indices while a body is traced."""
+
+    def __init__(self) -> None:
+        self._ids: dict = {}
+
+    def affine(self, expr: Affine, dtype):
+        """`expr` at this program, as a scalar of `dtype`. Index arithmetic is int32."""
+        from ..dsl.primitives import program_id
+
+        total = None
+        for axis, c in expr.terms:
+            if axis not in self._ids:
+                self._ids[axis] = program_id(axis)
+            term = self._ids[axis] if c == 1 else lax.mul(self._ids[axis], np.int32(c))
+            total = term if total is None else lax.add(total, term)
+        if total is None:
+            return np.asarray(expr.const, dtype)
+        total = lax.add(total, np.int32(expr.const)) if expr.const else total
+        return total if np.dtype(dtype) == np.int32 else lax.convert_element_type(total, dtype)
+
+
+def literal(atom):
+    """A literal's value, strongly typed."""
+    return np.asarray(atom.val, atom.aval.dtype)
+
+
+def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> jex.ClosedJaxpr:
+    """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last."""
+
+    def body(*refs):
+        ctx = BodyContext()
+        blocks = {(v, h): r[...] for (v, h), r in zip(requests.inputs, refs)}
+
+        def get(atom, access):
+            if access is None:
+                return None
+            if isinstance(atom, jex.Literal):
+                return literal(atom)
+            hull = requests.hulls[atom].find(access)
+            block = blocks[atom, hull]
+            if hull == access:
+                return block
+            starts = [s.start.const - h.start.const for s, h in zip(access, hull)]
+            return lax.slice(block, starts, [b + s.size for b, s in zip(starts, access)])
+
+        for step in requests.steps:
+            operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
+            if step.pull.compute is not None:
+                results = step.pull.compute(ctx, *operands)
+            else:
+                results = step.eqn.primitive.bind(*operands, **step.pull.params)
+                results = results if step.eqn.primitive.multiple_results else [results]
+            for v, r in zip(step.eqn.outvars, results):
+                blocks[v, step.out] = r
+        for (v, access), ref in zip(outputs, refs[len(requests.inputs) :]):
+            ref[...] = get(v, access)
+
+    types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
+    return jax.make_jaxpr(body)(*types)
+
+
+def bounds(span: Span, grid: Sequence[int]) -> tuple[int, int]:
+    """(first, one past last) element that `span` reaches over the grid."""
+    lo, hi = span.start.bounds(lambda axis: grid[axis])
+    return lo, hi + span.size
+
+

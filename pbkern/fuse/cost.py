@@ -1,0 +1,276 @@
+"""Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no choices.
+
+A kernel takes the longer of its arithmetic and its traffic, plus a part of the shorter, which overlaps. Traffic has
+two parts: every array once from memory (or L3, if it fits), and blocks read again by other programs from the caches.
+Values between equations live in a core's scratch: once they outgrow L1 or L2 they pay for the trips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax.extend import core as jex
+
+from ..machine import Machine
+from .access import ELEMENTWISE, Access, block_shape
+from .blocks import Requests, Step, volume
+
+# Equations that only rename elements: they emit no code, or very little.
+VIEWS = frozenset(
+    "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient expand_dims".split()
+)
+CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
+
+# Reductions that take each element once, in any order.
+SINGLE_PASS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor partial_reduce".split()
+)
+
+# The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
+UNOVERLAPPED = 0.25
+# A value that costs this many operations per element is not computed again beyond RECOMPUTE_LIMIT.
+HEAVY_OPERATIONS = 128
+RECOMPUTE_LIMIT = 1.3
+# Registers, packing and edges: the part of peak that contractions of this design reach.
+CONTRACTION_EFFICIENCY = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Predicted time of one kernel.
+
+    Attributes:
+      seconds: all of it.
+      compute, memory: arithmetic alone, traffic alone (seconds).
+      bytes_moved: compulsory bytes, each array once.
+      flops: operations done, repeated ones included.
+      recompute: operations done / operations needed.
+      working_set: bytes that one program touches.
+      scratch: the part of them that are values between equations.
+      programs: grid size.
+      limit: the machine's limit for this kernel's compulsory work (seconds).
+    """
+
+    seconds: float
+    compute: float
+    memory: float
+    bytes_moved: int
+    flops: float
+    recompute: float
+    working_set: int
+    scratch: int
+    programs: int
+    limit: float
+
+    @property
+    def share_of_limit(self) -> float:
+        return self.limit / self.seconds if self.seconds else 1.0
+
+
+def nbytes(aval) -> int:
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+
+
+def itemsize(v) -> int:
+    return np.dtype(v.aval.dtype).itemsize
+
+
+def contracted_size(eqn) -> int:
+    """Multiply-adds per output element of a contraction."""
+    lhs, rhs = (a.aval.shape for a in eqn.invars[:2])
+    if eqn.primitive.name == "dot_general":
+        (lc, _), _ = eqn.params["dimension_numbers"]
+        return math.prod(lhs[d] for d in lc)
+    return math.prod(rhs) // max(rhs[eqn.params["dimension_numbers"].rhs_spec[0]], 1)
+
+
+def operations_per_element(eqn, machine: Machine) -> float:
+    """Vector operations per element of the first result."""
+    name = eqn.primitive.name
+    if name in VIEWS:
+        return 0.0 if name not in ("transpose", "concatenate", "pad", "rev") else machine.cycles(name)
+    out = max(math.prod(eqn.outvars[0].aval.shape), 1)
+    if name in CONTRACTIONS:
+        return 2.0 * contracted_size(eqn)
+    if name.startswith("reduce_window"):
+        return float(math.prod(eqn.params["window_dimensions"]))
+    if name.startswith("reduce_") and name != "reduce_precision" or name in ("argmax", "argmin", "partial_reduce"):
+        return machine.cycles(name) * math.prod(eqn.invars[0].aval.shape) / out
+    if name == "integer_pow":
+        return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
+    if name == "sort":
+        return machine.cycles(name) * math.log2(max(2, eqn.outvars[0].aval.shape[eqn.params["dimension"]]))
+    return machine.cycles(name)
+
+
+def is_heavy(eqn, machine: Machine) -> bool:
+    """Is one element so dear that computing it twice is worse than storing it?"""
+    name = eqn.primitive.name
+    return (name in CONTRACTIONS or name.startswith("reduce_") or name == "sort") and (
+        operations_per_element(eqn, machine) >= HEAVY_OPERATIONS
+    )
+
+
+def _step_seconds(step: Step, machine: Machine) -> float:
+    """Time of one step of one program on one core."""
+    eqn, shape = step.eqn, block_shape(step.out)
+    operations = operations_per_element(eqn, machine) * math.prod(shape)
+    if not operations:
+        return 0.0
+    dtype = np.dtype(eqn.outvars[0].aval.dtype)
+    lanes = machine.lanes(dtype.itemsize)
+    if eqn.primitive.name in CONTRACTIONS and contracted_size(eqn) >= 16:
+        operand = np.dtype(eqn.invars[0].aval.dtype)
+        peak = machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY
+        columns = max(shape[-1:] + shape[-2:-1] * (shape[-1] == 1), default=1) if shape else 1
+        fill = columns / (math.ceil(columns / lanes) * lanes)
+        return operations / (peak * max(fill, 1 / lanes))
+    # Whole trailing dimensions run as one.
+    run = 1
+    for n, extent in zip(reversed(shape), reversed(eqn.outvars[0].aval.shape)):
+        run *= n
+        if n != extent or run >= 4 * lanes:
+            break
+    if eqn.primitive.name.startswith("reduce_") and len(eqn.invars[0].aval.shape) - 1 in eqn.params.get("axes", ()):
+        run = max(run, lanes)
+    fill = run / (math.ceil(run / lanes) * lanes)
+    return operations / lanes / fill / machine.clock_hz
+
+
+def recompute_of(step: Step, programs: int) -> float:
+    full = math.prod(step.eqn.outvars[0].aval.shape)
+    return programs * volume(step.out) / max(full, 1)
+
+
+def far_bandwidth(size: int, machine: Machine) -> float:
+    """Where an array comes from: L3 while it is small enough to have stayed there."""
+    return machine.l3_bandwidth if size <= machine.l3_bytes // 4 else machine.dram_bandwidth
+
+
+def evaluate(
+    requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int], machine: Machine,
+    same_reader: Callable = lambda v: False,
+) -> Cost | None:
+    """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
+    programs = math.prod(grid)
+    per_program = needed = done = 0.0
+    stored = _stored_values(requests)
+    temporaries = 0
+    for step in requests.steps:
+        seconds = _step_seconds(step, machine)
+        factor = recompute_of(step, programs)
+        if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
+            return None
+        per_program += seconds
+        operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs
+        done += operations
+        needed += operations / max(factor, 1e-9)
+        if any(v in stored for v in step.eqn.outvars):
+            temporaries += volume(step.out) * itemsize(step.eqn.outvars[0])
+    rounds = math.ceil(programs / machine.cores)
+    compute = rounds * per_program
+    far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
+    working_set = blocks + temporaries
+    trips = _scratch_trips(temporaries, blocks, machine) * programs
+    near += programs * sum(_panel_seconds(s, machine) for s in requests.steps)
+    parallel = min(programs, machine.cores) / machine.cores
+    memory = (far + near + trips) / max(parallel, 0.6)
+    overhead = machine.launch_seconds + rounds * machine.program_seconds
+    seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
+    limit = max(sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth)
+    return Cost(seconds, compute, memory, moved, done, done / needed if needed else 1.0, working_set, temporaries, programs, limit)
+
+
+def _stored_values(requests: Requests) -> set:
+    """Values that a program keeps in scratch.
+
+    Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in another
+    order or from several places (windows, contractions, reductions, shifted slices).
+    """
+    makers = {v: s for s in requests.steps for v in s.eqn.outvars}
+    readers: dict = {}
+    for s in requests.steps:
+        for a in s.eqn.invars:
+            if not isinstance(a, jex.Literal):
+                readers[a] = readers.get(a, 0) + 1
+    stored = set()
+    for s in requests.steps:
+        name = s.eqn.primitive.name
+        shifted = name in VIEWS and name not in ("broadcast_in_dim", "iota", "reshape", "squeeze")
+        if name in ELEMENTWISE or (name in VIEWS and not shifted):
+            continue
+        for atom in s.eqn.invars:
+            if name in SINGLE_PASS and not isinstance(atom, jex.Literal) and readers.get(atom) == 1:
+                continue  # reduced while it is made
+            while not isinstance(atom, jex.Literal) and atom in makers:
+                maker = makers[atom].eqn
+                if maker.primitive.name not in VIEWS or not maker.invars:
+                    stored.add(atom)
+                    break
+                atom = maker.invars[0]  # a view of what is stored
+    return stored
+
+
+def _scratch_trips(temporaries: int, blocks: int, machine: Machine) -> float:
+    """Seconds of one program's stored values going to a cache and back: the larger the set, the further away."""
+    working_set = temporaries + blocks
+    if working_set <= machine.l1_bytes:
+        return 0.0
+    if working_set > machine.l2_bytes:
+        return (2.0 * temporaries + 0.3 * blocks) / machine.l3_bandwidth
+    # Nests share outer loops: one step's part of a value is often all that is stored.
+    return (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
+
+
+def _panel_seconds(step: Step, machine: Machine) -> float:
+    """Extra reads of one program's contraction operands, beyond once, where they outgrow L2."""
+    if step.eqn.primitive.name != "dot_general":
+        return 0.0
+    lhs, rhs = (volume(a) * itemsize(v) for a, v in zip(step.pull.inputs, step.eqn.invars))
+    if lhs + rhs <= machine.l2_bytes:
+        return 0.0
+    rows, columns = step.out[-2].size if len(step.out) > 1 else 1, step.out[-1].size if step.out else 1
+    # Panels of 64 columns stay in L1; each passes over the rows again. Or the other way round.
+    return min(lhs * (columns / 64), rhs * (rows / 96)) / machine.l3_bandwidth
+
+
+def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
+    if step.eqn.primitive.name not in CONTRACTIONS:
+        return 0.0
+    full = math.prod(step.eqn.outvars[0].aval.shape)
+    return operations_per_element(step.eqn, machine) * full / machine.flops(np.dtype(step.eqn.invars[0].aval.dtype).name)
+
+
+def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
+    """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts."""
+    run = size
+    for s, n in zip(reversed(access), reversed(shape)):
+        run *= s.size
+        if s.size != n:
+            return max(1.0, 256 / run)
+    return 1.0
+
+
+def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:
+    """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
+    programs, last = math.prod(grid), len(grid) - 1
+    far = near = 0.0
+    moved = blocks = 0
+    for v, access in requests.inputs:
+        size, block = nbytes(v.aval), volume(access) * itemsize(v)
+        total = int(block * programs * _line_waste(access, v.aval.shape, itemsize(v)))
+        once = min(size, total)  # overlap and half-used lines come from caches
+        far += once / far_bandwidth(size, machine)
+        # Programs run along the last grid axis first: what does not depend on it is still in L2.
+        stays = not any(s.start.coefficient(last) for s in access) and block <= machine.l2_bytes // 2
+        near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
+        moved, blocks = moved + once, blocks + block
+    for v, access in outputs:
+        size = nbytes(v.aval)
+        # A store reads its line first.
+        far += 2 * size / far_bandwidth(size, machine)
+        moved, blocks = moved + size, blocks + volume(access) * itemsize(v)
+    return far, near, moved, blocks

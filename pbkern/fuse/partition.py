@@ -1,0 +1,382 @@
+"""Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
+
+Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their consumers
+as long as the modelled time falls. Then whole producer groups are pulled into contractions and attention-like chains
+where storing the value between costs more, and groups that read the same arrays are laid side by side. Every decision
+is recorded as an Edge for explain.py. Prices are cost.py, blocks schedule.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from jax.extend import core as jex
+
+from ..errors import UnsupportedOp
+from ..machine import Machine
+from . import access_shapes, access_windows  # noqa: F401  (they register access rules)
+from .access import ELEMENTWISE, NeedsWhole, rules
+from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
+from .schedule import Schedule, Unfusable, schedule_at, search
+
+ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
+
+
+@dataclass(eq=False)
+class Node:
+    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or XLA's."""
+
+    kind: str  # "group", "alias", "kernel", "control", "xla"
+    eqns: list
+    outputs: list = field(default_factory=list)
+    schedule: Schedule | None = None
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.schedule.cost.seconds if self.schedule else 0.0
+
+    def reads(self) -> set:
+        made = {v for e in self.eqns for v in e.outvars}
+        return {a for e in self.eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One decision: was `producer` fused into its consumers, and what did the model say?"""
+
+    producer: object
+    fused: bool
+    why: str
+    bytes_saved: int = 0
+    before: float = 0.0
+    after: float = 0.0
+
+
+@dataclass
+class Partition:
+    nodes: list[Node]
+    edges: list[Edge]
+
+
+def is_alias(eqn) -> bool:
+    """Does the equation only give an array another shape?"""
+    if eqn.primitive.name not in ALIASES:
+        return False
+    a, b = eqn.invars[0], eqn.outvars[0]
+    if isinstance(a, jex.Literal) or math.prod(a.aval.shape) != math.prod(b.aval.shape):
+        return False
+    return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
+
+
+def alone_seconds(eqn, machine: Machine) -> float:
+    """Time of a kernel that does one equation only."""
+    atoms = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
+    far = sum(nbytes(a.aval) / far_bandwidth(nbytes(a.aval), machine) for a in atoms)
+    far += sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in eqn.outvars)
+    work = operations_per_element(eqn, machine) * math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name in CONTRACTIONS:
+        compute = work / machine.flops(str(atoms[0].aval.dtype) if atoms else "float32")
+    else:
+        compute = work / machine.lanes(eqn.outvars[0].aval.dtype.itemsize) / machine.clock_hz / machine.cores
+    return max(far, compute) + machine.launch_seconds
+
+
+class Partitioner:
+    """One run over one jaxpr."""
+
+    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine, supports: Callable, options) -> None:
+        self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
+        self.order = {id(e): n for n, e in enumerate(jaxpr.eqns)}
+        self.results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+        self.consumers: dict = {}
+        for e in jaxpr.eqns:
+            for a in e.invars:
+                if not isinstance(a, jex.Literal):
+                    self.consumers.setdefault(a, []).append(e)
+        self.nodes_of: dict[int, list[Node]] = {}  # id(equation) -> nodes that compute it
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+
+    # -- bookkeeping
+
+    def add_node(self, node: Node) -> Node:
+        self.nodes.append(node)
+        for e in node.eqns:
+            self.nodes_of.setdefault(id(e), []).append(node)
+        return node
+
+    def set_group(self, group: Node, eqns: Iterable, outputs: Iterable, schedule: Schedule) -> None:
+        for e in group.eqns:
+            self.nodes_of[id(e)].remove(group)
+        unique = {id(e): e for e in eqns}
+        group.eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
+        group.outputs, group.schedule = list(dict.fromkeys(outputs)), schedule
+        for e in group.eqns:
+            self.nodes_of.setdefault(id(e), []).append(group)
+
+    def users(self, v) -> list[Node]:
+        """Nodes that read `v`; a node that computes a copy of the consumer counts."""
+        found: dict[int, Node] = {}
+        for e in self.consumers.get(v, ()):
+            for n in self.nodes_of.get(id(e), ()):
+                found[id(n)] = n
+        return list(found.values())
+
+    def successors(self, node: Node) -> list[Node]:
+        return [n for v in node.outputs for n in self.users(v) if n is not node]
+
+    def reaches(self, sources: Iterable[Node], goal: Node) -> bool:
+        seen, stack = set(), list(sources)
+        while stack:
+            n = stack.pop()
+            if n is goal:
+                return True
+            if id(n) not in seen:
+                seen.add(id(n))
+                stack.extend(self.successors(n))
+        return False
+
+    def needed(self, v, inside: Node) -> bool:
+        """Is `v` read outside `inside`?"""
+        return v in self.results or any(n is not inside for n in self.users(v))
+
+    # -- phase 1: equations in reverse
+
+    def run(self) -> Partition:
+        for eqn in reversed(self.jaxpr.eqns):
+            self.place(eqn)
+        if not self.options_disable_fusion():
+            self.settle()
+            self.merge_producers()
+            self.merge_siblings()
+        return Partition(self.nodes, self.edges)
+
+    def settle(self) -> None:
+        """Searches the blocks of whole groups: while growing, cheap equations kept those of the group so far."""
+        for g in self.nodes:
+            if g.kind == "group" and len(g.eqns) > 1:
+                best = search(g.eqns, g.outputs, self.machine)
+                if best.cost.seconds < g.seconds:
+                    g.schedule = best
+
+    def options_disable_fusion(self) -> bool:
+        return bool(getattr(self.options, "disable_affine_fusion", False))
+
+    def outside_kind(self, eqn) -> tuple[str, str] | None:
+        """(kind, reason) of an equation that no group may hold, or None."""
+        name = eqn.primitive.name
+        if name == "pbkern_kernel":
+            return "kernel", "hand-written"
+        if name in ("scan", "while", "cond"):
+            return "control", ""
+        if eqn.effects:
+            return "xla", "it has side effects"
+        if name not in rules:
+            return "xla", "no access rule"
+        if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
+            return "xla", "an empty array"
+        if any(not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex")) for v in eqn.outvars):
+            return "xla", "the element type"
+        reason = self.supports(eqn)
+        return ("xla", reason) if reason else None
+
+    def place(self, eqn) -> None:
+        kind = self.outside_kind(eqn)
+        if kind is not None:
+            self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
+            return
+        users = list({id(n): n for v in eqn.outvars for n in self.users(v)}.values())
+        groups = [n for n in users if n.kind == "group"]
+        outside = [n for n in users if n.kind != "group"]
+        needed = outside or any(v in self.results for v in eqn.outvars)
+        if groups and not self.options_disable_fusion() and not self.waits(eqn, groups):
+            if self.join(eqn, groups, outside, bool(needed)):
+                return
+        if is_alias(eqn):
+            self.add_node(Node("alias", [eqn], list(eqn.outvars)))
+            return
+        self.start(eqn)
+
+    def start(self, eqn) -> None:
+        """A group of its own."""
+        outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
+        try:
+            self.add_node(Node("group", [eqn], outputs, search([eqn], outputs, self.machine)))
+        except (Unfusable, UnsupportedOp, NotImplementedError) as e:
+            self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
+
+    def waits(self, eqn, groups) -> bool:
+        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2 decides)."""
+        if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
+            return False
+        return any(
+            c.primitive.name in CONTRACTIONS and is_heavy(c, self.machine)
+            for g in groups
+            for v in eqn.outvars
+            for c in self.through_views(v, g)
+        )
+
+    def through_views(self, v, group: Node) -> Iterable:
+        """Consumers of `v` in a group, looking through views and casts."""
+        for c in self.consumers.get(v, ()):
+            if group in self.nodes_of.get(id(c), ()):
+                if c.primitive.name in VIEWS or c.primitive.name == "convert_element_type":
+                    yield from self.through_views(c.outvars[0], group)
+                else:
+                    yield c
+
+    def join(self, eqn, groups: list[Node], outside: list[Node], needed: bool) -> bool:
+        """Pulls `eqn` into its consumers if the model gains. True if it needs no node of its own."""
+        alone = 0.0 if is_alias(eqn) else self.alone(eqn)
+        if len(groups) == 1 and (not needed or not self.reaches(outside, groups[0])):
+            return self.try_union(eqn, groups[0], needed, alone)
+        if not needed and self.duplicate(eqn, groups, alone):
+            return True
+        return len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone)
+
+    def alone(self, eqn) -> float:
+        """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
+        if is_heavy(eqn, self.machine):
+            try:
+                return search([eqn], list(eqn.outvars), self.machine).cost.seconds
+            except (Unfusable, UnsupportedOp, NotImplementedError):
+                pass
+        return alone_seconds(eqn, self.machine)
+
+    def try_union(self, eqn, group: Node, needed: bool, alone: float) -> bool:
+        outputs = group.outputs + (list(eqn.outvars) if needed else [])
+        outputs = [v for v in outputs if v in self.results or self.users(v)]
+        schedule, why = self.attempt([eqn, *group.eqns], outputs, group.schedule, eqn)
+        before = group.seconds + alone
+        ok = schedule is not None and schedule.cost.seconds <= before
+        self.record(eqn, ok, why, before, schedule)
+        if ok:
+            self.set_group(group, [eqn, *group.eqns], outputs, schedule)
+        return ok
+
+    def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
+        """A copy in every consumer: for what is cheaper to compute again than to store."""
+        if is_heavy(eqn, self.machine) or operations_per_element(eqn, self.machine) > 16:
+            return False
+        found = []
+        for g in groups:
+            schedule, _ = self.attempt([eqn, *g.eqns], g.outputs, g.schedule, eqn)
+            if schedule is None:
+                return False
+            found.append(schedule)
+        before = alone + sum(g.seconds for g in groups)
+        after = sum(s.cost.seconds for s in found)
+        if after > before:
+            return False
+        for g, s in zip(groups, found):
+            self.set_group(g, [eqn, *g.eqns], g.outputs, s)
+        self.edges.append(Edge(eqn, True, f"copied into {len(groups)} kernels", nbytes(eqn.outvars[0].aval), before, after))
+        return True
+
+    def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
+        """Lays the consuming groups side by side, with the producer in front."""
+        if any(self.reaches(self.successors(a), b) for a, b in itertools.permutations(groups, 2)):
+            return False
+        if any(self.reaches(outside, g) for g in groups):
+            return False
+        eqns = [eqn, *(e for g in groups for e in g.eqns)]
+        outputs = [v for g in groups for v in g.outputs] + (list(eqn.outvars) if needed else [])
+        schedule, why = self.attempt(eqns, outputs, None, eqn)
+        before = alone + sum(g.seconds for g in groups)
+        ok = schedule is not None and schedule.cost.seconds <= before
+        self.record(eqn, ok, why or "consumers side by side", before, schedule)
+        if ok:
+            for g in groups[1:]:
+                self.drop(g)
+            self.set_group(groups[0], eqns, outputs, schedule)
+        return ok
+
+    def drop(self, group: Node) -> None:
+        self.nodes.remove(group)
+        for e in group.eqns:
+            self.nodes_of[id(e)].remove(group)
+
+    def attempt(self, eqns, outputs, current: Schedule | None, new, accept=lambda cost: True) -> tuple[Schedule | None, str]:
+        """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
+        unique = {id(e): e for e in eqns}
+        eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
+        try:
+            cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
+            if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
+                kept = schedule_at(eqns, outputs, current.blocks, self.machine)
+                if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
+                    return kept, ""
+            return search(eqns, outputs, self.machine, accept), ""
+        except NeedsWhole:
+            try:
+                return search(eqns, outputs, self.machine, accept), ""
+            except Unfusable as e:
+                return None, str(e)
+        except Unfusable as e:
+            return None, str(e)
+        except (UnsupportedOp, NotImplementedError) as e:
+            return None, str(e).splitlines()[0]
+
+    def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None) -> None:
+        after = schedule.cost.seconds if schedule else 0.0
+        text = why or ("the model gains" if ok else "separate kernels are faster")
+        self.edges.append(Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after))
+
+    # -- phase 2: whole groups
+
+    def merge_producers(self) -> None:
+        """Pulls producer groups into their only consumer where the value between is dear to store."""
+        changed = True
+        while changed:
+            changed = False
+            for group in [n for n in self.nodes if n.kind == "group"]:
+                users = {id(n): n for n in self.successors(group)}
+                if len(users) != 1 or group not in self.nodes:
+                    continue
+                (consumer,) = users.values()
+                if consumer.kind == "group" and self.merge(group, consumer):
+                    changed = True
+
+    def merge(self, a: Node, b: Node) -> bool:
+        eqns = [*a.eqns, *b.eqns]
+        outputs = b.outputs + [v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))]
+        accept = self.fits_chain if self.chained(a, b) else lambda cost: True
+        schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
+        before = a.seconds + b.seconds
+        ok = schedule is not None and schedule.cost.seconds < before
+        self.record(a.eqns[-1], ok, why, before, schedule)
+        if ok:
+            self.drop(a)
+            self.set_group(b, eqns, outputs, schedule)
+        return ok
+
+    def fits_chain(self, cost: Cost) -> bool:
+        """Two contractions share a program only while what lies between them, and their operands, stay in cache."""
+        l2 = self.machine.l2_bytes
+        return cost.scratch <= l2 // 2 and cost.working_set - cost.scratch <= 2 * l2
+
+    def chained(self, a: Node, b: Node) -> bool:
+        return all(any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns) for g in (a, b))
+
+    def merge_siblings(self) -> None:
+        """Groups that read the same array with the same root shape become one where that reads it once."""
+        groups = [n for n in self.nodes if n.kind == "group"]
+        for a, b in itertools.combinations(groups, 2):
+            if a not in self.nodes or b not in self.nodes or not a.reads() & b.reads():
+                continue
+            if a.outputs[0].aval.shape != b.outputs[0].aval.shape:
+                continue
+            if any(e.primitive.name in CONTRACTIONS for g in (a, b) for e in g.eqns):
+                continue
+            if self.reaches(self.successors(a), b) or self.reaches(self.successors(b), a):
+                continue
+            self.merge(a, b)
+
+
+def partition(closed: jex.ClosedJaxpr, machine: Machine, supports: Callable, options) -> Partition:
+    """Groups the equations of a simplified jaxpr."""
+    return Partitioner(closed.jaxpr, machine, supports, options).run()

@@ -1,0 +1,125 @@
+"""Nodes in order -> HostProgram: one launch per group, buffers for values, views for reshapes.
+
+A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps in control.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from jax.extend import core as jex
+
+from ..dsl.host import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
+from .buffers import assign_slots
+from .emit import array_type, emit_kernel
+from .partition import Node
+
+
+def identifier(text: str) -> str:
+    """`text` as a Python identifier."""
+    name = re.sub(r"\W+", "_", text).strip("_") or "fused"
+    return name if not name[0].isdigit() else f"k_{name}"
+
+
+@dataclass
+class Builder:
+    """Collects the buffers and steps of one HostProgram.
+
+    Attributes:
+      views: value -> where it lies.
+      names: counter of buffer and kernel names.
+      params_for: grid semantics -> compiler_params of a fused kernel.
+    """
+
+    name: str
+    params_for: Callable
+    views: dict = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, stem: str) -> str:
+        n = self.counts.get(stem, 0)
+        self.counts[stem] = n + 1
+        return f"{stem}{n}"
+
+    def buffer(self, stem: str, aval, kind: BufferKind, position: int = -1) -> View:
+        b = Buffer(self.fresh(stem), array_type(aval), kind, position)
+        self.buffers.append(b)
+        return View(b.name, b.type)
+
+    def place(self, v) -> View:
+        """Where `v` lies; a new temporary if it has no place yet."""
+        if v not in self.views:
+            self.views[v] = self.buffer("t", v.aval, BufferKind.TEMP)
+        return self.views[v]
+
+    def typed(self, view: View, aval) -> View:
+        return View(view.buffer, array_type(aval), view.offset)
+
+    # -- steps
+
+    def steps(self, nodes: Sequence[Node]) -> list[Step]:
+        return [s for n in nodes for s in self.node_steps(n)]
+
+    def node_steps(self, node: Node) -> list[Step]:
+        if node.kind == "group":
+            return [self.launch(node)]
+        if node.kind == "alias":
+            return self.alias(node.eqns[0])
+        if node.kind == "kernel":
+            (eqn,) = node.eqns
+            return [Launch(eqn.params["kernel"], *self.arguments(eqn))]
+        from .control import control_steps
+
+        return control_steps(self, node)
+
+    def arguments(self, eqn) -> tuple[tuple[View, ...], tuple[View, ...]]:
+        return tuple(self.place(a) for a in eqn.invars), tuple(self.place(v) for v in eqn.outvars)
+
+    def launch(self, node: Node) -> Launch:
+        s = node.schedule
+        name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
+        kernel = emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics)))
+        operands = tuple(self.place(v) for v, _ in s.requests.inputs)
+        return Launch(kernel, operands, tuple(self.place(v) for v, _ in s.outputs))
+
+    def alias(self, eqn) -> list[Step]:
+        (source, *_), (v,) = eqn.invars, eqn.outvars
+        if v in self.views and self.views[v].buffer != self.place(source).buffer:  # a result of its own
+            return [Copy(self.typed(self.place(source), v.aval), self.views[v])]
+        self.views.setdefault(v, self.typed(self.place(source), v.aval))
+        return []
+
+
+def kernel_stem(node: Node) -> str:
+    """A word for the kernel's name: its dearest operation."""
+    names = [e.primitive.name for e in node.eqns]
+    for known, word in (("conv_general_dilated", "conv"), ("dot_general", "dot"), ("reduce", "reduce"), ("sort", "sort")):
+        if any(n.startswith(known) for n in names):
+            return word
+    return "map" if len(names) > 1 else names[0]
+
+
+def build_program(
+    name: str, nodes: Sequence[Node], reads: Sequence, makes: Sequence, params_for: Callable
+) -> HostProgram:
+    """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
+    b = Builder(identifier(name), params_for)
+    for n, v in enumerate(reads):
+        b.views[v] = b.buffer("in", v.aval, BufferKind.INPUT, n)
+    for n, v in enumerate(makes):
+        b.views[v] = b.buffer("out", v.aval, BufferKind.OUTPUT, n)
+    share_outputs(b, nodes, makes)
+    steps = b.steps(nodes)
+    return HostProgram(b.name, assign_slots(b.buffers, steps), tuple(steps))
+
+
+def share_outputs(b: Builder, nodes: Iterable[Node], makes: Sequence) -> None:
+    """Lets a producer write straight into an output that is another shape of its result."""
+    made = {v for n in nodes for v in n.outputs}
+    for node in reversed([n for n in nodes if n.kind == "alias"]):
+        (source, *_), (v,) = node.eqns[0].invars, node.eqns[0].outvars
+        if v in b.views and not isinstance(source, jex.Literal) and source in made and source not in b.views:
+            b.views[source] = b.typed(b.views[v], source.aval)

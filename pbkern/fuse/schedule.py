@@ -1,0 +1,276 @@
+"""Group, Machine -> Schedule: the block of every output and with it the grid. Never changes meaning.
+
+One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension come from the role that
+a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch. A few steps of descent in the cost
+model pick among them. Emission is emit.py, prices are cost.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..affine import Affine
+from ..machine import Machine
+from .access import Access, NeedsWhole, Span, whole
+from .blocks import Requests, request, volume
+from .cost import CONTRACTIONS, Cost, evaluate, is_heavy
+
+
+class Unfusable(Exception):
+    """These equations cannot share one kernel."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Choices for one kernel, no code.
+
+    Attributes:
+      grid: programs per grid axis.
+      blocks: block size per dimension of the root output.
+      outputs: (value, access) of every result.
+      requests: what one program reads and computes.
+      cost: prediction.
+      semantics: per grid axis; fused kernels are parallel throughout.
+    """
+
+    grid: tuple[int, ...]
+    blocks: tuple[int, ...]
+    outputs: tuple[tuple[object, Access], ...]
+    requests: Requests
+    cost: Cost
+
+    @property
+    def semantics(self) -> tuple[str, ...]:
+        return ("parallel",) * len(self.grid)
+
+
+def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[int, ...], dict[int, int]]:
+    """(access, grid, grid axis -> dimension) of an array cut into blocks."""
+    access, grid, dims = [], [], {}
+    for d, (n, b) in enumerate(zip(shape, blocks)):
+        if b >= n:
+            access.append(whole(n))
+        else:
+            dims[len(grid)] = d
+            access.append(Span(Affine.symbol(len(grid), b), b))
+            grid.append(-(-n // b))
+    return tuple(access), tuple(grid), dims
+
+
+def _follow(v, root_access: Access, root_shape, axes: Mapping[int, int], requests: Requests) -> Access:
+    """The access of another output under the root's grid. Raises Unfusable unless every axis splits it once."""
+    shape = v.aval.shape
+    wanted = {axis: root_access[d] for axis, d in axes.items()}
+    for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
+        found = {}
+        for d, s in enumerate(hull):
+            for axis, span in wanted.items():
+                if s.start.terms == span.start.terms and shape[d] == root_shape[axes[axis]]:
+                    found[axis] = d
+        if len(found) == len(wanted) == len(set(found.values())):
+            at = {d: axis for axis, d in found.items()}
+            return tuple(wanted[at[d]] if d in at else whole(n) for d, n in enumerate(shape))
+    if len(shape) == len(root_shape):
+        candidates = [(d, d) for d in range(len(shape))]
+        if any(shape[d] != root_shape[d] for d in axes.values()):
+            candidates = []
+    else:
+        candidates, at = [], 0
+        for d in sorted(axes.values()):
+            at = next((k for k in range(at, len(shape)) if shape[k] == root_shape[d]), -1) if at >= 0 else -1
+            if at < 0:
+                candidates = []
+                break
+            candidates.append((at, d))
+            at += 1
+    at = {k: d for k, d in candidates}
+    split = set(axes.values())
+    if not split <= set(at.values()):
+        raise Unfusable("an output does not have every grid axis")
+    return tuple(root_access[at[k]] if at.get(k) in split else whole(n) for k, n in enumerate(shape))
+
+
+def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
+    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root dimensions)."""
+    root = outputs[0]
+    access, grid, axes = _tile(root.aval.shape, blocks)
+    try:
+        requests = request(eqns, [(root, access)])
+        placed = [(root, access)]
+        if len(outputs) > 1:
+            placed += [(v, _follow(v, access, root.aval.shape, axes, requests)) for v in outputs[1:]]
+            requests = request(eqns, placed)
+    except NeedsWhole as e:
+        raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why) from None
+    cost = evaluate(requests, placed, grid, machine)
+    return None if cost is None else Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
+
+
+# ---- options per dimension
+
+def _powers(limit: int, among: Sequence[int]) -> list[int]:
+    """`among` below `limit`, and `limit` itself."""
+    return [n for n in among if n < limit] + [limit]
+
+
+def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]:
+    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under one)."""
+    shape, forced = root.aval.shape, set()
+    while True:
+        blocks = [n if d in forced else 1 for d, n in enumerate(shape)]
+        access, grid, axes = _tile(shape, blocks)
+        try:
+            requests = request(eqns, [(root, access)])
+            if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
+                break
+            # A heavy value would be repeated along some dimension: lines are kept whole from the last one on.
+            forced.add(max(axes.values()))
+        except NeedsWhole as e:
+            more = {axes[a] for a in e.axes}
+            if not more or more <= forced:
+                raise Unfusable(e.why) from None
+            forced |= more
+    roles: dict[int, str] = {}
+    for step in requests.steps:
+        if step.eqn.primitive.name == "partial_reduce":
+            roles.update({axes[a]: "run" for a in step.out[0].start.symbols})
+    for step in reversed(requests.steps):
+        if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
+            names = _contraction_roles(step.eqn)
+            for d, s in enumerate(step.out):
+                for axis in s.start.symbols:
+                    roles.setdefault(axes[axis], names[d])
+            break
+    grain = max((volume(h) for h in _moving(requests)), default=1)
+    return forced, roles, grain
+
+
+def _moving(requests: Requests):
+    """Blocks read from outside that differ between programs."""
+    return (h for _, h in requests.inputs if any(s.start.terms for s in h))
+
+
+def _contraction_roles(eqn) -> list[str]:
+    """What each output dimension of a contraction is: batch, row, column; for convolutions also space and channel."""
+    rank = len(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "dot_general":
+        (lc, _), (lb, _) = eqn.params["dimension_numbers"]
+        rows = len(eqn.invars[0].aval.shape) - len(lc) - len(lb)
+        row_names = ["batch"] * (rows - 1) + ["row"] if rows else []
+        columns = rank - len(lb) - rows
+        return ["batch"] * len(lb) + row_names + ["column_outer"] * (columns - 1) + ["column"] * min(columns, 1)
+    spec = eqn.params["dimension_numbers"].out_spec
+    names = ["space"] * rank
+    names[spec[0]], names[spec[1]] = "batch", "channel"
+    first = spec[2] if rank > 2 else spec[0]
+    if rank > 3:
+        names[first] = "line"
+    return names
+
+
+def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
+    match role:
+        case "batch" | "run" | "column_outer":
+            return [1], 1
+        case "row":
+            return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256)), 96
+        case "column":
+            return _powers(extent, (64, 128, 256, 512)), 256
+        case "channel":
+            return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
+        case "line":
+            return _powers(extent, (1, 2, 4, 7, 8, 14, 16, 28)), 14
+    return ([extent] if extent <= 256 else [64, 128]), 128
+
+
+def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1) -> tuple[list[list[int]], list[int]]:
+    """(sorted options, preferred size) per dimension."""
+    options: list[list[int]] = [[n] for n in shape]
+    target = list(shape)
+    if any(role != "run" for role in roles.values()):
+        for d, n in enumerate(shape):
+            if d not in forced and n > 1:
+                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
+        return options, target
+    # A program that reads a long line for one element of the root tiles the root by rows.
+    run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
+    for d in reversed(range(len(shape))):
+        n = shape[d]
+        if n == 1 or n == 0:
+            continue
+        if roles.get(d) == "run":
+            options[d], target[d] = [1], 1
+            continue
+        if d in forced:
+            run *= n if stage == "lanes" else 1  # else counted in the grain
+            stage = "rows" if run >= 256 else stage
+            continue
+        if stage == "lanes" and run * n <= 8192:
+            run *= n
+            # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
+            options[d] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
+            stage = "rows" if run >= 256 else "lanes"
+        elif stage == "lanes":
+            sizes = [max(1, size // run) for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+            options[d], target[d] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
+            run, stage = 4096, "rows"
+        elif stage == "rows":
+            options[d], target[d] = _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)), max(1, min(32, 32768 // run))
+            stage = "outer" if run * n > 4096 else "rows"
+            run *= n
+        else:
+            options[d], target[d] = [1], 1
+    return options, target
+
+
+def search(eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True) -> Schedule:
+    """The best schedule found among those that `accept` takes. Raises Unfusable."""
+
+    def at(blocks):
+        made = schedule_at(eqns, outputs, blocks, machine)
+        return made if made is not None and accept(made.cost) else None
+
+    outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
+    root = outputs[0]
+    forced, roles, grain = _roles(eqns, root, machine)
+    while True:
+        options, target = _options(root.aval.shape, forced, roles, grain)
+        try:
+            best = _descend(at, options, target)
+        except NeedsWhole as e:
+            if not e.axes - forced:
+                raise Unfusable(e.why) from None
+            forced |= e.axes
+            continue
+        if best is None:
+            raise Unfusable("a heavy value would be computed several times, or one program would need too much memory")
+        return best
+
+
+def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> Schedule | None:
+    """Coordinate descent from the options nearest to `target`, one step per dimension at a time."""
+    place = [min(range(len(o)), key=lambda k: abs(o[k] - t)) for o, t in zip(options, target)]
+    known: dict = {}
+
+    def price(where) -> float:
+        key = tuple(where)
+        if key not in known:
+            known[key] = at([o[k] for o, k in zip(options, key)])
+        return known[key].cost.seconds if known[key] else math.inf
+
+    best, improved = price(place), True
+    while improved:
+        improved = False
+        for d in range(len(options)):
+            for step in (1, -1):
+                while 0 <= place[d] + step < len(options[d]):
+                    moved = [k + step * (e == d) for e, k in enumerate(place)]
+                    cost = price(moved)
+                    if not (cost < best * 0.995 or (best == math.inf and cost == math.inf)):
+                        break
+                    place, best, improved = moved, min(cost, best), improved or cost < math.inf
+    return known[tuple(place)]
+
+

@@ -1,0 +1,73 @@
+"""Plans a function, runs the plan on the oracle and compares with JAX."""
+
+import random
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from oracle import run_program
+
+from pbkern import fuse
+from pbkern.fuse import schedule
+from pbkern.machine import DEFAULT_MACHINE
+
+
+def planned(f, *args, supports=lambda eqn: None, machine=DEFAULT_MACHINE, **options):
+    closed = jax.make_jaxpr(f)(*args)
+    name = getattr(f, "__name__", "f")
+    return fuse.plan(closed, name=name, options=SimpleNamespace(**options), machine=machine, supports=supports)
+
+
+def compare(plan, f, args, tolerance):
+    want = [np.asarray(x) for x in jax.tree.leaves(f(*args))]
+    got = [np.asarray(x) for x in plan.evaluate(jax.tree.leaves(args), run_program)]
+    assert len(want) == len(got)
+    for w, g in zip(want, got):
+        assert w.shape == g.shape and w.dtype == g.dtype, (w.shape, g.shape, w.dtype, g.dtype)
+        if jnp.issubdtype(w.dtype, jnp.floating):
+            np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(g, w)
+
+
+def check(f, *args, kernels=None, tolerance=1e-4, left=False, **options):
+    plan = planned(f, *args, **options)
+    compare(plan, f, args, tolerance)
+    if kernels is not None:
+        assert len(plan.kernels()) == kernels, str(plan.explanation)
+    if not left:
+        assert not plan.left_to_xla(), str(plan.explanation)
+    return plan
+
+
+def random_blocks(seed):
+    """A stand-in for the schedule's descent: any block sizes at all, multiples of nothing."""
+    rng = random.Random(seed)
+
+    def descend(at, options, target):
+        for _ in range(12):
+            blocks = [rng.choice([1, o[-1], rng.randint(1, max(1, o[-1]))]) if o != [1] else 1 for o in options]
+            found = at(blocks)
+            if found is not None:
+                return found
+        return at([o[-1] for o in options])
+
+    return descend
+
+
+def check_blocks(monkeypatch, f, *args, seeds=range(4), tolerance=1e-4, **options):
+    """Like check, at random block sizes."""
+    for seed in seeds:
+        monkeypatch.setattr(schedule, "_descend", random_blocks(seed))
+        check(f, *args, tolerance=tolerance, **options)
+
+
+def rand(*shape, dtype="float32", seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(np.float32)).astype(dtype)
+
+
+def ints(*shape, low=0, high=10, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).integers(low, high, size=shape), jnp.int32)
+
+
