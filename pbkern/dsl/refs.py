@@ -77,7 +77,9 @@ class RefAccess:
 
 def is_whole(index: Index, extent: int) -> bool:
     """Whether an index takes all of a dimension of this extent."""
-    return isinstance(index, Range) and isinstance(index.start, int) and (index.start, index.size) == (0, extent)
+    return (
+        isinstance(index, Range) and isinstance(index.start, int) and (index.start, index.size) == (0, extent)
+    )
 
 
 KINDS = {"get": "load", "swap": "store", "addupdate": "add", "masked_load": "load", "masked_store": "store"}
@@ -98,7 +100,10 @@ def ref_access(eqn) -> RefAccess:
         indices = compose(shape, _jax.ref_indexers(eqn), np.add, np.multiply)
     except (TypeError, NotImplementedError) as e:
         raise UnsupportedOp(
-            f"`{name}` with this chain of indices", at=_jax.user_line(eqn), why=str(e), hint="index the Ref once"
+            f"`{name}` with this chain of indices",
+            at=_jax.user_line(eqn),
+            why=str(e),
+            hint="index the Ref once",
         ) from None
     return _access(name, operands, indices)
 
@@ -182,11 +187,11 @@ def canonical_access(eqn, operands: Sequence) -> list:
     if all(is_whole(i, n) for i, n in zip(indices, shape)):
         leaves, tree = [], _jax.NO_INDICES
     else:
+        masked = eqn.primitive.name.startswith("masked")
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
-        leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices))
+        leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices), masked)
     results = eqn.primitive.bind(*operands[:number], *leaves, tree=tree)
     return results if eqn.primitive.multiple_results else [results]
-
 
 
 def _raw(index: Index, gathered: tuple[int, ...]):

@@ -22,7 +22,7 @@ from jax.extend import core as jex
 
 from .. import _jax
 from ..errors import KernelError, UnsupportedOp
-from ..jaxprs import literal_value
+from ..jaxprs import as_dtype, literal_value
 from ..rules import RuleTable
 
 # How tightly an expression binds.
@@ -106,7 +106,11 @@ def typed_literal(atom: jex.Literal) -> str:
 
 def beside(scope: Scope, atom, partner) -> Expr:
     """An operand as it may stand in an operation with `partner`: a literal takes the partner's type."""
-    if isinstance(atom, jex.Literal) and not isinstance(partner, jex.Literal) and atom.aval.dtype.kind in "bifV":
+    if (
+        isinstance(atom, jex.Literal)
+        and not isinstance(partner, jex.Literal)
+        and atom.aval.dtype.kind in "bifV"
+    ):
         return Expr(plain_number(literal_value(atom)))
     return scope.expr(atom)
 
@@ -117,8 +121,8 @@ def spell_param(value: Any, imports: set[str]) -> str:
     match value:
         case None | bool() | str():
             return repr(value)
-        case np.dtype():
-            return dtype_name(value)
+        case _ if as_dtype(value):
+            return dtype_name(as_dtype(value))
         case enum.Enum():
             return f"{_qualified(type(value), imports)}.{value.name}"
         case int() | np.integer():
@@ -136,8 +140,6 @@ def spell_param(value: Any, imports: set[str]) -> str:
             return f"[{', '.join(map(again, value))}]"
         case dict():
             return f"{{{', '.join(f'{again(k)}: {again(v)}' for k, v in value.items())}}}"
-        case type() if issubclass(value, np.generic):
-            return dtype_name(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _spell_dataclass(value, imports)
     raise UnsupportedOp("a parameter that cannot be printed", why=f"{type(value).__name__}: {value!r}")
@@ -186,7 +188,9 @@ def bind(name: str, *operands, **params) -> Any:
     """
     primitive = _primitives().get(name)
     if primitive is None:
-        raise KernelError(f"no primitive is called {name!r}", hint="the names that str(jaxpr) shows, e.g. 'sin'")
+        raise KernelError(
+            f"no primitive is called {name!r}", hint="the names that str(jaxpr) shows, e.g. 'sin'"
+        )
     return primitive.bind(*map(_value, operands), **params)
 
 
@@ -207,8 +211,7 @@ def _spell_bind(scope: Scope, eqn) -> str:
 
 def _bound_param(scope: Scope, v: Any) -> str:
     """jnp.float32 is no dtype, only convertible to one, which `bind` does not do."""
-    is_dtype = isinstance(v, np.dtype) or isinstance(v, type) and issubclass(v, np.generic)
-    return f"jnp.dtype({scope.param(v)})" if is_dtype else scope.param(v)
+    return f"jnp.dtype({scope.param(v)})" if as_dtype(v) else scope.param(v)
 
 
 # --- operators ---------------------------------------------------------------------------------------------------
@@ -271,7 +274,9 @@ def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> 
     def rule(scope, eqn):
         if any(v is not None for k, v in eqn.params.items() if k not in arguments):
             return None
-        given = [f"{a}={scope.param(eqn.params[p])}" for p, a in arguments.items() if eqn.params.get(p) is not None]
+        given = [
+            f"{a}={scope.param(eqn.params[p])}" for p, a in arguments.items() if eqn.params.get(p) is not None
+        ]
         return f"{callee}({', '.join([*scope.operands(eqn), *given])})"
 
 
@@ -304,7 +309,9 @@ register_call("bitcast_convert_type", "lax.bitcast_convert_type", {"new_dtype": 
 register_call("round", "lax.round", {"rounding_method": "rounding_method"})
 register_call("split", "lax.split", {"sizes": "sizes", "axis": "axis"})
 register_call(
-    "reduce_precision", "lax.reduce_precision", {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"}
+    "reduce_precision",
+    "lax.reduce_precision",
+    {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"},
 )
 register_call(
     "gather",
@@ -438,7 +445,9 @@ def _reduce_window(scope, eqn):
         return None
     keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
     given = ", ".join(f"{k}={scope.param(p[k])}" for k in keys)
-    return f"lax.reduce_window({scope.text(eqn.invars[0])}, {inits[dtype.name][name]}, {computation}, {given})"
+    return (
+        f"lax.reduce_window({scope.text(eqn.invars[0])}, {inits[dtype.name][name]}, {computation}, {given})"
+    )
 
 
 for _name in ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"):

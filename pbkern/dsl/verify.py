@@ -27,7 +27,9 @@ def verify(k: Kernel) -> None:
     for n, s in enumerate(k.scratch):
         _verify_dtype(k, f"scratch {n}", s.dtype)
         if any(d < 1 for d in s.shape):
-            raise KernelError(f"scratch {n} of kernel `{k.name}` is empty", at=k.source, why=f"shape {s.shape}")
+            raise KernelError(
+                f"scratch {n} of kernel `{k.name}` is empty", at=k.source, why=f"shape {s.shape}"
+            )
     _verify_aliases(k)
     _verify_semantics(k)
     if k.body is not None:
@@ -100,7 +102,9 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
         )
     if isinstance(d, Element) and min(d.padding) < 0:
         raise KernelError(
-            f"{m.origin} of kernel `{k.name}` has negative padding", at=k.source, why=f"{values}, padding {d.padding}"
+            f"{m.origin} of kernel `{k.name}` has negative padding",
+            at=k.source,
+            why=f"{values}, padding {d.padding}",
         )
     reach = extent + (sum(d.padding) if isinstance(d, Element) else 0)
     if d.size > reach:
@@ -108,7 +112,10 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
         if isinstance(d, Element):
             hint = "widen Element(n, padding=(low, high)) by what lies outside the array"
         raise KernelError(
-            f"{m.origin} of kernel `{k.name}` has blocks larger than the array", at=k.source, why=values, hint=hint
+            f"{m.origin} of kernel `{k.name}` has blocks larger than the array",
+            at=k.source,
+            why=values,
+            hint=hint,
         )
 
 
@@ -152,7 +159,9 @@ def _verify_aliases(k: Kernel) -> None:
             )
     for side in zip(*k.aliases):
         if len(set(side)) != len(side):
-            raise KernelError(f"kernel `{k.name}` aliases one array twice", at=k.source, why=f"aliases {k.aliases}")
+            raise KernelError(
+                f"kernel `{k.name}` aliases one array twice", at=k.source, why=f"aliases {k.aliases}"
+            )
 
 
 def _verify_semantics(k: Kernel) -> None:
@@ -169,7 +178,9 @@ def _verify_semantics(k: Kernel) -> None:
 
 def _verify_body(k: Kernel) -> None:
     jaxpr = k.body.jaxpr
-    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [(s.shape, s.dtype) for s in k.scratch]
+    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [
+        (s.shape, s.dtype) for s in k.scratch
+    ]
     found = [_jax.ref_type(v.aval) if _jax.is_ref(v.aval) else v.aval for v in jaxpr.invars]
     if found != types or jaxpr.outvars or k.body.consts:
         raise KernelError(
