@@ -250,6 +250,14 @@ def _split(eqn, operands):
     return results
 
 
+def _concatenate(eqn, operands):
+    """Empty operands go."""
+    kept = [x for x in operands if 0 not in x.shape]
+    if len(kept) == len(operands) or not kept:
+        return None
+    return kept if len(kept) == 1 else [lax.concatenate(kept, eqn.params["dimension"])]
+
+
 def _stack(eqn, operands):
     axis = next(v for v in eqn.params.values() if isinstance(v, int))
     return [lax.concatenate([lax.expand_dims(x, (axis,)) for x in operands], axis)]
@@ -303,6 +311,7 @@ _REWRITES: dict[str, Rewrite] = {
     "reshape": _same,
     "split": _split,
     "stack": _stack,
+    "concatenate": _concatenate,
     "conv_general_dilated": _conv,
     "reduce_window_sum": _window(lambda t: np.zeros((), t)),
     "reduce_window_max": _window(_least),
