@@ -12,6 +12,7 @@ from jax.extend import core as jex
 from ..errors import UnsupportedOp
 from ..machine import Machine
 from .explain import Explanation, explain
+from .literals import operands_as_equations
 from .partition import partition
 from .program import build_program
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
@@ -39,7 +40,7 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = split_reductions(simplify(closed, unsafe_math=unsafe), machine)
+    simple = operands_as_equations(split_reductions(simplify(closed, unsafe_math=unsafe), machine))
     parts = partition(simple, machine, supports, options)
     segments = make_segments(name, simple, parts.nodes, params_for)
     if getattr(options, "strict_target", False):

@@ -122,8 +122,8 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         for v in eqn.outvars:
             hulls[v] = produced
     steps.reverse()
-    inputs = [(v, h) for v, hs in hulls.items() if v not in made for h in hs]
-    return Requests(hulls, steps, inputs)
+    read = dict.fromkeys(a for s in steps for a in s.eqn.invars if not isinstance(a, jex.Literal) and a not in made)
+    return Requests(hulls, steps, [(v, h) for v in read for h in hulls.get(v, ())])
 
 
 class BodyContext:

@@ -1,6 +1,112 @@
-"""scan, while and cond -> native Loop, While and Cond steps."""
+"""scan, while and cond whose whole body is ours -> native Loop, While and Cond steps.
+
+Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a step, as
+every old value may be read until then. Slices of a scan's xs and ys are views whose offset is affine in the loop
+counter: they are never copied. Deciding what is ours is partition.py.
+"""
+
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 
-def control_steps(builder, node):
-    raise NotImplementedError
+from jax.extend import core as jex
+
+from ..affine import Affine
+from ..dsl.host import Cond, Copy, Loop, Step, View, While
+from .emit import array_type
+from .partition import Inner, Node
+
+
+def control_steps(builder, node: Node) -> list[Step]:
+    """Steps of one control-flow equation."""
+    (eqn,) = node.eqns
+    return {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name](builder, eqn, node.inner)
+
+
+def _operand(builder, atom) -> View:
+    """Where an operand lies. Literals among them were given equations of their own by the partition."""
+    assert not isinstance(atom, jex.Literal), "operands of control flow are values"
+    return builder.place(atom)
+
+
+def run_inner(builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+    """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written there."""
+    outer = dict(builder.views)
+    jaxpr = inner.jaxpr
+    for v, view in zip(jaxpr.invars, arguments):
+        builder.views[v] = view
+    made = {v for n in inner.partition.nodes if n.kind != "alias" for v in n.outputs}
+    for v, view in zip(jaxpr.outvars, results):
+        if view is not None and v in made and v not in builder.views:
+            builder.views[v] = view
+    steps = builder.steps(inner.ordered)
+    found = []
+    for v, view in zip(jaxpr.outvars, results):
+        have = builder.place(v)
+        if view is not None and have != view:
+            steps.append(Copy(builder.typed(have, v.aval), view))
+        found.append(builder.typed(have, v.aval) if view is None else view)
+    builder.views = outer
+    return steps, found
+
+
+def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[View], list[Step]]:
+    """(buffers of the carries, copies of their first values)."""
+    carries = [builder.place(v) for v in results]
+    return carries, [Copy(builder.typed(_operand(builder, a), v.aval), c) for a, v, c in zip(atoms, results, carries)]
+
+
+def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -> list[Step]:
+    """Copies new carries over old ones; through temporaries where one carry becomes another."""
+    steps, late = [], []
+    others = {c.buffer for c in carries}
+    for value, carry in zip(values, carries):
+        if value == carry:
+            continue
+        if value.buffer in others:
+            kept = builder.temporary(value.type)
+            steps.append(Copy(value, kept))
+            value = kept
+        late.append(Copy(value, carry))
+    return steps + late
+
+
+def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+    p, body = eqn.params, inner["jaxpr"]
+    n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
+    consts = [_operand(builder, a) for a in eqn.invars[:n_consts]]
+    carries, before = _into_carries(builder, eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry])
+    counter = builder.fresh("i")
+
+    def at_step(whole: View, aval) -> View:
+        size = math.prod(aval.shape)
+        at = Affine.symbol(counter, -size) + (length - 1) * size if p["reverse"] else Affine.symbol(counter, size)
+        return View(whole.buffer, array_type(aval), whole.offset + at)
+
+    xs = [_operand(builder, a) for a in eqn.invars[n_consts + n_carry :]]
+    xs = [at_step(x, v.aval) for x, v in zip(xs, body.jaxpr.invars[n_consts + n_carry :])]
+    ys = [at_step(builder.place(v), i.aval) for v, i in zip(eqn.outvars[n_carry:], body.jaxpr.outvars[n_carry:])]
+    steps, found = run_inner(builder, body, [*consts, *carries, *xs], [None] * n_carry + ys)
+    steps += _back_to_carries(builder, found[:n_carry], carries)
+    return [*before, Loop(counter, length, tuple(steps))]
+
+
+def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+    p = eqn.params
+    n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
+    cond_consts = [_operand(builder, a) for a in eqn.invars[:n_cond]]
+    body_consts = [_operand(builder, a) for a in eqn.invars[n_cond : n_cond + n_body]]
+    carries, before = _into_carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
+    condition, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *carries], [None])
+    steps, found = run_inner(builder, inner["body_jaxpr"], [*body_consts, *carries], [None] * len(carries))
+    steps += _back_to_carries(builder, found, carries)
+    return [*before, While(tuple(condition), predicate, tuple(steps))]
+
+
+def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+    index, *operands = (_operand(builder, a) for a in eqn.invars)
+    results = [builder.place(v) for v in eqn.outvars]
+    branches = [run_inner(builder, b, operands, results)[0] for b in inner.values()]
+    return [Cond(index, tuple(map(tuple, branches)))]
+

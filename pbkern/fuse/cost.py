@@ -128,14 +128,15 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         columns = max(shape[-1:] + shape[-2:-1] * (shape[-1] == 1), default=1) if shape else 1
         fill = columns / (math.ceil(columns / lanes) * lanes)
         return operations / (peak * max(fill, 1 / lanes))
+    extents = eqn.outvars[0].aval.shape
+    if eqn.primitive.name.startswith(("reduce_", "arg", "partial")) and eqn.params.get("axes"):
+        shape, extents = block_shape(step.pull.inputs[0]), eqn.invars[0].aval.shape
     # Whole trailing dimensions run as one.
     run = 1
-    for n, extent in zip(reversed(shape), reversed(eqn.outvars[0].aval.shape)):
+    for n, extent in zip(reversed(shape), reversed(extents)):
         run *= n
         if n != extent or run >= 4 * lanes:
             break
-    if eqn.primitive.name.startswith("reduce_") and len(eqn.invars[0].aval.shape) - 1 in eqn.params.get("axes", ()):
-        run = max(run, lanes)
     fill = run / (math.ceil(run / lanes) * lanes)
     return operations / lanes / fill / machine.clock_hz
 

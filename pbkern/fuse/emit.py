@@ -30,7 +30,7 @@ def _block_dim(span: Span, extent: int, grid: Sequence[int]) -> tuple[BlockDim, 
     if size and start.const % size == 0 and all(c % size == 0 for _, c in start.terms):
         lo, hi = bounds(span, grid)
         # A block that lies outside the array as a whole is a halo as well, and only Element may be.
-        if lo >= 0 and hi - size < max(extent, 1):
+        if lo >= 0 and hi - size < max(extent, 1) and size <= extent:
             return Blocked(size), Affine(tuple((s, c // size) for s, c in start.terms), start.const // size)
     lo, hi = bounds(span, grid)
     return Element(size, (max(0, -lo), max(0, hi - extent))), start

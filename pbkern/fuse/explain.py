@@ -61,6 +61,5 @@ def report(name: str, node: Node) -> KernelReport:
 
 
 def explain(name: str, parts: Partition, plan) -> Explanation:
-    groups = [n for n in parts.nodes if n.kind == "group"]
-    kernels = tuple(report(f"{n}", g) for n, g in enumerate(reversed(groups)))
+    kernels = tuple(report(g.kernel, g) for g in reversed(parts.groups()))
     return Explanation(name, kernels, tuple(parts.edges), tuple(plan.left_to_xla()))

@@ -17,10 +17,14 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
-from . import access_shapes, access_windows  # noqa: F401  (they register access rules)
+from . import access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
+from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
+from .literals import operands_as_equations, outputs_as_equations
 from .schedule import Schedule, Unfusable, schedule_at, search
+from .simplify import CONTROL
+from .stages import split_reductions
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
@@ -34,6 +38,8 @@ class Node:
     outputs: list = field(default_factory=list)
     schedule: Schedule | None = None
     reason: str = ""
+    kernel: str = ""  # name of the kernel made of it
+    inner: dict[str, Inner] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -60,6 +66,56 @@ class Edge:
 class Partition:
     nodes: list[Node]
     edges: list[Edge]
+
+    def groups(self) -> list[Node]:
+        """Groups of this jaxpr and of the control flow in it."""
+        own = [n for n in self.nodes if n.kind == "group"]
+        return own + [g for n in self.nodes for i in n.inner.values() for g in i.partition.groups()]
+
+
+@dataclass
+class Inner:
+    """A jaxpr of a control-flow equation, partitioned; `ordered` holds its nodes in an order to run them."""
+
+    jaxpr: jex.Jaxpr
+    partition: Partition
+    ordered: list[Node]
+
+
+def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
+    """Nodes such that each comes after those that it reads from."""
+    waiting, known, done = list(nodes)[::-1], set(available), []
+    while waiting:
+        ready = [n for n in waiting if n.reads() <= known]
+        assert ready, "groups depend on each other in a circle"
+        for n in ready:
+            done.append(n)
+            known.update(n.outputs)
+        waiting = [n for n in waiting if n not in ready]
+    return done
+
+
+def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
+    """Jaxprs of a control-flow equation by parameter name; those of a tuple are numbered."""
+    for name, value in eqn.params.items():
+        if isinstance(value, jex.ClosedJaxpr):
+            yield name, value
+        elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
+            yield from ((f"{name}{n}", v) for n, v in enumerate(value))
+
+
+def has_chained_reductions(eqns: Iterable) -> bool:
+    """Does one reduction or contraction depend on another?"""
+    after: set = set()
+    for e in eqns:
+        name = e.primitive.name
+        reduces = name.startswith(("reduce_", "arg", "cum", "partial")) or name in CONTRACTIONS
+        depends = any(a in after for a in e.invars if not isinstance(a, jex.Literal))
+        if reduces and depends:
+            return True
+        if reduces or depends:
+            after.update(e.outvars)
+    return False
 
 
 def is_alias(eqn) -> bool:
@@ -171,21 +227,25 @@ class Partitioner:
         name = eqn.primitive.name
         if name == "pbkern_kernel":
             return "kernel", "hand-written"
-        if name in ("scan", "while", "cond"):
-            return "control", ""
         if eqn.effects:
             return "xla", "it has side effects"
+        if name in CONTROL:
+            return "control", ""
         if name not in rules:
             return "xla", "no access rule"
         if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
             return "xla", "an empty array"
         if any(not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex")) for v in eqn.outvars):
             return "xla", "the element type"
-        reason = self.supports(eqn)
+        # A first reduction stage becomes an ordinary reduction in its body: it is ours on every target.
+        reason = None if eqn.primitive is partial_reduce_p else self.supports(eqn)
         return ("xla", reason) if reason else None
 
     def place(self, eqn) -> None:
         kind = self.outside_kind(eqn)
+        if kind is not None and kind[0] == "control":
+            self.add_node(self.control(eqn))
+            return
         if kind is not None:
             self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
             return
@@ -200,6 +260,23 @@ class Partitioner:
             self.add_node(Node("alias", [eqn], list(eqn.outvars)))
             return
         self.start(eqn)
+
+    def control(self, eqn) -> Node:
+        """Control flow is ours if all of its body is."""
+        found = {}
+        for name, closed in named_jaxprs(eqn):
+            closed = operands_as_equations(outputs_as_equations(split_reductions(closed, self.machine)))
+            if closed.consts:
+                return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
+            parts = partition(closed, self.machine, self.supports, self.options)
+            bad = next((n for n in parts.nodes if n.kind == "xla"), None)
+            if bad is not None:
+                reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
+                return Node("xla", [eqn], list(eqn.outvars), reason=reason)
+            found[name] = Inner(closed.jaxpr, parts, order(parts.nodes, closed.jaxpr.invars))
+        if any(isinstance(a, jex.Literal) for a in eqn.invars):
+            return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
+        return Node("control", [eqn], list(eqn.outvars), inner=found)
 
     def start(self, eqn) -> None:
         """A group of its own."""
@@ -304,6 +381,8 @@ class Partitioner:
         """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
         unique = {id(e): e for e in eqns}
         eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
+        if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(eqns):
+            return None, "reduce-reduce fusion is disabled"
         try:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:

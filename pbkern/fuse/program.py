@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from jax.extend import core as jex
 
 from ..dsl.host import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
+from ..dsl.kernel import ArrayType
 from .buffers import assign_slots
 from .emit import array_type, emit_kernel
 from .partition import Node
@@ -49,10 +50,15 @@ class Builder:
         self.buffers.append(b)
         return View(b.name, b.type)
 
+    def temporary(self, array: ArrayType) -> View:
+        b = Buffer(self.fresh("t"), array, BufferKind.TEMP)
+        self.buffers.append(b)
+        return View(b.name, b.type)
+
     def place(self, v) -> View:
         """Where `v` lies; a new temporary if it has no place yet."""
         if v not in self.views:
-            self.views[v] = self.buffer("t", v.aval, BufferKind.TEMP)
+            self.views[v] = self.temporary(array_type(v.aval))
         return self.views[v]
 
     def typed(self, view: View, aval) -> View:
@@ -81,6 +87,7 @@ class Builder:
     def launch(self, node: Node) -> Launch:
         s = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
+        node.kernel = name
         kernel = emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics)))
         operands = tuple(self.place(v) for v, _ in s.requests.inputs)
         return Launch(kernel, operands, tuple(self.place(v) for v, _ in s.outputs))

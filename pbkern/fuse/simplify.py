@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from .. import jaxprs
-from .._jax import source_of
+from .._jax import source_of, user_line
 from .access_windows import _greatest, _least
 from .blocks import literal
 
@@ -62,7 +62,8 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
     return _evaluate(closed.jaxpr, closed.consts, args, bind)
 
 
-def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind) -> list:
+def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
+    """Binds each equation; one without a user line, inside a library's function, carries the line of the call."""
     env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
@@ -71,10 +72,11 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind) -> list:
     for eqn in jaxpr.eqns:
         operands = [read(a) for a in eqn.invars]
         inner = jaxprs.called_jaxpr(eqn)
+        line = eqn if caller is None or user_line(eqn) else caller
         if inner is not None:
-            results = _evaluate(inner.jaxpr, inner.consts, operands, bind)
+            results = _evaluate(inner.jaxpr, inner.consts, operands, bind, line)
         else:
-            with source_of(eqn):
+            with source_of(line):
                 results = bind(eqn, operands)
         env.update(zip(eqn.outvars, results))
     return [read(a) for a in jaxpr.outvars]
@@ -248,6 +250,19 @@ def _split(eqn, operands):
     return results
 
 
+def _concatenate(eqn, operands):
+    """Empty operands go."""
+    kept = [x for x in operands if 0 not in x.shape]
+    if len(kept) == len(operands) or not kept:
+        return None
+    return kept if len(kept) == 1 else [lax.concatenate(kept, eqn.params["dimension"])]
+
+
+def _stack(eqn, operands):
+    axis = next(v for v in eqn.params.values() if isinstance(v, int))
+    return [lax.concatenate([lax.expand_dims(x, (axis,)) for x in operands], axis)]
+
+
 def _conv(eqn, operands):
     """Padding and input dilation become pad."""
     (x, w), p = operands, eqn.params
@@ -295,6 +310,8 @@ _REWRITES: dict[str, Rewrite] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _same,
     "split": _split,
+    "stack": _stack,
+    "concatenate": _concatenate,
     "conv_general_dilated": _conv,
     "reduce_window_sum": _window(lambda t: np.zeros((), t)),
     "reduce_window_max": _window(_least),

@@ -11,6 +11,7 @@ round), bool is i8 in memory and i1 in registers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,6 +38,9 @@ ELEMENTS = {
 }
 BITS = {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
 NUMPY_FLOAT = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+_REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
 
 def is_float(el: str) -> bool:
@@ -321,6 +325,49 @@ class Builder:
         """min(x, high) that keeps NaN: one instruction."""
         k = self.c(high, x.el)
         return self.select(self.cmp("lt", k, x), k, x)
+
+    # ------------------------------------------------------------------ regions
+
+    def any(self, mask: Value) -> Value:
+        """Whether any lane is set, as a scalar."""
+        if not mask.lanes:
+            return mask
+        return Value(self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0)
+
+    def rare(self, mask: Value, usual: Value, slow: Callable[[Builder], Value]) -> Value:
+        """`usual`, but slow(builder) where the mask is set; the slow code is skipped when no lane needs it."""
+        lines, inner = self._region()
+        chosen = inner.select(mask, slow(inner), usual)
+        lines.append(f"scf.yield {chosen.name} : {chosen.type}\n}} else {{\nscf.yield {usual.name} : {usual.type}\n}}")
+        body = "\n".join(lines)
+        return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
+
+    def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
+        """step(builder, value) applied `count` times, as a loop."""
+        lines, inner = self._region()
+        bounds = [self.const(f"arith.constant {i} : index") for i in (0, count, 1)]
+        index, carried = inner.emit(""), start._replace(name=inner.emit(""))
+        lines.clear()
+        end = step(inner, carried)
+        lines.append(f"scf.yield {end.name} : {end.type}\n}}")
+        header = f"scf.for {index} = {bounds[0]} to {bounds[1]} step {bounds[2]}"
+        body = "\n".join(lines)
+        text = f"{header} iter_args({carried.name} = {start.name}) -> ({start.type}) {{\n{body}"
+        return start._replace(name=self.emit(text))
+
+    def _region(self) -> tuple[list[str], Builder]:
+        """Lines of a nested region and the builder that fills them; constants still go to the top."""
+        lines, prefix = [], f"%region{next(_REGIONS)}_"
+        names = itertools.count()
+
+        def emit(text: str) -> str:
+            name = f"{prefix}{next(names)}"
+            lines.append(f"{name} = {text}")
+            return name
+
+        inner = Builder(self.lanes, emit, self.const, approx=self.approx, contract=self.contract)
+        inner._numbers = self._numbers
+        return lines, inner
 
     # ------------------------------------------------------------------ bits
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..rules import RuleTable
+from . import vector_math
 from .builder import BITS, ELEMENTS, Builder, Value, is_float, storage_el
 from .costs import COST
 
@@ -109,6 +110,8 @@ def _div(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
 
 @register("fiu", "rem")
 def _rem(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+    if is_float(x.el):
+        return vector_math.BINARY["fmod"](b, x, y)
     return b.rem(x, y, unsigned=eqn.unsigned)
 
 
@@ -258,3 +261,21 @@ def _nextafter(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
     moved = b.select(b.cmp("eq", x, b.c(0, x.el)), b.copysign(smallest, y), moved)
     result = b.select(b.cmp("eq", x, y), y, moved)
     return b.select(b.cmp("uno", x, y), b.add(x, y), result)
+
+
+# ---------------------------------------------------------------------- functions of vector_math
+
+for _name, _function in vector_math.UNARY.items():
+    register("f", _name)(lambda b, eqn, x, _f=_function: _f(b, x))
+
+
+@register("f", "atan2")
+def _atan2(b: Builder, eqn: EqnInfo, y: Value, x: Value) -> Value:
+    return vector_math.BINARY["atan2"](b, y, x)
+
+
+@register("f", "pow")
+def _pow(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+    if not is_float(y.el):  # as JAX: the exponent becomes a float of x's type
+        y = b.int_to_float(y, x.el, unsigned=eqn.in_dtypes[1].kind in "ub")
+    return vector_math.BINARY["pow"](b, x, y)

@@ -1,0 +1,125 @@
+"""Plans: control flow, segments left to XLA, forwarding, constants, aliases, options, explanations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import check, planned, rand
+from jax import lax
+
+from pbkern.dsl.host import Cond, Loop, While
+from pbkern.errors import UnsupportedOp
+
+X = rand(6, 9)
+
+
+def steps(plan):
+    return [s for p in plan.programs() for s in p.steps]
+
+
+LOOPS = {
+    "scan": (lambda x: lax.scan(lambda c, a: (c + a, c * a), x[0], x), (X,), Loop),
+    "scan_reverse": (lambda x: lax.scan(lambda c, a: (jnp.tanh(c - a), c.sum()), x[0], x, reverse=True), (X,), Loop),
+    "scan_constant": (lambda x, w: lax.scan(lambda c, a: (c @ w + a, ()), x[0], x)[0], (X, rand(9, 9)), Loop),
+    "scan_swaps": (lambda x: lax.scan(lambda c, a: ((c[1], c[0] + a), c[0]), (x[0], x[1]), x), (X,), Loop),
+    "scan_nested": (lambda x: lax.scan(lambda c, a: lax.scan(lambda d, b: (d * 0.5 + b, d), c, a), x[0, 0], x.reshape(3, 2, 9)), (X.reshape(3, 2, 9),), Loop),
+    "fori": (lambda x: lax.fori_loop(0, 5, lambda i, c: jnp.sin(c) + i, x), (X,), Loop),
+    "while": (lambda x: lax.while_loop(lambda c: c[0].sum() < 100.0, lambda c: (c[0] * 1.5 + 1, c[1] + 1), (x, 0)), (X,), While),
+    "cond": (lambda x: lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.max() - x, x), (X,), Cond),
+    "switch": (lambda x: lax.switch(jnp.int32(x[0, 0] * 0 + 1), [jnp.sin, lambda x: x, lambda x: 0 * x + 2], x), (X,), Cond),
+    "cond_literal": (lambda x: lax.cond(x.sum() > 0, lambda: 1.0, lambda: 2.0) + x, (X,), Cond),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_control_flow_is_native(name):
+    f, args, kind = LOOPS[name]
+    plan = check(f, *args)
+    assert any(isinstance(s, kind) for s in steps(plan))
+
+
+def test_a_loop_with_an_op_of_xlas_is_left_as_a_whole():
+    def f(x):
+        return lax.fori_loop(0, 3, lambda i, c: jnp.fft.fft(c).real + x, x) * 2
+
+    plan = check(f, X, left=True)
+    assert [x.op for x in plan.left_to_xla()] == ["scan"]
+    assert len(plan.kernels()) >= 1
+
+
+def test_segments_keep_order_around_xla():
+    plan = check(lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(6)).sum(0) * 2 + x[:, 0], X, left=True)
+    assert [s.is_ours for s in plan.segments] == [True, False, True]
+
+
+def test_target_says_what_it_cannot_do():
+    refused = "no tanh here"
+    plan = planned(lambda x: jnp.tanh(x) + 1, X, supports=lambda e: refused if e.primitive.name == "tanh" else None)
+    (left,) = plan.left_to_xla()
+    assert (left.op, left.why) == ("tanh", refused) and "test_plan.py" in left.at
+
+
+def test_strict_target_names_op_and_line():
+    with pytest.raises(UnsupportedOp, match=r"(?s)eigh.*test_plan.py"):
+        planned(lambda x: jnp.linalg.eigh(x @ x.T)[0], X, strict_target=True)
+
+
+def test_inputs_literals_and_repeats_are_forwarded():
+    plan = check(lambda x: (x, jnp.sin(x), jnp.float32(3), x, jnp.sin(x)), X, kernels=1)
+    assert len(plan.programs()[0].outputs) == 1
+
+
+def test_array_constants_become_inputs():
+    table = np.arange(9, dtype=np.float32)
+    plan = check(lambda x: x * table + jnp.asarray(table), X)
+    assert len(plan.programs()[0].inputs) == 2
+
+
+def test_reshapes_between_kernels_are_views():
+    def f(x, w):
+        return (jnp.sort(x @ w, 0).reshape(27, 2) * 2).sum(0), (x + 1).reshape(-1)
+
+    check(f, X, rand(9, 9))
+
+
+def test_reshape_of_an_input_is_an_output():
+    check(lambda x: (x.reshape(9, 6), x.reshape(54) + 1), X)
+
+
+def test_empty_arrays_go_to_xla():
+    check(lambda x: (x[:0] + 1, x * 2), X, left=True)
+
+
+def test_affine_fusion_can_be_disabled():
+    plan = check(lambda x: jnp.sin(x) * 2 + 1, X, disable_affine_fusion=True)
+    assert len(plan.kernels()) == 3
+
+
+def test_reduce_reduce_fusion_can_be_disabled():
+    assert len(check(jax.nn.softmax, X, disable_reduce_reduce_fusion=True).kernels()) > 1
+
+
+def test_division_by_a_constant_keeps_its_rounding_on_request():
+    def ops(**options):
+        plan = planned(lambda x: x / 3, X, **options)
+        return {e.primitive.name for e in plan.jaxpr.eqns}
+
+    assert ops() == {"mul"} and ops(disable_unsafe_math_canonicalizations=True) == {"div"}
+
+
+def test_explanation_names_kernels_lines_and_prices():
+    text = str(planned(lambda x: jnp.fft.fft(jax.nn.softmax(x)).real, X).explanation)
+    for part in ("kernel(s)", "test_plan.py", "us predicted", "fused: exp", "XLA: fft"):
+        assert part in text
+
+
+def test_temporaries_share_slots():
+    def f(x, w):
+        for _ in range(5):
+            x = jnp.sort(x @ w, 1)
+        return x
+
+    big = rand(200, 200)
+    plan = planned(f, big, big)
+    temps = [b for p in plan.programs() for b in p.buffers if b.slot >= 0]
+    assert len(temps) > len({b.slot for b in temps})
