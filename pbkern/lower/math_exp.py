@@ -106,7 +106,7 @@ def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     7, 1e-10 (f64); results below 2**-125 (2**-1021) are zero.
     """
     b, f = b.strict(), FORMATS[x.el]
-    flushed = math.log(2) * (0.49 - f.bias)  # the least argument's scale has exponent field 0: it is zero
+    flushed = math.log(2) * (0.51 - f.bias)  # the least argument's scale has exponent field 0: it is zero
     x = b.at_least(x, flushed if b.approx else f.exp_low)
     if not nonpositive:
         x = b.at_most(x, f.exp_high)
