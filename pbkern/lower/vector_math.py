@@ -21,13 +21,17 @@ UNARY: dict[str, Callable[..., Value]] = {
     **{name: getattr(math_trig, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan")},
     **{name: getattr(math_special, name) for name in ("erf", "erfc", "erf_inv")},
 }  # fmt: skip
-BINARY: dict[str, Callable[..., Value]] = {"pow": math_exp.pow, "atan2": math_trig.atan2, "fmod": math_exp.fmod}
+BINARY: dict[str, Callable[..., Value]] = {
+    "pow": math_exp.pow,
+    "atan2": math_trig.atan2,
+    "fmod": math_exp.fmod,
+}
 
 # name -> (f32, f64)
 _BOUNDS = {
-    "exp": (1, 1), "exp2": (1, 1), "expm1": (1.6, 2), "log": (1, 1), "log1p": (1.5, 1.5), "logistic": (2.5, 2.5),
-    "tanh": (2.75, 2.75), "sinh": (1.75, 1.75), "cosh": (1.5, 1.5), "asinh": (2, 2), "acosh": (2.5, 2.5),
-    "atanh": (2.25, 2.25), "rsqrt": (1.5, 1.5), "cbrt": (0.8, 0.8), "sin": (1.75, 3), "cos": (1.75, 3),
+    "exp": (1, 1), "exp2": (1, 1), "expm1": (1.6, 2), "log": (1, 1), "log1p": (1.5, 1.5),
+    "logistic": (2.5, 2.5), "tanh": (2.75, 2.75), "sinh": (1.75, 1.75), "cosh": (1.5, 1.5), "asinh": (2, 2),
+    "acosh": (2.5, 2.5),    "atanh": (2.25, 2.25), "rsqrt": (1.5, 1.5), "cbrt": (0.8, 0.8), "sin": (1.75, 3), "cos": (1.75, 3),
     "tan": (3.75, 4), "asin": (2.5, 2.5), "acos": (1.25, 1.25), "atan": (2.25, 2.25), "atan2": (2.5, 2.5),
     "erf": (1.25, 2.5), "erfc": (4.5, 5), "erf_inv": (3.25, 5), "pow": (0.6, 1.5), "fmod": (0, 0),
 }  # fmt: skip

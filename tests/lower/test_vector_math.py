@@ -17,7 +17,30 @@ from .harness import Compiled, bfloat16, same
 
 F32, F64 = np.dtype("float32"), np.dtype("float64")
 SPECIALS = np.array(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 9, 10, 27, 1e-30, 1e-40, 5e-324, 1e-310, 1e5, 1e10, 1e38, 1e308, np.inf, np.nan]
+    [
+        0,
+        0.5,
+        1,
+        1.5,
+        2,
+        3,
+        4,
+        5,
+        6,
+        9,
+        10,
+        27,
+        1e-30,
+        1e-40,
+        5e-324,
+        1e-310,
+        1e5,
+        1e10,
+        1e38,
+        1e308,
+        np.inf,
+        np.nan,
+    ]
     + [87.33, 88.72283, 88.72284, 89.4, 103.9, 103.98, 708.4, 709.78, 710.4, 745.1, 745.2]
 )  # exp's and sinh's edges
 SPECIALS = np.concatenate([SPECIALS, -SPECIALS])
@@ -71,7 +94,10 @@ def pairs(dtype, count) -> list[np.ndarray]:
     mostly_positive = np.where(rng.random(len(x)) < 0.9, abs(x), x)
     small_integers = rng.integers(-20, 20, 2000).astype(dtype)
     bases = rng.uniform(-30, 30, 2000).astype(dtype)
-    return [np.concatenate(parts) for parts in ((grid[0], mostly_positive, bases), (grid[1], shuffled, small_integers))]
+    return [
+        np.concatenate(parts)
+        for parts in ((grid[0], mostly_positive, bases), (grid[1], shuffled, small_integers))
+    ]
 
 
 def errors(result, expected) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +146,9 @@ def test_f64_error_functions(name):
     mp = pytest.importorskip("mpmath")
     mp.mp.dps = 30
     rng = np.random.default_rng(3)
-    x = np.concatenate([rng.uniform(-1, 1, 300), rng.uniform(-7, 7, 300) if name == "erf" else rng.uniform(-1, 1, 300)])
+    x = np.concatenate(
+        [rng.uniform(-1, 1, 300), rng.uniform(-7, 7, 300) if name == "erf" else rng.uniform(-1, 1, 300)]
+    )
     if name == "erfc":
         x = np.concatenate([x, rng.uniform(-6, 26.5, 600)])
     if name == "erf_inv":
@@ -144,10 +172,13 @@ def test_two_operands(name, dtype):
 
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
 def test_scalar_code_equals_vector_code(name):
+    function = {**UNARY, **BINARY}[name]
     for dtype in (F32, F64):
         arrays = [inputs(dtype, 20_000)] if name in UNARY else pairs(dtype, 4_000)
-        function = {**UNARY, **BINARY}[name]
-        results = [Compiled(lambda b, *xs: function(b, *xs), [dtype] * len(arrays), dtype, n)(*arrays) for n in (0, 16)]
+        results = [
+            Compiled(lambda b, *xs: function(b, *xs), [dtype] * len(arrays), dtype, n)(*arrays)
+            for n in (0, 16)
+        ]
         assert same(*results).all()
 
 
@@ -186,7 +217,11 @@ PRIMITIVES = [*UNARY, "pow", "atan2", "rem"]
 def test_narrow_floats(name, dtype):
     """Through the rule, every bit pattern, within one unit of the narrow type."""
     bits = np.arange(1 << 16).astype(np.uint16)
-    arrays = [bits.view(dtype)] if name in UNARY else [bits.view(dtype), np.random.default_rng(4).permutation(bits).view(dtype)]
+    arrays = (
+        [bits.view(dtype)]
+        if name in UNARY
+        else [bits.view(dtype), np.random.default_rng(4).permutation(bits).view(dtype)]
+    )
     eqn = EqnInfo(name, {}, (dtype,) * len(arrays), dtype)
     assert supports(name, eqn.in_dtypes, dtype)
     rule = RULES.lookup(name)
@@ -196,7 +231,9 @@ def test_narrow_floats(name, dtype):
         expected = exact.astype(F32).astype(dtype)
     close = same(result, expected)
     near = abs(result.view(np.int16).astype(int) - expected.view(np.int16).astype(int)) <= 1
-    assert (close | near).all(), [(*(a[i] for a in arrays), result[i], expected[i]) for i in np.flatnonzero(~(close | near))[:5]]
+    assert (close | near).all(), [
+        (*(a[i] for a in arrays), result[i], expected[i]) for i in np.flatnonzero(~(close | near))[:5]
+    ]
 
 
 def test_integer_exponents_of_pow():
@@ -215,4 +252,8 @@ def test_every_f32(name):
     for high in range(0, 1 << 32, 1 << 24):
         x = np.arange(high, high + (1 << 24), dtype=np.uint64).astype(np.uint32).view(F32)
         ulp, wrong = errors(kernel(x), reference(name, x))
-        assert not wrong.any() and ulp.max() <= ERROR_ULP[name, "f32"], (hex(high), x[np.argmax(ulp)], ulp.max())
+        assert not wrong.any() and ulp.max() <= ERROR_ULP[name, "f32"], (
+            hex(high),
+            x[np.argmax(ulp)],
+            ulp.max(),
+        )
