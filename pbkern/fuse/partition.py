@@ -28,6 +28,11 @@ from .stages import split_reductions
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
 
+# Two contractions with a large value between them share a kernel even at this multiple of the modelled time: what is
+# not stored cannot fall out of the cache.
+CHAIN_SLACK = 1.02
+
+
 @dataclass(eq=False)
 class Node:
     """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or XLA's."""
@@ -311,7 +316,14 @@ class Partitioner:
             return self.try_union(eqn, groups[0], needed, alone)
         if not needed and self.duplicate(eqn, groups, alone):
             return True
-        return len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone)
+        if len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone):
+            return True
+        # As one more result of a group that the others do not lead to.
+        for g in groups if len(groups) > 1 else ():
+            others = [*outside, *(n for n in groups if n is not g)]
+            if not self.reaches(others, g) and self.try_union(eqn, g, True, alone):
+                return True
+        return False
 
     def alone(self, eqn) -> float:
         """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
@@ -425,6 +437,11 @@ class Partitioner:
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
         ok = schedule is not None and schedule.cost.seconds < before
+        if schedule is not None and self.chained(a, b):
+            # Attention gains, two layers of a network do not: the value between must outweigh all other traffic.
+            between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
+            ok = schedule.cost.seconds < before * CHAIN_SLACK and between > schedule.cost.bytes_moved
+            why = why or ("" if ok else "the value between two contractions is no larger than the rest")
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
             self.drop(a)

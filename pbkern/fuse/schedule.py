@@ -59,19 +59,19 @@ def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[in
     return tuple(access), tuple(grid), dims
 
 
-def _follow(v, root_access: Access, root_shape, axes: Mapping[int, int], requests: Requests) -> Access:
+def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], requests: Requests) -> Access:
     """The access of another output under the root's grid. Raises Unfusable unless every axis splits it once."""
     shape = v.aval.shape
-    wanted = {axis: root_access[d] for axis, d in axes.items()}
     for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
-        found = {}
+        at = {}
         for d, s in enumerate(hull):
-            for axis, span in wanted.items():
-                if s.start.terms == span.start.terms and shape[d] == root_shape[axes[axis]]:
-                    found[axis] = d
-        if len(found) == len(wanted) == len(set(found.values())):
-            at = {d: axis for axis, d in found.items()}
-            return tuple(wanted[at[d]] if d in at else whole(n) for d, n in enumerate(shape))
+            for axis, n in enumerate(grid):
+                # The hull's own stride cuts this dimension into exactly as many blocks as the grid has.
+                step = s.start.coefficient(axis)
+                if step > 0 and len(s.start.terms) == 1 and -(-shape[d] // step) == n:
+                    at[d] = Span(Affine.symbol(axis, step), step)
+        if len(at) == len(grid) == len({next(iter(s.start.symbols)) for s in at.values()}):
+            return tuple(at.get(d, whole(n)) for d, n in enumerate(shape))
     if len(shape) == len(root_shape):
         candidates = [(d, d) for d in range(len(shape))]
         if any(shape[d] != root_shape[d] for d in axes.values()):
@@ -100,7 +100,7 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
         requests = request(eqns, [(root, access)])
         placed = [(root, access)]
         if len(outputs) > 1:
-            placed += [(v, _follow(v, access, root.aval.shape, axes, requests)) for v in outputs[1:]]
+            placed += [(v, _follow(v, access, root.aval.shape, grid, axes, requests)) for v in outputs[1:]]
             requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why) from None

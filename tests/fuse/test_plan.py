@@ -123,3 +123,21 @@ def test_temporaries_share_slots():
     plan = planned(f, big, big)
     temps = [b for p in plan.programs() for b in p.buffers if b.slot >= 0]
     assert len(temps) > len({b.slot for b in temps})
+
+
+@pytest.mark.parametrize("mode, multiplied", [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")])
+def test_precision_mode_sets_the_dtype_of_contractions(mode, multiplied):
+    plan = check(lambda x: x @ x.T, X, mm_conv_precision_mode=mode, tolerance=3e-2)
+    (dot,) = [e for e in plan.jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert dot.invars[0].aval.dtype == multiplied
+
+
+def test_kernels_verify_and_print():
+    from pbkern.dsl.text import rebuild, same_kernel, source
+    from pbkern.dsl.verify import verify
+    from workloads import WORKLOADS
+
+    for f, args, types, _ in WORKLOADS.values():
+        for kernel in planned(f, *args).kernels() + planned(f, *types).kernels():
+            verify(kernel)
+            assert same_kernel(kernel, rebuild(source(kernel)))
