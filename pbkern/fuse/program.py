@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from jax.extend import core as jex
 
 from ..dsl.host import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
-from ..dsl.kernel import ArrayType
+from ..dsl.kernel import ArrayType, Kernel
 from .buffers import assign_slots
 from .emit import array_type, emit_kernel
 from .partition import Node
@@ -31,6 +31,7 @@ class Builder:
     Attributes:
       views: value -> where it lies.
       names: counter of buffer and kernel names.
+      kernels: id of a node -> its kernel; a loop's steps may use one twice.
       params_for: grid semantics -> compiler_params of a fused kernel.
     """
 
@@ -39,6 +40,7 @@ class Builder:
     views: dict = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    kernels: dict[int, Kernel] = field(default_factory=dict)
 
     def fresh(self, stem: str) -> str:
         n = self.counts.get(stem, 0)
@@ -86,11 +88,16 @@ class Builder:
 
     def launch(self, node: Node) -> Launch:
         s = node.schedule
+        if id(node) not in self.kernels:
+            self.kernels[id(node)] = self.emit(node)
+        operands = tuple(self.place(v) for v, _ in s.requests.inputs)
+        return Launch(self.kernels[id(node)], operands, tuple(self.place(v) for v, _ in s.outputs))
+
+    def emit(self, node: Node) -> Kernel:
+        s = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        kernel = emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics)))
-        operands = tuple(self.place(v) for v, _ in s.requests.inputs)
-        return Launch(kernel, operands, tuple(self.place(v) for v, _ in s.outputs))
+        return emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics)))
 
     def alias(self, eqn) -> list[Step]:
         (source, *_), (v,) = eqn.invars, eqn.outvars

@@ -141,3 +141,23 @@ def test_kernels_verify_and_print():
         for kernel in planned(f, *args).kernels() + planned(f, *types).kernels():
             verify(kernel)
             assert same_kernel(kernel, rebuild(source(kernel)))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_large_carries_alternate_between_buffers(count):
+    def jacobi(x):
+        def step(_, a):
+            return jnp.pad(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]), 1)
+
+        return lax.fori_loop(0, count, step, x)
+
+    plan = check(jacobi, rand(70, 80), kernels=1)  # the counter is gone as well
+    (loop,) = [s for s in steps(plan) if isinstance(s, Loop)]
+    assert len(loop.steps) == 2 and loop.trip_count == count // 2
+
+
+def test_scan_slices_of_alternating_steps():
+    def f(x):
+        return lax.scan(lambda c, a: (jnp.tanh(c) + a, c * 2), x[0] * 0, x, reverse=True)
+
+    check(f, rand(5, 70, 80))
