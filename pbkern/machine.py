@@ -51,7 +51,13 @@ class Machine:
     l3_bandwidth: float = 210e9
     l2_bandwidth: float = 463e9
     peak_flops: Mapping[str, float] = field(
-        default_factory=lambda: {"float32": 469e9, "float64": 234e9, "bfloat16": 928e9, "float16": 469e9, "int8": 928e9}
+        default_factory=lambda: {
+            "float32": 469e9,
+            "float64": 234e9,
+            "bfloat16": 928e9,
+            "float16": 469e9,
+            "int8": 928e9,
+        }
     )
     clock_hz: float = 3.7e9
     launch_seconds: float = 5e-6

@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
+from .carries import drop_dead_carries
 from .explain import Explanation, explain
 from .literals import operands_as_equations
 from .partition import partition
@@ -42,7 +43,8 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = set_precision(simplify(closed, unsafe_math=unsafe), getattr(options, "mm_conv_precision_mode", None))
+    simple = drop_dead_carries(simplify(closed, unsafe_math=unsafe))
+    simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
     simple = operands_as_equations(split_reductions(simple, machine))
     parts = partition(simple, machine, supports, options)
     segments = make_segments(name, simple, parts.nodes, params_for)

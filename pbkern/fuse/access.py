@@ -107,7 +107,9 @@ def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
     extents = eqn.outvars[0].aval.shape
     moving = frozenset(s for d in dims for s in out[d].start.symbols)
     if moving:
-        raise NeedsWhole(moving, f"{eqn.primitive.name} takes dimension {', '.join(map(str, dims))} as a whole")
+        raise NeedsWhole(
+            moving, f"{eqn.primitive.name} takes dimension {', '.join(map(str, dims))} as a whole"
+        )
     return tuple(whole(extents[d]) if d in dims else s for d, s in enumerate(out))
 
 
@@ -151,6 +153,7 @@ def _iota(eqn, out: Access) -> Pull:
 
 # ---- dimensions that move, appear or go
 
+
 @rules.register("broadcast_in_dim")
 def _broadcast(eqn, out: Access) -> Pull:
     p = eqn.params
@@ -182,7 +185,8 @@ def _rev(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
     turned = eqn.params["dimensions"]
     source = tuple(
-        Span(s.start * -1 + (n - s.size), s.size) if d in turned else s for d, (s, n) in enumerate(zip(out, shape))
+        Span(s.start * -1 + (n - s.size), s.size) if d in turned else s
+        for d, (s, n) in enumerate(zip(out, shape))
     )
     return Pull((source,), eqn.params)
 
@@ -205,8 +209,17 @@ def _slice(eqn, out: Access) -> Pull:
 
 # ---- reductions and scans over a whole dimension
 
+
 @rules.register(
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin"
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_and",
+    "reduce_or",
+    "reduce_xor",
+    "argmax",
+    "argmin",
 )
 def _reduce(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
@@ -227,6 +240,7 @@ def _sort(eqn, out: Access) -> Pull:
 
 
 # ---- padding and joining: which elements come from where is decided by index
+
 
 def _index(ctx, access: Access, dim: int):
     """i32 array of `access`'s shape: each element's index along `dim` in the whole array."""

@@ -54,5 +54,3 @@ def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buff
         placed[b.name] = k
     kept = (b for b in buffers if b.kind is not BufferKind.TEMP or b.name in life)
     return tuple(replace(b, slot=placed[b.name]) if b.name in placed else b for b in kept)
-
-

@@ -33,7 +33,9 @@ def _operand(builder, atom) -> View:
     return builder.place(atom)
 
 
-def run_inner(builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+def run_inner(
+    builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]
+) -> tuple[list[Step], list[View]]:
     """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written there."""
     outer = dict(builder.views)
     jaxpr = inner.jaxpr
@@ -57,7 +59,9 @@ def run_inner(builder, inner: Inner, arguments: Sequence[View], results: Sequenc
 def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[View], list[Step]]:
     """(buffers of the carries, copies of their first values)."""
     carries = [builder.place(v) for v in results]
-    return carries, [Copy(builder.typed(_operand(builder, a), v.aval), c) for a, v, c in zip(atoms, results, carries)]
+    return carries, [
+        Copy(builder.typed(_operand(builder, a), v.aval), c) for a, v, c in zip(atoms, results, carries)
+    ]
 
 
 def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -> list[Step]:
@@ -141,4 +145,3 @@ def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     results = [builder.place(v) for v in eqn.outvars]
     branches = [run_inner(builder, b, operands, results)[0] for b in inner.values()]
     return [Cond(index, tuple(map(tuple, branches)))]
-

@@ -97,7 +97,11 @@ def operations_per_element(eqn, machine: Machine) -> float:
         return 2.0 * contracted_size(eqn)
     if name.startswith("reduce_window"):
         return float(math.prod(eqn.params["window_dimensions"]))
-    if name.startswith("reduce_") and name != "reduce_precision" or name in ("argmax", "argmin", "partial_reduce"):
+    if (
+        name.startswith("reduce_")
+        and name != "reduce_precision"
+        or name in ("argmax", "argmin", "partial_reduce")
+    ):
         return machine.cycles(name) * math.prod(eqn.invars[0].aval.shape) / out
     if name == "integer_pow":
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
@@ -152,7 +156,10 @@ def far_bandwidth(size: int, machine: Machine) -> float:
 
 
 def evaluate(
-    requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int], machine: Machine,
+    requests: Requests,
+    outputs: Sequence[tuple[object, Access]],
+    grid: Sequence[int],
+    machine: Machine,
     same_reader: Callable = lambda v: False,
 ) -> Cost | None:
     """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
@@ -181,8 +188,21 @@ def evaluate(
     memory = (far + near + trips) / max(parallel, 0.6)
     overhead = machine.launch_seconds + rounds * machine.program_seconds
     seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
-    limit = max(sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth)
-    return Cost(seconds, compute, memory, moved, done, done / needed if needed else 1.0, working_set, temporaries, programs, limit)
+    limit = max(
+        sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth
+    )
+    return Cost(
+        seconds,
+        compute,
+        memory,
+        moved,
+        done,
+        done / needed if needed else 1.0,
+        working_set,
+        temporaries,
+        programs,
+        limit,
+    )
 
 
 def _stored_values(requests: Requests) -> set:
@@ -242,7 +262,11 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
     if step.eqn.primitive.name not in CONTRACTIONS:
         return 0.0
     full = math.prod(step.eqn.outvars[0].aval.shape)
-    return operations_per_element(step.eqn, machine) * full / machine.flops(np.dtype(step.eqn.invars[0].aval.dtype).name)
+    return (
+        operations_per_element(step.eqn, machine)
+        * full
+        / machine.flops(np.dtype(step.eqn.invars[0].aval.dtype).name)
+    )
 
 
 def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:

@@ -52,7 +52,9 @@ def _edge(e: Edge) -> str:
     verdict = "fused" if e.fused else "not fused"
     price = f", {e.before * 1e6:.1f} us apart, {e.after * 1e6:.1f} us together" if e.after else ""
     at = user_line(e.producer) or "unknown line"
-    return f"{verdict}: {e.producer.primitive.name} at {at}: {e.why}; saves {e.bytes_saved / 1e6:.2f} MB{price}"
+    return (
+        f"{verdict}: {e.producer.primitive.name} at {at}: {e.why}; saves {e.bytes_saved / 1e6:.2f} MB{price}"
+    )
 
 
 def report(name: str, node: Node) -> KernelReport:

@@ -25,7 +25,9 @@ def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def run(*args):
         results = jex.jaxpr_as_fun(closed)(*args)
-        return [_written(x) if isinstance(a, jex.Literal) else x for a, x in zip(closed.jaxpr.outvars, results)]
+        return [
+            _written(x) if isinstance(a, jex.Literal) else x for a, x in zip(closed.jaxpr.outvars, results)
+        ]
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     return jax.make_jaxpr(run)(*avals)
@@ -34,12 +36,15 @@ def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same function, with literals that enter control flow made by equations."""
     if not any(
-        e.primitive.name in CONTROL and any(isinstance(a, jex.Literal) for a in e.invars) for e in closed.jaxpr.eqns
+        e.primitive.name in CONTROL and any(isinstance(a, jex.Literal) for a in e.invars)
+        for e in closed.jaxpr.eqns
     ):
         return closed
 
     def rewrite(eqn, operands):
-        written = [_written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x for x in operands]
+        written = [
+            _written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x for x in operands
+        ]
         return list(eqn.primitive.bind(*written, **eqn.params))
 
     return retrace(closed, dict.fromkeys(CONTROL, rewrite))

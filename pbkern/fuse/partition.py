@@ -239,7 +239,10 @@ class Partitioner:
             return "xla", "no access rule"
         if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
             return "xla", "an empty array"
-        if any(not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex")) for v in eqn.outvars):
+        if any(
+            not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex"))
+            for v in eqn.outvars
+        ):
             return "xla", "the element type"
         reason = self.supports(eqn)
         return ("xla", reason) if reason else None
@@ -361,7 +364,9 @@ class Partitioner:
             return False
         for g, s in zip(groups, found):
             self.set_group(g, [eqn, *g.eqns], g.outputs, s)
-        self.edges.append(Edge(eqn, True, f"copied into {len(groups)} kernels", nbytes(eqn.outvars[0].aval), before, after))
+        self.edges.append(
+            Edge(eqn, True, f"copied into {len(groups)} kernels", nbytes(eqn.outvars[0].aval), before, after)
+        )
         return True
 
     def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
@@ -387,7 +392,9 @@ class Partitioner:
         for e in group.eqns:
             self.nodes_of[id(e)].remove(group)
 
-    def attempt(self, eqns, outputs, current: Schedule | None, new, accept=lambda cost: True) -> tuple[Schedule | None, str]:
+    def attempt(
+        self, eqns, outputs, current: Schedule | None, new, accept=lambda cost: True
+    ) -> tuple[Schedule | None, str]:
         """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
         unique = {id(e): e for e in eqns}
         eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
@@ -432,7 +439,9 @@ class Partitioner:
 
     def merge(self, a: Node, b: Node) -> bool:
         eqns = [*a.eqns, *b.eqns]
-        outputs = b.outputs + [v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))]
+        outputs = b.outputs + [
+            v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))
+        ]
         accept = self.fits_chain if self.chained(a, b) else lambda cost: True
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
@@ -454,7 +463,10 @@ class Partitioner:
         return cost.scratch <= l2 // 2 and cost.working_set - cost.scratch <= 2 * l2
 
     def chained(self, a: Node, b: Node) -> bool:
-        return all(any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns) for g in (a, b))
+        return all(
+            any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns)
+            for g in (a, b)
+        )
 
     def merge_siblings(self) -> None:
         """Groups that read the same array with the same root shape become one where that reads it once."""

@@ -110,7 +110,12 @@ class Builder:
 def kernel_stem(node: Node) -> str:
     """A word for the kernel's name: its dearest operation."""
     names = [e.primitive.name for e in node.eqns]
-    for known, word in (("conv_general_dilated", "conv"), ("dot_general", "dot"), ("reduce", "reduce"), ("sort", "sort")):
+    for known, word in (
+        ("conv_general_dilated", "conv"),
+        ("dot_general", "dot"),
+        ("reduce", "reduce"),
+        ("sort", "sort"),
+    ):
         if any(n.startswith(known) for n in names):
             return word
     return "map" if len(names) > 1 else names[0]

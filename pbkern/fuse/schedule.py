@@ -110,6 +110,7 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
 
 # ---- options per dimension
 
+
 def _powers(limit: int, among: Sequence[int]) -> list[int]:
     """`among` below `limit`, and `limit` itself."""
     return [n for n in among if n < limit] + [limit]
@@ -160,7 +161,9 @@ def _contraction_roles(eqn) -> list[str]:
         rows = len(eqn.invars[0].aval.shape) - len(lc) - len(lb)
         row_names = ["batch"] * (rows - 1) + ["row"] if rows else []
         columns = rank - len(lb) - rows
-        return ["batch"] * len(lb) + row_names + ["column_outer"] * (columns - 1) + ["column"] * min(columns, 1)
+        return (
+            ["batch"] * len(lb) + row_names + ["column_outer"] * (columns - 1) + ["column"] * min(columns, 1)
+        )
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
     names[spec[0]], names[spec[1]] = "batch", "channel"
@@ -185,7 +188,9 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     return ([extent] if extent <= 256 else [64, 128]), 128
 
 
-def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1) -> tuple[list[list[int]], list[int]]:
+def _options(
+    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1
+) -> tuple[list[list[int]], list[int]]:
     """(sorted options, preferred size) per dimension."""
     options: list[list[int]] = [[n] for n in shape]
     target = list(shape)
@@ -225,7 +230,9 @@ def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], g
     return options, target
 
 
-def search(eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True) -> Schedule:
+def search(
+    eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True
+) -> Schedule:
     """The best schedule found among those that `accept` takes. Raises Unfusable."""
 
     def at(blocks):
@@ -245,7 +252,9 @@ def search(eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], b
             forced |= e.axes
             continue
         if best is None:
-            raise Unfusable("a heavy value would be computed several times, or one program would need too much memory")
+            raise Unfusable(
+                "a heavy value would be computed several times, or one program would need too much memory"
+            )
         return best
 
 
@@ -272,5 +281,3 @@ def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> S
                         break
                     place, best, improved = moved, min(cost, best), improved or cost < math.inf
     return known[tuple(place)]
-
-
