@@ -1,12 +1,13 @@
-"""(equation, wanted part of its output) -> the part of each input it needs, and how to compute it at block shape.
+"""(equation, wanted part of its output) -> the part of each input it needs, and how to compute it at block
+shape.
 
-An access holds one Span per dimension: a start affine in grid axes (symbols 0, 1, ... count programs) and a size.
-A dimension taken as a whole is the span from 0 over its extent. Each rule returns a `Pull`: input accesses together
-with the computation on blocks of just these shapes, so the two cannot disagree. Operands of size 1 are told apart by
-*full* shapes. A rule that needs more of a dimension than was asked returns a wider `out` where the span is constant,
-and raises `NeedsWhole` where it moves with the grid: then the schedule leaves these grid axes out.
-Grouping accesses into blocks is blocks.py; shapes that need several dimensions at once are access_shapes.py,
-windows and contractions access_windows.py.
+An access holds one Span per dimension: a start affine in grid axes (symbols 0, 1, ... count programs) and a
+size. A dimension taken as a whole is the span from 0 over its extent. Each rule returns a `Pull`: input
+accesses together with the computation on blocks of just these shapes, so the two cannot disagree. Operands of
+size 1 are told apart by *full* shapes. A rule that needs more of a dimension than was asked returns a wider
+`out` where the span is constant, and raises `NeedsWhole` where it moves with the grid: then the schedule
+leaves these grid axes out. Grouping accesses into blocks is blocks.py; shapes that need several dimensions at
+once are access_shapes.py, windows and contractions access_windows.py.
 """
 
 from __future__ import annotations
@@ -116,11 +117,15 @@ def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
 # ---- elementwise
 
 ELEMENTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type copy copy_p
-    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log
-    log1p logistic lt max min mul ne neg nextafter not or population_count pow real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    threefry2x32 xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e bessel_i1e""".split()
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type
+    copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag
+    integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+    population_count pow real reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    threefry2x32 xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e
+    bessel_i1e
+    """.split()
 )
 
 
@@ -249,7 +254,9 @@ def _index(ctx, access: Access, dim: int):
 
 
 def _pad_const(span: Span, extent: int, lo: int, interior: int) -> tuple[Span, tuple[int, int, int]]:
-    """Part of the input under a constant span of the padded dimension, and the padding that makes the span of it."""
+    """Part of the input under a constant span of the padded dimension, and the padding that makes the span of
+    it.
+    """
     step, first = interior + 1, span.start.const
     begin = min(max(-((lo - first) // step), 0), extent)  # first input element at or after `first`
     end = min(max((first + span.size - 1 - lo) // step + 1, begin), extent)

@@ -1,4 +1,5 @@
-"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic slices.
+"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic
+slices.
 
 Indices are data, so operands are taken whole along the dimensions that indices move in.
 """

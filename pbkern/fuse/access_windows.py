@@ -1,8 +1,8 @@
 """Access rules of windows and contractions: conv_general_dilated, reduce_window, dot_general, partial_reduce.
 
-Windows come here without padding and input dilation (simplify.py makes them pads). Contracted dimensions are taken
-whole; batch, row and column dimensions follow the output. `partial_reduce` is the first of the two stages that
-stages.py splits a reduction of little parallelism into.
+Windows come here without padding and input dilation (simplify.py makes them pads). Contracted dimensions are
+taken whole; batch, row and column dimensions follow the output. `partial_reduce` is the first of the two
+stages that stages.py splits a reduction of little parallelism into.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ REDUCERS = {
 def least(dtype):
     t = np.dtype(dtype)
     return np.asarray(
-        -np.inf if jax.numpy.issubdtype(t, np.floating) else False if t == bool else np.iinfo(t).min, t
+        -np.inf if jax.numpy.issubdtype(t, np.floating) else False if t.kind == "b" else np.iinfo(t).min, t
     )
 
 
 def greatest(dtype):
     t = np.dtype(dtype)
     return np.asarray(
-        np.inf if jax.numpy.issubdtype(t, np.floating) else True if t == bool else np.iinfo(t).max, t
+        np.inf if jax.numpy.issubdtype(t, np.floating) else True if t.kind == "b" else np.iinfo(t).max, t
     )
 
 

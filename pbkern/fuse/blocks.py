@@ -1,9 +1,11 @@
-"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over Refs.
+"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over
+Refs.
 
-Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of their
-offsets (a halo); different linear parts are different blocks of one array; distant ones stay apart. A producer's
-block is fixed only when all its consumers have asked. The body then walks forward, takes each operand as a static
-slice of its hull block and binds the primitive with parameters at block shape. Rules are access.py.
+Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of
+their offsets (a halo); different linear parts are different blocks of one array; distant ones stay apart. A
+producer's block is fixed only when all its consumers have asked. The body then walks forward, takes each
+operand as a static slice of its hull block and binds the primitive with parameters at block shape. Rules are
+access.py.
 """
 
 from __future__ import annotations

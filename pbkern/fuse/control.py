@@ -1,8 +1,9 @@
 """scan, while and cond whose whole body is ours -> native Loop, While and Cond steps.
 
-Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a step, as
-every old value may be read until then. Large carries of a scan alternate between two buffers instead. Slices of a scan's xs and ys are views whose offset is affine in the loop
-counter: they are never copied. Deciding what is ours is partition.py.
+Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a
+step, as every old value may be read until then. Large carries of a scan alternate between two buffers
+instead. Slices of a scan's xs and ys are views whose offset is affine in the loop counter: they are never
+copied. Deciding what is ours is partition.py.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def _operand(builder, atom) -> View:
 def run_inner(
     builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]
 ) -> tuple[list[Step], list[View]]:
-    """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written there."""
+    """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written
+    there.
+    """
     outer = dict(builder.views)
     jaxpr = inner.jaxpr
     for v, view in zip(jaxpr.invars, arguments):
@@ -107,7 +110,9 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 
 
 def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
-    """Is every new carry computed, each by an equation of its own, so that it can be written to another buffer?"""
+    """Is every new carry computed, each by an equation of its own, so that it can be written to another
+    buffer?
+    """
     made = {v for n in body.partition.nodes if n.kind != "alias" for v in n.outputs}
     news = body.jaxpr.outvars[:n_carry]
     olds = body.jaxpr.invars[n_consts : n_consts + n_carry]

@@ -1,8 +1,10 @@
-"""Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no choices.
+"""Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no
+choices.
 
-A kernel takes the longer of its arithmetic and its traffic, plus a part of the shorter, which overlaps. Traffic has
-two parts: every array once from memory (or L3, if it fits), and blocks read again by other programs from the caches.
-Values between equations live in a core's scratch: once they outgrow L1 or L2 they pay for the trips.
+A kernel takes the longer of its arithmetic and its traffic, plus a part of the shorter, which overlaps.
+Traffic has two parts: every array once from memory (or L3, if it fits), and blocks read again by other
+programs from the caches. Values between equations live in a core's scratch: once they outgrow L1 or L2 they
+pay for the trips.
 """
 
 from __future__ import annotations
@@ -208,8 +210,8 @@ def evaluate(
 def _stored_values(requests: Requests) -> set:
     """Values that a program keeps in scratch.
 
-    Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in another
-    order or from several places (windows, contractions, reductions, shifted slices).
+    Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
+    another order or from several places (windows, contractions, reductions, shifted slices).
     """
     makers = {v: s for s in requests.steps for v in s.eqn.outvars}
     readers: dict = {}

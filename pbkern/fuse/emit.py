@@ -1,7 +1,7 @@
 """Group with a Schedule -> dsl.Kernel: block mappings from accesses, body by re-tracing at block shape.
 
-A span whose start is a multiple of its size becomes a Blocked dimension, any other an Element one with the padding
-that its bounds over the grid need. Choosing blocks is schedule.py; the body is blocks.py.
+A span whose start is a multiple of its size becomes a Blocked dimension, any other an Element one with the
+padding that its bounds over the grid need. Choosing blocks is schedule.py; the body is blocks.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Partition, Plan -> Explanation: kernels and their ops, each fusion decision with its price, what XLA keeps and why."""
+"""Partition, Plan -> Explanation: kernels and their ops, each fusion decision with its price, what XLA keeps
+and why.
+"""
 
 from __future__ import annotations
 

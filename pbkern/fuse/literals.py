@@ -1,4 +1,5 @@
-"""Literals in places that want a buffer -> values of their own: operands and results of control flow.
+"""Literals in places that want a buffer -> values of their own: operands and results of control flow
+and operands of hand-written kernels.
 
 A HostProgram moves buffers; a literal that enters a loop, or leaves a branch, must be written to one first.
 """
@@ -11,6 +12,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from .simplify import CONTROL, retrace
+
+TAKE_BUFFERS = (*CONTROL, "pbkern_kernel")
 
 
 def _written(x):
@@ -34,9 +37,9 @@ def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with literals that enter control flow made by equations."""
+    """The same function, with literals that enter control flow or hand-written kernels made by equations."""
     if not any(
-        e.primitive.name in CONTROL and any(isinstance(a, jex.Literal) for a in e.invars)
+        e.primitive.name in TAKE_BUFFERS and any(isinstance(a, jex.Literal) for a in e.invars)
         for e in closed.jaxpr.eqns
     ):
         return closed
@@ -47,4 +50,4 @@ def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         ]
         return list(eqn.primitive.bind(*written, **eqn.params))
 
-    return retrace(closed, dict.fromkeys(CONTROL, rewrite))
+    return retrace(closed, dict.fromkeys(TAKE_BUFFERS, rewrite))

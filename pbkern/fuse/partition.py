@@ -1,9 +1,10 @@
 """Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
 
-Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their consumers
-as long as the modelled time falls. Then whole producer groups are pulled into contractions and attention-like chains
-where storing the value between costs more, and groups that read the same arrays are laid side by side. Every decision
-is recorded as an Edge for explain.py. Prices are cost.py, blocks schedule.py.
+Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their
+consumers as long as the modelled time falls. Then whole producer groups are pulled into contractions and
+attention-like chains where storing the value between costs more, and groups that read the same arrays are
+laid side by side. Every decision is recorded as an Edge for explain.py. Prices are cost.py, blocks
+schedule.py.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from .stages import split_reductions
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
 
-# Two contractions with a large value between them share a kernel even at this multiple of the modelled time: what is
-# not stored cannot fall out of the cache.
+# Two contractions with a large value between them share a kernel even at this multiple of the modelled time:
+# what is not stored cannot fall out of the cache.
 CHAIN_SLACK = 1.02
 
 
 @dataclass(eq=False)
 class Node:
-    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or XLA's."""
+    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or
+    XLA's.
+    """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"
     eqns: list
@@ -293,7 +296,9 @@ class Partitioner:
             self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
 
     def waits(self, eqn, groups) -> bool:
-        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2 decides)."""
+        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2
+        decides).
+        """
         if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
             return False
         return any(
@@ -447,7 +452,8 @@ class Partitioner:
         before = a.seconds + b.seconds
         ok = schedule is not None and schedule.cost.seconds < before
         if schedule is not None and self.chained(a, b):
-            # Attention gains, two layers of a network do not: the value between must outweigh all other traffic.
+            # Attention gains, two layers of a network do not: the value between must outweigh all other
+            # traffic.
             between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
             ok = schedule.cost.seconds < before * CHAIN_SLACK and between > schedule.cost.bytes_moved
             why = why or ("" if ok else "the value between two contractions is no larger than the rest")
@@ -458,7 +464,9 @@ class Partitioner:
         return ok
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while what lies between them, and their operands, stay in cache."""
+        """Two contractions share a program only while what lies between them, and their operands, stay in
+        cache.
+        """
         l2 = self.machine.l2_bytes
         return cost.scratch <= l2 // 2 and cost.working_set - cost.scratch <= 2 * l2
 

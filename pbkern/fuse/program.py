@@ -1,6 +1,7 @@
 """Nodes in order -> HostProgram: one launch per group, buffers for values, views for reshapes.
 
-A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps in control.py.
+A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps in
+control.py.
 """
 
 from __future__ import annotations
@@ -77,14 +78,20 @@ class Builder:
         if node.kind == "alias":
             return self.alias(node.eqns[0])
         if node.kind == "kernel":
-            (eqn,) = node.eqns
-            return [Launch(eqn.params["kernel"], *self.arguments(eqn))]
+            return self.hand_written(node.eqns[0])
         from .control import control_steps
 
         return control_steps(self, node)
 
-    def arguments(self, eqn) -> tuple[tuple[View, ...], tuple[View, ...]]:
-        return tuple(self.place(a) for a in eqn.invars), tuple(self.place(v) for v in eqn.outvars)
+    def hand_written(self, eqn) -> list[Step]:
+        """A kernel as it is; an operand that shares its array with a result is copied there first."""
+        kernel = eqn.params["kernel"]
+        operands, results = [self.place(a) for a in eqn.invars], [self.place(v) for v in eqn.outvars]
+        copies: list[Step] = []
+        for i, o in kernel.aliases:
+            copies.append(Copy(operands[i], results[o]))
+            operands[i] = results[o]
+        return [*copies, Launch(kernel, tuple(operands), tuple(results))]
 
     def launch(self, node: Node) -> Launch:
         s = node.schedule

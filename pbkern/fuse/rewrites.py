@@ -1,7 +1,7 @@
 """(equation, operands) -> cheaper or plainer equations, or None to keep it. Data for simplify.py.
 
-REWRITES give the same values bit by bit; UNSAFE ones may change rounding and replace their namesakes. NaN, infinities
-and signed zeros are always kept.
+REWRITES give the same values bit by bit; UNSAFE ones may change rounding and replace their namesakes. NaN,
+infinities and signed zeros are always kept.
 """
 
 from __future__ import annotations

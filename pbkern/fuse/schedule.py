@@ -1,8 +1,8 @@
 """Group, Machine -> Schedule: the block of every output and with it the grid. Never changes meaning.
 
-One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension come from the role that
-a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch. A few steps of descent in the cost
-model pick among them. Emission is emit.py, prices are cost.py.
+One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension come from the
+role that a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch. A few steps of
+descent in the cost model pick among them. Emission is emit.py, prices are cost.py.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], r
 
 
 def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
-    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root dimensions)."""
+    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root
+    dimensions).
+    """
     root = outputs[0]
     access, grid, axes = _tile(root.aval.shape, blocks)
     try:
@@ -117,7 +119,9 @@ def _powers(limit: int, among: Sequence[int]) -> list[int]:
 
 
 def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]:
-    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under one)."""
+    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under
+    one).
+    """
     shape, forced = root.aval.shape, set()
     while True:
         blocks = [n if d in forced else 1 for d, n in enumerate(shape)]
@@ -154,7 +158,9 @@ def _moving(requests: Requests):
 
 
 def _contraction_roles(eqn) -> list[str]:
-    """What each output dimension of a contraction is: batch, row, column; for convolutions also space and channel."""
+    """What each output dimension of a contraction is: batch, row, column; for convolutions also space and
+    channel.
+    """
     rank = len(eqn.outvars[0].aval.shape)
     if eqn.primitive.name == "dot_general":
         (lc, _), (lb, _) = eqn.params["dimension_numbers"]

@@ -1,7 +1,8 @@
 """Partition -> Plan: an ordered list of segments, each a HostProgram of ours or a ClosedJaxpr left to XLA.
 
-Nodes are sorted so that few segments change hands. Within a HostProgram, values are buffers; reshapes are views.
-Array constants become inputs. Outputs that are inputs, literals or repeats are forwarded by the Plan itself.
+Nodes are sorted so that few segments change hands. Within a HostProgram, values are buffers; reshapes are
+views. Array constants become inputs. Outputs that are inputs, literals or repeats are forwarded by the Plan
+itself.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Plan:
     nodes: list[Node] = field(default_factory=list)
 
     def evaluate(self, args, run_program: Callable) -> list:
-        """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others. Traceable."""
+        """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others.
+        Traceable.
+        """
         env = dict(zip(self.jaxpr.invars, args)) | dict(zip(self.jaxpr.constvars, self.consts))
         for s in self.segments:
             inputs = [env[v] for v in s.reads]

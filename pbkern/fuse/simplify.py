@@ -1,8 +1,9 @@
-"""ClosedJaxpr -> equivalent ClosedJaxpr that fusion reads more easily. Re-traces; never builds jaxprs by hand.
+"""ClosedJaxpr -> equivalent ClosedJaxpr that fusion reads more easily. Re-traces; never builds jaxprs by
+hand.
 
-Calls are inlined (also inside control flow), dead code dropped, equal equations merged, identities folded, weak types
-erased. Padding and input dilation of convolutions and windows become `pad`, so that they fuse like any producer;
-`split` becomes slices. The rewrites are rewrites.py; dead carries of loops go in carries.py.
+Calls are inlined (also inside control flow), dead code dropped, equal equations merged, identities folded,
+weak types erased. Padding and input dilation of convolutions and windows become `pad`, so that they fuse like
+any producer; `split` becomes slices. The rewrites are rewrites.py; dead carries of loops go in carries.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ CONTROL = ("scan", "while", "cond")
 
 
 def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True) -> jex.ClosedJaxpr:
-    """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change rounding."""
+    """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change
+    rounding.
+    """
     return retrace(closed, REWRITES | (UNSAFE if unsafe_math else {}))
 
 
@@ -59,7 +62,9 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
 
 
 def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
-    """Binds each equation; one without a user line, inside a library's function, carries the line of the call."""
+    """Binds each equation; one without a user line, inside a library's function, carries the line of the
+    call.
+    """
     env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
     def read(atom):

@@ -1,8 +1,9 @@
 """Reductions of little parallelism -> two stages: partial results over runs of one axis, then the rest.
 
-A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output alone.
-`reduce(x, axes)` becomes `reduce(partial_reduce(x, axis, block), 0)`: the first is parallel over runs of `block`
-elements along one axis and takes the producers of x with it, the second is small. Sums are reassociated.
+A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output
+alone. `reduce(x, axes)` becomes `reduce(partial_reduce(x, axis, block), 0)`: the first is parallel over runs
+of `block` elements along one axis and takes the producers of x with it, the second is small. Sums are
+reassociated.
 """
 
 from __future__ import annotations

@@ -14,7 +14,11 @@ from pbkern.dsl.kernel import Element
 
 def garbage(dtype):
     return (
-        np.nan if jax.numpy.issubdtype(dtype, np.floating) else np.asarray(1, bool) if dtype == bool else 77
+        np.nan
+        if jax.numpy.issubdtype(dtype, np.floating)
+        else np.asarray(1, bool)
+        if np.dtype(dtype).kind == "b"
+        else 77
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from checking import check, planned, rand
 from jax import lax
+from oracle import run_program
 
 from pbkern.dsl.host import Cond, Loop, While
 from pbkern.errors import UnsupportedOp
@@ -184,3 +185,22 @@ def test_scan_slices_of_alternating_steps():
         return lax.scan(lambda c, a: (jnp.tanh(c) + a, c * 2), x[0] * 0, x, reverse=True)
 
     check(f, rand(5, 70, 80))
+
+
+def test_hand_written_kernels_are_launched_as_they_are():
+    import pbkern
+    from pbkern.dsl.trace import call_kernel
+
+    spec = pbkern.BlockSpec((2, 9), lambda i: (i, 0))
+    kind = jax.ShapeDtypeStruct((6, 9), jnp.float32)
+
+    @pbkern.kernel(grid=(3,), in_specs=[spec], out_specs=[spec], in_types=[kind], out_shape=[kind])
+    def twice(x, y):
+        y[...] = x[...] * 2
+
+    kernel = twice.trace(kind)
+    closed = jax.make_jaxpr(lambda x: jnp.tanh(call_kernel(kernel, x + 1)[0]))(X)
+    plan = planned(jax.extend.core.jaxpr_as_fun(closed), X)
+    assert kernel in plan.kernels() and len(plan.kernels()) == 3
+    (got,) = plan.evaluate([X], run_program)
+    np.testing.assert_allclose(got, np.tanh(2 * (np.asarray(X) + 1)), rtol=1e-5)
