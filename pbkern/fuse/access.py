@@ -309,7 +309,7 @@ def _splat(value, like):
 
 @rules.register("concatenate")
 def _concatenate(eqn, out: Access) -> Pull:
-    """A constant span joins just the operands under it; a moving one reads all of them and selects by index."""
+    """A constant span joins the operands under it; a moving one reads all of them and selects by index."""
     d = eqn.params["dimension"]
     offsets = np.cumsum([0] + [s[d] for s in shapes(eqn)]).tolist()
     span = out[d]

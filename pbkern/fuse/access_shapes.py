@@ -16,7 +16,7 @@ from .access import Access, NeedsWhole, Pull, Span, is_whole, require_whole, rul
 
 
 def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Splits two shapes of equal size into smallest runs of dimensions with equal products, units left out."""
+    """Splits shapes of equal size into smallest runs of dimensions with equal products, units left out."""
     ka, kb = [d for d, n in enumerate(a) if n != 1], [d for d, n in enumerate(b) if n != 1]
     found, i, j = [], 0, 0
     while i < len(ka) or j < len(kb):

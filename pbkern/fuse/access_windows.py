@@ -116,7 +116,7 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
 
 @partial_reduce_p.def_abstract_eval
 def _partial_type(x, *, reducer, axis, block, axes):
-    """f[..., n, ...] -> f[ceil(n / block), the dimensions not in axes]: reduces runs of `block` along `axis`."""
+    """f[..., n, ...] -> f[ceil(n / block), dimensions not in axes]: reduces runs along `axis`."""
     rest = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     return jax.core.ShapedArray((-(-x.shape[axis] // block), *rest), x.dtype)
 

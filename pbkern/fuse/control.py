@@ -122,7 +122,7 @@ def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
 
 
 def _alternating(builder, counter: str, length: int, carries: list[View], step) -> list[Step]:
-    """Two steps per turn between two sets of buffers: carries are never copied. An odd last step comes after."""
+    """Two steps per turn between two sets of buffers: no copies. An odd last step comes after."""
     others = [builder.temporary(c.type) for c in carries]
     even, _ = step(Affine.symbol(counter, 2), carries, others)
     odd, _ = step(Affine.symbol(counter, 2) + 1, others, carries)

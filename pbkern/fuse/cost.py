@@ -22,7 +22,7 @@ from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
 VIEWS = frozenset(
-    "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient expand_dims".split()
+    "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 
@@ -238,7 +238,7 @@ def _stored_values(requests: Requests) -> set:
 
 
 def _scratch_trips(temporaries: int, blocks: int, machine: Machine) -> float:
-    """Seconds of one program's stored values going to a cache and back: the larger the set, the further away."""
+    """Seconds of a program's stored values going to a cache and back: the larger, the further away."""
     working_set = temporaries + blocks
     if working_set <= machine.l1_bytes:
         return 0.0

@@ -25,7 +25,8 @@ class KernelReport:
         head = (
             f"{self.name}: grid {list(self.grid)}, {c.seconds * 1e6:.1f} us predicted, "
             f"{100 * c.share_of_limit:.0f} % of the machine's limit, {c.bytes_moved / 1e6:.2f} MB, "
-            f"{c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), {c.working_set // 1024} KB per program"
+            f"{c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
+            f"{c.working_set // 1024} KB per program"
         )
         lines: dict[str, list[str]] = {}
         for op, at in self.ops:

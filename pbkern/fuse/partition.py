@@ -219,7 +219,7 @@ class Partitioner:
         return Partition(self.nodes, self.edges)
 
     def settle(self) -> None:
-        """Searches the blocks of whole groups: while growing, cheap equations kept those of the group so far."""
+        """Searches the blocks of whole groups: while they grew, cheap equations kept the blocks so far."""
         for g in self.nodes:
             if g.kind == "group" and len(g.eqns) > 1:
                 best = search(g.eqns, g.outputs, self.machine)

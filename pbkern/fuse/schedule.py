@@ -60,7 +60,7 @@ def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[in
 
 
 def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], requests: Requests) -> Access:
-    """The access of another output under the root's grid. Raises Unfusable unless every axis splits it once."""
+    """Another output's access under the root's grid. Raises Unfusable unless every axis splits it."""
     shape = v.aval.shape
     for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
         at = {}

@@ -66,7 +66,7 @@ def _choose(eqn, machine: Machine) -> tuple[int, int] | None:
 
 
 def _near_divisor(n: int, block: int) -> int:
-    """A divisor of n within a factor of two of `block`, so that no run is ragged; `block` if there is none."""
+    """A divisor of n near `block` (within a factor of two), so that no run is ragged; else `block`."""
     found = (
         [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0] if block < 1 << 20 else []
     )
