@@ -86,18 +86,34 @@ def unflatten_indexers(tree, leaves) -> list[tuple]:
     return found
 
 
-def flatten_indices(shape: tuple[int, ...], indices: tuple) -> tuple[list, object]:
-    """(operands, tree) that say `ref[indices]` of a Ref of this shape: one int, array or Slice per dimension."""
+def flatten_indices(shape: tuple[int, ...], indices: tuple, masked: bool = False) -> tuple[list, object]:
+    """(operands, tree) that say `ref[indices]` of a Ref of this shape: one int, array or Slice per dimension.
+
+    With `masked`, constant indices may lie outside the shape.
+    """
     arrays = [i for i in indices if not isinstance(i, Slice)]
     gathered = np.broadcast_shapes(*(np.shape(i) for i in arrays)) if arrays else ()
-    indexer = indexing.NDIndexer(tuple(indices), tuple(shape), gathered, validate=True)
+    indexer = indexing.NDIndexer(tuple(indices), tuple(shape), gathered, validate=not masked)
     return jax.tree.flatten((indexer,))
 
 
-def flatten_subscript(ref, index) -> tuple[object, list, object]:
+def flatten_subscript(ref, index, masked: bool) -> tuple[object, list, object]:
     """(Ref, operands, tree) of what a user writes as `ref[index]`, where `ref` may be `r.at[...]` already."""
-    base, transforms = state.get_ref_and_transforms(ref, index, "load")
-    return (base, *jax.tree.flatten(transforms))
+    if not masked:
+        base, transforms = state.get_ref_and_transforms(ref, index, "load")
+        return (base, *jax.tree.flatten(transforms))
+    shape = ref.shape
+    index = index if isinstance(index, tuple) else (index,)
+    if any(i is ... for i in index):
+        at = next(n for n, i in enumerate(index) if i is ...)
+        index = (*index[:at], *[slice(None)] * (len(shape) - len(index) + 1), *index[at + 1 :])
+    index = (*index, *[slice(None)] * (len(shape) - len(index)))
+    index = tuple(Slice.from_slice(i, n) if isinstance(i, slice) else i for i, n in zip(index, shape))
+    anywhere = tuple(max(n, 2**31 - 1) for n in shape)
+    found = indexing.NDIndexer.from_indices_shape(index, anywhere)
+    indexer = indexing.NDIndexer(found.indices, tuple(shape), found.int_indexer_shape)
+    base, outer = state.get_ref_and_transforms(ref, None, "load")
+    return (base, *jax.tree.flatten((*outer, indexer)))
 
 
 def indexed_type(aval, tree, leaves):

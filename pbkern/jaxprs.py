@@ -51,8 +51,13 @@ def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
                 yield jex.ClosedJaxpr(v, ())
 
 
-def evaluate(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, inline_calls: bool = True,
-             bind: Callable | None = None) -> list:
+def evaluate(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence,
+    args: Sequence,
+    inline_calls: bool = True,
+    bind: Callable | None = None,
+) -> list:
     """Binds each equation in order on `args`, going through calls. `bind(eqn, *operands) -> results` may intercept."""
     env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
@@ -86,6 +91,9 @@ def literal_value(atom: jex.Literal) -> np.generic:
 
 Rewrite = Callable[..., "list | None"]
 
+# Each pass removes equations that died in the one before (a loop's unused carry, say); two are usual.
+MAX_PASSES = 8
+
 
 def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.ClosedJaxpr:
     """The same function in canonical form, Ref effects in order.
@@ -95,13 +103,14 @@ def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.Clos
     `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that printed control flow rebuilds).
     `rewrite(eqn, *operands)` may return an equation's results, or None to keep the equation.
     """
-    while True:
+    for _ in range(MAX_PASSES):
         avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
-        traced = _Retrace(rewrite)
-        closed = jax.make_jaxpr(lambda *args: traced.run(closed.jaxpr, closed.consts, args))(*avals)  # noqa: B023
+        traced, before = _Retrace(rewrite), closed
+        closed = jax.make_jaxpr(lambda *args: traced.run(before.jaxpr, before.consts, args))(*avals)  # noqa: B023
         if not _has_dead_equations(closed.jaxpr):
-            return closed
+            break
         rewrite = None  # already applied
+    return closed
 
 
 class _Retrace:
@@ -132,22 +141,32 @@ class _Retrace:
         results = self.rewrite(eqn, *operands) if self.rewrite else None
         if results is not None:
             return results
-        if eqn.primitive.name in ("scan", "while"):
-            return getattr(self, eqn.primitive.name)(eqn, operands)
+        if eqn.primitive.name == "scan":
+            return self.scan(eqn, operands)
+        if eqn.primitive.name == "while":
+            return self.while_loop(eqn, operands)
         if eqn.primitive.name in IDENTITIES or _keeps_value(eqn):
             return operands
         if eqn.primitive.name == "convert_element_type":
             return [_convert(eqn, operands[0])]
         if eqn.primitive.name == "broadcast_to":  # of Ref indices; broadcast_in_dim has rules everywhere
             shape = eqn.params["shape"]
-            return [jax.lax.broadcast_in_dim(operands[0], shape, range(len(shape) - np.ndim(operands[0]), len(shape)))]
+            return [
+                jax.lax.broadcast_in_dim(
+                    operands[0], shape, range(len(shape) - np.ndim(operands[0]), len(shape))
+                )
+            ]
         results = eqn.primitive.bind(*operands, **eqn.params)
         return results if eqn.primitive.multiple_results else [results]
 
     def scan(self, eqn, operands: list) -> Sequence:
         p = eqn.params
         inner, carries = p["jaxpr"], p["num_consts"] + p["num_carry"]
-        consts, init, xs = operands[: p["num_consts"]], operands[p["num_consts"] : carries], operands[carries:]
+        consts, init, xs = (
+            operands[: p["num_consts"]],
+            operands[p["num_consts"] : carries],
+            operands[carries:],
+        )
 
         def step(carry, x):
             out = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *x])
@@ -158,7 +177,7 @@ class _Retrace:
         )
         return [*carry, *ys]
 
-    def _while(self, eqn, operands: list) -> Sequence:
+    def while_loop(self, eqn, operands: list) -> Sequence:
         p = eqn.params
         cond, body, nc = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"]
         first = nc + p["body_nconsts"]
@@ -171,12 +190,12 @@ class _Retrace:
     def cond(self, eqn, kind: str, selected, read) -> Sequence:
         operands = [read(a) for a in eqn.invars[1:]]
         branches = [lambda b=b: tuple(self.run(b.jaxpr, b.consts, operands)) for b in eqn.params["branches"]]
+        choice = read(selected)
+        if isinstance(choice, (np.generic, bool, int)):
+            return branches[min(max(int(choice), 0), len(branches) - 1)]()
         if kind == "pred":
-            return jax.lax.cond(read(selected), branches[1], branches[0])
-        return jax.lax.switch(read(selected), branches)
-
-
-setattr(_Retrace, "while", _Retrace._while)
+            return jax.lax.cond(choice, branches[1], branches[0])
+        return jax.lax.switch(choice, branches)
 
 
 def selector(eqn, producers: dict) -> tuple[str, object]:
@@ -186,7 +205,11 @@ def selector(eqn, producers: dict) -> tuple[str, object]:
     as written.
     """
     made_by = producers.get(eqn.invars[0]) if isinstance(eqn.invars[0], jex.Var) else None
-    if made_by is not None and made_by.primitive.name == "convert_element_type" and len(eqn.params["branches"]) == 2:
+    if (
+        made_by is not None
+        and made_by.primitive.name == "convert_element_type"
+        and len(eqn.params["branches"]) == 2
+    ):
         if made_by.invars[0].aval.dtype == bool and not made_by.invars[0].aval.shape:
             return "pred", made_by.invars[0]
     if made_by is not None and made_by.primitive.name == "clamp":
@@ -215,7 +238,9 @@ def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
 
 def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
     """Whether retracing would drop something, at any depth. The index that a cond makes for itself is not dead."""
-    selecting = {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)}
+    selecting = {
+        e.invars[0] for e in jaxpr.eqns if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)
+    }
     for eqn, used in zip(jaxpr.eqns, live_equations(jaxpr)):
         if not used and not any(v in selecting for v in eqn.outvars):
             return True
@@ -265,7 +290,7 @@ def _convert(eqn, x):
     exact = {"f": "f", "i": "if", "u": "iuf", "b": "iufb"}
     if isinstance(x, np.generic) and dtype.kind in exact.get(x.dtype.kind, ""):
         return x.astype(dtype)
-    return eqn.primitive.bind(x, **(eqn.params | {"weak_type": False}))
+    return eqn.primitive.bind(x, **(eqn.params | {"new_dtype": dtype, "weak_type": False}))
 
 
 def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -291,6 +316,16 @@ def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(run)(*[fresh_aval(v.aval) for v in closed.jaxpr.invars])
 
 
+def as_dtype(p) -> np.dtype | None:
+    """The dtype that an equation parameter is, if it is one: parameters hold dtypes, NumPy's and JAX's scalar types."""
+    if isinstance(p, np.dtype):
+        return p
+    is_scalar_type = isinstance(p, type) and (
+        issubclass(p, np.generic) or isinstance(p, type(jax.numpy.float32))
+    )
+    return np.dtype(p) if is_scalar_type else None
+
+
 def same(a: jex.ClosedJaxpr, b: jex.ClosedJaxpr) -> bool:
     """Whether two jaxprs have the same equations, parameters and types, up to names of variables."""
     return fingerprint(a) == fingerprint(b)
@@ -311,10 +346,13 @@ def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
             return fingerprint(p if isinstance(p, jex.ClosedJaxpr) else jex.ClosedJaxpr(p, ()))
         if isinstance(p, (tuple, list)):
             return tuple(map(param, p))
-        return str(p)
+        if isinstance(p, np.integer):
+            return str(int(p))
+        return str(as_dtype(p) or p)
 
     def equation(e) -> tuple:
-        params = tuple((k, param(v)) for k, v in sorted(e.params.items()) if not callable(v) or isinstance(v, type))
+        said = ((k, v) for k, v in sorted(e.params.items()) if v is not None)
+        params = tuple((k, param(v)) for k, v in said if not callable(v) or as_dtype(v))
         return e.primitive.name, tuple(map(atom, e.invars)), tuple(map(atom, e.outvars)), params
 
     jaxpr = closed.jaxpr

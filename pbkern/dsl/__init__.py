@@ -4,8 +4,8 @@ from .interpret import interpret
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from .primitives import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
 from .refs import Gather, Point, Range, RefAccess, ref_access
-from .spelling import bind
 from .specs import BlockSpec, GridSpec
+from .spelling import bind
 from .text import rebuild, same_kernel, source
 from .trace import KernelFunction, call_kernel, kernel, trace_kernel
 from .verify import verify

@@ -130,7 +130,10 @@ class HostProgram:
 
     def __str__(self) -> str:
         lines = [f"program {self.name}"]
-        lines += [f"  {b.kind.value:8} {b.name}: {b.type}" + (f" slot {b.slot}" if b.slot >= 0 else "") for b in self.buffers]
+        lines += [
+            f"  {b.kind.value:8} {b.name}: {b.type}" + (f" slot {b.slot}" if b.slot >= 0 else "")
+            for b in self.buffers
+        ]
 
         def view(v: View) -> str:
             return v.buffer if v.offset == Affine() else f"{v.buffer}[{v.offset}]"
@@ -139,7 +142,9 @@ class HostProgram:
             for step in steps:
                 match step:
                     case Launch(kernel=k, operands=o, results=r):
-                        lines.append(f"{indent}{', '.join(map(view, r))} = {k.name}{list(k.grid)}({', '.join(map(view, o))})")
+                        lines.append(
+                            f"{indent}{', '.join(map(view, r))} = {k.name}{list(k.grid)}({', '.join(map(view, o))})"
+                        )
                     case Copy(source=s, destination=d):
                         lines.append(f"{indent}{view(d)} = copy {view(s)}")
                     case Loop(counter=c, trip_count=n, steps=inner):

@@ -39,7 +39,9 @@ def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndar
     inputs = [np.array(a) for a in arrays]
     for n, (a, t) in enumerate(zip(inputs, kernel.in_types)):
         if a.shape != t.shape or a.dtype != t.dtype:
-            raise KernelError(f"operand {n} of kernel `{kernel.name}`", why=f"is {a.dtype}{list(a.shape)}, takes {t}")
+            raise KernelError(
+                f"operand {n} of kernel `{kernel.name}`", why=f"is {a.dtype}{list(a.shape)}, takes {t}"
+            )
     outputs = [np.full(t.shape, poison(t.dtype), t.dtype) for t in kernel.out_types]
     for i, o in kernel.aliases:
         outputs[o] = inputs[i]
@@ -246,12 +248,23 @@ def _reshape(p, x):
 
 # Equations whose NumPy meaning is exactly JAX's, for speed: no compilation per shape.
 NUMPY_RULES: dict[str, Callable] = {
-    **{n: _binary(f) for n, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("eq", np.equal))},
-    **{n: _binary(f) for n, f in (("ne", np.not_equal), ("lt", np.less), ("le", np.less_equal), ("gt", np.greater))},
+    **{
+        n: _binary(f)
+        for n, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("eq", np.equal))
+    },
+    **{
+        n: _binary(f)
+        for n, f in (("ne", np.not_equal), ("lt", np.less), ("le", np.less_equal), ("gt", np.greater))
+    },
     **{n: _binary(f) for n, f in (("ge", np.greater_equal), ("and", np.bitwise_and), ("or", np.bitwise_or))},
     **{n: _binary(f) for n, f in (("max", np.maximum), ("min", np.minimum), ("xor", np.bitwise_xor))},
-    **{n: _unary(f) for n, f in (("neg", np.negative), ("abs", np.abs), ("not", np.bitwise_not), ("sqrt", np.sqrt))},
-    "select_n": lambda p, which, *cases: np.choose(which, cases) if len(cases) > 2 else np.where(which, cases[1], cases[0]),
+    **{
+        n: _unary(f)
+        for n, f in (("neg", np.negative), ("abs", np.abs), ("not", np.bitwise_not), ("sqrt", np.sqrt))
+    },
+    "select_n": lambda p, which, *cases: (
+        np.choose(which, cases) if len(cases) > 2 else np.where(which, cases[1], cases[0])
+    ),
     "broadcast_in_dim": _broadcast_in_dim,
     "reshape": _reshape,
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
@@ -276,7 +289,11 @@ def _while(eqn, operands: list, program: Program) -> Sequence:
     p = eqn.params
     cond, body = p["cond_jaxpr"], p["body_jaxpr"]
     first = p["cond_nconsts"] + p["body_nconsts"]
-    cond_consts, body_consts, carry = operands[: p["cond_nconsts"]], operands[p["cond_nconsts"] : first], operands[first:]
+    cond_consts, body_consts, carry = (
+        operands[: p["cond_nconsts"]],
+        operands[p["cond_nconsts"] : first],
+        operands[first:],
+    )
     while _run(cond.jaxpr, cond.consts, [*cond_consts, *carry], program)[0]:
         carry = _run(body.jaxpr, body.consts, [*body_consts, *carry], program)
     return carry
@@ -338,11 +355,15 @@ def _subscript(eqn, indices: tuple, buffer: Buffer, mask: np.ndarray | None, pro
     shape = buffer.data.shape
     if mask is None and not any(isinstance(i, Gather) for i in indices):
         for d, i in enumerate(indices):
-            first, last = (i.at, i.at) if isinstance(i, Point) else (i.start, i.start + (i.size - 1) * i.stride)
+            first, last = (
+                (i.at, i.at) if isinstance(i, Point) else (i.start, i.start + (i.size - 1) * i.stride)
+            )
             if not (0 <= int(first) and int(last) < shape[d]) and not (isinstance(i, Range) and i.size == 0):
                 raise _out_of_bounds(eqn, buffer, d, int(first), int(last), program)
         return tuple(
-            int(i.at) if isinstance(i, Point) else slice(int(i.start), int(i.start) + i.size * i.stride, i.stride)
+            int(i.at)
+            if isinstance(i, Point)
+            else slice(int(i.start), int(i.start) + i.size * i.stride, i.stride)
             for i in indices
         )
     positions = _positions(indices)

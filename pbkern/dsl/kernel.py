@@ -92,7 +92,8 @@ class BlockMapping:
 
         indices = affine_outputs(self.index_map.jaxpr)
         return tuple(
-            i if i is None else i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(indices, self.dims)
+            i if i is None else i * (d.size if isinstance(d, Blocked) else 1)
+            for i, d in zip(indices, self.dims)
         )
 
 

@@ -97,10 +97,12 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
       mask: bool, broadcast to the shape of ref[idx]; None loads everything.
       other: broadcast to that shape, in the Ref's dtype.
     """
-    base, leaves, tree = _jax.flatten_subscript(ref, idx)
+    base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     if mask is None:
         if other is not None:
-            raise KernelError("load has `other` but no `mask`", hint="give the mask that selects, or drop other")
+            raise KernelError(
+                "load has `other` but no `mask`", hint="give the mask that selects, or drop other"
+            )
         return _jax.REF_PRIMITIVES["get"].bind(base, *leaves, tree=tree)
     out = _jax.indexed_type(jax.typeof(base), tree, leaves)
     other = jnp.broadcast_to(jnp.asarray(0 if other is None else other, out.dtype), out.shape)
@@ -109,7 +111,7 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
 
 def store(ref, idx, value, *, mask=None) -> None:
     """ref[idx] = value where `mask` holds; `value` is broadcast and cast like `ref[idx] = value` would be."""
-    base, leaves, tree = _jax.flatten_subscript(ref, idx)
+    base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     out = _jax.indexed_type(jax.typeof(base), tree, leaves)
     value = jnp.broadcast_to(jnp.asarray(value, None if hasattr(value, "dtype") else out.dtype), out.shape)
     if mask is None:
@@ -144,7 +146,8 @@ def _check_shapes(name: str, out, **operands) -> None:
         dtype = np.dtype(bool) if key == "mask" else out.dtype
         if x.shape != out.shape or x.dtype != dtype:
             raise KernelError(
-                f"{name}: `{key}` does not fit ref[idx]", why=f"{key} {x.str_short()}, ref[idx] {out.str_short()}"
+                f"{name}: `{key}` does not fit ref[idx]",
+                why=f"{key} {x.str_short()}, ref[idx] {out.str_short()}",
             )
 
 
@@ -154,9 +157,9 @@ def _check_shapes(name: str, out, **operands) -> None:
 def when(condition) -> Callable[[Callable[[], None]], None]:
     """Decorator: runs the function now if `condition` (bool scalar) holds.
 
-        @when(program_id(2) == 0)
-        def _():
-            acc[...] = jnp.zeros_like(acc)
+    @when(program_id(2) == 0)
+    def _():
+        acc[...] = jnp.zeros_like(acc)
     """
 
     def decorate(f: Callable[[], None]) -> None:
@@ -191,7 +194,9 @@ def loop(lower, upper, *, step: int = 1, init: Any = None, unroll: int | bool | 
 
 def _no_result(result) -> None:
     if result is not None:
-        raise KernelError("a body under `when` or `loop` returns a value", hint="store it in a Ref, or use lax.cond")
+        raise KernelError(
+            "a body under `when` or `loop` returns a value", hint="store it in a Ref, or use lax.cond"
+        )
 
 
 def cdiv(a, b):

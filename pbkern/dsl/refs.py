@@ -75,6 +75,13 @@ class RefAccess:
     other: Atom | None = None
 
 
+def is_whole(index: Index, extent: int) -> bool:
+    """Whether an index takes all of a dimension of this extent."""
+    return (
+        isinstance(index, Range) and isinstance(index.start, int) and (index.start, index.size) == (0, extent)
+    )
+
+
 KINDS = {"get": "load", "swap": "store", "addupdate": "add", "masked_load": "load", "masked_store": "store"}
 
 
@@ -93,7 +100,10 @@ def ref_access(eqn) -> RefAccess:
         indices = compose(shape, _jax.ref_indexers(eqn), np.add, np.multiply)
     except (TypeError, NotImplementedError) as e:
         raise UnsupportedOp(
-            f"`{name}` with this chain of indices", at=_jax.user_line(eqn), why=str(e), hint="index the Ref once"
+            f"`{name}` with this chain of indices",
+            at=_jax.user_line(eqn),
+            why=str(e),
+            hint="index the Ref once",
         ) from None
     return _access(name, operands, indices)
 
@@ -174,17 +184,14 @@ def canonical_access(eqn, operands: Sequence) -> list:
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
     indexers = _jax.unflatten_indexers(eqn.params["tree"], operands[number:])
     indices = compose(shape, indexers, _add, _mul)
-    if all(i == Range(0, n) for i, n in zip(indices, shape) if _is_whole(i)) and all(map(_is_whole, indices)):
+    if all(is_whole(i, n) for i, n in zip(indices, shape)):
         leaves, tree = [], _jax.NO_INDICES
     else:
+        masked = eqn.primitive.name.startswith("masked")
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
-        leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices))
+        leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices), masked)
     results = eqn.primitive.bind(*operands[:number], *leaves, tree=tree)
     return results if eqn.primitive.multiple_results else [results]
-
-
-def _is_whole(index: Index) -> bool:
-    return isinstance(index, Range) and isinstance(index.start, int) and index.start == 0 and index.stride == 1
 
 
 def _raw(index: Index, gathered: tuple[int, ...]):

@@ -6,6 +6,7 @@ what tracing needs; verify.py checks the canonical result.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jex
 
 from .. import _jax
 from ..errors import KernelError
 from ..jaxprs import in_demand_order, retrace
 from . import refs
-from .kernel import ArrayType, Blocked, BlockDim, BlockMapping, Element, Scratch, Squeezed
+from .kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Scratch, Squeezed
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,20 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
         return x
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise KernelError(
-            f"{what} has no shape and dtype", at=at, why=f"{x!r}", hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)"
+            f"{what} has no shape and dtype",
+            at=at,
+            why=f"{x!r}",
+            hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)",
         )
-    return ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+    try:
+        return ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+    except TypeError:
+        raise KernelError(
+            f"{what} has a dtype that kernels do not take",
+            at=at,
+            why=f"shape {tuple(x.shape)}, dtype {x.dtype}",
+            hint="bool, integers, floats and complex numbers; jax.random.key_data for PRNG keys",
+        ) from None
 
 
 def scratch(x, n: int, at: str | None = None) -> Scratch:
@@ -89,7 +102,9 @@ def block_mapping(
     """Resolves `spec` for one array. `prefetch`: the whole arrays that index maps may read."""
     spec = BlockSpec() if spec is None else spec
     if not isinstance(spec, BlockSpec):
-        raise KernelError(f"{origin} has no BlockSpec", at=at, why=f"{spec!r}", hint="pbkern.BlockSpec((8, 128), ...)")
+        raise KernelError(
+            f"{origin} has no BlockSpec", at=at, why=f"{spec!r}", hint="pbkern.BlockSpec((8, 128), ...)"
+        )
     if spec.block_shape is not None and len(spec.block_shape) != len(array.shape):
         raise KernelError(
             f"{origin} has {len(spec.block_shape)}-d blocks but is {len(array.shape)}-d",
@@ -154,7 +169,7 @@ def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
         return tuple(_index(i, n, origin, array, at) for n, i in enumerate(result))
 
     with jax.enable_x64(False):
-        closed = in_demand_order(retrace(jax.make_jaxpr(indices)(*avals), refs.rewrite))
+        closed = canonical_index_map(jax.make_jaxpr(indices)(*avals))
     if closed.consts:
         raise KernelError(
             f"index map of {origin} uses an array constant",
@@ -165,11 +180,18 @@ def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
     return closed
 
 
+def canonical_index_map(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """An index map's jaxpr in the form that BlockMapping.index_map has: flat, in the order in which it prints."""
+    return in_demand_order(retrace(closed, refs.rewrite)) if closed.jaxpr.eqns else closed
+
+
 def _check_arity(f, origin: str, grid_rank: int, num_prefetch: int, at: str | None) -> None:
     try:
         inspect.signature(f).bind(*[None] * (grid_rank + num_prefetch))
     except TypeError as e:
-        expected = f"{grid_rank} grid indices" + (f" and {num_prefetch} prefetched Refs" if num_prefetch else "")
+        expected = f"{grid_rank} grid indices" + (
+            f" and {num_prefetch} prefetched Refs" if num_prefetch else ""
+        )
         raise KernelError(
             f"index map of {origin} does not take {expected}",
             at=at,
@@ -199,6 +221,8 @@ def _show_indices(indices: tuple) -> str:
 
 def definition_line(f) -> str | None:
     """`file:line:column (function)` where a Python function is defined."""
+    while isinstance(f, functools.partial):
+        f = f.func
     code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
     if code is None:
         return None

@@ -22,7 +22,7 @@ from jax.extend import core as jex
 
 from .. import _jax
 from ..errors import KernelError, UnsupportedOp
-from ..jaxprs import literal_value
+from ..jaxprs import as_dtype, literal_value
 from ..rules import RuleTable
 
 # How tightly an expression binds.
@@ -40,9 +40,13 @@ class Expr(NamedTuple):
 
 
 class Scope:
-    """Spelled variables, and the imports that parameters turned out to need."""
+    """Spelled variables, and the imports that parameters turned out to need.
 
-    def __init__(self, names: Mapping[Any, Expr] | None = None):
+    `x64`: whether Python numbers are 64-bit where the text will run.
+    """
+
+    def __init__(self, names: Mapping[Any, Expr] | None = None, x64: bool = False):
+        self.x64 = x64
         self.names: dict[Any, Expr] = dict(names or {})
         self.imports: set[str] = set()
 
@@ -106,7 +110,11 @@ def typed_literal(atom: jex.Literal) -> str:
 
 def beside(scope: Scope, atom, partner) -> Expr:
     """An operand as it may stand in an operation with `partner`: a literal takes the partner's type."""
-    if isinstance(atom, jex.Literal) and not isinstance(partner, jex.Literal) and atom.aval.dtype.kind in "bifV":
+    if (
+        isinstance(atom, jex.Literal)
+        and not isinstance(partner, jex.Literal)
+        and atom.aval.dtype.kind in "bifV"
+    ):
         return Expr(plain_number(literal_value(atom)))
     return scope.expr(atom)
 
@@ -117,8 +125,8 @@ def spell_param(value: Any, imports: set[str]) -> str:
     match value:
         case None | bool() | str():
             return repr(value)
-        case np.dtype():
-            return dtype_name(value)
+        case _ if as_dtype(value):
+            return dtype_name(as_dtype(value))
         case enum.Enum():
             return f"{_qualified(type(value), imports)}.{value.name}"
         case int() | np.integer():
@@ -136,8 +144,6 @@ def spell_param(value: Any, imports: set[str]) -> str:
             return f"[{', '.join(map(again, value))}]"
         case dict():
             return f"{{{', '.join(f'{again(k)}: {again(v)}' for k, v in value.items())}}}"
-        case type() if issubclass(value, np.generic):
-            return dtype_name(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _spell_dataclass(value, imports)
     raise UnsupportedOp("a parameter that cannot be printed", why=f"{type(value).__name__}: {value!r}")
@@ -186,15 +192,10 @@ def bind(name: str, *operands, **params) -> Any:
     """
     primitive = _primitives().get(name)
     if primitive is None:
-        raise KernelError(f"no primitive is called {name!r}", hint="the names that str(jaxpr) shows, e.g. 'sin'")
-    types = {np.dtype(t): np.dtype(t) for t in params.values() if isinstance(t, type) and issubclass(t, np.generic)}
-    params = {k: types.get(v, v) if isinstance(v, type) else _canonical_dtype(v) for k, v in params.items()}
+        raise KernelError(
+            f"no primitive is called {name!r}", hint="the names that str(jaxpr) shows, e.g. 'sin'"
+        )
     return primitive.bind(*map(_value, operands), **params)
-
-
-def _canonical_dtype(v):
-    """jnp.float32 is a callable of JAX's own, not a dtype; parameters hold dtypes."""
-    return np.dtype(v.dtype) if isinstance(v, type(jnp.float32)) and hasattr(v, "dtype") else v
 
 
 def _value(x):
@@ -208,8 +209,13 @@ def _spell_bind(scope: Scope, eqn) -> str:
             at=_jax.user_line(eqn),
             why=f"operands ({', '.join(str(a.aval) for a in eqn.invars)})",
         )
-    params = [f"{k}={scope.param(v)}" for k, v in eqn.params.items()]
+    params = [f"{k}={_bound_param(scope, v)}" for k, v in eqn.params.items()]
     return f"pbkern.bind({', '.join([repr(eqn.primitive.name), *scope.operands(eqn), *params])})"
+
+
+def _bound_param(scope: Scope, v: Any) -> str:
+    """jnp.float32 is no dtype, only convertible to one, which `bind` does not do."""
+    return f"jnp.dtype({scope.param(v)})" if as_dtype(v) else scope.param(v)
 
 
 # --- operators ---------------------------------------------------------------------------------------------------
@@ -238,7 +244,8 @@ for _name, _operator, _kinds, _tightness in (
         call = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(eqn.primitive.name)
         if any(v is not None for v in eqn.params.values()):
             return None
-        if a.aval.dtype.kind not in kinds:
+        mirrored = isinstance(a, jex.Literal) and operator[0] in "<>=!"  # Python turns 3 < x into x > 3
+        if a.aval.dtype.kind not in kinds or mirrored:
             return f"lax.{call or eqn.primitive.name}({scope.text(a)}, {scope.text(b)})"
         # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless they are atoms.
         left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
@@ -271,7 +278,9 @@ def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> 
     def rule(scope, eqn):
         if any(v is not None for k, v in eqn.params.items() if k not in arguments):
             return None
-        given = [f"{a}={scope.param(eqn.params[p])}" for p, a in arguments.items() if eqn.params.get(p) is not None]
+        given = [
+            f"{a}={scope.param(eqn.params[p])}" for p, a in arguments.items() if eqn.params.get(p) is not None
+        ]
         return f"{callee}({', '.join([*scope.operands(eqn), *given])})"
 
 
@@ -304,11 +313,10 @@ register_call("bitcast_convert_type", "lax.bitcast_convert_type", {"new_dtype": 
 register_call("round", "lax.round", {"rounding_method": "rounding_method"})
 register_call("split", "lax.split", {"sizes": "sizes", "axis": "axis"})
 register_call(
-    "reduce_precision", "lax.reduce_precision", {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"}
+    "reduce_precision",
+    "lax.reduce_precision",
+    {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"},
 )
-register_call("program_id", "pbkern.program_id", {"axis": "axis"})
-register_call("num_programs", "pbkern.num_programs", {"axis": "axis"})
-register_call("in_bounds", "pbkern.in_bounds", {"axis": "axis"})
 register_call(
     "gather",
     "lax.gather",
@@ -336,6 +344,12 @@ register_call(
         "preferred_element_type": "preferred_element_type",
     },
 )
+
+
+@rules.register("program_id", "num_programs", "in_bounds")
+def _grid_primitive(scope, eqn):
+    return f"pbkern.{eqn.primitive.name}({', '.join([*scope.operands(eqn), str(eqn.params['axis'])])})"
+
 
 # --- shapes, casts, contractions and the rest --------------------------------------------------------------------
 
@@ -429,15 +443,17 @@ def _reduce_window(scope, eqn):
     dtype, p = eqn.invars[0].aval.dtype, eqn.params
     name = eqn.primitive.name.removeprefix("reduce_window_")
     computation = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}[name]
-    if dtype.kind == "f":
-        init = {"sum": "0.0", "max": "-jnp.inf", "min": "jnp.inf"}[name]
-    elif dtype.kind in "iu":
-        init = {"sum": "0", "max": str(np.iinfo(dtype).min), "min": str(np.iinfo(dtype).max)}[name]
-    else:
+    inits = {"float32": {"sum": "0.0", "max": "-jnp.inf", "min": "jnp.inf"},
+             "int32": {"sum": "0", "max": "jnp.iinfo(jnp.int32).min", "min": "jnp.iinfo(jnp.int32).max"}}  # fmt: skip
+    if (
+        dtype.name not in inits or scope.x64
+    ):  # lax sees the reduction's kind only in a number of the default type
         return None
     keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
     given = ", ".join(f"{k}={scope.param(p[k])}" for k in keys)
-    return f"lax.reduce_window({scope.text(eqn.invars[0])}, {dtype_name(dtype)}({init}), {computation}, {given})"
+    return (
+        f"lax.reduce_window({scope.text(eqn.invars[0])}, {inits[dtype.name][name]}, {computation}, {given})"
+    )
 
 
 for _name in ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"):

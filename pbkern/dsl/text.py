@@ -17,9 +17,9 @@ from jax.extend import core as jex
 
 from .. import _jax
 from ..errors import KernelError
-from ..jaxprs import inner_jaxprs, live_equations, literal_value, same, selector
+from ..jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed
-from .refs import Point, Range, is_ref_access, ref_access
+from .refs import Point, Range, is_ref_access, is_whole, ref_access
 from .spelling import Expr, Scope, dtype_name, plain_number, spell, spell_param, typed_literal
 from .trace import KernelFunction, body_dtypes, needs_x64
 
@@ -70,7 +70,11 @@ def same_kernel(a: Kernel, b: Kernel) -> bool:
         return k.name, k.grid, mappings, k.scratch, k.aliases, dict(k.compiler_params), k.num_scalar_prefetch
 
     index_maps = zip(a.inputs + a.outputs, b.inputs + b.outputs)
-    return plain(a) == plain(b) and same(a.body, b.body) and all(same(m.index_map, n.index_map) for m, n in index_maps)
+    return (
+        plain(a) == plain(b)
+        and same(a.body, b.body)
+        and all(same(m.index_map, n.index_map) for m, n in index_maps)
+    )
 
 
 # --- the decorator -----------------------------------------------------------------------------------------------
@@ -86,9 +90,13 @@ def _block_dtypes(k: Kernel) -> list[np.dtype]:
 
 def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | list[str]]]:
     if k.scratch:
-        yield "scratch_shapes", [
-            f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)})" for s in k.scratch
-        ]
+        yield (
+            "scratch_shapes",
+            [
+                f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)})"
+                for s in k.scratch
+            ],
+        )
     if k.aliases:
         yield "input_output_aliases", repr(dict(k.aliases))
     if k.compiler_params:
@@ -199,7 +207,7 @@ class _Printer:
 
     def __init__(self, reserved: set[str], x64: bool):
         self.reserved, self.x64 = reserved, x64
-        self.scope = Scope()
+        self.scope = Scope(x64=x64)
         self.imports = self.scope.imports
         self._fresh = _names("abcdefghijklmnopqrstuvwxyz", reserved)
         self.carry = next(n for n in ("carry", "carry_", "carry__", "carry___") if n not in reserved)
@@ -316,13 +324,18 @@ class _Printer:
             return f"{_tuple_of(atoms[: p['num_carry']], scope)}, {_tuple_of(atoms[p['num_carry'] :], scope)}"
 
         name = self.function_name("step")
-        lines = self.carrying(name, (self.carry, self.xs), body, [body.invars[consts:carries], body.invars[carries:]], result)
+        lines = self.carrying(
+            name, (self.carry, self.xs), body, [body.invars[consts:carries], body.invars[carries:]], result
+        )
         init, xs = self.tuple(eqn.invars[consts:carries]), self.tuple(eqn.invars[carries:])
         options = f"length={p['length']}"
         options += ", reverse=True" if p["reverse"] else ""
         options += f", unroll={p['unroll']}" if p["unroll"] != 1 else ""
         names = [self.name(v) for v in eqn.outvars]
-        targets = [f"({', '.join(n)}{',' if len(n) == 1 else ''})" for n in (names[: p["num_carry"]], names[p["num_carry"] :])]
+        targets = [
+            f"({', '.join(n)}{',' if len(n) == 1 else ''})"
+            for n in (names[: p["num_carry"]], names[p["num_carry"] :])
+        ]
         call = f"lax.scan({name}, {init}, {xs}, {options})"
         return [*lines, f"{targets[0]}, {targets[1]} = {call}" if names else call]
 
@@ -331,7 +344,9 @@ class _Printer:
         body, consts = eqn.params["jaxpr"].jaxpr, eqn.params["num_consts"]
         increment, *rest = body.eqns
         counter = self.name(body.invars[consts])
-        inner = body.replace(eqns=rest, outvars=body.outvars[1:], debug_info=body.debug_info._replace(result_paths=None))
+        inner = body.replace(
+            eqns=rest, outvars=body.outvars[1:], debug_info=body.debug_info._replace(result_paths=None)
+        )
         carries = body.invars[consts + 1 :]
         if not carries:
             lines = self.function("_", (counter,), inner, {})
@@ -366,11 +381,24 @@ def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
     if len(eqn.invars) != consts + p["num_carry"] or p["num_carry"] != len(eqn.outvars) or not p["num_carry"]:
         return None
     start, i = eqn.invars[consts], body.invars[consts]
-    if p["reverse"] or p["unroll"] != 1 or not isinstance(start, jex.Literal) or i.aval.dtype != counter or not body.eqns:
+    if (
+        p["reverse"]
+        or p["unroll"] != 1
+        or not isinstance(start, jex.Literal)
+        or i.aval.dtype != counter
+        or not body.eqns
+    ):
         return None
     first = body.eqns[0]
-    counts = first.primitive.name == "add" and first.invars[0] is i and isinstance(first.invars[1], jex.Literal)
-    if not counts or literal_value(first.invars[1]) != 1 or body.outvars[0] is not first.outvars[0] or p["length"] < 1:
+    counts = (
+        first.primitive.name == "add" and first.invars[0] is i and isinstance(first.invars[1], jex.Literal)
+    )
+    if (
+        not counts
+        or literal_value(first.invars[1]) != 1
+        or body.outvars[0] is not first.outvars[0]
+        or p["length"] < 1
+    ):
         return None
     later = [a for e in body.eqns[1:] for a in e.invars] + list(body.outvars[1:])
     if any(a is first.outvars[0] for a in later):
@@ -390,7 +418,7 @@ def _subscript(eqn, scope: Scope) -> str:
     """What stands in the brackets of ref[...]."""
     a = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
-    if not eqn.params["tree"].num_leaves and all(i == Range(0, n) for i, n in zip(a.indices, shape)):
+    if all(is_whole(i, n) for i, n in zip(a.indices, shape)):
         return "..."
     return ", ".join(_index(i, n, scope) for i, n in zip(a.indices, shape))
 
@@ -398,9 +426,11 @@ def _subscript(eqn, scope: Scope) -> str:
 def _index(index, extent: int, scope: Scope) -> str:
     match index:
         case Range(start=int(start), size=size, stride=stride):
-            if (start, size, stride) == (0, extent, 1):
+            if is_whole(index, extent):
                 return ":"
             end = start + (size - 1) * stride + 1 if size else start
+            if start < 0 or end > extent:  # masked
+                return f"pbkern.ds({start}, {size}{f', {stride}' if stride != 1 else ''})"
             return f"{start}:{end}" + (f":{stride}" if stride != 1 else "")
         case Range(start=start, size=size, stride=stride):
             return f"pbkern.ds({scope.text(start)}, {size}{f', {stride}' if stride != 1 else ''})"
@@ -419,7 +449,7 @@ def _index_argument(eqn, scope: Scope) -> str:
     parts = []
     for i, n in zip(a.indices, shape):
         text = _index(i, n, scope)
-        if isinstance(i, Range) and isinstance(i.start, int):
+        if ":" in text:
             text = f"slice({', '.join(text.split(':')) if text != ':' else 'None'})"
         parts.append(text)
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

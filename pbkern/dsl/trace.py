@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
@@ -88,7 +89,7 @@ class KernelFunction:
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
     def __init__(self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64):
-        functools.update_wrapper(self, body, updated=())
+        self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
         self._at = definition_line(body)
         leaves, self._out_tree = jax.tree.flatten(out_shape)
@@ -127,14 +128,16 @@ class KernelFunction:
     def _flat_out_specs(self) -> list[BlockSpec] | None:
         if self.grid_spec.out_specs is None:
             return None
-        return jax.tree.leaves(self.grid_spec.out_specs, is_leaf=lambda s: s is None or isinstance(s, BlockSpec))
+        return jax.tree.leaves(
+            self.grid_spec.out_specs, is_leaf=lambda s: s is None or isinstance(s, BlockSpec)
+        )
 
     def __call__(self, *args) -> Any:
         args = [jnp.asarray(a) for a in args]
         return self._out_tree.unflatten(call_kernel(self.trace(*args), *args, interpret=self.interpret))
 
     def __repr__(self) -> str:
-        return f"<pbkern kernel {self._options['name'] or self.body.__name__}>"
+        return f"<pbkern kernel {self._options['name'] or self.__name__}>"
 
 
 # --- tracing -----------------------------------------------------------------------------------------------------
@@ -167,7 +170,8 @@ def trace_kernel(
     labels = _labels(body, len(in_types), len(out_types))
     specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
     mappings = tuple(
-        block_mapping(s, t, label, len(grid), prefetch, at) for s, t, label in zip(specs, in_types + out_types, labels)
+        block_mapping(s, t, label, len(grid), prefetch, at)
+        for s, t, label in zip(specs, in_types + out_types, labels)
     )
     k = Kernel(
         name=_identifier(name or getattr(body, "__name__", "kernel")),
@@ -188,7 +192,9 @@ def trace_kernel(
 
 
 def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
-    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [(s.shape, s.dtype) for s in k.scratch]
+    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [
+        (s.shape, s.dtype) for s in k.scratch
+    ]
     try:
         inspect.signature(body).bind(*types)
     except TypeError:
@@ -203,7 +209,9 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
     def run(*ref_args):
         if body(*ref_args) is not None:
             raise KernelError(
-                f"body of kernel `{k.name}` returns a value", at=k.source, hint="store results: out_ref[...] = value"
+                f"body of kernel `{k.name}` returns a value",
+                at=k.source,
+                hint="store results: out_ref[...] = value",
             )
 
     with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
@@ -215,7 +223,7 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
     """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace). Raises KernelError if it has constants."""
     with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
         closed = retrace(closed, refs.rewrite)
-    for var, const in zip(closed.jaxpr.constvars, closed.consts):
+    for var in closed.jaxpr.constvars:
         use = next((e for e in closed.jaxpr.eqns if var in e.invars), None)
         raise KernelError(
             f"body of kernel `{name}` uses an array constant",
@@ -282,7 +290,8 @@ def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
 
 def _identifier(name: str) -> str:
     name = re.sub(r"\W", "_", name).strip("_") or "kernel"
-    return f"kernel_{name}" if name[0].isdigit() else name
+    taken = name[0].isdigit() or keyword.iskeyword(name) or name in ("jax", "jnp", "lax", "pbkern")
+    return f"kernel_{name}" if taken else name
 
 
 def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
@@ -296,7 +305,9 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
         target = getattr(p, "target_name", None)
         if target is None or target in found:
             raise KernelError(
-                "compiler_params names no target" if target is None else f"two compiler_params for target `{target}`",
+                "compiler_params names no target"
+                if target is None
+                else f"two compiler_params for target `{target}`",
                 at=at,
                 why=f"{p!r}",
                 hint="a target's CompilerParams, or {target name: CompilerParams}",
@@ -331,7 +342,9 @@ def _result_types(*_, kernel: Kernel) -> list:
 
 def _run_in_callback(*arrays, kernel: Kernel) -> list:
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
-    return jax.pure_callback(lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential")
+    return jax.pure_callback(
+        lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential"
+    )
 
 
 def _no_target(ctx, *_, kernel: Kernel):
@@ -342,10 +355,20 @@ def _no_target(ctx, *_, kernel: Kernel):
     )
 
 
+def _no_derivative(primals, tangents, *, kernel: Kernel):
+    raise UnsupportedOp(
+        f"derivative of kernel `{kernel.name}`",
+        at=kernel.source or None,
+        why="a body that writes Refs is not differentiated",
+        hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
+    )
+
+
 for _p in (kernel_p, interpret_p):
     _p.multiple_results = True
     _p.def_abstract_eval(_result_types)
-    _p.def_impl(functools.partial(jax.jit(_p.bind, static_argnames="kernel")))
+    _p.def_impl(jax.jit(_p.bind, static_argnames="kernel"))
+    ad.primitive_jvps[_p] = _no_derivative
     batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: _batch(p, args, dims, kernel)
 
 mlir.register_lowering(kernel_p, _no_target)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 from jax.extend import core as jex
 
@@ -26,7 +27,9 @@ def verify(k: Kernel) -> None:
     for n, s in enumerate(k.scratch):
         _verify_dtype(k, f"scratch {n}", s.dtype)
         if any(d < 1 for d in s.shape):
-            raise KernelError(f"scratch {n} of kernel `{k.name}` is empty", at=k.source, why=f"shape {s.shape}")
+            raise KernelError(
+                f"scratch {n} of kernel `{k.name}` is empty", at=k.source, why=f"shape {s.shape}"
+            )
     _verify_aliases(k)
     _verify_semantics(k)
     if k.body is not None:
@@ -99,7 +102,9 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
         )
     if isinstance(d, Element) and min(d.padding) < 0:
         raise KernelError(
-            f"{m.origin} of kernel `{k.name}` has negative padding", at=k.source, why=f"{values}, padding {d.padding}"
+            f"{m.origin} of kernel `{k.name}` has negative padding",
+            at=k.source,
+            why=f"{values}, padding {d.padding}",
         )
     reach = extent + (sum(d.padding) if isinstance(d, Element) else 0)
     if d.size > reach:
@@ -107,7 +112,10 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
         if isinstance(d, Element):
             hint = "widen Element(n, padding=(low, high)) by what lies outside the array"
         raise KernelError(
-            f"{m.origin} of kernel `{k.name}` has blocks larger than the array", at=k.source, why=values, hint=hint
+            f"{m.origin} of kernel `{k.name}` has blocks larger than the array",
+            at=k.source,
+            why=values,
+            hint=hint,
         )
 
 
@@ -151,7 +159,9 @@ def _verify_aliases(k: Kernel) -> None:
             )
     for side in zip(*k.aliases):
         if len(set(side)) != len(side):
-            raise KernelError(f"kernel `{k.name}` aliases one array twice", at=k.source, why=f"aliases {k.aliases}")
+            raise KernelError(
+                f"kernel `{k.name}` aliases one array twice", at=k.source, why=f"aliases {k.aliases}"
+            )
 
 
 def _verify_semantics(k: Kernel) -> None:
@@ -168,7 +178,9 @@ def _verify_semantics(k: Kernel) -> None:
 
 def _verify_body(k: Kernel) -> None:
     jaxpr = k.body.jaxpr
-    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [(s.shape, s.dtype) for s in k.scratch]
+    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [
+        (s.shape, s.dtype) for s in k.scratch
+    ]
     found = [_jax.ref_type(v.aval) if _jax.is_ref(v.aval) else v.aval for v in jaxpr.invars]
     if found != types or jaxpr.outvars or k.body.consts:
         raise KernelError(
@@ -178,6 +190,14 @@ def _verify_body(k: Kernel) -> None:
             hint="a body takes Refs (*inputs, *outputs, *scratch), returns nothing and has no array constants",
         )
     for eqn in _equations(jaxpr):
+        for v in eqn.outvars:
+            if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended):
+                raise KernelError(
+                    f"kernel `{k.name}` computes with a dtype that kernels do not take",
+                    at=_jax.user_line(eqn) or k.source,
+                    why=f"`{eqn.primitive.name}` gives {v.aval.str_short()}",
+                    hint="draw random numbers outside, or do the generator's integer arithmetic in the body",
+                )
         if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
             raise KernelError(
                 f"{eqn.primitive.name}({eqn.params['axis']}) in kernel `{k.name}`, whose grid has {len(k.grid)} dimensions",

@@ -18,8 +18,9 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
-from . import access_shapes, access_windows  # noqa: F401  (they register access rules)
+from . import access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
+from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .literals import operands_as_equations, outputs_as_equations
 from .schedule import Schedule, Unfusable, schedule_at, search
@@ -247,7 +248,8 @@ class Partitioner:
             for v in eqn.outvars
         ):
             return "xla", "the element type"
-        reason = self.supports(eqn)
+        # A first reduction stage becomes an ordinary reduction in its body: it is ours on every target.
+        reason = None if eqn.primitive is partial_reduce_p else self.supports(eqn)
         return ("xla", reason) if reason else None
 
     def place(self, eqn) -> None:

@@ -1,0 +1,550 @@
+"""Body jaxpr over Refs -> statements of nests (nest.py).
+
+Equations are read in order. Elementwise operations and index maps become lazy values; what must be in memory is
+decided by who asks for it (`decide.py`); Ref effects, control flow and loops become statements in program order.
+Before a statement writes a buffer, values that still have to be read from it are stored elsewhere (`_protect`):
+that is the only place where order of effects is taken care of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from .. import _jax, jaxprs
+from ..affine import Affine
+from ..errors import UnsupportedOp
+from . import decide, elementwise
+from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
+from .reductions import CONTRACTIONS
+from .shapes import VIEWS, index_value
+from .values import ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index
+
+BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
+
+
+@dataclass(eq=False)
+class RefView:
+    """A Ref: per axis of `buf` an offset and the Ref axis that runs along it (or None)."""
+
+    buf: Buf
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offsets: tuple[Affine, ...]
+    axes: tuple[int | None, ...]
+    guard: bool = False
+
+    def place(self, ix: Index) -> Index:
+        return tuple(o if a is None else o + ix[a] for o, a in zip(self.offsets, self.axes))
+
+
+@dataclass(eq=False)
+class LetItem:
+    """Evaluate a scalar here. `clamp` = n keeps it in [0, n]."""
+
+    name: str
+    value: Value
+    clamp: int | None = None
+
+
+@dataclass(eq=False)
+class StoreItem:
+    """buf[place(ix)] = value[ix] over `shape`."""
+
+    buf: Buf
+    shape: tuple[int, ...]
+    place: Callable[[Index], Index]
+    value: Value
+    mask: Value | None = None
+    guard: bool = False
+    op: str = "set"
+    at: str | None = None
+
+
+@dataclass(eq=False)
+class ControlItem:
+    """Control flow: `run()` appends its statements. `uses` are captured values, `writes` the buffers changed inside."""
+
+    uses: tuple[Value, ...]
+    writes: frozenset[Buf]
+    run: Callable[[], None]
+
+
+Item = Value | LetItem | StoreItem | ControlItem
+
+
+class BodyBuilder:
+    """Builds one body. `stmts` is the list that statements are being appended to."""
+
+    def __init__(self, names: Names | None = None):
+        self.pool, self.names = Pool(), names or Names()
+        self.stmts: list[Stmt] = []
+        self.arena: list[Buf] = []
+        self.items: list[Item] = []
+        self.refs: dict = {}
+        self.grid: tuple[Value, ...] = ()
+        self.grid_sizes: tuple[int, ...] = ()
+        self._stored: dict[int, Stored] = {}
+        self._keep: list = []
+        self._infos: dict = {}
+        self._order: dict[int, tuple] = {}
+        self._now: tuple = ()  # the item being built
+        self._prefix: tuple = ()  # where the region being built stands in the outer ones
+        self._later: list[list[Value]] = []
+
+    # ---------------------------------------------------------------- small makers used by the rules
+
+    def line(self, eqn) -> str | None:
+        return _jax.user_line(eqn)
+
+    def info(self, primitive: str, out_dtype, in_dtypes, params=None, at=None) -> elementwise.EqnInfo:
+        params = params or {}
+        key = (primitive, np.dtype(out_dtype), tuple(in_dtypes), str(sorted(params.items(), key=lambda t: t[0])))
+        if key not in self._infos:
+            self._infos[key] = elementwise.EqnInfo(primitive, params, tuple(in_dtypes), np.dtype(out_dtype), at)
+        return self._infos[key]
+
+    def op(self, primitive: str, dtype, *args: Expr, params=None) -> Expr:
+        return self.pool.make("op", dtype, self.info(primitive, dtype, [a.dtype for a in args], params), args)
+
+    def const(self, value, dtype) -> Expr:
+        return self.pool.make("const", np.dtype(dtype), np.asarray(value, dtype)[()])
+
+    def select(self, test: Expr, true: Expr, false: Expr) -> Expr:
+        return self.op("select_n", true.dtype, test, false, true)
+
+    def cast(self, value: Value, dtype: np.dtype) -> Value:
+        if value.dtype == dtype or (dtype == np.float32 and value.dtype.name in ("float16", "bfloat16")):
+            return value  # half precision is carried in float32 registers
+
+        def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+            return self.op("convert_element_type", dtype, xs[0], params={"new_dtype": dtype})
+
+        return self.new(Lazy(value.shape, dtype, (value,), lambda ix: (ix,), combine, cost=1.0))
+
+    def pad(self, value: Value, fill, config) -> Value:
+        """lax.pad of a value, through its rule."""
+        out = [max(n + lo + hi + max(n - 1, 0) * i, 0) for n, (lo, hi, i) in zip(value.shape, config)]
+        eqn = jax.make_jaxpr(lambda x, f: jax.lax.pad(x, f, config))(
+            jax.ShapeDtypeStruct(value.shape, value.dtype), jax.ShapeDtypeStruct((), value.dtype)).jaxpr.eqns[0]
+        assert tuple(eqn.outvars[0].aval.shape) == tuple(out)
+        return self.new(VIEWS.lookup("pad")(self, eqn, [value, Literal((), value.dtype, fill)]))
+
+    def new(self, value: Value) -> Value:
+        """Notes when a value was defined."""
+        if id(value) not in self._order:
+            self._order[id(value)] = (*self._prefix, len(self.items))
+            self.items.append(value)
+        return value
+
+    def index_symbol(self, value: Value, clamp: int | None = None) -> Affine:
+        """A scalar as a term of index expressions, kept in [0, clamp]."""
+        if isinstance(value, Literal):
+            n = int(value.scalar)
+            return Affine((), n if clamp is None else min(max(n, 0), clamp))
+        if clamp == 0:
+            return ZERO
+        name = self.names("%s")
+        self.items.append(LetItem(name, value, clamp))
+        return Affine.symbol(name)
+
+    def new_buffer(self, shape, dtype) -> Stored:
+        buf = Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)
+        self.arena.append(buf)
+        return self.whole(buf)
+
+    def append_control(self, item: ControlItem, results: list[Stored]) -> None:
+        """Adds control flow; its results are defined after everything inside it."""
+        for r in results:
+            self._order[id(r)] = (*self._prefix, len(self.items), math.inf)
+        self.items.append(item)
+
+    def whole(self, buf: Buf) -> Stored:
+        stored = Stored(buf.shape, buf.dtype, buf, lambda ix: ix)
+        self._order.setdefault(id(stored), ())
+        self._keep.append(stored)
+        return stored
+
+    # ---------------------------------------------------------------- reading a jaxpr
+
+    def read(self, env: dict, atom) -> Value:
+        if isinstance(atom, jex.Literal):
+            return Literal((), np.dtype(atom.aval.dtype), atom.val)
+        return env[atom]
+
+    def scan_equations(self, jaxpr: jex.Jaxpr, env: dict) -> None:
+        """Fills self.items with values and effects of the equations, in order."""
+        for eqn in jaxpr.eqns:
+            inner = jaxprs.called_jaxpr(eqn)
+            if inner is not None:
+                self._inline_call(inner, eqn, env)
+                continue
+            name = eqn.primitive.name
+            if name in ("get", "swap", "addupdate", "masked_load", "masked_store"):
+                from .refs import access
+
+                access(self, eqn, env)
+            elif name == "in_bounds":
+                env[eqn.outvars[0]] = self.in_bounds(self.refs[eqn.invars[0]], eqn.params["axis"])
+            elif name in ("scan", "while", "cond"):
+                from . import control_flow
+
+                control_flow.RULES.lookup(name)(self, eqn, env)
+            else:
+                results = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
+                env.update(zip(eqn.outvars, results))
+
+    def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
+        local = {v: Literal((), np.dtype(c.dtype), c) if np.ndim(c) == 0 else None
+                 for v, c in zip(inner.jaxpr.constvars, map(np.asarray, inner.consts))}
+        if any(v is None for v in local.values()):
+            raise UnsupportedOp("a kernel body captures an array constant", at=self.line(eqn),
+                                hint="pass the array to the kernel as an input")
+        for v, a in zip(inner.jaxpr.invars, eqn.invars):
+            if not isinstance(a, jex.Literal) and a in self.refs:
+                self.refs[v] = self.refs[a]
+            else:
+                local[v] = self.read(env, a)
+        self.scan_equations(inner.jaxpr, local)
+        env.update((o, self.read(local, a)) for o, a in zip(eqn.outvars, inner.jaxpr.outvars))
+
+    def value_of(self, eqn, ins: list[Value]) -> list[Value]:
+        name = eqn.primitive.name
+        if name == "program_id":
+            return [self.grid[eqn.params["axis"]]]
+        if name == "num_programs":
+            return [Literal((), INT32, self.grid_sizes[eqn.params["axis"]])]
+        if name == "sort":
+            return self._sort(eqn, ins)
+        if name in VIEWS:
+            return [self.new(VIEWS.lookup(name)(self, eqn, ins))]
+        if name in CONTRACTIONS:
+            return [self.new(CONTRACTIONS.lookup(name)(self, eqn, ins))]
+        return [self.new(self._elementwise(eqn, ins))]
+
+    def _elementwise(self, eqn, ins: list[Value]) -> Value:
+        out = eqn.outvars[0].aval
+        shape, dtype = tuple(out.shape), np.dtype(out.dtype)
+        name, at = eqn.primitive.name, self.line(eqn)
+        in_dtypes = tuple(v.dtype for v in ins)
+        if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
+            elementwise.RULES.lookup(name, operands=", ".join(f"{v.dtype}{list(v.shape)}" for v in ins), at=at)
+            raise UnsupportedOp(f"`{name}` is not covered for {', '.join(map(str, in_dtypes))} -> {dtype}", at=at)
+        info = self.info(name, dtype, in_dtypes, eqn.params, at)
+
+        def route(ix: Index):
+            return [tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else () for v in ins]
+
+        def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+            return pool.make("op", dtype, info, tuple(xs))
+
+        return Lazy(shape, dtype, tuple(ins), route, combine, cost=elementwise.COST.get(name, 1.0))
+
+    def in_bounds(self, ref: RefView, axis: int) -> Value:
+        """Which positions of a block along `axis` lie inside its array."""
+        buf_axis = ref.axes.index(axis)
+        base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
+
+        def combine(pool: Pool, ix: Index, xs) -> Expr:
+            return pool.make("range", BOOL, (base + ix[0], 0, extent))
+
+        if not ref.guard:
+            return self.new(Literal((ref.shape[axis],), BOOL, True))
+        return self.new(Lazy((ref.shape[axis],), BOOL, (), lambda ix: (), combine, cost=1.0))
+
+    # ---------------------------------------------------------------- running a region
+
+    def region(self, jaxpr: jex.Jaxpr, env: dict, finish: Callable[[dict], None] | None = None) -> list[Stmt]:
+        """Statements of a jaxpr whose inputs are in `env`; `finish(env)` may add items after the last equation."""
+        outer = self.items, self.stmts, self._prefix
+        self.items, self.stmts, self._prefix = [], [], self._now
+        for v in env.values():
+            self._order.setdefault(id(v), ())
+        self._keep.append(env)
+        self.scan_equations(jaxpr, env)
+        if finish is not None:
+            finish(env)
+        items = self.items
+        plan = decide.decide(items, self)
+        self._later.append([])
+        for k, item in enumerate(items):
+            self._later[-1] = [v for later in items[k + 1 :] for v in decide.uses(later)]
+            self._now = (*self._prefix, k)
+            self._run(item, plan)
+        self._later.pop()
+        stmts = self.stmts
+        self._now = self._prefix
+        self.items, self.stmts, self._prefix = outer
+        return stmts
+
+    def _run(self, item: Item, plan) -> None:
+        match item:
+            case LetItem(name=name, value=value, clamp=clamp):
+                self.stmts.append(Let(name, self._clamped(self.pull(value, ()), clamp)))
+            case StoreItem():
+                self._protect({item.buf.root}, direct=item)
+                self.stmts.append(self._store_nest(item))
+            case ControlItem(writes=writes, run=run):
+                self._protect({b.root for b in writes}, captured=item.uses)
+                run()
+            case Opaque():
+                if id(item) in plan:
+                    self._make_opaque(item)
+            case Value():
+                if id(item) in plan:
+                    self.materialise(item)
+
+    def _clamped(self, e: Expr, clamp: int | None) -> Expr:
+        if e.dtype == BOOL:
+            e = self.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
+        if clamp is None:
+            return e
+        if e.dtype.kind == "i":
+            e = self.op("max", e.dtype, e, self.const(0, e.dtype))
+        limit = min(clamp, np.iinfo(e.dtype).max)
+        return self.op("min", e.dtype, e, self.const(limit, e.dtype))
+
+    # ---------------------------------------------------------------- pulling expressions
+
+    def resolve(self, v: Value) -> Value:
+        return self._stored.get(id(v), v)
+
+    def pull(self, v: Value, ix: Index, nest: Nest | None = None, guard: bool = False, memo: dict | None = None) -> Expr:
+        """The expression of v at an index; contractions decided to be inlined add their reduction to `nest`."""
+        memo = {} if memo is None else memo
+        key = (id(v), ix, guard)
+        if key not in memo:
+            memo[key] = self._pull(v, ix, nest, guard, memo)
+        return memo[key]
+
+    def _pull(self, v: Value, ix: Index, nest, guard, memo) -> Expr:
+        v = self.resolve(v)
+        if isinstance(v, (Stored, Literal)):
+            return v.at(self.pool, ix, guard)
+        if isinstance(v, Lazy):
+            g = guard or v.guard
+            args = [self.pull(a, tuple(i), nest, g, memo) for a, i in zip(v.operands, v.route(ix))]
+            return v.combine(self.pool, ix, args)
+        if isinstance(v, Contract) and nest is not None:
+            return self._inline_contract(v, ix, nest)
+        if isinstance(v, (Contract, Opaque)):  # a scalar outside any nest, or decided too late to inline
+            return self._force(v).at(self.pool, ix, guard)
+        raise AssertionError(type(v))
+
+    def _force(self, v: Value) -> Stored | Lazy | Value:
+        if isinstance(v, Opaque):
+            self._make_opaque(v)
+        else:
+            self.materialise(v)
+        return self._stored[id(v)]
+
+    def _inline_contract(self, v: Contract, ix: Index, nest: Nest) -> Expr:
+        rename = {}
+        for mine, theirs in zip(v.out, ix):
+            if mine.terms:
+                rename[mine.terms[0][0]] = theirs
+        for d, n in v.dims:
+            if d in v.rdims:
+                nest.dims[d] = n
+        nest.rdims = v.rdims
+        return self._reduce(v, nest, rename)
+
+    def _reduce(self, v: Contract, nest: Nest, rename: dict) -> Expr:
+        memo: dict = {}
+        args = [self.pull(o, tuple(i.substitute(rename.get) for i in r), None, False, memo)
+                for o, r in zip(v.operands, v.routes)]
+        if v.op in ("argmax", "argmin"):
+            args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
+        nest.reductions.append(Reduction(v.op, tuple(args), v.acc_dtype))
+        acc = self.pool.make("acc", v.acc_dtype, len(nest.reductions) - 1)
+        return acc if v.finish is None else v.finish(self.pool, acc)
+
+    # ---------------------------------------------------------------- statements
+
+    def materialise(self, v: Value, into: Stored | None = None) -> Stored:
+        """Appends the nest that stores v, and remembers where."""
+        if id(v) in self._stored:
+            return self._stored[id(v)]
+        target = into or self.new_buffer(v.shape, v.dtype)
+        if isinstance(v, Contract):
+            dims = {d: n for d, n in v.dims}
+            nest = Nest(dims, v.rdims, ordered=v.ordered, at=v.at_line)
+            acc = self._reduce(v, nest, {})
+            nest.writes.append(Write(target.buf, target.place(v.out), acc, inner=v.ordered, guard=target.guard))
+            self.stmts.append(nest)
+        else:
+            self.stmts.append(self._store_nest(StoreItem(target.buf, v.shape, target.place, v, guard=target.guard)))
+        self._stored[id(v)] = target
+        self._keep.append(v)
+        return target
+
+    def _make_opaque(self, v: Opaque) -> None:
+        if id(v) in self._stored:
+            return
+        operands = [self.in_memory(o) if v.needs_buffers else o for o in v.operands]
+        self._stored[id(v)] = v.make(self, *operands)
+        self._keep.append(v)
+
+    def in_memory(self, v: Value) -> Stored:
+        """v as a Stored value: itself, through its index maps, or after a nest."""
+        v = self.resolve(v)
+        if isinstance(v, Stored):
+            return v
+        if isinstance(v, Lazy) and v.is_view:
+            src = self.resolve(v.operands[0])
+            if isinstance(src, (Stored, Lazy)) and (isinstance(src, Stored) or src.is_view):
+                inner = self.in_memory(src)
+                stored = Stored(v.shape, v.dtype, inner.buf, lambda ix: inner.place(tuple(v.route(ix)[0])),
+                                inner.guard or v.guard)
+                self._keep.append(stored)
+                return stored
+        return self.materialise(v)
+
+    def store_value(self, target: Stored, v: Value, place, guard: bool = False, broadcast=None) -> None:
+        """Appends a nest that writes v into `target` at place(index of v)."""
+        shape = tuple(broadcast) if broadcast is not None else v.shape
+        if broadcast is not None and v.shape != shape:
+            src = v
+            v = Lazy(shape, v.dtype, (src,), lambda ix: ((),), lambda pool, ix, xs: xs[0], is_view=True)
+            self._keep.append(v)
+        self.stmts.append(self._store_nest(
+            StoreItem(target.buf, shape, lambda ix: target.place(place(ix)), v, guard=guard or target.guard)))
+
+    def _store_nest(self, item: StoreItem) -> Nest:
+        value = self.resolve(item.value)
+        dims = [(self.names("d"), n) for n in item.shape]
+        ix = dims_index(dims)
+        nest = Nest(dict(dims), at=item.at)
+        memo: dict = {}
+        e = self.pull(value, ix, nest, False, memo)
+        mask = None if item.mask is None else self.pull(item.mask, ix, nest, False, memo)
+        nest.writes.append(Write(item.buf, item.place(ix), e, not nest.rdims, item.guard, mask, item.op))
+        return nest
+
+    def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
+        """The same elements in the same order under another shape; copies unless already contiguous."""
+        probe = dims_index([(f"@{k}", max(n, 2)) for k, n in enumerate(stored.shape)])
+        contiguous = not stored.guard and stored.buf.shape == stored.shape and stored.place(probe) == probe
+        if not contiguous:
+            target = self.new_buffer(stored.shape, stored.dtype)
+            self.store_value(target, stored, lambda ix: ix)
+            stored = target
+        buf = Buf(self.names("%r"), shape, stored.dtype, stored.buf.root.arena, storage=stored.buf)
+        return self.whole(buf)
+
+    def gather_expr(self, operand: Stored, axes: list[Affine], starts: dict[int, Expr], sizes, fill) -> Expr:
+        """operand[axes + starts], each start clamped so that its window of `sizes` fits, or `fill` outside."""
+        inside = None
+        tokens, index = {}, list(axes)
+        for k, start in starts.items():
+            limit = operand.shape[k] - sizes[k]
+            if fill is not None:
+                test = self.op("le", BOOL, start, self.const(min(limit, np.iinfo(start.dtype).max), start.dtype))
+                if start.dtype.kind == "i":
+                    test = self.op("and", BOOL, test, self.op("ge", BOOL, start, self.const(0, start.dtype)))
+                inside = test if inside is None else self.op("and", BOOL, inside, test)
+            tokens[f"@{k}"] = self._clamped(start, max(limit, 0))
+            index[k] = index[k] + Affine.symbol(f"@{k}")
+        placed = operand.place(tuple(index))
+        located, args = [], []
+        for i in placed:
+            found = [s for s in i.symbols if s in tokens]
+            if not found:
+                located.append(i)
+                continue
+            rest = i.substitute(lambda s: 0 if s in tokens else None)
+            total = self.pool.make("index", np.dtype(np.int64), rest)
+            for s in found:
+                wide = self.op("convert_element_type", np.dtype(np.int64), tokens[s],
+                               params={"new_dtype": np.dtype(np.int64)})
+                total = self.op("add", total.dtype, total,
+                                self.op("mul", total.dtype, wide, self.const(i.coefficient(s), np.int64)))
+            located.append(None)
+            args.append(total)
+        e = self.pool.make("gather", operand.dtype, (operand.buf, tuple(located)), tuple(args))
+        return e if inside is None else self.select(inside, e, self.const(fill, operand.dtype))
+
+    # ---------------------------------------------------------------- order of effects
+
+    def _protect(self, written: set[Buf], direct: StoreItem | None = None,
+                 captured: Sequence[Value] = ()) -> None:
+        """Stores values elsewhere that are still to be read from buffers about to be written."""
+        seen: set[int] = set()
+
+        def visit(v: Value) -> None:
+            v = self.resolve(v)
+            if id(v) in seen:
+                return
+            seen.add(id(v))
+            if self._order.get(id(v), ()) > self._now:
+                for a in v.ins:
+                    visit(a)
+            elif self._reads(v, written):
+                self.materialise(v) if not isinstance(v, Opaque) else self._make_opaque(v)
+
+        for v in (*captured, *(v for frame in self._later for v in frame)):
+            visit(v)
+        if direct is not None and self._conflicts(direct, written):
+            self.materialise(direct.value)
+
+    def _conflicts(self, item: StoreItem, written: set[Buf]) -> bool:
+        """Whether the stored value reads the written buffer at another index than it writes."""
+        if not self._reads(self.resolve(item.value), written):
+            return item.mask is not None and self._reads(self.resolve(item.mask), written)
+        if isinstance(self.resolve(item.value), (Contract, Opaque)):
+            return True
+        probe = dims_index([(f"@{k}", n) for k, n in enumerate(item.shape)])
+        nest = Nest({f"@{k}": n for k, n in enumerate(item.shape)})
+        e = self.pull(item.value, probe, nest)
+        nest.writes.append(Write(item.buf, item.place(probe), e))
+        if nest.reductions:
+            return True
+        same = (item.buf, item.place(probe))
+        return any(l.info[0].root in written and (l.kind == "gather" or l.info[:2] != same) for l in nest.loads())
+
+    def _reads(self, v: Value, bufs: set[Buf]) -> bool:
+        memo: dict[int, bool] = {}
+
+        def go(x: Value) -> bool:
+            x = self.resolve(x)
+            if id(x) not in memo:
+                memo[id(x)] = (x.buf.root in bufs) if isinstance(x, Stored) else any(map(go, x.ins))
+            return memo[id(x)]
+
+        return go(v)
+
+    # ---------------------------------------------------------------- sort
+
+    def _sort(self, eqn, ins: list[Value]) -> list[Value]:
+        axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
+        shape = ins[0].shape
+        perm = [k for k in range(len(shape)) if k != axis] + [axis]
+        moved = tuple(shape[k] for k in perm)
+        length, lines = shape[axis], math.prod(shape) // max(shape[axis], 1)
+        results: list[Stored] = []
+
+        def make(b: BodyBuilder, *operands: Value) -> Stored:
+            targets = [b.new_buffer(moved, o.dtype) for o in operands]
+            for t, o in zip(targets, operands):
+                b.store_value(t, o, lambda ix: tuple(ix[k] for k in perm))
+            flat = [b.reinterpret(t, (lines, length)) for t in targets]
+            spare = [b.new_buffer((length,), o.dtype) for o in operands]
+            b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys))
+            for t in targets:
+                stored = Stored(shape, t.dtype, t.buf, lambda ix: tuple(ix[k] for k in perm))
+                b._keep.append(stored)
+                results.append(stored)
+            return results[0]
+
+        main = self.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
+        others = [self.new(Opaque(shape, v.dtype, (main,), lambda b, _, k=k: results[k]))
+                  for k, v in enumerate(ins[1:], 1)]
+        return [main, *others]
+
+
+__all__ = ["BodyBuilder", "ControlItem", "For", "If", "LetItem", "RefView", "StoreItem", "While", "index_value"]

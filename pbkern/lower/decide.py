@@ -1,0 +1,171 @@
+"""Which values of a region go to memory: by walking items backwards and collecting who asks for each value, where.
+
+A value asked for at several places is stored when computing it again costs more than a store and loads; a
+contraction is inlined into the single consumer that runs over exactly its result, as its epilogue.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .values import Contract, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
+
+# Recomputation (vector operations per element) that a store and later loads are worth.
+STORE_WORTH = 4.0
+# Values smaller than this are cheap wherever they are computed.
+SMALL = 64
+
+
+def uses(item) -> tuple[Value, ...]:
+    """Values that an item reads directly."""
+    if isinstance(item, Value):
+        return tuple(item.ins)
+    if hasattr(item, "uses"):
+        return item.uses
+    mask = getattr(item, "mask", None)
+    return (item.value,) if mask is None else (item.value, mask)
+
+
+def decide(items: list, builder) -> set[int]:
+    """ids of the values to store. Values of no effect are left out."""
+    return _Decision(items, builder).stored
+
+
+class _Decision:
+    def __init__(self, items: list, builder):
+        self.builder = builder
+        self.requests: dict[int, Requests] = {}
+        self.stored: set[int] = set()
+        self.roots: dict[object, dict[str, int]] = {}
+        self.costs = self._costs(items)
+        for item in reversed(items):
+            self._visit(item)
+
+    def _costs(self, items: list) -> dict[int, float]:
+        costs: dict[int, float] = {}
+        for v in items:
+            if isinstance(v, Lazy):
+                costs[id(v)] = v.cost + sum(costs.get(id(a), 0.0) for a in v.operands)
+        return costs
+
+    def _ask(self, v: Value, place, forced: bool = False) -> None:
+        r = self.requests.setdefault(id(v), Requests())
+        r.forced |= forced
+        if place is not None:
+            r.places.add(place)
+
+    def _root(self, key, dims) -> None:
+        self.roots[key] = dict(dims)
+
+    def _visit(self, item) -> None:
+        if isinstance(item, Value):
+            self._visit_value(item)
+        elif hasattr(item, "uses"):
+            for v in item.uses:
+                self._ask(v, None, forced=not _reads_memory_only(v))
+        elif hasattr(item, "shape"):  # a store
+            dims = [(f"r{k}", n) for k, n in enumerate(item.shape)]
+            key = ("store", id(item))
+            self._root(key, dims)
+            for v in (item.value, item.mask):
+                if v is not None:
+                    self._ask(v, (key, dims_index(dims)))
+        else:  # a scalar
+            self._root(("let", id(item)), ())
+            self._ask(item.value, (("let", id(item)), ()))
+
+    def _visit_value(self, v: Value) -> None:
+        r = self.requests.get(id(v))
+        if r is None or isinstance(v, (Stored, Literal)):
+            return
+        if isinstance(v, Opaque):
+            self.stored.add(id(v))
+            for k, a in enumerate(v.operands):
+                dims = [(f"r{j}", n) for j, n in enumerate(a.shape)]
+                key = ("opaque", id(v), k)
+                self._root(key, dims)
+                self._ask(a, (key, dims_index(dims)), forced=v.needs_buffers and not _reads_memory_only(a))
+        elif isinstance(v, Contract):
+            if not self._inlines(v, r):
+                self.stored.add(id(v))
+            self._root(id(v), v.dims)
+            for a, ix in zip(v.operands, v.routes):
+                self._ask(a, (id(v), tuple(ix)))
+        else:
+            self._visit_lazy(v, r)
+
+    def _visit_lazy(self, v: Lazy, r: Requests) -> None:
+        places = list(r.places)
+        if r.forced or self._worth_storing(v, places):
+            self.stored.add(id(v))
+            dims = [(f"r{k}", n) for k, n in enumerate(v.shape)]
+            self._root(id(v), dims)
+            places = [(id(v), dims_index(dims))]
+        for root, ix in places:
+            for a, i in zip(v.operands, v.route(ix)):
+                self._ask(a, (root, tuple(i)))
+
+    def _worth_storing(self, v: Lazy, places: list) -> bool:
+        cost = self.costs[id(v)]
+        if v.is_view or cost == 0:
+            return False
+        if any(self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places):
+            return True
+        if math.prod(v.shape) < SMALL:
+            return False
+        if cost * (len(places) - 1) > STORE_WORTH:
+            return True
+        return cost > STORE_WORTH and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
+
+    def _is_contract_operand(self, root) -> bool:
+        return isinstance(root, int) and bool(self.roots[root]) and root in self._contracts()
+
+    def _contracts(self) -> set[int]:
+        if not hasattr(self, "_contract_ids"):
+            self._contract_ids = {id(v) for v in self.builder.items if isinstance(v, Contract) and v.op == "dot"}
+        return self._contract_ids
+
+    def _reuse(self, root, ix) -> int:
+        """How many points of the root's space read one element."""
+        used = frozenset().union(*(i.symbols for i in ix)) if ix else frozenset()
+        return math.prod(n for d, n in self.roots[root].items() if d not in used)
+
+    def _varies_last(self, root, ix) -> bool:
+        """Whether the value changes along the root's last dimension, so that hoisting cannot save it."""
+        dims = [d for d, n in self.roots[root].items() if n > 1]
+        return bool(dims) and any(dims[-1] in i.symbols for i in ix)
+
+    def _inlines(self, v: Contract, r: Requests) -> bool:
+        """One consumer whose space is exactly the result's, by permutation."""
+        if r.forced or len(r.places) != 1 or v.ordered:
+            return False
+        ((root, ix),) = r.places
+        if not (isinstance(root, tuple) or root not in self._contract_like(root)):
+            return False
+        if self.roots.get(("contracts in", root)) or isinstance(root, tuple) and root[0] == "let":
+            return False
+        space = {d for d, n in self.roots[root].items() if n > 1}
+        named = [i for i in ix if i.terms]
+        if any(len(i.terms) != 1 or i.terms[0][1] != 1 or i.const for i in named):
+            return False
+        # Every dimension of the result must be a plain symbol on both sides.
+        if any(len(o.terms) > 1 or (o.terms and o.terms[0][1] != 1) or o.const for o in v.out):
+            return False
+        if any(bool(o.terms) != bool(i.terms) for o, i in zip(v.out, ix)) or any(i.const for i in ix):
+            return False
+        symbols = [i.terms[0][0] for i in named]
+        if len(set(symbols)) != len(symbols) or set(symbols) != space:
+            return False
+        self.roots[("contracts in", root)] = {"taken": 1}
+        return True
+
+    def _contract_like(self, root) -> set:
+        """Roots that are contractions themselves cannot take another one inside."""
+        return {root} if any(id(v) == root and isinstance(v, Contract) for v in self.builder.items) else set()
+
+
+def _reads_memory_only(v: Value) -> bool:
+    """A stored value seen through index maps alone."""
+    while isinstance(v, Lazy) and v.is_view and len(v.operands) == 1:
+        v = v.operands[0]
+    return isinstance(v, (Stored, Literal))

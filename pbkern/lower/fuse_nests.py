@@ -1,0 +1,148 @@
+"""Statements -> statements: neighbouring nests over equal spaces become one, operands of contractions are packed.
+
+Merging keeps meaning because the later nest reads what the earlier one writes only at the very point it is written.
+"""
+
+from __future__ import annotations
+
+from ..affine import Affine
+from .collapse import Aliases, collapse
+from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
+from .pack import pack
+
+
+def optimise(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
+    """Merges, joins dimensions and packs, on every statement list, inner ones first."""
+    aliases, out = Aliases(), []
+    for s in _merge_all(stmts, builder, vector_bits):
+        if not isinstance(s, Nest):
+            out.append(s)
+            continue
+        for t in pack(collapse(s, builder.pool, aliases), builder, vector_bits):
+            out.append(collapse(t, builder.pool, aliases) if isinstance(t, Nest) and t.schedule is None else t)
+    return out
+
+
+def _merge_all(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
+    out: list[Stmt] = []
+    for s in stmts:
+        match s:
+            case If(index=i, branches=bs):
+                s = If(i, [optimise(b, builder, vector_bits) for b in bs])
+            case For(counter=c, trips=t, body=b):
+                s = For(c, t, optimise(b, builder, vector_bits))
+            case While(condition=c, predicate=p, body=b):
+                s = While(optimise(c, builder, vector_bits), p, optimise(b, builder, vector_bits))
+            case Nest():
+                if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
+                    continue
+                if out and isinstance(out[-1], Nest):
+                    merged = merge(out[-1], s, builder.pool)
+                    if merged is not None:
+                        out[-1] = merged
+                        continue
+        out.append(s)
+    return out
+
+
+def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
+    """One nest that does both, or None."""
+    if first.ordered or second.ordered or any(r.op == "dot" for r in first.reductions + second.reductions):
+        return None
+    if [n for n in first.dims.values() if n > 1] != [n for n in second.dims.values() if n > 1]:
+        return None
+    if first.reductions and not second.reductions:
+        return None  # the second runs after the first's loops: it would need their results
+    live = zip([d for d, n in first.dims.items() if n > 1], [d for d, n in second.dims.items() if n > 1])
+    rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
+    rename |= {d: Affine() for d, n in second.dims.items() if n == 1}
+    own = {d: Affine() for d, n in first.dims.items() if n == 1}
+    rdims = {d for d in first.rdims if first.dims[d] > 1}
+    theirs = {rename[d].terms[0][0] for d in second.rdims if second.dims[d] > 1}
+    if first.reductions and rdims != theirs:
+        return None
+    second = _renamed(second, rename, pool)
+    first = _renamed(first, own, pool)
+    if not _independent(first, second) or _vector_conflict(first, second):
+        return None
+    return _joined(first, second, pool, tuple(rdims | theirs))
+
+
+def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
+    if not dims:
+        return n
+
+    def ix(index):
+        return tuple(i.substitute(dims.get) for i in index)
+
+    kept = {}
+    for d, size in n.dims.items():
+        if d not in dims:
+            kept[d] = size
+        elif dims[d].terms:
+            kept[dims[d].terms[0][0]] = size
+    rdims = tuple(dims[d].terms[0][0] if d in dims and dims[d].terms else d for d in n.rdims
+                  if d not in dims or dims[d].terms)
+    return Nest(kept, rdims, [Reduction(r.op, tuple(pool.rename(e, dims) for e in r.args), r.dtype) for r in n.reductions],
+                [Write(w.buf, ix(w.index), pool.rename(w.value, dims), w.inner, w.guard,
+                       None if w.mask is None else pool.rename(w.mask, dims), w.op) for w in n.writes], n.ordered, n.at)
+
+
+def _independent(first: Nest, second: Nest) -> bool:
+    """The second reads the first's results only at the point that wrote them, and overwrites nothing it reads."""
+    made: dict[Buf, Write] = {}
+    for w in first.writes:
+        if w.buf.root in {b.root for b in made} or w.buf.root is not w.buf and w.buf.root in {b.root for b in made}:
+            return False
+        made[w.buf] = w
+    roots = {b.root: b for b in made}
+    for e in second.loads():
+        root = e.info[0].root
+        if root in roots:
+            w = made[roots[root]]
+            if e.kind == "gather" or e.info[0] is not w.buf or e.info[1] != w.index or not w.inner or w.mask is not None:
+                return False
+            if w.guard or {d for i in w.index for d in i.symbols} < {d for d, n in first.dims.items()}:
+                return False
+    writes = {w.buf.root for w in second.writes}
+    if writes & roots.keys():
+        return False
+    for e in first.loads():
+        if e.info[0].root in writes:
+            return False
+    return True
+
+
+def _vector_conflict(first: Nest, second: Nest) -> bool:
+    """Writes whose contiguous dimensions differ would make one of them a scatter."""
+
+    def last(n: Nest) -> set:
+        return {w.index[-1].terms[-1][0] for w in n.writes if w.inner and w.index and w.index[-1].terms}
+
+    a, b = last(first), last(second)
+    return bool(a and b and a != b)
+
+
+def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Nest:
+    values = {w.buf: w for w in first.writes}
+    base = len(first.reductions)
+
+    def replace(e: Expr) -> Expr | None:
+        if e.kind == "load" and e.info[0] in values:
+            return _as_stored(values[e.info[0]], pool)
+        if e.kind == "acc" and base:
+            return pool.make("acc", e.dtype, e.info + base)
+        return None
+
+    reductions = first.reductions + [
+        Reduction(r.op, tuple(pool.rewrite(e, replace) for e in r.args), r.dtype) for r in second.reductions]
+    writes = list(first.writes) + [
+        Write(w.buf, w.index, pool.rewrite(w.value, replace), w.inner, w.guard,
+              None if w.mask is None else pool.rewrite(w.mask, replace), w.op) for w in second.writes]
+    dims = dict(first.dims)
+    return Nest(dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at)
+
+
+def _as_stored(w: Write, pool: Pool) -> Expr:
+    """The written value as a load would give it; half precision keeps its register value (excess precision)."""
+    return w.value

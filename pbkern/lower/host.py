@@ -1,0 +1,200 @@
+"""HostProgram -> MLIR: kernel functions, one task function per launch, and @pbk_main that runs the steps.
+
+@pbk_main(frame, buffers, arena): `frame` is the caller's context for threads (null: run on this thread), `buffers` an
+array of pointers (inputs, then outputs), `arena` holds temporaries and, after them, each thread's scratch. The host
+text refers to kernels by their lowered signature, so the two modules are lowered apart and joined by the target.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..affine import Affine
+from ..dsl.host import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from ..dsl.kernel import Kernel
+from .program import LoweredKernel, LowerOptions, lower_kernel
+from .work import tasks
+
+ALIGNMENT = 64
+# The target's runtime provides this function.
+PARALLEL = "_mlir_ciface_pbk_parallel"
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call."""
+
+    kernels: str
+    host: str
+    arena_bytes: int
+    lowered: tuple[LoweredKernel, ...]
+
+
+class _Host:
+    def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int]):
+        self.program, self.threads_of = program, threads_of
+        self.kernels: dict[int, LoweredKernel] = {}
+        for n, k in enumerate(program.kernels()):
+            self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options_of(k))
+        self.lines: list[str] = []
+        self.tasks: list[str] = []
+        self.count = 0
+        self.counters: dict[str, str] = {}
+        self.offsets, self.temp_bytes = self._temporaries()
+        self.scratch_bytes = 0
+
+    def name(self) -> str:
+        self.count += 1
+        return f"%h{self.count}"
+
+    def put(self, text: str) -> str:
+        name = self.name()
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def const(self, n: int) -> str:
+        return self.put(f"arith.constant {n} : i64")
+
+    def _temporaries(self) -> tuple[dict[str, int], int]:
+        """Byte offset of each temporary in the arena; buffers with one slot share it."""
+        slots: dict = {}
+        for b in self.program.of_kind(BufferKind.TEMP):
+            key = b.slot if b.slot >= 0 else b.name
+            slots.setdefault(key, []).append(b)
+        offsets, at = {}, 0
+        for members in slots.values():
+            for b in members:
+                offsets[b.name] = at
+            at += -(-max(max(b.type.nbytes for b in members), 1) // ALIGNMENT) * ALIGNMENT
+        return offsets, at
+
+    # ---------------------------------------------------------------- steps
+
+    def steps(self, steps: tuple[Step, ...]) -> None:
+        for step in steps:
+            match step:
+                case Launch():
+                    self._launch(step)
+                case Copy(source=s, destination=d):
+                    size = self.const(s.type.nbytes)
+                    self.lines.append(f'"llvm.intr.memcpy"({self.pointer(d)}, {self.pointer(s)}, {size}) '
+                                      "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()")
+                case Loop(counter=c, trip_count=n, steps=inner):
+                    low, high, one = self.const(0), self.const(n), self.const(1)
+                    iv = self.name()
+                    self.counters[c] = iv
+                    self.lines.append(f"scf.for {iv} = {low} to {high} step {one} : i64 {{")
+                    self.steps(inner)
+                    self.lines.append("}")
+                case While(condition=c, predicate=p, steps=inner):
+                    self.lines.append("scf.while : () -> () {")
+                    self.steps(c)
+                    value = self.put(f"llvm.load {self.pointer(p)} : !llvm.ptr -> i8")
+                    zero = self.put("arith.constant 0 : i8")
+                    self.lines.append(f"scf.condition({self.put(f'arith.cmpi ne, {value}, {zero} : i8')})")
+                    self.lines.append("} do {")
+                    self.steps(inner)
+                    self.lines += ["scf.yield", "}"]
+                case Cond(index=i, branches=branches):
+                    value = self.put(f"llvm.load {self.pointer(i)} : !llvm.ptr -> i32")
+                    self._branches(value, branches, 0)
+
+    def _branches(self, value: str, branches, k: int) -> None:
+        """Nested ifs; the first also takes indices below it, the last those above."""
+        if k == len(branches) - 1:
+            self.steps(branches[k])
+            return
+        n = self.put(f"arith.constant {k} : i32")
+        test = self.put(f"arith.cmpi sle, {value}, {n} : i32")
+        self.lines.append(f"scf.if {test} {{")
+        self.steps(branches[k])
+        self.lines.append("} else {")
+        self._branches(value, branches, k + 1)
+        self.lines.append("}")
+
+    def pointer(self, v: View) -> str:
+        buffer = next(b for b in self.program.buffers if b.name == v.buffer)
+        if buffer.kind is BufferKind.TEMP:
+            base = self.put(f"llvm.getelementptr %arena[{self.offsets[v.buffer]}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        else:
+            position = buffer.position + (len(self.program.inputs) if buffer.kind is BufferKind.OUTPUT else 0)
+            slot = self.put(f"llvm.getelementptr %buffers[{8 * position}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            base = self.put(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
+        if v.offset == Affine():
+            return base
+        total = self.const(v.offset.const)
+        for symbol, c in v.offset.terms:
+            total = self.put(f"arith.addi {total}, {self.put(f'arith.muli {self.counters[symbol]}, {self.const(c)} : i64')} : i64")
+        size = self.const(buffer.type.dtype.itemsize)
+        total = self.put(f"arith.muli {total}, {size} : i64")
+        return self.put(f"llvm.getelementptr {base}[{total}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")
+
+    def _launch(self, step: Launch) -> None:
+        lowered = self.kernels[id(step.kernel)]
+        if lowered.programs == 0:
+            return
+        chunk, threads = tasks(step.kernel, lowered.programs, self.threads_of(step.kernel))
+        aliased = {o for _, o in step.kernel.aliases}
+        views = list(step.operands) + [v for k, v in enumerate(step.results) if k not in aliased]
+        for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same buffer
+            if step.operands[i].buffer != step.results[o].buffer:
+                self.steps((Copy(step.operands[i], step.results[o]),))
+                views[i] = step.results[o]
+        self.scratch_bytes = max(self.scratch_bytes, threads * lowered.scratch_bytes)
+        task = self._task(lowered, len(views))
+        one = self.const(1)
+        args = self.put(f"llvm.alloca {one} x !llvm.array<{len(views) + 1} x ptr> : (i64) -> !llvm.ptr")
+        scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        for k, p in enumerate([*map(self.pointer, views), scratch]):
+            slot = self.put(f"llvm.getelementptr {args}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            self.lines.append(f"llvm.store {p}, {slot} : !llvm.ptr, !llvm.ptr")
+        total = self.const(lowered.programs)
+        if threads == 1:
+            zero = self.const(0)
+            self.lines.append(f"func.call @{task}({args}, {zero}, {total}, {zero}) : (!llvm.ptr, i64, i64, i64) -> ()")
+            return
+        address = self.put(f"func.constant @{task} : (!llvm.ptr, i64, i64, i64) -> ()")
+        pointer = self.put(f"builtin.unrealized_conversion_cast {address} : (!llvm.ptr, i64, i64, i64) -> () to !llvm.ptr")
+        self.lines.append(f"func.call @{PARALLEL}(%frame, {pointer}, {args}, {total}, {self.const(chunk)}, "
+                          f"{self.const(threads)}) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()")
+
+    def _task(self, lowered: LoweredKernel, views: int) -> str:
+        """@task(args, low, high, slot): unpacks pointers, finds the slot's scratch, runs the kernel function."""
+        name = f"pbk_task{len(self.tasks)}"
+        lines = [f"func.func private @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {{"]
+        pointers = []
+        for k in range(views + 1):
+            lines += [f"%g{k} = llvm.getelementptr %args[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                      f"%p{k} = llvm.load %g{k} : !llvm.ptr -> !llvm.ptr"]
+            pointers.append(f"%p{k}")
+        lines += [f"%size = arith.constant {lowered.scratch_bytes} : i64", "%at = arith.muli %slot, %size : i64",
+                  f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8"]
+        args = [*pointers[:-1], "%mine", "%low", "%high"]
+        types = ["!llvm.ptr"] * (views + 1) + ["i64", "i64"]
+        lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({', '.join(types)}) -> ()", "return", "}"]
+        self.tasks.append("\n".join(lines))
+        return name
+
+    def text(self) -> str:
+        declared = []
+        for lowered in self.kernels.values():
+            types = ["!llvm.ptr"] * (lowered.operand_count + 1) + ["i64", "i64"]
+            declared.append(f"func.func private @{lowered.name}({', '.join(types)})")
+        main = ["func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {", *self.lines, "return", "}"]
+        return "\n".join([*declared, *self.tasks, *main])
+
+
+def default_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions],
+               threads_of: Callable[[Kernel], int]) -> LoweredProgram:
+    """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered."""
+    host = _Host(program, options_of, threads_of)
+    host.steps(program.steps)
+    return LoweredProgram("\n".join(k.text for k in host.kernels.values()), host.text(),
+                          max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), tuple(host.kernels.values()))

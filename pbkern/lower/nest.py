@@ -1,0 +1,341 @@
+"""Nest IR: the small explicit form between a kernel's body and MLIR text.
+
+A body becomes a list of statements over buffers. A `Nest` is an iteration space, expressions over affine
+accesses, accumulators kept in registers and writes; `If`, `For` and `While` hold further statements and their
+values travel through scratch buffers. Views (slice, transpose, broadcast, ...) are only index maps and leave no
+trace here. build.py makes nests, fuse_nests.py merges them, emit.py writes them as scf + vector text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..affine import Affine
+from ..errors import InternalError
+
+
+@dataclass(eq=False)
+class Buf:
+    """A contiguous array: a kernel operand (`arena` False) or scratch of one task (`arena` True)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    arena: bool = False
+    storage: Buf | None = None  # another buffer whose bytes this one reinterprets (a reshape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Element strides, row major."""
+        return tuple(math.prod(self.shape[k + 1 :]) for k in range(len(self.shape)))
+
+    @property
+    def root(self) -> Buf:
+        return self.storage.root if self.storage is not None else self
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+class Expr:
+    """A node of a nest's expression DAG. Interned by `Pool`: equal nodes are one object.
+
+    kind   info                              args
+    const  numpy scalar
+    scalar name of a Let
+    index  Affine: its value as an integer
+    range  (Affine, low, high): low <= it < high
+    load   (Buf, Affine per axis, guard)     guard: an index may lie outside the buffer
+    gather (Buf, Affine or None per axis)    one index expression per None, clamped into the buffer
+    op     EqnInfo                           operands
+    acc    accumulator number
+    """
+
+    __slots__ = ("kind", "dtype", "info", "args", "symbols")
+
+    def __init__(self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset):
+        self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
+
+    def __str__(self) -> str:
+        inner = ", ".join(map(str, self.args))
+        match self.kind:
+            case "const" | "scalar":
+                return str(self.info)
+            case "index":
+                return f"({self.info})"
+            case "range":
+                return f"({self.info[1]} <= {self.info[0]} < {self.info[2]})"
+            case "load":
+                return f"{self.info[0].name}[{', '.join(map(str, self.info[1]))}]" + ("?" if self.info[2] else "")
+            case "gather":
+                return f"{self.info[0].name}[gather {inner}]"
+            case "acc":
+                return f"acc{self.info}"
+        return f"{self.info.primitive}({inner})"
+
+
+class Pool:
+    """Interns expressions of one kernel."""
+
+    def __init__(self) -> None:
+        self._nodes: dict = {}
+
+    def make(self, kind: str, dtype, info, args: tuple[Expr, ...] = ()) -> Expr:
+        key = (kind, np.dtype(dtype), self._key(kind, info), tuple(map(id, args)))
+        node = self._nodes.get(key)
+        if node is None:
+            symbols = frozenset().union(*(a.symbols for a in args), self._symbols(kind, info))
+            node = self._nodes[key] = Expr(kind, np.dtype(dtype), info, args, symbols)
+        return node
+
+    @staticmethod
+    def _key(kind: str, info):
+        if kind == "const":
+            return np.asarray(info).tobytes()
+        if kind in ("load", "gather"):
+            return (id(info[0]), *info[1:])
+        return id(info) if kind == "op" else info
+
+    @staticmethod
+    def _symbols(kind: str, info) -> frozenset:
+        if kind == "index":
+            return info.symbols
+        if kind == "range":
+            return info[0].symbols
+        if kind in ("load", "gather"):
+            return frozenset().union(*(i.symbols for i in info[1] if i is not None))
+        return frozenset()
+
+    def rewrite(self, e: Expr, replace) -> Expr:
+        """Rebuilds `e` bottom up; `replace(node with new args) -> Expr | None` may exchange a node."""
+        memo: dict[int, Expr] = {}
+
+        def go(x: Expr) -> Expr:
+            if id(x) not in memo:
+                args = tuple(map(go, x.args))
+                same = all(a is b for a, b in zip(args, x.args))
+                y = x if same else self.make(x.kind, x.dtype, x.info, args)
+                memo[id(x)] = replace(y) or y
+            return memo[id(x)]
+
+        return go(e)
+
+    def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
+        """Replaces dimension symbols by affine expressions."""
+
+        def sub(a: Affine | None) -> Affine | None:
+            return None if a is None else a.substitute(dims.get)
+
+        def replace(x: Expr) -> Expr | None:
+            if x.kind == "index":
+                return self.make("index", x.dtype, sub(x.info))
+            if x.kind == "range":
+                return self.make("range", x.dtype, (sub(x.info[0]), *x.info[1:]))
+            if x.kind in ("load", "gather"):
+                return self.make(x.kind, x.dtype, (x.info[0], tuple(map(sub, x.info[1])), *x.info[2:]), x.args)
+            return None
+
+        return self.rewrite(e, replace) if e.symbols & dims.keys() else e
+
+
+@dataclass
+class Reduction:
+    """accumulator = op(accumulator, args). `dot` multiplies and adds; argmax and argmin take (value, index)."""
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: np.dtype
+
+
+@dataclass
+class Write:
+    """buf[index] = value. `inner` writes run at every point, others once the reduction dimensions are done.
+
+    `mask` (an Expr) and `guard` (indices may lie outside: such points are dropped) make it conditional; `op` is
+    "set", or "add" to accumulate into memory.
+    """
+
+    buf: Buf
+    index: tuple[Affine, ...]
+    value: Expr
+    inner: bool = True
+    guard: bool = False
+    mask: Expr | None = None
+    op: str = "set"
+
+
+@dataclass
+class Nest:
+    """for dims: update accumulators, write. `rdims` are reduced; `ordered` keeps them sequential (cumulative ops)."""
+
+    dims: dict[str, int]
+    rdims: tuple[str, ...] = ()
+    reductions: list[Reduction] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    ordered: bool = False
+    at: str | None = None
+    schedule: object = None  # a NestSchedule decided with the nest; None: emit chooses
+
+    def expressions(self) -> list[Expr]:
+        found = [e for r in self.reductions for e in r.args] + [w.value for w in self.writes]
+        return found + [w.mask for w in self.writes if w.mask is not None]
+
+    def nodes(self) -> list[Expr]:
+        """Every distinct node, operands before users."""
+        seen: dict[int, Expr] = {}
+
+        def visit(e: Expr) -> None:
+            if id(e) not in seen:
+                for a in e.args:
+                    visit(a)
+                seen[id(e)] = e
+
+        for e in self.expressions():
+            visit(e)
+        return list(seen.values())
+
+    def loads(self) -> list[Expr]:
+        return [e for e in self.nodes() if e.kind in ("load", "gather")]
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
+        rows = [f"nest [{head}]" + (" ordered" if self.ordered else "")]
+        rows += [f"  acc{k} {r.op}= {', '.join(map(str, r.args))}" for k, r in enumerate(self.reductions)]
+        for w in self.writes:
+            sign = {"set": "=", "add": "+="}[w.op]
+            tail = ("" if w.inner else "  (after)") + (f"  if {w.mask}" if w.mask is not None else "")
+            rows.append(f"  {w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''} {sign} {w.value}{tail}")
+        return "\n".join(rows)
+
+
+@dataclass
+class Let:
+    """A scalar evaluated here; its name may stand in index expressions."""
+
+    name: str
+    value: Expr
+
+
+@dataclass
+class If:
+    """Runs branches[clamp(index)]; `index` names an integer Let."""
+
+    index: str
+    branches: list[list[Stmt]]
+
+
+@dataclass
+class For:
+    """for counter in 0 .. trips - 1; `trips` is an int or names a Let."""
+
+    counter: str
+    trips: int | str
+    body: list[Stmt]
+
+
+@dataclass
+class While:
+    """Runs `condition` (which defines the Let `predicate`), then body and condition again while it is true."""
+
+    condition: list[Stmt]
+    predicate: str
+    body: list[Stmt]
+
+
+@dataclass
+class Sort:
+    """Sorts lines of equal length in place, stably, ascending by the first `num_keys` buffers.
+
+    `buffers` are contiguous arrays [lines, length]; `spare` are as large as one line each.
+    """
+
+    buffers: list[Buf]
+    spare: list[Buf]
+    num_keys: int
+
+
+Stmt = Nest | Let | If | For | While | Sort
+
+
+def show(stmts: list[Stmt], indent: str = "") -> str:
+    """Readable text of a statement list."""
+    rows: list[str] = []
+    for s in stmts:
+        match s:
+            case Nest():
+                rows += [indent + r for r in str(s).splitlines()]
+            case Let(name=n, value=v):
+                rows.append(f"{indent}let {n} = {v}")
+            case If(index=i, branches=bs):
+                for n, b in enumerate(bs):
+                    rows += [f"{indent}case {i} == {n}:", show(b, indent + "  ")]
+            case For(counter=c, trips=t, body=b):
+                rows += [f"{indent}for {c} < {t}:", show(b, indent + "  ")]
+            case While(condition=c, predicate=p, body=b):
+                rows += [f"{indent}while {p}:", show(c, indent + "    "), f"{indent}do:", show(b, indent + "  ")]
+            case Sort(buffers=bufs, num_keys=k):
+                rows.append(f"{indent}sort {', '.join(b.name for b in bufs)} by {k}")
+    return "\n".join(r for r in rows if r)
+
+
+def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
+    """Checks ranks, known symbols and static bounds of unguarded accesses. Raises InternalError."""
+    known = set(symbols)
+    for s in stmts:
+        match s:
+            case Nest():
+                _verify_nest(s, known)
+            case Let(name=n, value=v):
+                if not v.symbols <= known:
+                    raise InternalError(f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}")
+                known.add(n)
+            case If(index=i, branches=bs):
+                for b in bs:
+                    verify(b, frozenset(known))
+            case For(counter=c, body=b):
+                verify(b, frozenset(known | {c}))
+            case While(condition=c, body=b):
+                verify(c, frozenset(known))
+                verify(b, frozenset(known))
+
+
+def _verify_nest(n: Nest, known: set[str]) -> None:
+    symbols = known | n.dims.keys()
+
+    def check(buf: Buf, index: tuple, guard: bool, what: str) -> None:
+        if len(index) != len(buf.shape):
+            raise InternalError(f"nest: {what} {buf} with {len(index)} indices", at=n.at, why=str(n))
+        for i, extent in zip(index, buf.shape):
+            if i is None:
+                continue
+            if not i.symbols <= symbols:
+                raise InternalError(f"nest: unknown symbols {sorted(i.symbols - symbols)}", at=n.at, why=str(n))
+            if not guard and i.symbols <= n.dims.keys():
+                low, high = i.bounds(n.dims.__getitem__)
+                if (low < 0 or high >= extent) and all(n.dims.values()):
+                    raise InternalError(f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n))
+
+    for e in n.loads():
+        check(e.info[0], e.info[1], e.kind == "load" and e.info[2], "load of")
+    for w in n.writes:
+        check(w.buf, w.index, w.guard, "store to")
+        if w.inner and n.rdims and not n.ordered and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes()):
+            raise InternalError("nest: an inner write uses an unfinished accumulator", at=n.at, why=str(n))
+
+
+class Names:
+    """Fresh names of one kernel."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def __call__(self, prefix: str) -> str:
+        return f"{prefix}{next(self._count)}"

@@ -1,0 +1,158 @@
+"""Contraction nest -> statements that copy its operands into scratch first, where that pays.
+
+The operand that varies along the vector dimension is packed panel by panel, [reduction][panel width], so that the
+microkernel streams contiguous memory; this also transposes operands stored the other way round and evaluates producers
+once (the prologue). The operand that is broadcast gets rows of padded length if its own stride would map the rows of a
+register tile to one cache set. Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..affine import Affine
+from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from .schedule import contraction_tile, flat_coefficient
+
+# Panels up to this size stay in the private cache beside the other operand's rows.
+PANEL_BYTES = 512 << 10
+# Points that must share an element before copying it pays.
+MIN_REUSE = 24
+# Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
+CONFLICT_BYTES = 2048
+PADDING = 16
+
+
+def pack(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
+    """The nest alone, or with copies of operands before it."""
+    found = _operands(nest)
+    if found is None:
+        return [nest]
+    vector, moving, still = found
+    width, tile = contraction_tile(nest, vector, vector_bits)
+    depth = math.prod(nest.dims[d] for d in nest.rdims)
+    out: list[Stmt] = []
+    staged = _stage_rows(nest, still, moving, vector, builder, out)
+    if staged is not None:
+        nest, still = staged
+    if not _panel_pays(nest, moving, vector, depth, width):
+        if staged is not None:
+            nest.schedule = tile
+        return [*out, nest]
+    return out + _panels(nest, moving, vector, width, builder, vector_bits)
+
+
+def _operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
+    """(vector dimension, operand along it, the other one) of a single product worth a register tile."""
+    if len(nest.reductions) != 1 or nest.reductions[0].op != "dot" or nest.ordered or not nest.writes:
+        return None
+    vector = _contiguous_dim(nest)
+    if vector is None or nest.dims[vector] < 8:
+        return None
+    a, b = nest.reductions[0].args
+    if (vector in a.symbols) == (vector in b.symbols):
+        return None
+    moving, still = (a, b) if vector in a.symbols else (b, a)
+    if moving.kind not in ("load", "op") or moving.dtype.itemsize < 2:
+        return None
+    return vector, moving, still
+
+
+def _contiguous_dim(nest: Nest) -> str | None:
+    w = nest.writes[0]
+    for d, n in nest.dims.items():
+        if n > 1 and d not in nest.rdims and flat_coefficient(w.buf, w.index, d) == 1:
+            return d
+    return None
+
+
+def _reuse(nest: Nest, e: Expr) -> int:
+    return math.prod(n for d, n in nest.dims.items() if d not in nest.rdims and d not in e.symbols)
+
+
+def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, width: int) -> bool:
+    if depth < 8 or depth * width * 4 > PANEL_BYTES or not set(nest.rdims) & moving.symbols:
+        return False
+    if any(d not in moving.symbols and nest.dims[d] > 1 for d in nest.rdims):
+        return False
+    reuse = _reuse(nest, moving)
+    if moving.kind != "load":
+        return reuse > 1
+    coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
+    if coefficient != 1:
+        return reuse >= 4
+    step = max(_row_bytes(nest, moving, d) for d in nest.rdims if nest.dims[d] > 1)
+    return reuse >= MIN_REUSE and depth >= 128 and step >= CONFLICT_BYTES
+
+
+def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
+    buf = load.info[0]
+    return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
+
+
+def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out: list[Stmt]):
+    """Copies the broadcast operand to rows of padded length when its rows collide in the cache."""
+    if still.kind != "load" or still.info[2]:
+        return None
+    rows = [d for d in nest.dims if d in still.symbols and d not in nest.rdims]
+    inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
+    if len(rows) != 1 or len(inner) != 1 or nest.dims[rows[0]] < 4:
+        return None
+    collides = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0 and nest.dims[inner[0]] * still.dtype.itemsize >= CONFLICT_BYTES
+    if not collides or _reuse(nest, still) < 2 * MIN_REUSE or flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
+        return None
+    m, k = rows[0], inner[0]
+    buf = builder.new_buffer((nest.dims[m], nest.dims[k] + PADDING), still.info[0].dtype).buf
+    index = (Affine.symbol(m), Affine.symbol(k))
+    out.append(Nest({m: nest.dims[m], k: nest.dims[k]}, writes=[Write(buf, index, still)], at=nest.at))
+    copy = builder.pool.make("load", still.dtype, (buf, index, False))
+    return _replace_operand(nest, still, copy, builder), copy
+
+
+def _replace_operand(nest: Nest, old: Expr, new: Expr, builder) -> Nest:
+    r = nest.reductions[0]
+    args = tuple(new if a is old else a for a in r.args)
+    return Nest(dict(nest.dims), nest.rdims, [Reduction(r.op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
+
+
+def _panels(nest: Nest, moving: Expr, vector: str, width: int, builder, vector_bits: int) -> list[Stmt]:
+    """for batch..., for panel: pack the panel, then the contraction over its columns; a last, narrower panel."""
+    outer = [d for d in nest.dims if d in moving.symbols and d != vector and d not in nest.rdims and nest.dims[d] > 1]
+    counters = {d: builder.names("%i") for d in outer}
+    columns = nest.dims[vector]
+    full, rest = divmod(columns, width)
+    stmts: list[Stmt] = []
+    if full:
+        panel = builder.names("%i")
+        body = _panel(nest, moving, vector, Affine.symbol(panel) * width, width, counters, builder, vector_bits)
+        stmts.append(For(panel, full, body))
+    if rest:
+        stmts += _panel(nest, moving, vector, Affine((), full * width), rest, counters, builder, vector_bits)
+    for d in reversed(outer):
+        stmts = [For(counters[d], nest.dims[d], stmts)]
+    return stmts
+
+
+def _panel(nest: Nest, moving: Expr, vector: str, start: Affine, width: int, counters: dict, builder, vector_bits) -> list[Stmt]:
+    pool = builder.pool
+    column = builder.names("d")
+    rename = {d: Affine.symbol(c) for d, c in counters.items()} | {vector: start + Affine.symbol(column)}
+    reduced = [d for d in nest.rdims if nest.dims[d] > 1]
+    buf: Buf = builder.new_buffer((*(nest.dims[d] for d in reduced), width), moving.dtype if moving.kind == "op" else moving.info[0].dtype).buf
+    index = (*map(Affine.symbol, reduced), Affine.symbol(column))
+    sizes = {d: nest.dims[d] for d in reduced} | {column: width}
+    copy = Nest(sizes, writes=[Write(buf, index, pool.rename(moving, rename))], at=nest.at)
+    packed = pool.make("load", moving.dtype, (buf, index, False))
+
+    def renamed(e: Expr) -> Expr:
+        return pool.rename(e, rename)
+
+    dims = {d: n for d, n in nest.dims.items() if d not in counters and d != vector and d not in nest.rdims}
+    dims |= {column: width} | {d: nest.dims[d] for d in nest.rdims}
+    r = nest.reductions[0]
+    args = tuple(packed if a is moving else renamed(a) for a in r.args)
+    writes = [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), renamed(w.value), w.inner, w.guard,
+                    None if w.mask is None else renamed(w.mask), w.op) for w in nest.writes]
+    product = Nest(dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at)
+    product.schedule = contraction_tile(product, column, vector_bits)[1]
+    return [copy, product]

@@ -1,0 +1,247 @@
+"""Nest -> how to walk it: vector dimension, lanes, unrolling and the register tile. Choices only; emit.py writes code.
+
+The register tile of a contraction is found by a small search over (rows jammed, vectors unrolled) with the cost of one
+reduction step: FMA throughput, load throughput, and what tails waste.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from .builder import BITS, compute_el
+from .nest import Expr, Nest
+
+# Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
+ACCUMULATOR_REGISTERS = 26
+# Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
+MAX_POINT_NODES = 420
+
+
+@dataclass
+class NestSchedule:
+    """lanes 0: scalar code. `vector`: vectorised dim, `unroll` vectors per step; `jam`: points per step of other dims."""
+
+    lanes: int = 0
+    vector: str | None = None
+    unroll: int = 1
+    jam: dict[str, int] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
+
+    def __str__(self) -> str:
+        jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
+        return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
+
+
+def flat_coefficient(buf, index, dim: str) -> int | None:
+    """Elements between neighbours along `dim`; None if an axis is computed per element."""
+    total = 0
+    for i, s in zip(index, buf.strides):
+        if i is not None:
+            total += i.coefficient(dim) * s
+    return total
+
+
+def register_bits(nest: Nest) -> int:
+    """Width of the widest element that vectors of this nest hold."""
+    widths = [BITS[compute_el(e.dtype)] for e in nest.nodes() if e.kind not in ("index", "range", "acc")]
+    widths += [BITS[compute_el(r.dtype)] for r in nest.reductions]
+    widths += [BITS[compute_el(w.buf.dtype)] for w in nest.writes]
+    return max([w for w in widths if w > 1], default=8)
+
+
+def _score(nest: Nest, dim: str) -> float:
+    """How well vectors along `dim` suit the nest: contiguous accesses gain, strided ones lose."""
+    size = nest.dims[dim]
+    reduced = dim in nest.rdims
+    if nest.ordered and reduced:
+        return -1.0
+    if reduced and any(r.op in ("prod", "logaddexp") for r in nest.reductions):
+        return -1.0
+    score = 0.0
+    inner = nest_frequency(nest)
+    for e in nest.loads():
+        c = flat_coefficient(e.info[0], e.info[1], dim)
+        weight = inner(e)
+        score += weight * (1.0 if c == 1 else 0.35 if c == -1 else 0.0 if c == 0 and dim not in e.symbols else -1.0)
+    for w in nest.writes:
+        c = flat_coefficient(w.buf, w.index, dim)
+        weight = 4.0 if w.inner and nest.rdims else 1.0
+        if reduced and not w.inner:
+            score += 0.0
+        else:
+            score += weight * (2.0 if c == 1 else -3.0)
+    return score if score <= 0 else score * min(1.0, size / 8)
+
+
+def nest_frequency(nest: Nest):
+    """Weight of a load: those inside a reduction count more than those of an epilogue."""
+    inside: set[int] = set()
+
+    def mark(e: Expr) -> None:
+        if id(e) not in inside:
+            inside.add(id(e))
+            for a in e.args:
+                mark(a)
+
+    for r in nest.reductions:
+        for e in r.args:
+            mark(e)
+    return lambda e: 4.0 if id(e) in inside else 1.0
+
+
+def choose(nest: Nest, vector_bits: int = 512) -> NestSchedule:
+    """The schedule of one nest."""
+    live = [d for d, n in nest.dims.items() if n > 1]
+    best = max(live, key=lambda d: (_score(nest, d), list(nest.dims).index(d)), default=None)
+    if best is None or _score(nest, best) <= 0 or nest.dims[best] < 2:
+        best = None
+    sched = NestSchedule(vector=best, order=tuple(d for d in nest.dims if d != best))
+    if best is None:
+        return sched
+    full = max(vector_bits // register_bits(nest), 2)
+    sched.lanes = min(full, 1 << (nest.dims[best] - 1).bit_length())
+    if nest.reductions and best in nest.rdims:
+        _tile_horizontal(nest, sched)
+    elif nest.reductions and nest.rdims:
+        _tile_register(nest, sched)
+    else:
+        _tile_elementwise(nest, sched)
+    _cap(nest, sched)
+    return sched
+
+
+def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
+    """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
+    sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
+    full = max(vector_bits // register_bits(nest), 2)
+    sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    _tile_register(nest, sched)
+    _cap(nest, sched)
+    return sched.lanes * sched.unroll, sched
+
+
+def _vectors(nest: Nest, sched: NestSchedule) -> int:
+    return -(-nest.dims[sched.vector] // sched.lanes)
+
+
+def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
+    turned = _transposed_dim(nest, sched.vector)
+    if turned is not None:
+        sched.transpose, sched.lanes = turned, min(sched.lanes, 16)
+        sched.jam = {turned: sched.lanes}
+        return
+    nodes = sum(1 for e in nest.nodes() if e.kind == "op")
+    sched.unroll = min(4 if nodes < 12 else 2 if nodes < 40 else 1, _vectors(nest, sched))
+    dim = _stencil_dim(nest, sched.vector)
+    if dim is not None:
+        sched.jam, sched.unroll = {dim: min(4, nest.dims[dim])}, 1
+
+
+def is_turned(nest: Nest, load: Expr, vector: str, along: str) -> bool:
+    """Whether a load is strided along the vector dimension but contiguous along another one."""
+    buf, index, guard = load.info
+    return (load.kind == "load" and not guard and flat_coefficient(buf, index, along) == 1
+            and flat_coefficient(buf, index, vector) not in (0, 1, -1))
+
+
+def _transposed_dim(nest: Nest, vector: str) -> str | None:
+    for e in nest.loads():
+        for d, n in nest.dims.items():
+            if n >= 4 and d != vector and d not in nest.rdims and e.kind == "load" and is_turned(nest, e, vector, d):
+                return d
+    return None
+
+
+def _stencil_dim(nest: Nest, vector: str) -> str | None:
+    """A dimension along which several loads of one buffer overlap at different offsets."""
+    offsets: dict = {}
+    for e in nest.loads():
+        if e.kind == "load":
+            flat = tuple(i.linear() for i in e.info[1])
+            offsets.setdefault((id(e.info[0]), flat), set()).add(tuple(i.const for i in e.info[1]))
+    best = None
+    for (_, flat), seen in offsets.items():
+        if len(seen) < 3:
+            continue
+        for axis, linear in enumerate(flat):
+            if len({o[axis] for o in seen}) > 1:
+                for d, n in nest.dims.items():
+                    if d != vector and linear.coefficient(d) and n > 1 and d not in nest.rdims:
+                        best = d
+    return best
+
+
+def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
+    """Vectors along a reduced dimension: several accumulators hide latency; rows share an operand where there is one."""
+    vectors, count = _vectors(nest, sched), len(nest.reductions)
+    sched.unroll = max(1, min(8 // count if count < 8 else 1, vectors))
+    rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
+    shared = [d for d in rows if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())]
+    if shared and any(r.op == "dot" for r in nest.reductions):
+        sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
+        sched.unroll = min(4, vectors)
+
+
+def _tile_register(nest: Nest, sched: NestSchedule) -> None:
+    """Vectors along a result dimension, accumulators in registers over the reduction."""
+    vectors, count = _vectors(nest, sched), len(nest.reductions)
+    pair = 2 if any(r.op in ("argmax", "argmin") for r in nest.reductions) else 1
+    room = max(ACCUMULATOR_REGISTERS // (count * pair), 1)
+    jam = _jam_dim(nest, sched.vector)
+    if jam is None:
+        sched.unroll = min(8, vectors, room)
+        return
+    rows = nest.dims[jam]
+    best = None
+    for unroll in range(1, min(4, vectors) + 1):
+        for j in range(1, min(room // unroll, rows, 28) + 1):
+            cost = _tiled(rows, j, lambda r: _tiled(vectors, unroll, lambda v: _step_cycles(r, v)))
+            if best is None or cost < best[0] * 0.999:
+                best = (cost, j, unroll)
+    _, j, sched.unroll = best
+    sched.jam = {jam: j} if j > 1 else {}
+
+
+def _tiled(size: int, tile: int, cost) -> float:
+    full, rest = divmod(size, tile)
+    return full * cost(tile) + (cost(rest) if rest else 0.0)
+
+
+def _step_cycles(rows: int, vectors: int) -> float:
+    """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4."""
+    return max(rows * vectors / 2, (rows + vectors) / 2, 4.0 if rows * vectors < 8 else 0.0) + 0.35
+
+
+def _jam_dim(nest: Nest, vector: str) -> str | None:
+    """A result dimension whose points share the vector operand of the reduction."""
+    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
+    candidates = [d for d, n in nest.dims.items() if n > 1 and d != vector and d not in nest.rdims
+                  and any(vector in e.symbols and d not in e.symbols for e in inside)]
+    if not candidates and len(inside) == 1 and not nest.ordered:
+        return _stencil_like(nest, vector, inside[0])
+    return max(candidates, key=lambda d: (min(nest.dims[d], 6), list(nest.dims).index(d)), default=None)
+
+
+def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
+    """Window reductions: points along a windowed dimension share loads."""
+    for i in load.info[1]:
+        if i is not None and len(i.symbols & nest.dims.keys()) > 1:
+            for s in i.symbols:
+                if s in nest.dims and s not in nest.rdims and s != vector and nest.dims[s] > 1:
+                    return s
+    return None
+
+
+def _cap(nest: Nest, sched: NestSchedule) -> None:
+    if sched.transpose is not None:
+        return
+    nodes = max(len(nest.nodes()), 1)
+    while math.prod(sched.jam.values()) * sched.unroll * nodes > MAX_POINT_NODES:
+        if sched.unroll > 1:
+            sched.unroll //= 2
+        elif any(n > 1 for n in sched.jam.values()):
+            sched.jam = {d: max(n // 2, 1) for d, n in sched.jam.items()}
+        else:
+            return

@@ -1,0 +1,136 @@
+"""Text of structured MLIR under construction: blocks, hoisted constants, index arithmetic.
+
+Memory is flat: every buffer is a 1-d memref, addresses are affine sums computed here and placed in the shallowest
+block that knows their symbols, so that loops hold additions of constants only.
+"""
+
+from __future__ import annotations
+
+from ..affine import Affine
+from .builder import Builder
+from .builder import Value as Ssa
+
+
+class Block:
+    """Lines of one region. `values` maps symbols defined here to SSA index names or ints (single-trip loops)."""
+
+    def __init__(self, parent: Block | None):
+        self.parent = parent
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.lines: list[str] = []
+        self.values: dict[str, str | int] = {}
+        self.memo: dict = {}
+        self.builders: dict[int, Builder] = {}
+
+    def lookup(self, symbol: str) -> tuple[Block, str | int]:
+        block: Block | None = self
+        while block is not None:
+            if symbol in block.values:
+                return block, block.values[symbol]
+            block = block.parent
+        raise KeyError(symbol)
+
+    def ancestor(self, depth: int) -> Block:
+        block = self
+        while block.depth > depth:
+            assert block.parent is not None
+            block = block.parent
+        return block
+
+
+class Text:
+    """One function's text: names, constants, blocks."""
+
+    def __init__(self, *, approx: bool, contract: bool):
+        self.approx, self.contract = approx, contract
+        self._count = 0
+        self.constants: dict[str, str] = {}
+        self.top = Block(None)
+
+    def name(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def const(self, text: str) -> str:
+        if text not in self.constants:
+            self.constants[text] = self.name()
+        return self.constants[text]
+
+    def index(self, value: int) -> str:
+        return self.const(f"arith.constant {int(value)} : index")
+
+    def put(self, block: Block, text: str) -> str:
+        name = self.name()
+        block.lines.append(f"{name} = {text}")
+        return name
+
+    def builder(self, block: Block, lanes: int) -> Builder:
+        if lanes not in block.builders:
+            block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
+                                            contract=self.contract)
+        return block.builders[lanes]
+
+    def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
+        """SSA index of an affine expression, and the shallowest block that holds it."""
+        const, terms = a.const + extra, []
+        for symbol, c in a.terms:
+            where, value = block.lookup(symbol)
+            if isinstance(value, int):
+                const += value * c
+            else:
+                terms.append((where.depth, symbol, value, c, where))
+        terms.sort(key=lambda t: (t[0], str(t[1])))
+        current, where = None, self.top
+        for _, _, value, c, at in terms:
+            where = at if at.depth > where.depth else where
+            if c != 1:
+                value = self._once(at, ("mul", value, c), lambda v=value, c=c: f"arith.muli {v}, {self.index(c)} : index")
+            current = value if current is None else self._once(
+                where, ("add", current, value), lambda a=current, b=value: f"arith.addi {a}, {b} : index")
+        if current is None:
+            return self.top, self.index(const)
+        if const:
+            current = self._once(where, ("add", current, const),
+                                 lambda a=current: f"arith.addi {a}, {self.index(const)} : index")
+        return where, current
+
+    def _once(self, block: Block, key, make) -> str:
+        if key not in block.memo:
+            block.memo[key] = self.put(block, make())
+        return block.memo[key]
+
+    def loop(self, block: Block, symbol: str, low: int, high: int | str, step: int, fill,
+             carried: list[Ssa] = []) -> list[Ssa]:  # noqa: B006 (never mutated)
+        """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind."""
+        if isinstance(high, int) and high <= low:
+            return list(carried)
+        inner = Block(block)
+        if isinstance(high, int) and high - low <= step:
+            inner.values[symbol] = low
+            results = fill(inner, list(carried))
+            block.lines += inner.lines
+            return results
+        iv = self.name()
+        inner.values[symbol] = iv
+        args = [Ssa(self.name(), c.el, c.lanes) for c in carried]
+        results = fill(inner, args)
+        types = ", ".join(c.type for c in carried)
+        bound = high if isinstance(high, str) else self.index(high)
+        head = f"scf.for {iv} = {self.index(low)} to {bound} step {self.index(step)}"
+        made: list[Ssa] = []
+        if carried:
+            name = self.name()
+            pairs = ", ".join(f"{a.name} = {c.name}" for a, c in zip(args, carried))
+            head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
+            inner.lines.append(f"scf.yield {', '.join(r.name for r in results)} : {types}")
+            made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
+        block.lines += [head + " {", *inner.lines, "}"]
+        return made
+
+    def when(self, block: Block, condition: str, fill, otherwise=None) -> None:
+        """scf.if without results."""
+        inner, other = Block(block), Block(block)
+        fill(inner)
+        if otherwise is not None:
+            otherwise(other)  # both before any line of theirs: they may place code in `block`
+        block.lines += [f"scf.if {condition} {{", *inner.lines, *(["} else {"] if other.lines else []), *other.lines, "}"]

@@ -1,0 +1,133 @@
+"""Values of a body while nests are built: what can be pulled at an index, and what needs a nest of its own.
+
+A `Lazy` value is an index map or an elementwise operation: pulling it at an index pulls its operands and emits no
+code by itself. A `Contract` value (reduction, contraction, cumulative op) has an iteration space of its own. A
+`Stored` value lives in a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..affine import Affine
+from .nest import Buf, Expr, Pool, Write
+
+Index = tuple[Affine, ...]
+ZERO = Affine()
+
+
+class Value:
+    """Base: shape and dtype of an array-valued SSA name of the body."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    cost: float = 0.0
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return ()
+
+
+@dataclass(eq=False)
+class Stored(Value):
+    """Contents of `buf` at positions `index(ix)`; `guard` if those may lie outside it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    buf: Buf
+    place: Callable[[Index], Index]
+    guard: bool = False
+
+    def at(self, pool: Pool, ix: Index, guard: bool) -> Expr:
+        return pool.make("load", self.dtype, (self.buf, self.place(ix), self.guard or guard))
+
+
+@dataclass(eq=False)
+class Literal(Value):
+    """One scalar in every position."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    scalar: object
+
+    def at(self, pool: Pool, ix: Index, guard: bool) -> Expr:
+        return pool.make("const", self.dtype, np.asarray(self.scalar, self.dtype)[()])
+
+
+@dataclass(eq=False)
+class Lazy(Value):
+    """combine(pool, ix, operands pulled at route(ix)). `guard`: routes may leave the operands' bounds."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    operands: tuple[Value, ...]
+    route: Callable[[Index], Sequence[Index]]
+    combine: Callable[[Pool, Index, list[Expr]], Expr]
+    cost: float = 0.0
+    guard: bool = False
+    is_view: bool = False
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return self.operands
+
+
+@dataclass(eq=False)
+class Contract(Value):
+    """A reduction with its own space.
+
+    dims: (name, size) of every dimension; rdims: the reduced ones; out: index of the result per axis of `shape`;
+    operands at `routes`; `op` as in nest.Reduction. `ordered` (cumulative): the result is written at every point.
+    `finish` maps the accumulator expression to the value (or None).
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    dims: tuple[tuple[str, int], ...]
+    rdims: tuple[str, ...]
+    out: Index
+    operands: tuple[Value, ...]
+    routes: tuple[Index, ...]
+    op: str
+    acc_dtype: np.dtype
+    ordered: bool = False
+    finish: Callable[[Pool, Expr], Expr] | None = None
+    index_arg: Affine | None = None  # argmax / argmin: position along the reduced axis
+    at_line: str | None = None
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return self.operands
+
+
+@dataclass(eq=False)
+class Opaque(Value):
+    """Made by a statement of its own (sort, gather with windows, reinterpretation): `make(builder) -> Stored`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    operands: tuple[Value, ...]
+    make: Callable[..., Stored]
+    needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return self.operands
+
+
+@dataclass
+class Requests:
+    """Who asks for a value: distinct (root, index) pairs, and whether it must be in memory."""
+
+    places: set = field(default_factory=set)
+    forced: bool = False
+
+
+def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
+    return tuple(Affine.symbol(d) if n > 1 else ZERO for d, n in dims)
+
+
+__all__ = ["Contract", "Index", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO", "dims_index"]

@@ -1,0 +1,35 @@
+"""The vector math library's contents: primitive -> function, with its error bound in ULP.
+
+Functions are grouped in math_exp (exponentials, logarithms, powers, remainder), math_trig and math_special.
+All work on f32 and f64 at any lanes. ERROR_ULP holds the default versions' bounds over the whole range,
+away from the caller's flushing of subnormals; APPROX_RELATIVE the relative error of what `approx=True`
+makes cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import math_exp, math_special, math_trig
+from .builder import Value
+
+UNARY: dict[str, Callable[..., Value]] = {
+    **{name: getattr(math_exp, name) for name in (
+        "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sinh", "cosh", "asinh", "acosh", "atanh",
+        "rsqrt", "cbrt",
+    )},
+    **{name: getattr(math_trig, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan")},
+    **{name: getattr(math_special, name) for name in ("erf", "erfc", "erf_inv")},
+}  # fmt: skip
+BINARY: dict[str, Callable[..., Value]] = {"pow": math_exp.pow, "atan2": math_trig.atan2, "fmod": math_exp.fmod}
+
+# name -> (f32, f64)
+_BOUNDS = {
+    "exp": (1.5, 1.5), "exp2": (1.5, 1.5), "expm1": (2, 2), "log": (2, 2), "log1p": (2, 2), "logistic": (2, 2),
+    "tanh": (2, 2), "sinh": (2, 2), "cosh": (2, 2), "asinh": (4, 4), "acosh": (4, 4), "atanh": (4, 4),
+    "rsqrt": (1.5, 1.5), "cbrt": (1, 1), "sin": (2, 2), "cos": (2, 2), "tan": (4, 4), "asin": (2, 2),
+    "acos": (2, 2), "atan": (2, 2), "atan2": (3, 3), "erf": (2, 2), "erfc": (5, 5), "erf_inv": (4, 4),
+    "pow": (1, 2), "fmod": (0, 0),
+}  # fmt: skip
+ERROR_ULP = {(name, el): float(u) for name, pair in _BOUNDS.items() for el, u in zip(("f32", "f64"), pair)}
+APPROX_RELATIVE = {("exp", "f32"): 6e-6, ("exp", "f64"): 1e-10}

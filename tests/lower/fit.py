@@ -1,0 +1,191 @@
+"""Weighted minimax polynomials (Remez exchange in mpmath): where the coefficients of vector_math come from.
+
+Run as a script to print every table with its error in bits.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import mpmath as mp
+
+mp.mp.dps = 40
+
+
+def minimax(f, low, high, degree, weight=lambda x: 1, rounds=12):
+    """Coefficients (constant first) of the polynomial p that minimises max |p - f| * weight, and that maximum."""
+    n = degree + 2
+    low, high = mp.mpf(low), mp.mpf(high)
+    middle, half = (low + high) / 2, (high - low) / 2
+    nodes = [-mp.cos(mp.pi * (2 * i + 1) / (2 * n)) for i in range(n)]
+    count = 24 * n
+    grid = [-mp.cos(mp.pi * i / count) for i in range(count + 1)]  # in [-1, 1], where powers are well conditioned
+    values = [(f(middle + half * t), abs(weight(middle + half * t))) for t in grid]
+    floor = max(w for _, w in values) / 10**6  # where the weight vanishes any value would do
+    for _ in range(rounds):
+        a, rhs = mp.matrix(n, n), mp.matrix(n, 1)
+        for i, t in enumerate(nodes):
+            x = middle + half * t
+            for k in range(n - 1):
+                a[i, k] = t**k
+            a[i, n - 1] = (-1) ** i / max(abs(weight(x)), floor)
+            rhs[i] = f(x)
+        solution = mp.lu_solve(a, rhs)
+        c = [solution[k] for k in range(n - 1)]
+        error = [(mp.polyval(c[::-1], t) - v) * w for t, (v, w) in zip(grid, values)]
+        nodes, best = [], []
+        for t, e in zip(grid, error):  # the largest error of each run of one sign
+            if best and (e > 0) == (best[-1] > 0):
+                if abs(e) > abs(best[-1]):
+                    nodes[-1], best[-1] = t, e
+            else:
+                nodes.append(t)
+                best.append(e)
+        while len(nodes) > n:
+            drop = 0 if abs(best[0]) < abs(best[-1]) else -1
+            del nodes[drop], best[drop]
+        if len(nodes) < n or max(map(abs, best)) < mp.mpf("1.01") * min(map(abs, best)):
+            break
+    worst = max(map(abs, error))
+    # p(t), t = (x - middle) / half, expanded in x
+    out, power = [mp.mpf(0)] * (degree + 1), [mp.mpf(1)]
+    for k in range(degree + 1):
+        for i, q in enumerate(power):
+            out[i] += c[k] * q
+        shifted = [mp.mpf(0), *power]
+        power = [s / half for s in shifted]
+        for i in range(len(shifted) - 1):
+            power[i] -= shifted[i + 1] * middle / half
+    return out, worst
+
+
+def exp_q(x):
+    return mp.mpf(1) / 2 + x / 6 if abs(x) < 1e-15 else (mp.expm1(x) - x) / x**2
+
+
+def exp2_p(x):
+    return mp.log(2) if abs(x) < 1e-25 else mp.expm1(x * mp.log(2)) / x
+
+
+def log_p(x):
+    return mp.mpf(1) / 3 - x / 4 if abs(x) < 1e-11 else (mp.log1p(x) - x + x**2 / 2) / x**3
+
+
+def odd(f, third):
+    """(f(x) - x) / x**3 as a function of z = x**2, with its value at zero."""
+
+    def g(z):
+        x = mp.sqrt(z)
+        return third if z < 1e-22 else (f(x) - x) / x**3
+
+    return g
+
+
+def cos_q(z):
+    return mp.mpf(1) / 24 if z < 1e-15 else (mp.cos(mp.sqrt(z)) - 1 + z / 2) / z**2
+
+
+def atanh_p(z):
+    """(atanh(s) / s - 1) / z, z = s**2."""
+    s = mp.sqrt(z)
+    return mp.mpf(1) / 3 if z < 1e-22 else (mp.atanh(s) / s - 1) / z
+
+
+def atanh_rest(z):
+    """atanh(s) / s = 1 + z / 3 + z**2 times this."""
+    return mp.mpf(1) / 5 + z / 7 if z < 1e-12 else (atanh_p(z) - mp.mpf(1) / 3) / z
+
+
+def log2_atanh(z):
+    s = mp.sqrt(z)
+    return 2 / mp.log(2) * (1 if z < 1e-30 else mp.atanh(s) / s)
+
+
+def erf_p(z):
+    x = mp.sqrt(z)
+    return 2 / mp.sqrt(mp.pi) - 1 if z < 1e-30 else mp.erf(x) / x - 1
+
+
+def erfcx(x):
+    return mp.exp(x * x) * mp.erfc(x)
+
+
+def erfcx_t(t):
+    """(1 + 2 x) * erfcx(x) with x = 2 (1 + t) / (1 - t), t in [-1, 1)."""
+    if t > 1 - mp.mpf(10) ** -30:
+        return 2 / mp.sqrt(mp.pi)
+    x = 2 * (1 + t) / (1 - t)
+    if x > 30:
+        inverse = 1 / (2 * x * x)
+        total, term = mp.mpf(1), mp.mpf(1)
+        for k in range(1, 14):
+            term *= -(2 * k - 1) * inverse
+            total += term
+        return (1 + 2 * x) * total / (x * mp.sqrt(mp.pi))
+    return (1 + 2 * x) * erfcx(x)
+
+
+def erfinv_w(w):
+    """erf_inv(x) / x with w = -log(1 - x**2)."""
+    if w < 1e-20:
+        return mp.sqrt(mp.pi) / 2
+    x = mp.sqrt(-mp.expm1(-w))
+    c = -mp.expm1(mp.log1p(-mp.exp(-w)) / 2)  # 1 - x without cancellation
+    # Newton on log erfc from an asymptotic start
+    y = mp.sqrt(w) * mp.mpf("0.9") if w > 1 else x * mp.sqrt(mp.pi) / 2
+    for _ in range(60):
+        e = mp.erfc(y)
+        step = (mp.log(e) - mp.log(c)) * e / (2 / mp.sqrt(mp.pi) * mp.exp(-y * y))
+        y += step
+        if abs(step) < mp.mpf(10) ** -34 * y:
+            break
+    return y / x
+
+
+R = mp.log(2) / 2 * mp.mpf("1.0001")
+SQ = mp.sqrt(2)
+S2 = ((SQ - 1) / (SQ + 1)) ** 2 * mp.mpf("1.0001")
+T8 = (mp.sqrt(2) - 1) ** 2 * mp.mpf("1.0001")
+P4 = (mp.pi / 4) ** 2 * mp.mpf("1.0001")
+
+# name -> (function, low, high, weight, degree f32, degree f64)
+FITS = {
+    "exp": (exp_q, -R, R, lambda x: x * x / mp.exp(x), 4, 9),
+    "exp_approx": (exp_q, -R, R, lambda x: x * x / mp.exp(x), 2, 5),
+    "exp2": (exp2_p, -0.50001, 0.50001, lambda x: x / 2**x, 5, 10),
+    "log": (log_p, 1 / SQ - 1, SQ - 1, lambda x: x**3 / mp.log1p(x) if abs(x) > 1e-9 else x * x, 7, None),
+    "atanh": (atanh_p, 0, S2, lambda z: z, None, 6),
+    "atanh_rest": (atanh_rest, 0, S2, lambda z: z * z, None, 7),
+    "log2": (log2_atanh, 0, S2, lambda z: 1, None, 5),  # for pow in f32, which computes in f64
+    "sin": (odd(mp.sin, -mp.mpf(1) / 6), 0, P4, lambda z: z, 2, 5),
+    "cos": (cos_q, 0, P4, lambda z: z * z, 2, 5),
+    "atan": (odd(mp.atan, -mp.mpf(1) / 3), 0, T8, lambda z: z, 4, 10),
+    "asin": (odd(mp.asin, mp.mpf(1) / 6), 0, 0.25, lambda z: z, 4, 12),
+    "sinh": (odd(mp.sinh, mp.mpf(1) / 6), 0, 1, lambda z: z, 3, 6),
+    "erf": (erf_p, 0, 1, lambda z: 1, 6, 11),
+    "erf_tail": (lambda x: mp.log(mp.erfc(x), 2), 1, 4, mp.erfc, 6, None),
+    "erfcx": (erfcx_t, -1, 0.8645, lambda t: 1, None, 24),  # erfc(x) > 0 up to x = 27.3
+    "erfcx_short": (erfcx_t, -1, 0.672, lambda t: 1, 10, None),  # up to x = 10.1
+    "erf_inv": (lambda v: erfinv_w(v + 2.5), -2.5, 2.5, lambda w: 1, 9, None),
+    "erf_inv_tail": (lambda v: erfinv_w((v + 3) ** 2), mp.sqrt(5) - 3, 1.01, lambda w: 1, 9, None),
+    "erf_inv_0": (lambda v: erfinv_w(v + 3.125), -3.125, 3.125, lambda w: 1, None, 24),
+    "erf_inv_1": (lambda v: erfinv_w((v + 3.25) ** 2), -0.75, 0.75, lambda w: 1, None, 20),
+    "erf_inv_2": (lambda v: erfinv_w((v + 5) ** 2), -1, 1.01, lambda w: 1, None, 19),
+}
+
+
+def main(names):
+    for name in names or FITS:
+        f, low, high, weight, *degrees = FITS[name]
+        for el, degree in zip(("f32", "f64"), degrees):
+            if degree is None:
+                continue
+            c, worst = minimax(f, low, high, degree, weight)
+            numbers = [repr(float(x)) if el == "f64" else f"{float(x):.9g}" for x in c]
+            rows = [", ".join(numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
+            body = "".join(f"        {row},\n" for row in rows)
+            print(f'    # {-float(mp.log(worst, 2)):.1f} bits\n    ("{name}", "{el}"): (\n{body}    ),', flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
