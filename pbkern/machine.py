@@ -1,4 +1,5 @@
-"""Machine: what the cost model and schedules know about a target. Types and units here, values with each target.
+"""Machine: what the cost model and schedules know about a target. Types and units here, values with each
+target.
 
 Bandwidths and peaks are sustained figures of all cores together, so that a kernel's limit is
 max(flops / peak, bytes / bandwidth). `op_cycles` prices one element of an elementwise primitive.
@@ -51,7 +52,13 @@ class Machine:
     l3_bandwidth: float = 210e9
     l2_bandwidth: float = 463e9
     peak_flops: Mapping[str, float] = field(
-        default_factory=lambda: {"float32": 469e9, "float64": 234e9, "bfloat16": 928e9, "float16": 469e9, "int8": 928e9}
+        default_factory=lambda: {
+            "float32": 469e9,
+            "float64": 234e9,
+            "bfloat16": 928e9,
+            "float16": 469e9,
+            "int8": 928e9,
+        }
     )
     clock_hz: float = 3.7e9
     launch_seconds: float = 5e-6

@@ -40,9 +40,13 @@ class Expr(NamedTuple):
 
 
 class Scope:
-    """Spelled variables, and the imports that parameters turned out to need."""
+    """Spelled variables, and the imports that parameters turned out to need.
 
-    def __init__(self, names: Mapping[Any, Expr] | None = None):
+    `x64`: whether Python numbers are 64-bit where the text will run.
+    """
+
+    def __init__(self, names: Mapping[Any, Expr] | None = None, x64: bool = False):
+        self.x64 = x64
         self.names: dict[Any, Expr] = dict(names or {})
         self.imports: set[str] = set()
 
@@ -441,7 +445,9 @@ def _reduce_window(scope, eqn):
     computation = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}[name]
     inits = {"float32": {"sum": "0.0", "max": "-jnp.inf", "min": "jnp.inf"},
              "int32": {"sum": "0", "max": "jnp.iinfo(jnp.int32).min", "min": "jnp.iinfo(jnp.int32).max"}}  # fmt: skip
-    if dtype.name not in inits:  # other numbers do not identify the reduction's neutral element
+    if (
+        dtype.name not in inits or scope.x64
+    ):  # lax sees the reduction's kind only in a number of the default type
         return None
     keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
     given = ", ".join(f"{k}={scope.param(p[k])}" for k in keys)

@@ -207,7 +207,7 @@ class _Printer:
 
     def __init__(self, reserved: set[str], x64: bool):
         self.reserved, self.x64 = reserved, x64
-        self.scope = Scope()
+        self.scope = Scope(x64=x64)
         self.imports = self.scope.imports
         self._fresh = _names("abcdefghijklmnopqrstuvwxyz", reserved)
         self.carry = next(n for n in ("carry", "carry_", "carry__", "carry___") if n not in reserved)

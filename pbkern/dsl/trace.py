@@ -223,7 +223,7 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
     """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace). Raises KernelError if it has constants."""
     with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
         closed = retrace(closed, refs.rewrite)
-    for var, const in zip(closed.jaxpr.constvars, closed.consts):
+    for var in closed.jaxpr.constvars:
         use = next((e for e in closed.jaxpr.eqns if var in e.invars), None)
         raise KernelError(
             f"body of kernel `{name}` uses an array constant",

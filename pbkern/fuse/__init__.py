@@ -11,9 +11,11 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
+from .carries import drop_dead_carries
 from .explain import Explanation, explain
 from .literals import operands_as_equations
 from .partition import partition
+from .precision import set_precision
 from .program import build_program
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
 from .simplify import simplify
@@ -34,13 +36,16 @@ def plan(
     """Fuses a jaxpr into HostPrograms and what is left to XLA.
 
     Args:
-      options: any object; reads disable_affine_fusion, disable_unsafe_math_canonicalizations, strict_target.
+      options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
+        disable_unsafe_math_canonicalizations, mm_conv_precision_mode, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
       params_for: grid semantics of a fused kernel -> its compiler_params.
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = operands_as_equations(split_reductions(simplify(closed, unsafe_math=unsafe), machine))
+    simple = drop_dead_carries(simplify(closed, unsafe_math=unsafe))
+    simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
+    simple = operands_as_equations(split_reductions(simple, machine))
     parts = partition(simple, machine, supports, options)
     segments = make_segments(name, simple, parts.nodes, params_for)
     if getattr(options, "strict_target", False):

@@ -1,12 +1,13 @@
-"""(equation, wanted part of its output) -> the part of each input it needs, and how to compute it at block shape.
+"""(equation, wanted part of its output) -> the part of each input it needs, and how to compute it at block
+shape.
 
-An access holds one Span per dimension: a start affine in grid axes (symbols 0, 1, ... count programs) and a size.
-A dimension taken as a whole is the span from 0 over its extent. Each rule returns a `Pull`: input accesses together
-with the computation on blocks of just these shapes, so the two cannot disagree. Operands of size 1 are told apart by
-*full* shapes. A rule that needs more of a dimension than was asked returns a wider `out` where the span is constant,
-and raises `NeedsWhole` where it moves with the grid: then the schedule leaves these grid axes out.
-Grouping accesses into blocks is blocks.py; shapes that need several dimensions at once are access_shapes.py,
-windows and contractions access_windows.py.
+An access holds one Span per dimension: a start affine in grid axes (symbols 0, 1, ... count programs) and a
+size. A dimension taken as a whole is the span from 0 over its extent. Each rule returns a `Pull`: input
+accesses together with the computation on blocks of just these shapes, so the two cannot disagree. Operands of
+size 1 are told apart by *full* shapes. A rule that needs more of a dimension than was asked returns a wider
+`out` where the span is constant, and raises `NeedsWhole` where it moves with the grid: then the schedule
+leaves these grid axes out. Grouping accesses into blocks is blocks.py; shapes that need several dimensions at
+once are access_shapes.py, windows and contractions access_windows.py.
 """
 
 from __future__ import annotations
@@ -107,18 +108,24 @@ def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
     extents = eqn.outvars[0].aval.shape
     moving = frozenset(s for d in dims for s in out[d].start.symbols)
     if moving:
-        raise NeedsWhole(moving, f"{eqn.primitive.name} takes dimension {', '.join(map(str, dims))} as a whole")
+        raise NeedsWhole(
+            moving, f"{eqn.primitive.name} takes dimension {', '.join(map(str, dims))} as a whole"
+        )
     return tuple(whole(extents[d]) if d in dims else s for d, s in enumerate(out))
 
 
 # ---- elementwise
 
 ELEMENTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type copy copy_p
-    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log
-    log1p logistic lt max min mul ne neg nextafter not or population_count pow real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    threefry2x32 xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e bessel_i1e""".split()
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type
+    copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag
+    integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+    population_count pow real reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    threefry2x32 xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e
+    bessel_i1e
+    """.split()
 )
 
 
@@ -151,6 +158,7 @@ def _iota(eqn, out: Access) -> Pull:
 
 # ---- dimensions that move, appear or go
 
+
 @rules.register("broadcast_in_dim")
 def _broadcast(eqn, out: Access) -> Pull:
     p = eqn.params
@@ -182,7 +190,8 @@ def _rev(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
     turned = eqn.params["dimensions"]
     source = tuple(
-        Span(s.start * -1 + (n - s.size), s.size) if d in turned else s for d, (s, n) in enumerate(zip(out, shape))
+        Span(s.start * -1 + (n - s.size), s.size) if d in turned else s
+        for d, (s, n) in enumerate(zip(out, shape))
     )
     return Pull((source,), eqn.params)
 
@@ -205,8 +214,17 @@ def _slice(eqn, out: Access) -> Pull:
 
 # ---- reductions and scans over a whole dimension
 
+
 @rules.register(
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin"
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_and",
+    "reduce_or",
+    "reduce_xor",
+    "argmax",
+    "argmin",
 )
 def _reduce(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
@@ -228,6 +246,7 @@ def _sort(eqn, out: Access) -> Pull:
 
 # ---- padding and joining: which elements come from where is decided by index
 
+
 def _index(ctx, access: Access, dim: int):
     """i32 array of `access`'s shape: each element's index along `dim` in the whole array."""
     made = lax.broadcasted_iota(np.int32, block_shape(access), dim)
@@ -235,7 +254,9 @@ def _index(ctx, access: Access, dim: int):
 
 
 def _pad_const(span: Span, extent: int, lo: int, interior: int) -> tuple[Span, tuple[int, int, int]]:
-    """Part of the input under a constant span of the padded dimension, and the padding that makes the span of it."""
+    """Part of the input under a constant span of the padded dimension, and the padding that makes the span of
+    it.
+    """
     step, first = interior + 1, span.start.const
     begin = min(max(-((lo - first) // step), 0), extent)  # first input element at or after `first`
     end = min(max((first + span.size - 1 - lo) // step + 1, begin), extent)
@@ -288,7 +309,7 @@ def _splat(value, like):
 
 @rules.register("concatenate")
 def _concatenate(eqn, out: Access) -> Pull:
-    """A constant span joins just the operands under it; a moving one reads all of them and selects by index."""
+    """A constant span joins the operands under it; a moving one reads all of them and selects by index."""
     d = eqn.params["dimension"]
     offsets = np.cumsum([0] + [s[d] for s in shapes(eqn)]).tolist()
     span = out[d]

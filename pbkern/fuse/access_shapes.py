@@ -1,4 +1,5 @@
-"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic slices.
+"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic
+slices.
 
 Indices are data, so operands are taken whole along the dimensions that indices move in.
 """
@@ -13,8 +14,9 @@ from .access import Access, NeedsWhole, Pull, Span, is_whole, require_whole, rul
 
 # ---- reshape
 
+
 def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Splits two shapes of equal size into smallest runs of dimensions with equal products, units left out."""
+    """Splits shapes of equal size into smallest runs of dimensions with equal products, units left out."""
     ka, kb = [d for d, n in enumerate(a) if n != 1], [d for d, n in enumerate(b) if n != 1]
     found, i, j = [], 0, 0
     while i < len(ka) or j < len(kb):
@@ -102,12 +104,17 @@ def _reshape(eqn, out: Access) -> Pull:
 
 # ---- data-dependent positions
 
+
 @rules.register("gather")
 def _gather(eqn, out: Access) -> Pull:
     """Blocks run over batch dimensions (those of the indices) and over slice dimensions taken in full."""
     (operand, indices), p = shapes(eqn), eqn.params
     dn, sizes = p["dimension_numbers"], p["slice_sizes"]
-    window = [d for d in range(len(operand)) if d not in dn.collapsed_slice_dims and d not in dn.operand_batching_dims]
+    window = [
+        d
+        for d in range(len(operand))
+        if d not in dn.collapsed_slice_dims and d not in dn.operand_batching_dims
+    ]
     source, slice_sizes = [whole(n) for n in operand], list(sizes)
     partial = []
     for o, d in zip(dn.offset_dims, window):
@@ -122,7 +129,9 @@ def _gather(eqn, out: Access) -> Pull:
     params = {**p, "slice_sizes": tuple(slice_sizes)}
     if any(d in dn.start_index_map and slice_sizes[d] != sizes[d] for d in range(len(operand))):
         # The start of a full slice is always clamped to 0; on a block of it another one would be in bounds.
-        moving = frozenset(s for o, d in zip(dn.offset_dims, window) if d in dn.start_index_map for s in out[o].start.symbols)
+        moving = frozenset(
+            s for o, d in zip(dn.offset_dims, window) if d in dn.start_index_map for s in out[o].start.symbols
+        )
         if moving:
             raise NeedsWhole(moving, "gather moves along this dimension")
         return _gather_whole(eqn, out)
@@ -141,7 +150,10 @@ def _dynamic_slice(eqn, out: Access) -> Pull:
     moved = [d for d, (n, m) in enumerate(zip(operand, sizes)) if n != m]
     out = require_whole(eqn, out, moved)
     source = tuple(whole(n) if d in moved else out[d] for d, n in enumerate(operand))
-    params = {**eqn.params, "slice_sizes": tuple(sizes[d] if d in moved else out[d].size for d in range(len(operand)))}
+    params = {
+        **eqn.params,
+        "slice_sizes": tuple(sizes[d] if d in moved else out[d].size for d in range(len(operand))),
+    }
     # Starts along dimensions taken in full are clamped to 0, as they are on a block taken in full.
     return Pull((source, *(() for _ in starts)), params, out=out)
 
@@ -158,4 +170,3 @@ def _dynamic_update_slice(eqn, out: Access) -> Pull:
     raise NeedsWhole(
         frozenset(s for d in moved for s in out[d].start.symbols), "the update moves along this dimension"
     )
-

@@ -1,8 +1,8 @@
 """Access rules of windows and contractions: conv_general_dilated, reduce_window, dot_general, partial_reduce.
 
-Windows come here without padding and input dilation (simplify.py makes them pads). Contracted dimensions are taken
-whole; batch, row and column dimensions follow the output. `partial_reduce` is the first of the two stages that
-stages.py splits a reduction of little parallelism into.
+Windows come here without padding and input dilation (simplify.py makes them pads). Contracted dimensions are
+taken whole; batch, row and column dimensions follow the output. `partial_reduce` is the first of the two
+stages that stages.py splits a reduction of little parallelism into.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _feature_groups(eqn, s: Span, extent: int, groups: int, inner: int) -> tuple
     parts = (s.size, s.start.const, *(c for _, c in s.start.terms))
     if any(n % per for n in parts):
         if s.start.terms:
-            raise NeedsWhole(s.start.symbols, f"blocks of {s.size} channels do not hold whole groups of {per}")
+            raise NeedsWhole(
+                s.start.symbols, f"blocks of {s.size} channels do not hold whole groups of {per}"
+            )
         return whole(extent), whole(inner * groups), groups
     start = Affine(tuple((a, c // per * inner) for a, c in s.start.terms), s.start.const // per * inner)
     return s, Span(start, s.size // per * inner), s.size // per
@@ -89,19 +91,23 @@ partial_reduce_p = jex.Primitive("partial_reduce")
 REDUCERS = {
     "reduce_sum": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
     "reduce_prod": (lax.reduce_prod_p, lambda t: np.ones((), t)),
-    "reduce_max": (lax.reduce_max_p, lambda t: _least(t)),
-    "reduce_min": (lax.reduce_min_p, lambda t: _greatest(t)),
+    "reduce_max": (lax.reduce_max_p, lambda t: least(t)),
+    "reduce_min": (lax.reduce_min_p, lambda t: greatest(t)),
 }
 
 
-def _least(dtype):
+def least(dtype):
     t = np.dtype(dtype)
-    return np.asarray(-np.inf if jax.numpy.issubdtype(t, np.floating) else False if t == bool else np.iinfo(t).min, t)
+    return np.asarray(
+        -np.inf if jax.numpy.issubdtype(t, np.floating) else False if t.kind == "b" else np.iinfo(t).min, t
+    )
 
 
-def _greatest(dtype):
+def greatest(dtype):
     t = np.dtype(dtype)
-    return np.asarray(np.inf if jax.numpy.issubdtype(t, np.floating) else True if t == bool else np.iinfo(t).max, t)
+    return np.asarray(
+        np.inf if jax.numpy.issubdtype(t, np.floating) else True if t.kind == "b" else np.iinfo(t).max, t
+    )
 
 
 def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
@@ -110,7 +116,7 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
 
 @partial_reduce_p.def_abstract_eval
 def _partial_type(x, *, reducer, axis, block, axes):
-    """f[..., n, ...] -> f[ceil(n / block), the dimensions not in axes]: reduces runs of `block` along `axis`."""
+    """f[..., n, ...] -> f[ceil(n / block), dimensions not in axes]: reduces runs along `axis`."""
     rest = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     return jax.core.ShapedArray((-(-x.shape[axis] // block), *rest), x.dtype)
 
@@ -158,5 +164,3 @@ def _partial_reduce(eqn, out: Access) -> Pull:
         return [_reduce_runs(x, p["reducer"], axis, block, axes)]
 
     return Pull((source,), {}, compute)
-
-

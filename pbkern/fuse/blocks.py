@@ -1,9 +1,11 @@
-"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over Refs.
+"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over
+Refs.
 
-Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of their
-offsets (a halo); different linear parts are different blocks of one array; distant ones stay apart. A producer's
-block is fixed only when all its consumers have asked. The body then walks forward, takes each operand as a static
-slice of its hull block and binds the primitive with parameters at block shape. Rules are access.py.
+Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of
+their offsets (a halo); different linear parts are different blocks of one array; distant ones stay apart. A
+producer's block is fixed only when all its consumers have asked. The body then walks forward, takes each
+operand as a static slice of its hull block and binds the primitive with parameters at block shape. Rules are
+access.py.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def _linear(access: Access) -> tuple:
 def _contains(a: Access, b: Access) -> bool:
     """Is `b`, of equal linear part, inside `a`?"""
     return all(
-        x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size for x, y in zip(a, b)
+        x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size
+        for x, y in zip(a, b)
     )
 
 
@@ -122,7 +125,9 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         for v in eqn.outvars:
             hulls[v] = produced
     steps.reverse()
-    read = dict.fromkeys(a for s in steps for a in s.eqn.invars if not isinstance(a, jex.Literal) and a not in made)
+    read = dict.fromkeys(
+        a for s in steps for a in s.eqn.invars if not isinstance(a, jex.Literal) and a not in made
+    )
     return Requests(hulls, steps, [(v, h) for v in read for h in hulls.get(v, ())])
 
 
@@ -192,5 +197,3 @@ def bounds(span: Span, grid: Sequence[int]) -> tuple[int, int]:
     """(first, one past last) element that `span` reaches over the grid."""
     lo, hi = span.start.bounds(lambda axis: grid[axis])
     return lo, hi + span.size
-
-

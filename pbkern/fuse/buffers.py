@@ -1,7 +1,7 @@
 """Steps over values -> buffers with lifetimes: which temporaries can share storage.
 
-Temporaries live from the step that writes them to the last that reads them; those that never live together share a
-slot. Inside a loop every temporary lives as long as the loop.
+Temporaries live from the step that writes them to the last that reads them; those that never live together
+share a slot. Inside a loop every temporary lives as long as the loop.
 """
 
 from __future__ import annotations
@@ -54,5 +54,3 @@ def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buff
         placed[b.name] = k
     kept = (b for b in buffers if b.kind is not BufferKind.TEMP or b.name in life)
     return tuple(replace(b, slot=placed[b.name]) if b.name in placed else b for b in kept)
-
-

@@ -1,8 +1,9 @@
 """scan, while and cond whose whole body is ours -> native Loop, While and Cond steps.
 
-Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a step, as
-every old value may be read until then. Slices of a scan's xs and ys are views whose offset is affine in the loop
-counter: they are never copied. Deciding what is ours is partition.py.
+Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a
+step, as every old value may be read until then. Large carries of a scan alternate between two buffers
+instead. Slices of a scan's xs and ys are views whose offset is affine in the loop counter: they are never
+copied. Deciding what is ours is partition.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from ..dsl.host import Cond, Copy, Loop, Step, View, While
 from .emit import array_type
 from .partition import Inner, Node
 
+# Below this many bytes a copy per step is cheaper than twice the steps.
+ALTERNATE_BYTES = 1 << 14
+
 
 def control_steps(builder, node: Node) -> list[Step]:
     """Steps of one control-flow equation."""
@@ -30,8 +34,12 @@ def _operand(builder, atom) -> View:
     return builder.place(atom)
 
 
-def run_inner(builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]) -> tuple[list[Step], list[View]]:
-    """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written there."""
+def run_inner(
+    builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]
+) -> tuple[list[Step], list[View]]:
+    """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written
+    there.
+    """
     outer = dict(builder.views)
     jaxpr = inner.jaxpr
     for v, view in zip(jaxpr.invars, arguments):
@@ -54,7 +62,9 @@ def run_inner(builder, inner: Inner, arguments: Sequence[View], results: Sequenc
 def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[View], list[Step]]:
     """(buffers of the carries, copies of their first values)."""
     carries = [builder.place(v) for v in results]
-    return carries, [Copy(builder.typed(_operand(builder, a), v.aval), c) for a, v, c in zip(atoms, results, carries)]
+    return carries, [
+        Copy(builder.typed(_operand(builder, a), v.aval), c) for a, v, c in zip(atoms, results, carries)
+    ]
 
 
 def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -> list[Step]:
@@ -77,19 +87,50 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
     consts = [_operand(builder, a) for a in eqn.invars[:n_consts]]
     carries, before = _into_carries(builder, eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry])
-    counter = builder.fresh("i")
-
-    def at_step(whole: View, aval) -> View:
-        size = math.prod(aval.shape)
-        at = Affine.symbol(counter, -size) + (length - 1) * size if p["reverse"] else Affine.symbol(counter, size)
-        return View(whole.buffer, array_type(aval), whole.offset + at)
-
     xs = [_operand(builder, a) for a in eqn.invars[n_consts + n_carry :]]
-    xs = [at_step(x, v.aval) for x, v in zip(xs, body.jaxpr.invars[n_consts + n_carry :])]
-    ys = [at_step(builder.place(v), i.aval) for v, i in zip(eqn.outvars[n_carry:], body.jaxpr.outvars[n_carry:])]
-    steps, found = run_inner(builder, body, [*consts, *carries, *xs], [None] * n_carry + ys)
+    ys = [builder.place(v) for v in eqn.outvars[n_carry:]]
+    x_types = [v.aval for v in body.jaxpr.invars[n_consts + n_carry :]]
+    y_types = [v.aval for v in body.jaxpr.outvars[n_carry:]]
+
+    def at_step(wholes, avals, index: Affine) -> list[View]:
+        index = index * -1 + (length - 1) if p["reverse"] else index
+        sizes = [math.prod(a.shape) for a in avals]
+        return [View(w.buffer, array_type(a), w.offset + index * n) for w, a, n in zip(wholes, avals, sizes)]
+
+    def step(index: Affine, old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+        arguments = [*consts, *old, *at_step(xs, x_types, index)]
+        return run_inner(builder, body, arguments, [*new, *at_step(ys, y_types, index)])
+
+    counter = builder.fresh("i")
+    if length > 1 and _can_alternate(body, n_consts, n_carry):
+        return before + _alternating(builder, counter, length, carries, step)
+    steps, found = step(Affine.symbol(counter), carries, [None] * n_carry)
     steps += _back_to_carries(builder, found[:n_carry], carries)
     return [*before, Loop(counter, length, tuple(steps))]
+
+
+def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
+    """Is every new carry computed, each by an equation of its own, so that it can be written to another
+    buffer?
+    """
+    made = {v for n in body.partition.nodes if n.kind != "alias" for v in n.outputs}
+    news = body.jaxpr.outvars[:n_carry]
+    olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
+    bytes_carried = sum(array_type(v.aval).nbytes for v in olds)
+    distinct = len(set(news)) == n_carry and not set(news) & set(body.jaxpr.outvars[n_carry:])
+    return n_carry > 0 and all(v in made for v in news) and distinct and bytes_carried >= ALTERNATE_BYTES
+
+
+def _alternating(builder, counter: str, length: int, carries: list[View], step) -> list[Step]:
+    """Two steps per turn between two sets of buffers: no copies. An odd last step comes after."""
+    others = [builder.temporary(c.type) for c in carries]
+    even, _ = step(Affine.symbol(counter, 2), carries, others)
+    odd, _ = step(Affine.symbol(counter, 2) + 1, others, carries)
+    steps: list[Step] = [Loop(counter, length // 2, (*even, *odd))]
+    if length % 2:
+        last, _ = step(Affine((), length - 1), carries, others)
+        steps += [*last, *(Copy(o, c) for o, c in zip(others, carries))]
+    return steps
 
 
 def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
@@ -109,4 +150,3 @@ def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     results = [builder.place(v) for v in eqn.outvars]
     branches = [run_inner(builder, b, operands, results)[0] for b in inner.values()]
     return [Cond(index, tuple(map(tuple, branches)))]
-

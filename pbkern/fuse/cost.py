@@ -1,8 +1,10 @@
-"""Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no choices.
+"""Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no
+choices.
 
-A kernel takes the longer of its arithmetic and its traffic, plus a part of the shorter, which overlaps. Traffic has
-two parts: every array once from memory (or L3, if it fits), and blocks read again by other programs from the caches.
-Values between equations live in a core's scratch: once they outgrow L1 or L2 they pay for the trips.
+A kernel takes the longer of its arithmetic and its traffic, plus a part of the shorter, which overlaps.
+Traffic has two parts: every array once from memory (or L3, if it fits), and blocks read again by other
+programs from the caches. Values between equations live in a core's scratch: once they outgrow L1 or L2 they
+pay for the trips.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
 VIEWS = frozenset(
-    "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient expand_dims".split()
+    "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 
@@ -97,7 +99,11 @@ def operations_per_element(eqn, machine: Machine) -> float:
         return 2.0 * contracted_size(eqn)
     if name.startswith("reduce_window"):
         return float(math.prod(eqn.params["window_dimensions"]))
-    if name.startswith("reduce_") and name != "reduce_precision" or name in ("argmax", "argmin", "partial_reduce"):
+    if (
+        name.startswith("reduce_")
+        and name != "reduce_precision"
+        or name in ("argmax", "argmin", "partial_reduce")
+    ):
         return machine.cycles(name) * math.prod(eqn.invars[0].aval.shape) / out
     if name == "integer_pow":
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
@@ -152,7 +158,10 @@ def far_bandwidth(size: int, machine: Machine) -> float:
 
 
 def evaluate(
-    requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int], machine: Machine,
+    requests: Requests,
+    outputs: Sequence[tuple[object, Access]],
+    grid: Sequence[int],
+    machine: Machine,
     same_reader: Callable = lambda v: False,
 ) -> Cost | None:
     """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
@@ -181,15 +190,28 @@ def evaluate(
     memory = (far + near + trips) / max(parallel, 0.6)
     overhead = machine.launch_seconds + rounds * machine.program_seconds
     seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
-    limit = max(sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth)
-    return Cost(seconds, compute, memory, moved, done, done / needed if needed else 1.0, working_set, temporaries, programs, limit)
+    limit = max(
+        sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth
+    )
+    return Cost(
+        seconds,
+        compute,
+        memory,
+        moved,
+        done,
+        done / needed if needed else 1.0,
+        working_set,
+        temporaries,
+        programs,
+        limit,
+    )
 
 
 def _stored_values(requests: Requests) -> set:
     """Values that a program keeps in scratch.
 
-    Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in another
-    order or from several places (windows, contractions, reductions, shifted slices).
+    Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
+    another order or from several places (windows, contractions, reductions, shifted slices).
     """
     makers = {v: s for s in requests.steps for v in s.eqn.outvars}
     readers: dict = {}
@@ -216,7 +238,7 @@ def _stored_values(requests: Requests) -> set:
 
 
 def _scratch_trips(temporaries: int, blocks: int, machine: Machine) -> float:
-    """Seconds of one program's stored values going to a cache and back: the larger the set, the further away."""
+    """Seconds of a program's stored values going to a cache and back: the larger, the further away."""
     working_set = temporaries + blocks
     if working_set <= machine.l1_bytes:
         return 0.0
@@ -242,7 +264,11 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
     if step.eqn.primitive.name not in CONTRACTIONS:
         return 0.0
     full = math.prod(step.eqn.outvars[0].aval.shape)
-    return operations_per_element(step.eqn, machine) * full / machine.flops(np.dtype(step.eqn.invars[0].aval.dtype).name)
+    return (
+        operations_per_element(step.eqn, machine)
+        * full
+        / machine.flops(np.dtype(step.eqn.invars[0].aval.dtype).name)
+    )
 
 
 def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:

@@ -1,7 +1,7 @@
 """Group with a Schedule -> dsl.Kernel: block mappings from accesses, body by re-tracing at block shape.
 
-A span whose start is a multiple of its size becomes a Blocked dimension, any other an Element one with the padding
-that its bounds over the grid need. Choosing blocks is schedule.py; the body is blocks.py.
+A span whose start is a multiple of its size becomes a Blocked dimension, any other an Element one with the
+padding that its bounds over the grid need. Choosing blocks is schedule.py; the body is blocks.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
 
 def block_mapping(origin: str, array: ArrayType, access: Access, grid: Sequence[int]) -> BlockMapping:
     pairs = [_block_dim(s, n, grid) for s, n in zip(access, array.shape)]
-    return BlockMapping(origin, array, tuple(d for d, _ in pairs), _index_map(tuple(i for _, i in pairs), len(grid)))
+    return BlockMapping(
+        origin, array, tuple(d for d, _ in pairs), _index_map(tuple(i for _, i in pairs), len(grid))
+    )
 
 
 def emit_kernel(
@@ -74,9 +76,12 @@ def emit_kernel(
         name=name,
         grid=grid,
         inputs=tuple(
-            block_mapping(f"input {n}", array_type(v.aval), a, grid) for n, (v, a) in enumerate(requests.inputs)
+            block_mapping(f"input {n}", array_type(v.aval), a, grid)
+            for n, (v, a) in enumerate(requests.inputs)
         ),
-        outputs=tuple(block_mapping(f"output {n}", array_type(v.aval), a, grid) for n, (v, a) in enumerate(outputs)),
+        outputs=tuple(
+            block_mapping(f"output {n}", array_type(v.aval), a, grid) for n, (v, a) in enumerate(outputs)
+        ),
         scratch=(),
         body=trace_body(requests, outputs),
         compiler_params=compiler_params or {},

@@ -1,4 +1,6 @@
-"""Partition, Plan -> Explanation: kernels and their ops, each fusion decision with its price, what XLA keeps and why."""
+"""Partition, Plan -> Explanation: kernels and their ops, each fusion decision with its price, what XLA keeps
+and why.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class KernelReport:
         head = (
             f"{self.name}: grid {list(self.grid)}, {c.seconds * 1e6:.1f} us predicted, "
             f"{100 * c.share_of_limit:.0f} % of the machine's limit, {c.bytes_moved / 1e6:.2f} MB, "
-            f"{c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), {c.working_set // 1024} KB per program"
+            f"{c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
+            f"{c.working_set // 1024} KB per program"
         )
         lines: dict[str, list[str]] = {}
         for op, at in self.ops:
@@ -52,7 +55,9 @@ def _edge(e: Edge) -> str:
     verdict = "fused" if e.fused else "not fused"
     price = f", {e.before * 1e6:.1f} us apart, {e.after * 1e6:.1f} us together" if e.after else ""
     at = user_line(e.producer) or "unknown line"
-    return f"{verdict}: {e.producer.primitive.name} at {at}: {e.why}; saves {e.bytes_saved / 1e6:.2f} MB{price}"
+    return (
+        f"{verdict}: {e.producer.primitive.name} at {at}: {e.why}; saves {e.bytes_saved / 1e6:.2f} MB{price}"
+    )
 
 
 def report(name: str, node: Node) -> KernelReport:

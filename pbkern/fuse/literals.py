@@ -1,4 +1,5 @@
-"""Literals in places that want a buffer -> values of their own: operands and results of control flow.
+"""Literals in places that want a buffer -> values of their own: operands and results of control flow
+and operands of hand-written kernels.
 
 A HostProgram moves buffers; a literal that enters a loop, or leaves a branch, must be written to one first.
 """
@@ -11,6 +12,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from .simplify import CONTROL, retrace
+
+TAKE_BUFFERS = (*CONTROL, "pbkern_kernel")
 
 
 def _written(x):
@@ -25,21 +28,26 @@ def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def run(*args):
         results = jex.jaxpr_as_fun(closed)(*args)
-        return [_written(x) if isinstance(a, jex.Literal) else x for a, x in zip(closed.jaxpr.outvars, results)]
+        return [
+            _written(x) if isinstance(a, jex.Literal) else x for a, x in zip(closed.jaxpr.outvars, results)
+        ]
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     return jax.make_jaxpr(run)(*avals)
 
 
 def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with literals that enter control flow made by equations."""
+    """The same function, with literals that enter control flow or hand-written kernels made by equations."""
     if not any(
-        e.primitive.name in CONTROL and any(isinstance(a, jex.Literal) for a in e.invars) for e in closed.jaxpr.eqns
+        e.primitive.name in TAKE_BUFFERS and any(isinstance(a, jex.Literal) for a in e.invars)
+        for e in closed.jaxpr.eqns
     ):
         return closed
 
     def rewrite(eqn, operands):
-        written = [_written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x for x in operands]
+        written = [
+            _written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x for x in operands
+        ]
         return list(eqn.primitive.bind(*written, **eqn.params))
 
-    return retrace(closed, dict.fromkeys(CONTROL, rewrite))
+    return retrace(closed, dict.fromkeys(TAKE_BUFFERS, rewrite))

@@ -1,9 +1,10 @@
 """Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
 
-Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their consumers
-as long as the modelled time falls. Then whole producer groups are pulled into contractions and attention-like chains
-where storing the value between costs more, and groups that read the same arrays are laid side by side. Every decision
-is recorded as an Edge for explain.py. Prices are cost.py, blocks schedule.py.
+Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their
+consumers as long as the modelled time falls. Then whole producer groups are pulled into contractions and
+attention-like chains where storing the value between costs more, and groups that read the same arrays are
+laid side by side. Every decision is recorded as an Edge for explain.py. Prices are cost.py, blocks
+schedule.py.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
-from . import access_shapes, access_windows  # noqa: F401  (they register access rules)
+from . import access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
+from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .literals import operands_as_equations, outputs_as_equations
 from .schedule import Schedule, Unfusable, schedule_at, search
@@ -28,9 +30,16 @@ from .stages import split_reductions
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
 
+# Two contractions with a large value between them share a kernel even at this multiple of the modelled time:
+# what is not stored cannot fall out of the cache.
+CHAIN_SLACK = 1.02
+
+
 @dataclass(eq=False)
 class Node:
-    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or XLA's."""
+    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or
+    XLA's.
+    """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"
     eqns: list
@@ -211,7 +220,7 @@ class Partitioner:
         return Partition(self.nodes, self.edges)
 
     def settle(self) -> None:
-        """Searches the blocks of whole groups: while growing, cheap equations kept those of the group so far."""
+        """Searches the blocks of whole groups: while they grew, cheap equations kept the blocks so far."""
         for g in self.nodes:
             if g.kind == "group" and len(g.eqns) > 1:
                 best = search(g.eqns, g.outputs, self.machine)
@@ -234,9 +243,13 @@ class Partitioner:
             return "xla", "no access rule"
         if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
             return "xla", "an empty array"
-        if any(not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex")) for v in eqn.outvars):
+        if any(
+            not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex"))
+            for v in eqn.outvars
+        ):
             return "xla", "the element type"
-        reason = self.supports(eqn)
+        # A first reduction stage becomes an ordinary reduction in its body: it is ours on every target.
+        reason = None if eqn.primitive is partial_reduce_p else self.supports(eqn)
         return ("xla", reason) if reason else None
 
     def place(self, eqn) -> None:
@@ -285,7 +298,9 @@ class Partitioner:
             self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
 
     def waits(self, eqn, groups) -> bool:
-        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2 decides)."""
+        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2
+        decides).
+        """
         if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
             return False
         return any(
@@ -311,7 +326,14 @@ class Partitioner:
             return self.try_union(eqn, groups[0], needed, alone)
         if not needed and self.duplicate(eqn, groups, alone):
             return True
-        return len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone)
+        if len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone):
+            return True
+        # As one more result of a group that the others do not lead to.
+        for g in groups if len(groups) > 1 else ():
+            others = [*outside, *(n for n in groups if n is not g)]
+            if not self.reaches(others, g) and self.try_union(eqn, g, True, alone):
+                return True
+        return False
 
     def alone(self, eqn) -> float:
         """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
@@ -349,7 +371,9 @@ class Partitioner:
             return False
         for g, s in zip(groups, found):
             self.set_group(g, [eqn, *g.eqns], g.outputs, s)
-        self.edges.append(Edge(eqn, True, f"copied into {len(groups)} kernels", nbytes(eqn.outvars[0].aval), before, after))
+        self.edges.append(
+            Edge(eqn, True, f"copied into {len(groups)} kernels", nbytes(eqn.outvars[0].aval), before, after)
+        )
         return True
 
     def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
@@ -375,7 +399,9 @@ class Partitioner:
         for e in group.eqns:
             self.nodes_of[id(e)].remove(group)
 
-    def attempt(self, eqns, outputs, current: Schedule | None, new, accept=lambda cost: True) -> tuple[Schedule | None, str]:
+    def attempt(
+        self, eqns, outputs, current: Schedule | None, new, accept=lambda cost: True
+    ) -> tuple[Schedule | None, str]:
         """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
         unique = {id(e): e for e in eqns}
         eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
@@ -420,11 +446,19 @@ class Partitioner:
 
     def merge(self, a: Node, b: Node) -> bool:
         eqns = [*a.eqns, *b.eqns]
-        outputs = b.outputs + [v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))]
+        outputs = b.outputs + [
+            v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))
+        ]
         accept = self.fits_chain if self.chained(a, b) else lambda cost: True
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
         ok = schedule is not None and schedule.cost.seconds < before
+        if schedule is not None and self.chained(a, b):
+            # Attention gains, two layers of a network do not: the value between must outweigh all other
+            # traffic.
+            between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
+            ok = schedule.cost.seconds < before * CHAIN_SLACK and between > schedule.cost.bytes_moved
+            why = why or ("" if ok else "the value between two contractions is no larger than the rest")
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
             self.drop(a)
@@ -432,12 +466,17 @@ class Partitioner:
         return ok
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while what lies between them, and their operands, stay in cache."""
+        """Two contractions share a program only while what lies between them, and their operands, stay in
+        cache.
+        """
         l2 = self.machine.l2_bytes
         return cost.scratch <= l2 // 2 and cost.working_set - cost.scratch <= 2 * l2
 
     def chained(self, a: Node, b: Node) -> bool:
-        return all(any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns) for g in (a, b))
+        return all(
+            any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns)
+            for g in (a, b)
+        )
 
     def merge_siblings(self) -> None:
         """Groups that read the same array with the same root shape become one where that reads it once."""

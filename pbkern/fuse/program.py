@@ -1,6 +1,7 @@
 """Nodes in order -> HostProgram: one launch per group, buffers for values, views for reshapes.
 
-A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps in control.py.
+A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps in
+control.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from jax.extend import core as jex
 
 from ..dsl.host import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
-from ..dsl.kernel import ArrayType
+from ..dsl.kernel import ArrayType, Kernel
 from .buffers import assign_slots
 from .emit import array_type, emit_kernel
 from .partition import Node
@@ -31,6 +32,7 @@ class Builder:
     Attributes:
       views: value -> where it lies.
       names: counter of buffer and kernel names.
+      kernels: id of a node -> its kernel; a loop's steps may use one twice.
       params_for: grid semantics -> compiler_params of a fused kernel.
     """
 
@@ -39,6 +41,7 @@ class Builder:
     views: dict = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    kernels: dict[int, Kernel] = field(default_factory=dict)
 
     def fresh(self, stem: str) -> str:
         n = self.counts.get(stem, 0)
@@ -75,22 +78,33 @@ class Builder:
         if node.kind == "alias":
             return self.alias(node.eqns[0])
         if node.kind == "kernel":
-            (eqn,) = node.eqns
-            return [Launch(eqn.params["kernel"], *self.arguments(eqn))]
+            return self.hand_written(node.eqns[0])
         from .control import control_steps
 
         return control_steps(self, node)
 
-    def arguments(self, eqn) -> tuple[tuple[View, ...], tuple[View, ...]]:
-        return tuple(self.place(a) for a in eqn.invars), tuple(self.place(v) for v in eqn.outvars)
+    def hand_written(self, eqn) -> list[Step]:
+        """A kernel as it is; an operand that shares its array with a result is copied there first."""
+        kernel = eqn.params["kernel"]
+        operands, results = [self.place(a) for a in eqn.invars], [self.place(v) for v in eqn.outvars]
+        copies: list[Step] = []
+        for i, o in kernel.aliases:
+            copies.append(Copy(operands[i], results[o]))
+            operands[i] = results[o]
+        return [*copies, Launch(kernel, tuple(operands), tuple(results))]
 
     def launch(self, node: Node) -> Launch:
         s = node.schedule
+        if id(node) not in self.kernels:
+            self.kernels[id(node)] = self.emit(node)
+        operands = tuple(self.place(v) for v, _ in s.requests.inputs)
+        return Launch(self.kernels[id(node)], operands, tuple(self.place(v) for v, _ in s.outputs))
+
+    def emit(self, node: Node) -> Kernel:
+        s = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        kernel = emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics)))
-        operands = tuple(self.place(v) for v, _ in s.requests.inputs)
-        return Launch(kernel, operands, tuple(self.place(v) for v, _ in s.outputs))
+        return emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics)))
 
     def alias(self, eqn) -> list[Step]:
         (source, *_), (v,) = eqn.invars, eqn.outvars
@@ -103,7 +117,12 @@ class Builder:
 def kernel_stem(node: Node) -> str:
     """A word for the kernel's name: its dearest operation."""
     names = [e.primitive.name for e in node.eqns]
-    for known, word in (("conv_general_dilated", "conv"), ("dot_general", "dot"), ("reduce", "reduce"), ("sort", "sort")):
+    for known, word in (
+        ("conv_general_dilated", "conv"),
+        ("dot_general", "dot"),
+        ("reduce", "reduce"),
+        ("sort", "sort"),
+    ):
         if any(n.startswith(known) for n in names):
             return word
     return "map" if len(names) > 1 else names[0]

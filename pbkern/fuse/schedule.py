@@ -1,8 +1,8 @@
 """Group, Machine -> Schedule: the block of every output and with it the grid. Never changes meaning.
 
-One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension come from the role that
-a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch. A few steps of descent in the cost
-model pick among them. Emission is emit.py, prices are cost.py.
+One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension come from the
+role that a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch. A few steps of
+descent in the cost model pick among them. Emission is emit.py, prices are cost.py.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[in
     return tuple(access), tuple(grid), dims
 
 
-def _follow(v, root_access: Access, root_shape, axes: Mapping[int, int], requests: Requests) -> Access:
-    """The access of another output under the root's grid. Raises Unfusable unless every axis splits it once."""
+def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], requests: Requests) -> Access:
+    """Another output's access under the root's grid. Raises Unfusable unless every axis splits it."""
     shape = v.aval.shape
-    wanted = {axis: root_access[d] for axis, d in axes.items()}
     for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
-        found = {}
+        at = {}
         for d, s in enumerate(hull):
-            for axis, span in wanted.items():
-                if s.start.terms == span.start.terms and shape[d] == root_shape[axes[axis]]:
-                    found[axis] = d
-        if len(found) == len(wanted) == len(set(found.values())):
-            at = {d: axis for axis, d in found.items()}
-            return tuple(wanted[at[d]] if d in at else whole(n) for d, n in enumerate(shape))
+            for axis, n in enumerate(grid):
+                # The hull's own stride cuts this dimension into exactly as many blocks as the grid has.
+                step = s.start.coefficient(axis)
+                if step > 0 and len(s.start.terms) == 1 and -(-shape[d] // step) == n:
+                    at[d] = Span(Affine.symbol(axis, step), step)
+        if len(at) == len(grid) == len({next(iter(s.start.symbols)) for s in at.values()}):
+            return tuple(at.get(d, whole(n)) for d, n in enumerate(shape))
     if len(shape) == len(root_shape):
         candidates = [(d, d) for d in range(len(shape))]
         if any(shape[d] != root_shape[d] for d in axes.values()):
@@ -93,14 +93,16 @@ def _follow(v, root_access: Access, root_shape, axes: Mapping[int, int], request
 
 
 def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
-    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root dimensions)."""
+    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root
+    dimensions).
+    """
     root = outputs[0]
     access, grid, axes = _tile(root.aval.shape, blocks)
     try:
         requests = request(eqns, [(root, access)])
         placed = [(root, access)]
         if len(outputs) > 1:
-            placed += [(v, _follow(v, access, root.aval.shape, axes, requests)) for v in outputs[1:]]
+            placed += [(v, _follow(v, access, root.aval.shape, grid, axes, requests)) for v in outputs[1:]]
             requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why) from None
@@ -110,13 +112,16 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
 
 # ---- options per dimension
 
+
 def _powers(limit: int, among: Sequence[int]) -> list[int]:
     """`among` below `limit`, and `limit` itself."""
     return [n for n in among if n < limit] + [limit]
 
 
 def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]:
-    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under one)."""
+    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under
+    one).
+    """
     shape, forced = root.aval.shape, set()
     while True:
         blocks = [n if d in forced else 1 for d, n in enumerate(shape)]
@@ -153,14 +158,18 @@ def _moving(requests: Requests):
 
 
 def _contraction_roles(eqn) -> list[str]:
-    """What each output dimension of a contraction is: batch, row, column; for convolutions also space and channel."""
+    """What each output dimension of a contraction is: batch, row, column; for convolutions also space and
+    channel.
+    """
     rank = len(eqn.outvars[0].aval.shape)
     if eqn.primitive.name == "dot_general":
         (lc, _), (lb, _) = eqn.params["dimension_numbers"]
         rows = len(eqn.invars[0].aval.shape) - len(lc) - len(lb)
         row_names = ["batch"] * (rows - 1) + ["row"] if rows else []
         columns = rank - len(lb) - rows
-        return ["batch"] * len(lb) + row_names + ["column_outer"] * (columns - 1) + ["column"] * min(columns, 1)
+        return (
+            ["batch"] * len(lb) + row_names + ["column_outer"] * (columns - 1) + ["column"] * min(columns, 1)
+        )
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
     names[spec[0]], names[spec[1]] = "batch", "channel"
@@ -185,7 +194,9 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     return ([extent] if extent <= 256 else [64, 128]), 128
 
 
-def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1) -> tuple[list[list[int]], list[int]]:
+def _options(
+    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1
+) -> tuple[list[list[int]], list[int]]:
     """(sorted options, preferred size) per dimension."""
     options: list[list[int]] = [[n] for n in shape]
     target = list(shape)
@@ -225,7 +236,9 @@ def _options(shape: Sequence[int], forced: set[int], roles: Mapping[int, str], g
     return options, target
 
 
-def search(eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True) -> Schedule:
+def search(
+    eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True
+) -> Schedule:
     """The best schedule found among those that `accept` takes. Raises Unfusable."""
 
     def at(blocks):
@@ -245,7 +258,9 @@ def search(eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], b
             forced |= e.axes
             continue
         if best is None:
-            raise Unfusable("a heavy value would be computed several times, or one program would need too much memory")
+            raise Unfusable(
+                "a heavy value would be computed several times, or one program would need too much memory"
+            )
         return best
 
 
@@ -272,5 +287,3 @@ def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> S
                         break
                     place, best, improved = moved, min(cost, best), improved or cost < math.inf
     return known[tuple(place)]
-
-

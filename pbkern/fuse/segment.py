@@ -1,7 +1,8 @@
 """Partition -> Plan: an ordered list of segments, each a HostProgram of ours or a ClosedJaxpr left to XLA.
 
-Nodes are sorted so that few segments change hands. Within a HostProgram, values are buffers; reshapes are views.
-Array constants become inputs. Outputs that are inputs, literals or repeats are forwarded by the Plan itself.
+Nodes are sorted so that few segments change hands. Within a HostProgram, values are buffers; reshapes are
+views. Array constants become inputs. Outputs that are inputs, literals or repeats are forwarded by the Plan
+itself.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Plan:
     nodes: list[Node] = field(default_factory=list)
 
     def evaluate(self, args, run_program: Callable) -> list:
-        """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others. Traceable."""
+        """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others.
+        Traceable.
+        """
         env = dict(zip(self.jaxpr.invars, args)) | dict(zip(self.jaxpr.constvars, self.consts))
         for s in self.segments:
             inputs = [env[v] for v in s.reads]
@@ -99,7 +102,9 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
     """The equations of a run as one jaxpr, made by tracing them again."""
     eqns = [e for n in run for e in n.eqns]
     made = [v for e in eqns for v in e.outvars]
-    reads = list(dict.fromkeys(a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made))
+    reads = list(
+        dict.fromkeys(a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made)
+    )
     makes = [v for v in made if v in needed]
 
     def body(*args):
@@ -111,7 +116,9 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
         return [env[v] for v in makes]
 
     closed = jax.make_jaxpr(body)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in reads])
-    left = tuple(Left(e.primitive.name, user_line(e), n.reason or "not supported") for n in run for e in n.eqns)
+    left = tuple(
+        Left(e.primitive.name, user_line(e), n.reason or "not supported") for n in run for e in n.eqns
+    )
     return Segment(closed, tuple(reads), tuple(makes), left)
 
 
@@ -122,5 +129,3 @@ def read_later(runs: list[list[Node]], at: int, results: set) -> set:
 
 def as_arrays(consts) -> tuple:
     return tuple(c if isinstance(c, jax.Array) else np.asarray(c) for c in consts)
-
-

@@ -1,8 +1,9 @@
 """Reductions of little parallelism -> two stages: partial results over runs of one axis, then the rest.
 
-A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output alone.
-`reduce(x, axes)` becomes `reduce(partial_reduce(x, axis, block), 0)`: the first is parallel over runs of `block`
-elements along one axis and takes the producers of x with it, the second is small. Sums are reassociated.
+A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output
+alone. `reduce(x, axes)` becomes `reduce(partial_reduce(x, axis, block), 0)`: the first is parallel over runs
+of `block` elements along one axis and takes the producers of x with it, the second is small. Sums are
+reassociated.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def _choose(eqn, machine: Machine) -> tuple[int, int] | None:
 
 
 def _near_divisor(n: int, block: int) -> int:
-    """A divisor of n within a factor of two of `block`, so that no run is ragged; `block` if there is none."""
-    found = [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0] if block < 1 << 20 else []
+    """A divisor of n near `block` (within a factor of two), so that no run is ragged; else `block`."""
+    found = (
+        [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0] if block < 1 << 20 else []
+    )
     return min(found, key=lambda b: abs(b - block), default=block)
-
-

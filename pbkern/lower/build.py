@@ -285,7 +285,7 @@ class BodyBuilder:
     def _run(self, item: Item, plan) -> None:
         match item:
             case LetItem(name=name, value=value, clamp=clamp):
-                self.stmts.append(Let(name, self._clamped(self.pull(value, ()), clamp)))
+                self.stmts.append(Let(name, self.clamped(self.pull(value, ()), clamp)))
             case StoreItem():
                 self._protect({item.buf.root}, direct=item)
                 self.stmts.append(self._store_nest(item))
@@ -299,7 +299,7 @@ class BodyBuilder:
                 if id(item) in plan:
                     self.materialise(item)
 
-    def _clamped(self, e: Expr, clamp: int | None) -> Expr:
+    def clamped(self, e: Expr, clamp: int | None) -> Expr:
         if e.dtype == BOOL:
             e = self.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
         if clamp is None:
@@ -448,7 +448,7 @@ class BodyBuilder:
                 if start.dtype.kind == "i":
                     test = self.op("and", BOOL, test, self.op("ge", BOOL, start, self.const(0, start.dtype)))
                 inside = test if inside is None else self.op("and", BOOL, inside, test)
-            tokens[f"@{k}"] = self._clamped(start, max(limit, 0))
+            tokens[f"@{k}"] = self.clamped(start, max(limit, 0))
             index[k] = index[k] + Affine.symbol(f"@{k}")
         placed = operand.place(tuple(index))
         located, args = [], []

@@ -85,7 +85,16 @@ class Value(NamedTuple):
         return f"vector<{self.lanes}x{el}>" if self.lanes else el
 
 
-FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "uno": "uno", "ord": "ord"}
+FLOAT_PREDICATES = {
+    "eq": "oeq",
+    "ne": "une",
+    "lt": "olt",
+    "le": "ole",
+    "gt": "ogt",
+    "ge": "oge",
+    "uno": "uno",
+    "ord": "ord",
+}
 
 
 class Builder:
@@ -335,10 +344,12 @@ class Builder:
         return Value(self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0)
 
     def rare(self, mask: Value, usual: Value, slow: Callable[[Builder], Value]) -> Value:
-        """`usual`, but slow(builder) where the mask is set; the slow code is skipped when no lane needs it."""
+        """`usual`, but slow(builder) where the mask is set; skipped when no lane needs it."""
         lines, inner = self._region()
         chosen = inner.select(mask, slow(inner), usual)
-        lines.append(f"scf.yield {chosen.name} : {chosen.type}\n}} else {{\nscf.yield {usual.name} : {usual.type}\n}}")
+        lines.append(
+            f"scf.yield {chosen.name} : {chosen.type}\n}} else {{\nscf.yield {usual.name} : {usual.type}\n}}"
+        )
         body = "\n".join(lines)
         return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
 

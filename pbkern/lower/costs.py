@@ -1,4 +1,4 @@
-"""Approximate cycles per vector operation, by primitive, for cost models. Measured where above 4: see vector_math."""
+"""Approximate cycles per vector operation, by primitive, for cost models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ DEFAULT = 1.0
 COST: dict[str, float] = {
     **dict.fromkeys(("copy", "copy_p", "stop_gradient", "bitcast_convert_type"), 0.0),
     **dict.fromkeys(("add", "add_any", "sub", "mul", "neg", "abs", "square", "and", "or", "xor", "not"), 1.0),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "select_n", "floor", "ceil", "convert_element_type"), 1.0),
-    **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"), 1.0),
+    **dict.fromkeys(
+        ("eq", "ne", "lt", "le", "gt", "ge", "select_n", "floor", "ceil", "convert_element_type"), 1.0
+    ),
+    **dict.fromkeys(
+        ("shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"), 1.0
+    ),
     **dict.fromkeys(("eq_to", "le_to", "lt_to", "sign", "is_finite", "round", "mulhi", "integer_pow"), 2.0),
     **dict.fromkeys(("max", "min"), 2.0),
     "clamp": 3.0,

@@ -82,7 +82,11 @@ for _name, _kinds, _op in (
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     register("fiub", _name)(lambda b, eqn, x, y, _op=_name: b.cmp(_op, x, y, unsigned=eqn.unsigned))
 
-for _name, _op in {"shift_left": "shl", "shift_right_logical": "shr", "shift_right_arithmetic": "sar"}.items():
+for _name, _op in {
+    "shift_left": "shl",
+    "shift_right_logical": "shr",
+    "shift_right_arithmetic": "sar",
+}.items():
     register("iu", _name)(lambda b, eqn, x, n, _op=_op: b.shift(_op, x, n))
 
 for _name, _kinds, _op in (

@@ -18,7 +18,7 @@ from .builder import Builder, compute_el, storage_el
 from .builder import Value as Ssa
 from .nest import Buf, Expr, Nest, Reduction, Write
 from .reductions import IDENTITY
-from .schedule import NestSchedule, choose, flat_coefficient
+from .schedule import NestSchedule, choose, flat_coefficient, is_turned
 from .text import Block, Text
 
 Point = dict[str, int]
@@ -41,6 +41,7 @@ class _Walk:
     top: Block
     written: set[Buf]
     memo: dict = field(default_factory=dict)
+    turned_rows: int = 0  # points of the transposed dimension in the current step
 
 
 class NestEmitter:
@@ -81,6 +82,8 @@ class NestEmitter:
         for low, high, step in ((0, full, jam), (full, size, size - full)):
             if high > low:
                 def fill(inner: Block, _, step=step):
+                    if d == w.sched.transpose:
+                        w.turned_rows = step
                     self._outer(w, inner, rest, [{**p, d: o} for p in points for o in range(step)] if jam > 1 else points)
                     return []
 
@@ -492,6 +495,8 @@ class NestEmitter:
     def _load(self, w: _Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         buf, index, guard = e.info
         b = self.text.builder(block, lanes)
+        if lanes and w.sched.transpose and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, w.sched.transpose):
+            return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = self._flat(buf, index)
         key = ("load", buf.root.name, storage_el(buf.dtype), flat.linear(),
                flat.const + sum(flat.coefficient(d) * o for d, o in p.items()),
@@ -501,6 +506,42 @@ class NestEmitter:
         v = b.from_storage(self._load_storage(w, block, buf, index, p, tail, lanes, guard), buf.dtype)
         block.memo[key] = v
         return v
+
+    def _load_turned(self, w: _Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int) -> Ssa:
+        """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.
+
+        Butterfly: in step s, rows that differ in bit s exchange the elements whose index differs in that bit.
+        """
+        along, vector = w.sched.transpose, w.sched.vector
+        corner = {**p, along: 0}
+        flat = self._flat(buf, index)
+        key = ("square", buf.root.name, flat, tuple(sorted(corner.items())), tail.live if tail else None, w.turned_rows)
+        if key not in block.memo:
+            rows = [self._square_row(w, block, buf, index, {**corner, vector: corner.get(vector, 0) + r}, lanes)
+                    for r in range(tail.live if tail else lanes)]
+            rows += [rows[-1]] * (lanes - len(rows))
+            t, step = rows[0].type, 1
+            while step < lanes:
+                low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
+                high = [k | step if not k & step else lanes + k for k in range(lanes)]
+                turned = list(rows)
+                for r in range(lanes):
+                    if not r & step:
+                        pair = f"{rows[r].name}, {rows[r | step].name}"
+                        turned[r] = rows[r]._replace(name=self.text.put(block, f"vector.shuffle {pair} {low} : {t}, {t}"))
+                        turned[r | step] = rows[r]._replace(name=self.text.put(block, f"vector.shuffle {pair} {high} : {t}, {t}"))
+                rows, step = turned, step * 2
+            block.memo[key] = rows
+        return block.memo[key][p.get(along, 0)]
+
+    def _square_row(self, w: _Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> Ssa:
+        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        _, address = self._address(block, buf, index, p)
+        t = f"vector<{lanes}x{el}>"
+        if w.turned_rows == lanes:
+            return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
+        live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
+        return Ssa(self.text.put(block, f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"), el, lanes)
 
     def _guard_key(self, w: _Walk, index, p: Point):
         return tuple((i, tuple((d, o) for d, o in sorted(p.items()) if d in i.symbols)) for i in index)

@@ -106,7 +106,7 @@ def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     7, 1e-10 (f64); results below 2**-125 (2**-1021) are zero.
     """
     b, f = b.strict(), FORMATS[x.el]
-    flushed = math.log(2) * (0.49 - f.bias)  # the least argument's scale has exponent field 0: it is zero
+    flushed = math.log(2) * (0.51 - f.bias)  # the least argument's scale has exponent field 0: it is zero
     x = b.at_least(x, flushed if b.approx else f.exp_low)
     if not nonpositive:
         x = b.at_most(x, f.exp_high)
@@ -158,7 +158,7 @@ def keep_tiny(b: Builder, x: Value, y: Value, bits: int) -> Value:
 
 
 def logistic(b: Builder, x: Value) -> Value:
-    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): neither overflows, and small results keep their digits."""
+    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): neither overflows, small results keep digits."""
     b = b.strict()
     e = exp(b, b.neg(b.abs(x)), nonpositive=True)
     one = b.c(1, x.el)
@@ -238,7 +238,9 @@ def _log_sum(b: Builder, k: Value, m1: Value) -> Value:
 def _log_specials(b: Builder, x: Value, y: Value) -> Value:
     """y, but log's values at zero (-inf), below (NaN), at infinity and NaN (themselves)."""
     zero, infinity = b.c(0, x.el), b.c(math.inf, x.el)
-    y = b.select(b.cmp("gt", x, zero), y, b.select(b.cmp("eq", x, zero), b.c(-math.inf, x.el), b.c(math.nan, x.el)))
+    y = b.select(
+        b.cmp("gt", x, zero), y, b.select(b.cmp("eq", x, zero), b.c(-math.inf, x.el), b.c(math.nan, x.el))
+    )
     return b.select(b.cmp("eq", x, infinity), infinity, y)
 
 
@@ -265,7 +267,9 @@ def log1p(b: Builder, x: Value) -> Value:
     back = b.sub(u, one)
     lost = b.add(b.sub(x, back), b.sub(one, b.sub(u, back)))  # two-sum
     k, m1 = _log_split(b, u)
-    exponent = b.max(b.sub(b.c(f.bias, f.int_el), k), b.c(0, f.int_el))  # 2**-k, or 0 where it would not matter
+    exponent = b.max(
+        b.sub(b.c(f.bias, f.int_el), k), b.c(0, f.int_el)
+    )  # 2**-k, or 0 where it would not matter
     inverse = b.bitcast(b.shl(exponent, b.c(f.mantissa, f.int_el)), x.el)
     y = _log_sum(b, b.int_to_float(k, x.el), b.fma(lost, inverse, m1))
     return keep_tiny(b, x, _log_specials(b, u, y), f.mantissa + 2)
@@ -313,7 +317,7 @@ def rsqrt(b: Builder, x: Value) -> Value:
 
 
 def cbrt(b: Builder, x: Value) -> Value:
-    """A third of the bits as a start (5 %), Halley steps (cubic), and a Newton step whose correction is small."""
+    """A third of the bits as a start (5 %), Halley steps (cubic), then Newton with a small correction."""
     b, f = b.strict(), FORMATS[x.el]
     el, a = x.el, b.abs(x)
     small = b.cmp("lt", a, b.c(16 * f.tiny, el))
@@ -404,9 +408,12 @@ def _pow_f64(b: Builder, a: Value, y: Value) -> Value:
 
 
 def pow(b: Builder, x: Value, y: Value) -> Value:
-    """C99's special cases: x**0 = 1**y = 1, negative x with integer y only, zeros and infinities by sign and parity."""
+    """exp(y log|x|), then C99's special cases.
+
+    x**0 = 1**y = 1; negative x needs integer y; zeros and infinities go by the sign and parity of y.
+    """
     b = b.strict()
-    el, f = x.el, FORMATS[x.el]
+    el = x.el
     zero, one, infinity = b.c(0, el), b.c(1, el), b.c(math.inf, el)
     a = b.abs(x)
     r = (_pow_f32 if el == "f32" else _pow_f64)(b, a, y)

@@ -14,15 +14,30 @@ HALF_PI = {
     "f64": (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
 }
 TWO_OVER_PI = (
-    0x0000000000000000, 0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041,
-    0xFE5163ABDEBBC561, 0xB7246E3A424DD2E0, 0x06492EEA09D1921C, 0xFE1DEB1CB129A73E,
-    0xE88235F52EBB4484, 0xE99C7026B45F7E41, 0x3991D639835339F4, 0x9C845F8BBDF9283B,
-    0x1FF897FFDE05980F, 0xEF2F118B5A0A6D1F, 0x6D367ECF27CB09B7, 0x4F463F669E5FEA2D,
-    0x7527BAC7EBE5F17B, 0x3D0739F78A5292EA, 0x6BFB5FB11F8D5D08, 0x56033046FC7B6BAB,
+    0x0000000000000000,
+    0xA2F9836E4E441529,
+    0xFC2757D1F534DDC0,
+    0xDB6295993C439041,
+    0xFE5163ABDEBBC561,
+    0xB7246E3A424DD2E0,
+    0x06492EEA09D1921C,
+    0xFE1DEB1CB129A73E,
+    0xE88235F52EBB4484,
+    0xE99C7026B45F7E41,
+    0x3991D639835339F4,
+    0x9C845F8BBDF9283B,
+    0x1FF897FFDE05980F,
+    0xEF2F118B5A0A6D1F,
+    0x6D367ECF27CB09B7,
+    0x4F463F669E5FEA2D,
+    0x7527BAC7EBE5F17B,
+    0x3D0739F78A5292EA,
+    0x6BFB5FB11F8D5D08,
+    0x56033046FC7B6BAB,
     0xF0CFBC209AF4361D,
 )
-# Up to here three-term Cody-Waite keeps all digits: n * (third term's error) stays below the closest a float comes
-# to a multiple of pi / 2.
+# Up to here three-term Cody-Waite keeps all digits: n times the third term's error stays below the closest
+# a float comes to a multiple of pi / 2.
 CODY_WAITE_MAX = {"f32": 1.0e5, "f64": 2.0**24}
 LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TWO_OVER_PI
 
@@ -50,7 +65,9 @@ def _reduce_far(b: Builder, x: Value) -> tuple[Value, Value]:
     wide = b.float_resize(x, "f64")
     u = b.bitcast(b.abs(wide), "i64")
     m = b.or_(b.and_(u, i64((1 << 52) - 1)), i64(1 << 52))
-    position = b.add(b.shr(u, i64(52)), i64(64 - 1077))  # of the first bit; TWO_OVER_PI starts with a zero word
+    position = b.add(
+        b.shr(u, i64(52)), i64(64 - 1077)
+    )  # of the first bit; TWO_OVER_PI starts with a zero word
     index, shift = b.shr(position, i64(6)), b.and_(position, i64(63))
 
     words = [i64(w) for w in TWO_OVER_PI[:4]]
@@ -59,7 +76,8 @@ def _reduce_far(b: Builder, x: Value) -> tuple[Value, Value]:
         words = [b.select(here, i64(TWO_OVER_PI[j + k]), w) for k, w in enumerate(words)]
     back = b.sub(i64(63), shift)
     first, second, third = (
-        b.or_(b.shl(w, shift), b.shr(b.shr(following, i64(1)), back)) for w, following in zip(words, words[1:])
+        b.or_(b.shl(w, shift), b.shr(b.shr(following, i64(1)), back))
+        for w, following in zip(words, words[1:])
     )
     carry_in = b.mul_high(m, third, unsigned=True)
     low = b.mul(m, second)

@@ -4,6 +4,7 @@ Each is the polynomial of its degree with the least weighted error over its inte
 40 digits, then rounded); the comment gives that error. fit.py says which function, interval and weight.
 """
 
+# fmt: off
 COEFFICIENTS = {
     # 28.3 bits
     ("exp", "f32"): (

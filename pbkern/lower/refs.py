@@ -1,65 +1,105 @@
-"""Ref effects of a body: reads become stored values, writes become store items in program order."""
+"""Ref effects of a body: reads become stored values, writes become store items in program order.
+
+Integer-array indices read through gathers and write in a loop over their elements, in order.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from jax.extend import core as jex
 
 from ..affine import Affine
-from ..dsl.refs import Point, Range, ref_access
-from ..errors import UnsupportedOp
-from .nest import Expr, Pool
-from .values import ZERO, Index, Lazy, Literal, Stored, Value
+from ..dsl.refs import Gather, Range, ref_access
+from .nest import Expr, For, Let, Nest, Pool, Stmt, Write
+from .values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
+
+
+@dataclass
+class _Place:
+    """Where an access goes: index of the value -> index of the Ref. `gathers`: Ref axis -> index values."""
+
+    shape: tuple[int, ...]
+    offsets: list[Affine]
+    strides: list[int | None]  # None: the axis takes no dimension of the value
+    gathers: dict[int, Value]
+    gather_at: int  # first dimension of the value that runs along the gathered elements
+    gather_shape: tuple[int, ...]
+
+    def split(self, ix: Index) -> tuple[Index, Index]:
+        """(position among gathered elements, the rest)."""
+        low, high = self.gather_at, self.gather_at + len(self.gather_shape)
+        return ix[low:high], ix[:low] + ix[high:]
+
+    def __call__(self, ix: Index) -> Index:
+        """Index of the Ref; gathered axes at 0."""
+        rest = iter(self.split(ix)[1])
+        return tuple(o if s is None else o + next(rest) * s for o, s in zip(self.offsets, self.strides))
 
 
 def access(builder, eqn, env: dict) -> None:
     """get, swap, addupdate, masked_load, masked_store."""
-    from .build import StoreItem
-
     acc = ref_access(eqn)
     ref = builder.refs[acc.ref]
     masked = acc.mask is not None
-    offsets, strides, shape = [], [], []
-    for index, extent in zip(acc.indices, ref.shape):
-        if isinstance(index, Point):
-            offsets.append(_start(builder, env, index.at, None if masked else extent - 1))
-            strides.append(None)
-        elif isinstance(index, Range):
-            reach = (index.size - 1) * index.stride + 1 if index.size else 0
-            offsets.append(_start(builder, env, index.start, None if masked else extent - reach))
-            strides.append(index.stride)
-            shape.append(index.size)
-        else:
-            raise UnsupportedOp("integer-array indices on Refs are not lowered", at=builder.line(eqn),
-                                hint="load the whole Ref and index the value, e.g. x_ref[...][indices]")
-
-    def place(ix: Index) -> Index:
-        rest = iter(ix)
-        return ref.place(tuple(o if s is None else o + next(rest) * s for o, s in zip(offsets, strides)))
-
-    shape = tuple(shape)
+    place = _place(builder, env, acc.indices, ref.shape, masked)
     guard = ref.guard or masked
     mask = None if not masked else builder.read(env, acc.mask)
-    if acc.kind == "load" or (eqn.primitive.name in ("swap", "masked_store") and _used(eqn)):
-        stored = Stored(shape, ref.dtype, ref.buf, place, guard)
-        value: Value = builder.new(stored)
-        if masked:
+    if acc.kind == "load" or _used(eqn):
+        value = _load(builder, ref, place, guard)
+        if masked and acc.kind == "load":
             other = Literal((), ref.dtype, 0) if acc.other is None else builder.read(env, acc.other)
-            value = builder.new(_masked(builder, mask, stored, other, shape))
+            value = builder.new(_masked(builder, mask, value, other, place.shape))
         env[eqn.outvars[0]] = value
     if acc.kind == "load":
         return
-    value = _broadcast(builder, builder.read(env, acc.value), shape)
-    if mask is not None:
-        mask = _broadcast(builder, mask, shape)
-    op = "set"
-    if acc.kind == "add":
-        value, op = _sum(builder, Stored(shape, ref.dtype, ref.buf, place, guard), value), "set"
-    builder.items.append(StoreItem(ref.buf, shape, place, value, mask, guard, op, at=builder.line(eqn)))
+    value = _broadcast(builder, builder.read(env, acc.value), place.shape)
+    mask = None if mask is None else _broadcast(builder, mask, place.shape)
+    if place.gathers:
+        _scatter(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
+    else:
+        _store(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
 
 
 def _used(eqn) -> bool:
     return bool(eqn.outvars) and type(eqn.outvars[0]).__name__ != "DropVar"
+
+
+def _place(builder, env: dict, indices, ref_shape, masked: bool) -> _Place:
+    offsets: list[Affine] = []
+    strides: list[int | None] = []
+    shape: list[int] = []
+    gathers: dict[int, Value] = {}
+    first, split, seen_range = None, False, False
+    for axis, (index, extent) in enumerate(zip(indices, ref_shape)):
+        if isinstance(index, Range):
+            reach = (index.size - 1) * index.stride + 1 if index.size else 0
+            offsets.append(_start(builder, env, index.start, None if masked else extent - reach))
+            strides.append(index.stride)
+            shape.append(index.size)
+            seen_range = first is not None
+            continue
+        strides.append(None)
+        split |= seen_range and first is not None
+        if isinstance(index, Gather):
+            gathers[axis] = builder.read(env, index.at) if isinstance(index.at, jex.Var) else _constant(index.at)
+            offsets.append(ZERO)
+        else:
+            offsets.append(_start(builder, env, index.at, None if masked else extent - 1))
+        first = len(shape) if first is None else first
+    gather_shape = next(iter(gathers.values())).shape if gathers else ()
+    at = 0 if split or first is None else first
+    shape[at:at] = gather_shape
+    return _Place(tuple(shape), offsets, strides, gathers, at, tuple(gather_shape))
+
+
+def _constant(values) -> Value:
+    array = np.asarray(values)
+    if array.size and (array == array.ravel()[0]).all():
+        return Literal(array.shape, array.dtype, array.ravel()[0])
+    raise AssertionError("constant index arrays are inputs of a kernel")
 
 
 def _start(builder, env: dict, start, clamp: int | None) -> Affine:
@@ -67,8 +107,65 @@ def _start(builder, env: dict, start, clamp: int | None) -> Affine:
     lax.dynamic_slice does; masked accesses drop outside elements instead."""
     if isinstance(start, (int, np.integer)):
         return Affine((), int(start))
-    value = builder.read(env, start) if isinstance(start, (jex.Var, jex.Literal)) else Literal((), np.dtype(np.int32), start)
-    return builder.index_symbol(value, clamp)
+    return builder.index_symbol(builder.read(env, start), clamp)
+
+
+def _load(builder, ref, place: _Place, guard: bool) -> Value:
+    if not place.gathers:
+        return builder.new(Stored(place.shape, ref.dtype, ref.buf, lambda ix: ref.place(place(ix)), guard))
+    whole = builder.new(Stored(ref.shape, ref.dtype, ref.buf, ref.place, guard))
+    axes = list(place.gathers)
+
+    def route(ix: Index):
+        # The Ref is an operand so that order of effects sees it; its elements are read in `combine`.
+        return [(ZERO,) * len(ref.shape), *(place.split(ix)[0] for _ in axes)]
+
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        return builder.gather_expr(whole, list(place(ix)), dict(zip(axes, xs[1:])), (1,) * len(ref.shape), None)
+
+    return builder.new(Lazy(place.shape, ref.dtype, (whole, *place.gathers.values()), route, combine, cost=8.0))
+
+
+def _store(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
+    from .build import StoreItem
+
+    target: Callable[[Index], Index] = lambda ix: ref.place(place(ix))
+    if add:
+        value = _sum(builder, Stored(place.shape, ref.dtype, ref.buf, target, guard), value)
+    builder.items.append(StoreItem(ref.buf, place.shape, target, value, mask, guard, at=builder.line(eqn)))
+
+
+def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
+    """for each gathered element: evaluate its indices, then store that slice of the value."""
+    from .build import ControlItem
+
+    def run() -> None:
+        counters = [(builder.names("%i"), n) for n in place.gather_shape]
+        at = dims_index(counters)
+        body: list[Stmt] = []
+        offsets = list(place.offsets)
+        for axis, index in place.gathers.items():
+            name = builder.names("%s")
+            body.append(Let(name, builder.clamped(builder.pull(index, at), ref.shape[axis] - 1)))
+            offsets[axis] = Affine.symbol(name)
+        rest = place.shape[: place.gather_at] + place.shape[place.gather_at + len(place.gather_shape) :]
+        dims = [(builder.names("d"), n) for n in rest]
+        ix = dims_index(dims)
+        moved = iter(ix)
+        index = ref.place(tuple(o if s is None else o + next(moved) * s for o, s in zip(offsets, place.strides)))
+        full = ix[: place.gather_at] + at + ix[place.gather_at :]
+        nest = Nest(dict(dims), at=builder.line(eqn))
+        e = builder.pull(value, full, None)
+        if add:
+            e = builder.op("add", ref.dtype, builder.pool.make("load", ref.dtype, (ref.buf, index, guard)), e)
+        nest.writes.append(Write(ref.buf, index, e, True, guard, None if mask is None else builder.pull(mask, full)))
+        body.append(nest)
+        for name, n in reversed(counters):
+            body = [For(name, n, body)]
+        builder.stmts += body
+
+    uses = (value, *place.gathers.values()) + (() if mask is None else (mask,))
+    builder.append_control(ControlItem(uses, frozenset({ref.buf}), run), [])
 
 
 def _masked(builder, mask: Value, stored: Value, other: Value, shape) -> Lazy:
@@ -103,3 +200,5 @@ def _broadcast(builder, v: Value, shape) -> Value:
     lead = len(shape) - len(v.shape)
     return builder.new(Lazy(shape, v.dtype, (v,), lambda ix: (_fit(ix[lead:], v.shape),),
                             lambda pool, ix, xs: xs[0], is_view=True))
+
+

@@ -27,6 +27,7 @@ class NestSchedule:
     unroll: int = 1
     jam: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
 
     def __str__(self) -> str:
         jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
@@ -126,11 +127,31 @@ def _vectors(nest: Nest, sched: NestSchedule) -> int:
 
 
 def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
+    turned = _transposed_dim(nest, sched.vector)
+    if turned is not None:
+        sched.transpose, sched.lanes = turned, min(sched.lanes, 16)
+        sched.jam = {turned: sched.lanes}
+        return
     nodes = sum(1 for e in nest.nodes() if e.kind == "op")
     sched.unroll = min(4 if nodes < 12 else 2 if nodes < 40 else 1, _vectors(nest, sched))
     dim = _stencil_dim(nest, sched.vector)
     if dim is not None:
         sched.jam, sched.unroll = {dim: min(4, nest.dims[dim])}, 1
+
+
+def is_turned(nest: Nest, load: Expr, vector: str, along: str) -> bool:
+    """Whether a load is strided along the vector dimension but contiguous along another one."""
+    buf, index, guard = load.info
+    return (load.kind == "load" and not guard and flat_coefficient(buf, index, along) == 1
+            and flat_coefficient(buf, index, vector) not in (0, 1, -1))
+
+
+def _transposed_dim(nest: Nest, vector: str) -> str | None:
+    for e in nest.loads():
+        for d, n in nest.dims.items():
+            if n >= 4 and d != vector and d not in nest.rdims and e.kind == "load" and is_turned(nest, e, vector, d):
+                return d
+    return None
 
 
 def _stencil_dim(nest: Nest, vector: str) -> str | None:
@@ -214,6 +235,8 @@ def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
 
 
 def _cap(nest: Nest, sched: NestSchedule) -> None:
+    if sched.transpose is not None:
+        return
     nodes = max(len(nest.nodes()), 1)
     while math.prod(sched.jam.values()) * sched.unroll * nodes > MAX_POINT_NODES:
         if sched.unroll > 1:

@@ -30,6 +30,14 @@ def _broadcast(builder, eqn, ins):
     return view(eqn, src, lambda ix: tuple(ix[d] if src.shape[k] != 1 else ZERO for k, d in enumerate(dims)))
 
 
+@VIEWS.register("broadcast_to")
+def _broadcast_to(builder, eqn, ins):
+    src, lead = ins[0], len(eqn.outvars[0].aval.shape) - len(ins[0].shape)
+    if isinstance(src, Literal):
+        return Literal(tuple(eqn.outvars[0].aval.shape), src.dtype, src.scalar)
+    return view(eqn, src, lambda ix: tuple(i if n != 1 else ZERO for i, n in zip(ix[lead:], src.shape)))
+
+
 @VIEWS.register("transpose")
 def _transpose(builder, eqn, ins):
     perm = list(eqn.params["permutation"])

@@ -78,8 +78,10 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(DTYPES), st.lists(step, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
-def test_random_bodies_rebuild(dtype, steps, seed):
+@given(
+    st.sampled_from(DTYPES), st.lists(step, min_size=1, max_size=5), st.booleans(), st.integers(0, 2**32 - 1)
+)
+def test_random_bodies_rebuild(dtype, steps, x64, seed):
     def body(x_ref, y_ref, o_ref):
         o_ref[...] = jnp.zeros(SHAPE, dtype)
         values = [x_ref[...], y_ref[...]]
@@ -90,9 +92,8 @@ def test_random_bodies_rebuild(dtype, steps, seed):
 
     spec = pbkern.BlockSpec(SHAPE, lambda i: (i, 0))
     array = jax.ShapeDtypeStruct((8, 6), dtype)
-    k = pbkern.kernel(body, grid=(2,), in_specs=[spec, spec], out_specs=spec, out_shape=array).trace(
-        array, array
-    )
+    options = {"grid": (2,), "in_specs": [spec, spec], "out_specs": spec, "out_shape": array, "x64": x64}
+    k = pbkern.kernel(body, **options).trace(array, array)
     text = str(k)
     again = pbkern.rebuild(text)
     assert same_kernel(k, again), text

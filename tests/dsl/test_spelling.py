@@ -170,6 +170,18 @@ def test_64_bit_values(dtype):
     assert_rebuilds(k)
 
 
+def test_bodies_with_64_bit_python_numbers():
+    for case in ("max pool", "avg pool", "where nan", "clamp", "floor_divide", "take", "gelu"):
+        f, types = SHAPED[case]
+        out = jax.eval_shape(f, *types)
+
+        def body(*refs, f=f, n=len(types)):
+            wide = f(*[r[...] for r in refs[:n]]) + lax.iota(jnp.int64, 1)[0]
+            refs[n][...] = wide.astype(F32)
+
+        assert_rebuilds(pbkern.kernel(body, out_shape=s(out.shape, F32), x64=True).trace(*types))
+
+
 def test_small_floats():
     for dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2):
         assert_rebuilds(kernel_of(lambda x: x.astype(F32) + 1, s((4,), dtype)))

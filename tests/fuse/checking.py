@@ -16,7 +16,9 @@ from pbkern.machine import DEFAULT_MACHINE
 def planned(f, *args, supports=lambda eqn: None, machine=DEFAULT_MACHINE, **options):
     closed = jax.make_jaxpr(f)(*args)
     name = getattr(f, "__name__", "f")
-    return fuse.plan(closed, name=name, options=SimpleNamespace(**options), machine=machine, supports=supports)
+    return fuse.plan(
+        closed, name=name, options=SimpleNamespace(**options), machine=machine, supports=supports
+    )
 
 
 def compare(plan, f, args, tolerance):
@@ -26,7 +28,9 @@ def compare(plan, f, args, tolerance):
     for w, g in zip(want, got):
         assert w.shape == g.shape and w.dtype == g.dtype, (w.shape, g.shape, w.dtype, g.dtype)
         if jnp.issubdtype(w.dtype, jnp.floating):
-            np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(
+                g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance
+            )
         else:
             np.testing.assert_array_equal(g, w)
 
@@ -47,7 +51,9 @@ def random_blocks(seed):
 
     def descend(at, options, target):
         for _ in range(12):
-            blocks = [rng.choice([1, o[-1], rng.randint(1, max(1, o[-1]))]) if len(o) > 1 else o[0] for o in options]
+            blocks = [
+                rng.choice([1, o[-1], rng.randint(1, max(1, o[-1]))]) if len(o) > 1 else o[0] for o in options
+            ]
             found = at(blocks)
             if found is not None:
                 return found
@@ -69,5 +75,3 @@ def rand(*shape, dtype="float32", seed=0):
 
 def ints(*shape, low=0, high=10, seed=0):
     return jnp.asarray(np.random.default_rng(seed).integers(low, high, size=shape), jnp.int32)
-
-

@@ -13,7 +13,13 @@ from pbkern.dsl.kernel import Element
 
 
 def garbage(dtype):
-    return np.nan if jax.numpy.issubdtype(dtype, np.floating) else np.asarray(1, bool) if dtype == bool else 77
+    return (
+        np.nan
+        if jax.numpy.issubdtype(dtype, np.floating)
+        else np.asarray(1, bool)
+        if np.dtype(dtype).kind == "b"
+        else 77
+    )
 
 
 def starts(mapping, ids):
@@ -37,7 +43,7 @@ def window(mapping, start):
 
 def run_body(kernel, ids, blocks, cells):
     jaxpr = kernel.body.jaxpr
-    env = dict(zip(jaxpr.invars[len(blocks):], cells))
+    env = dict(zip(jaxpr.invars[len(blocks) :], cells))
     refs = dict(zip(jaxpr.invars, blocks))
     read = lambda a: np.asarray(a.val, a.aval.dtype) if isinstance(a, jex.Literal) else env[a]  # noqa: E731
     for e in jaxpr.eqns:
@@ -129,5 +135,3 @@ def run_program(program, inputs):
 
     run(program.steps)
     return [memory[b.name].reshape(b.type.shape) for b in program.outputs]
-
-

@@ -60,26 +60,43 @@ CASES = {
     "dot_vector": (lambda x, v: jnp.tanh(x @ v), X, rand(22)),
     "conv_stride": (lambda x, w: conv(x, w, strides=(2, 3), padding="SAME"), IMAGE, rand(3, 3, 4, 6)),
     "conv_dilated": (lambda x, w: conv(x, w, rhs_dilation=(2, 1)), IMAGE, rand(3, 2, 4, 6)),
-    "conv_transposed": (lambda x, w: conv(x, w, lhs_dilation=(2, 2), padding=((1, 2), (2, 1))), IMAGE, rand(3, 3, 4, 6)),
+    "conv_transposed": (
+        lambda x, w: conv(x, w, lhs_dilation=(2, 2), padding=((1, 2), (2, 1))),
+        IMAGE,
+        rand(3, 3, 4, 6),
+    ),
     "conv_depthwise": (lambda x, w: conv(x, w, feature_group_count=4), IMAGE, rand(3, 3, 1, 8)),
     "conv_groups": (lambda x, w: conv(x, w, feature_group_count=2), IMAGE, rand(3, 3, 2, 6)),
     "conv_batch_groups": (lambda x, w: conv(x, w, batch_group_count=2), IMAGE, rand(3, 3, 4, 6)),
     "conv_1d": (lambda x, w: lax.conv_general_dilated(x, w, (2,), ((3, 1),)), rand(2, 3, 19), rand(5, 3, 4)),
-    "max_pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 2, 1), (1, 2, 2, 1), "SAME"), IMAGE),
-    "avg_pool": (lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 2, 1), (1, 1, 2, 1), "VALID") / 6, IMAGE),
+    "max_pool": (
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 2, 1), (1, 2, 2, 1), "SAME"),
+        IMAGE,
+    ),
+    "avg_pool": (
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 2, 1), (1, 1, 2, 1), "VALID") / 6,
+        IMAGE,
+    ),
     "gather_rows": (lambda x, i: jnp.take(x, i, axis=0) * 2, X, ints(9, high=13)),
     "gather_columns": (lambda x, i: jnp.take(x, i, axis=1, mode="clip") * 2, X, ints(9, high=30)),
     "gather_along": (lambda x, i: jnp.take_along_axis(x, i, 1) + 1, X, ints(13, 5, high=22)),
     "gather_2d": (lambda x, i: x[i, i + 1] * 2, X, ints(9, high=12)),
     "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i[0], 0), (4, 22)) * 2, X, ints(1, high=13)),
-    "dynamic_update": (lambda x, i: lax.dynamic_update_slice(x * 2, x[:3, :], (i[0], 0)) + 1, X, ints(1, high=13)),
+    "dynamic_update": (
+        lambda x, i: lax.dynamic_update_slice(x * 2, x[:3, :], (i[0], 0)) + 1,
+        X,
+        ints(1, high=13),
+    ),
     "clamp": (lambda x, lo: lax.clamp(lo, x, 1.0), X, rand()),
     "split": (lambda x: sum(jnp.split(x, 2, axis=1)), X),
     "bf16": (lambda x: jax.nn.softmax(x.astype(jnp.bfloat16).astype(jnp.float32)).astype(jnp.bfloat16), X),
     "integers": (lambda x: jnp.where(x % 3 == 0, x // 2, ~x ^ 5) << 1, ints(13, 22)),
     "bools": (lambda x: (x > 0) & ~(x > 1) | jnp.isnan(x), X),
-    "random_bits": (lambda k: jax.random.uniform(jax.random.wrap_key_data(k), (13, 22)), jnp.array([1, 2], jnp.uint32)),
-}  # fmt: skip
+    "random_bits": (
+        lambda k: jax.random.uniform(jax.random.wrap_key_data(k), (13, 22)),
+        jnp.array([1, 2], jnp.uint32),
+    ),
+}
 
 LEFT = {"random_bits"}
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from checking import check, planned, rand
 from jax import lax
+from oracle import run_program
 
 from pbkern.dsl.host import Cond, Loop, While
 from pbkern.errors import UnsupportedOp
@@ -19,16 +20,34 @@ def steps(plan):
 
 LOOPS = {
     "scan": (lambda x: lax.scan(lambda c, a: (c + a, c * a), x[0], x), (X,), Loop),
-    "scan_reverse": (lambda x: lax.scan(lambda c, a: (jnp.tanh(c - a), c.sum()), x[0], x, reverse=True), (X,), Loop),
+    "scan_reverse": (
+        lambda x: lax.scan(lambda c, a: (jnp.tanh(c - a), c.sum()), x[0], x, reverse=True),
+        (X,),
+        Loop,
+    ),
     "scan_constant": (lambda x, w: lax.scan(lambda c, a: (c @ w + a, ()), x[0], x)[0], (X, rand(9, 9)), Loop),
     "scan_swaps": (lambda x: lax.scan(lambda c, a: ((c[1], c[0] + a), c[0]), (x[0], x[1]), x), (X,), Loop),
-    "scan_nested": (lambda x: lax.scan(lambda c, a: lax.scan(lambda d, b: (d * 0.5 + b, d), c, a), x[0, 0], x.reshape(3, 2, 9)), (X.reshape(3, 2, 9),), Loop),
+    "scan_nested": (
+        lambda x: lax.scan(
+            lambda c, a: lax.scan(lambda d, b: (d * 0.5 + b, d), c, a), x[0, 0], x.reshape(3, 2, 9)
+        ),
+        (X.reshape(3, 2, 9),),
+        Loop,
+    ),
     "fori": (lambda x: lax.fori_loop(0, 5, lambda i, c: jnp.sin(c) + i, x), (X,), Loop),
-    "while": (lambda x: lax.while_loop(lambda c: c[0].sum() < 100.0, lambda c: (c[0] * 1.5 + 1, c[1] + 1), (x, 0)), (X,), While),
+    "while": (
+        lambda x: lax.while_loop(lambda c: c[0].sum() < 100.0, lambda c: (c[0] * 1.5 + 1, c[1] + 1), (x, 0)),
+        (X,),
+        While,
+    ),
     "cond": (lambda x: lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.max() - x, x), (X,), Cond),
-    "switch": (lambda x: lax.switch(jnp.int32(x[0, 0] * 0 + 1), [jnp.sin, lambda x: x, lambda x: 0 * x + 2], x), (X,), Cond),
+    "switch": (
+        lambda x: lax.switch(jnp.int32(x[0, 0] * 0 + 1), [jnp.sin, lambda x: x, lambda x: 0 * x + 2], x),
+        (X,),
+        Cond,
+    ),
     "cond_literal": (lambda x: lax.cond(x.sum() > 0, lambda: 1.0, lambda: 2.0) + x, (X,), Cond),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -54,7 +73,9 @@ def test_segments_keep_order_around_xla():
 
 def test_target_says_what_it_cannot_do():
     refused = "no tanh here"
-    plan = planned(lambda x: jnp.tanh(x) + 1, X, supports=lambda e: refused if e.primitive.name == "tanh" else None)
+    plan = planned(
+        lambda x: jnp.tanh(x) + 1, X, supports=lambda e: refused if e.primitive.name == "tanh" else None
+    )
     (left,) = plan.left_to_xla()
     assert (left.op, left.why) == ("tanh", refused) and "test_plan.py" in left.at
 
@@ -123,3 +144,63 @@ def test_temporaries_share_slots():
     plan = planned(f, big, big)
     temps = [b for p in plan.programs() for b in p.buffers if b.slot >= 0]
     assert len(temps) > len({b.slot for b in temps})
+
+
+@pytest.mark.parametrize(
+    "mode, multiplied", [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")]
+)
+def test_precision_mode_sets_the_dtype_of_contractions(mode, multiplied):
+    plan = check(lambda x: x @ x.T, X, mm_conv_precision_mode=mode, tolerance=3e-2)
+    (dot,) = [e for e in plan.jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert dot.invars[0].aval.dtype == multiplied
+
+
+def test_kernels_verify_and_print():
+    from workloads import WORKLOADS
+
+    from pbkern.dsl.text import rebuild, same_kernel, source
+    from pbkern.dsl.verify import verify
+
+    for f, args, types, _ in WORKLOADS.values():
+        for kernel in planned(f, *args).kernels() + planned(f, *types).kernels():
+            verify(kernel)
+            assert same_kernel(kernel, rebuild(source(kernel)))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_large_carries_alternate_between_buffers(count):
+    def jacobi(x):
+        def step(_, a):
+            return jnp.pad(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]), 1)
+
+        return lax.fori_loop(0, count, step, x)
+
+    plan = check(jacobi, rand(70, 80), kernels=1)  # the counter is gone as well
+    (loop,) = [s for s in steps(plan) if isinstance(s, Loop)]
+    assert len(loop.steps) == 2 and loop.trip_count == count // 2
+
+
+def test_scan_slices_of_alternating_steps():
+    def f(x):
+        return lax.scan(lambda c, a: (jnp.tanh(c) + a, c * 2), x[0] * 0, x, reverse=True)
+
+    check(f, rand(5, 70, 80))
+
+
+def test_hand_written_kernels_are_launched_as_they_are():
+    import pbkern
+    from pbkern.dsl.trace import call_kernel
+
+    spec = pbkern.BlockSpec((2, 9), lambda i: (i, 0))
+    kind = jax.ShapeDtypeStruct((6, 9), jnp.float32)
+
+    @pbkern.kernel(grid=(3,), in_specs=[spec], out_specs=[spec], in_types=[kind], out_shape=[kind])
+    def twice(x, y):
+        y[...] = x[...] * 2
+
+    kernel = twice.trace(kind)
+    closed = jax.make_jaxpr(lambda x: jnp.tanh(call_kernel(kernel, x + 1)[0]))(X)
+    plan = planned(jax.extend.core.jaxpr_as_fun(closed), X)
+    assert kernel in plan.kernels() and len(plan.kernels()) == 3
+    (got,) = plan.evaluate([X], run_program)
+    np.testing.assert_allclose(got, np.tanh(2 * (np.asarray(X) + 1)), rtol=1e-5)

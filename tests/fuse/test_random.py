@@ -12,7 +12,13 @@ from jax import lax
 
 from pbkern.fuse import schedule
 
-UNARY = [jnp.tanh, jnp.abs, lambda x: x * 0.5 + 1, lambda x: jnp.where(x > 0, x, 0.1 * x), lambda x: jnp.exp(-jnp.abs(x))]
+UNARY = [
+    jnp.tanh,
+    jnp.abs,
+    lambda x: x * 0.5 + 1,
+    lambda x: jnp.where(x > 0, x, 0.1 * x),
+    lambda x: jnp.exp(-jnp.abs(x)),
+]
 
 
 def unary(rng, xs):
@@ -43,18 +49,22 @@ def movement(rng, xs):
     d = rng.randrange(x.ndim)
     n = x.shape[d]
     cut = rng.randrange(n)
-    return rng.choice([
-        lambda: jnp.transpose(x, rng.sample(range(x.ndim), x.ndim)),
-        lambda: jnp.roll(x, cut, d),
-        lambda: jnp.flip(x, d),
-        lambda: jnp.concatenate([x, lax.slice_in_dim(x, cut, n, axis=d)], d),
-        lambda: jnp.pad(x, [(rng.randrange(3), rng.randrange(3)) if k == d else (0, 0) for k in range(x.ndim)]),
-        lambda: lax.slice_in_dim(x, cut, n, axis=d, stride=rng.choice([1, 2])),
-        lambda: x.reshape(-1),
-        lambda: x.reshape(*x.shape[:d], 1, *x.shape[d:]),
-        lambda: jnp.cumsum(x, d) * 0.1,
-        lambda: x + jnp.arange(n).reshape([n if k == d else 1 for k in range(x.ndim)]),
-    ])()  # fmt: skip
+    return rng.choice(
+        [
+            lambda: jnp.transpose(x, rng.sample(range(x.ndim), x.ndim)),
+            lambda: jnp.roll(x, cut, d),
+            lambda: jnp.flip(x, d),
+            lambda: jnp.concatenate([x, lax.slice_in_dim(x, cut, n, axis=d)], d),
+            lambda: jnp.pad(
+                x, [(rng.randrange(3), rng.randrange(3)) if k == d else (0, 0) for k in range(x.ndim)]
+            ),
+            lambda: lax.slice_in_dim(x, cut, n, axis=d, stride=rng.choice([1, 2])),
+            lambda: x.reshape(-1),
+            lambda: x.reshape(*x.shape[:d], 1, *x.shape[d:]),
+            lambda: jnp.cumsum(x, d) * 0.1,
+            lambda: x + jnp.arange(n).reshape([n if k == d else 1 for k in range(x.ndim)]),
+        ]
+    )()
 
 
 def contraction(rng, xs):
@@ -64,11 +74,13 @@ def contraction(rng, xs):
 
 def cast(rng, xs):
     x = rng.choice(xs)
-    return rng.choice([
-        lambda: x.astype(jnp.bfloat16).astype(jnp.float32),
-        lambda: jnp.clip(x, -50, 50).astype(jnp.int32).astype(jnp.float32),
-        lambda: (x > 0).astype(jnp.float32),
-    ])()  # fmt: skip
+    return rng.choice(
+        [
+            lambda: x.astype(jnp.bfloat16).astype(jnp.float32),
+            lambda: jnp.clip(x, -50, 50).astype(jnp.int32).astype(jnp.float32),
+            lambda: (x > 0).astype(jnp.float32),
+        ]
+    )()
 
 
 MAKERS = [unary, unary, binary, binary, reduction, movement, movement, contraction, cast]
@@ -89,7 +101,11 @@ def random_function(seed, count):
 
 
 @pytest.mark.parametrize("blocks", ["chosen", "odd"])
-@given(seed=st.integers(0, 1 << 30), shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), count=st.integers(1, 12))
+@given(
+    seed=st.integers(0, 1 << 30),
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    count=st.integers(1, 12),
+)
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_random_graphs_equal_jax(blocks, seed, shape, count):
     rng = np.random.default_rng(seed)

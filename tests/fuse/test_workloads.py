@@ -1,4 +1,4 @@
-"""The promised fusions: kernel counts at full size (planning only), values at small odd sizes and odd blocks."""
+"""The promised fusions: kernel counts at full size (planning only), values at odd sizes and blocks."""
 
 import time
 

@@ -13,13 +13,15 @@ mp.mp.dps = 40
 
 
 def minimax(f, low, high, degree, weight=lambda x: 1, rounds=12):
-    """Coefficients (constant first) of the polynomial p that minimises max |p - f| * weight, and that maximum."""
+    """Coefficients, constant first, of the polynomial p with the least max |p - f| * weight, and that maximum."""
     n = degree + 2
     low, high = mp.mpf(low), mp.mpf(high)
     middle, half = (low + high) / 2, (high - low) / 2
     nodes = [-mp.cos(mp.pi * (2 * i + 1) / (2 * n)) for i in range(n)]
     count = 24 * n
-    grid = [-mp.cos(mp.pi * i / count) for i in range(count + 1)]  # in [-1, 1], where powers are well conditioned
+    grid = [
+        -mp.cos(mp.pi * i / count) for i in range(count + 1)
+    ]  # in [-1, 1], where powers are well conditioned
     values = [(f(middle + half * t), abs(weight(middle + half * t))) for t in grid]
     floor = max(w for _, w in values) / 10**6  # where the weight vanishes any value would do
     for _ in range(rounds):
@@ -184,7 +186,10 @@ def main(names):
             numbers = [repr(float(x)) if el == "f64" else f"{float(x):.9g}" for x in c]
             rows = [", ".join(numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
             body = "".join(f"        {row},\n" for row in rows)
-            print(f'    # {-float(mp.log(worst, 2)):.1f} bits\n    ("{name}", "{el}"): (\n{body}    ),', flush=True)
+            print(
+                f'    # {-float(mp.log(worst, 2)):.1f} bits\n    ("{name}", "{el}"): (\n{body}    ),',
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -48,10 +48,18 @@ def loop_text(expression, in_dtypes, out_dtype, lanes: int, **options) -> str:
     values = []
     for i, (dtype, el) in enumerate(zip(in_dtypes, elements)):
         v = Value("", el, lanes)
-        load = f"vector.load %a{i}[%i] : memref<1073741824x{el}>, {v.type}" if lanes else f"memref.load %a{i}[%i] : memref<1073741824x{el}>"
+        load = (
+            f"vector.load %a{i}[%i] : memref<1073741824x{el}>, {v.type}"
+            if lanes
+            else f"memref.load %a{i}[%i] : memref<1073741824x{el}>"
+        )
         values.append(b.from_storage(v._replace(name=emit(load)), dtype))
     out = b.to_storage(expression(b, *values), out_dtype)
-    store = f"vector.store {out.name}, %out[%i] : memref<1073741824x{out.el}>, {out.type}" if lanes else f"memref.store {out.name}, %out[%i] : memref<1073741824x{out.el}>"
+    store = (
+        f"vector.store {out.name}, %out[%i] : memref<1073741824x{out.el}>, {out.type}"
+        if lanes
+        else f"memref.store {out.name}, %out[%i] : memref<1073741824x{out.el}>"
+    )
     names = [f"%a{i}" for i in range(len(in_dtypes))] + ["%out"]
     arguments = ", ".join(f"{n}: memref<1073741824x{el}>" for n, el in zip(names, elements))
     hoisted = "\n".join(f"{name} = {text}" for text, name in constants.items())
@@ -108,7 +116,9 @@ class Compiled:
     def assembly(self) -> str:
         with tempfile.NamedTemporaryFile(suffix=".o") as f:
             self.engine.dump_to_object_file(f.name)
-            run = subprocess.run(["objdump", "-d", "--no-show-raw-insn", f.name], capture_output=True, text=True)
+            run = subprocess.run(
+                ["objdump", "-d", "--no-show-raw-insn", f.name], capture_output=True, text=True
+            )
         return run.stdout.split("<loop>:")[1].split("\n\n")[0]
 
 
@@ -127,7 +137,9 @@ def same(x, y) -> np.ndarray:
     if x.dtype.kind in "biu":
         return x == y
     wide = (x.astype(np.float64), y.astype(np.float64))
-    return ((wide[0] == wide[1]) & (np.signbit(wide[0]) == np.signbit(wide[1]))) | (np.isnan(wide[0]) & np.isnan(wide[1]))
+    return ((wide[0] == wide[1]) & (np.signbit(wide[0]) == np.signbit(wide[1]))) | (
+        np.isnan(wide[0]) & np.isnan(wide[1])
+    )
 
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)

@@ -1,0 +1,30 @@
+# Two commands do all the set-up on a fresh machine: `make demo` and `make test`. Everything lives in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow bench lint clean
+demo: $(STAMP)
+	$(BIN)/python -m pbkern.demo
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --timeout 900
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2 --timeout 1800 -m slow
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.run
+
+lint: $(STAMP)
+	$(BIN)/ruff check pbkern tests tutorials benchmarks
+	$(BIN)/mypy pbkern/__init__.py
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[test,demo]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info demo_output

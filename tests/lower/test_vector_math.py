@@ -1,0 +1,259 @@
+"""The stated error bounds of the vector math library, its special values, and that no code calls libm.
+
+References: NumPy in f64 for f32, in long double (64 bits of mantissa) for f64, SciPy for the error functions,
+mpmath for those in f64.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import scipy.special
+
+from pbkern.lower.elementwise import RULES, EqnInfo, supports
+from pbkern.lower.vector_math import APPROX_RELATIVE, BINARY, ERROR_ULP, UNARY
+
+from .harness import Compiled, bfloat16, same
+
+F32, F64 = np.dtype("float32"), np.dtype("float64")
+SPECIALS = np.array(
+    [
+        0,
+        0.5,
+        1,
+        1.5,
+        2,
+        3,
+        4,
+        5,
+        6,
+        9,
+        10,
+        27,
+        1e-30,
+        1e-40,
+        5e-324,
+        1e-310,
+        1e5,
+        1e10,
+        1e38,
+        1e308,
+        np.inf,
+        np.nan,
+    ]
+    + [87.33, 88.72283, 88.72284, 89.4, 103.9, 103.98, 708.4, 709.78, 710.4, 745.1, 745.2]
+)  # exp's and sinh's edges
+SPECIALS = np.concatenate([SPECIALS, -SPECIALS])
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="needs a long double wider than f64"),
+]
+
+
+def logistic(x):
+    e = np.exp(-abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
+
+
+NUMPY_NAME = {
+    **{f"a{name}": f"arc{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    "pow": "power", "atan2": "arctan2",
+}  # fmt: skip
+OTHER = {
+    "logistic": logistic,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": scipy.special.erf,
+    "erfc": scipy.special.erfc,
+    "erf_inv": lambda x: np.where(x == 0, x, scipy.special.erfinv(x)),
+}
+
+
+def reference(name, *xs):
+    function = OTHER.get(name) or getattr(np, NUMPY_NAME.get(name, name))
+    return function(*[x.astype(np.float64 if x.dtype == F32 else np.longdouble) for x in xs])
+
+
+@functools.cache
+def inputs(dtype, count) -> np.ndarray:
+    """Special values, random bit patterns, and the ranges where the functions bend."""
+    rng = np.random.default_rng(1)
+    part = count // 4
+    integer = np.dtype(f"uint{8 * dtype.itemsize}")
+    bits = rng.integers(0, np.iinfo(integer).max, part, dtype=integer, endpoint=True).view(dtype)
+    wide = rng.uniform(-110, 100, part) if dtype == F32 else rng.uniform(-800, 800, part)
+    parts = [SPECIALS, bits, 10 * rng.standard_normal(part), rng.uniform(-1.2, 1.2, part), wide]
+    return np.concatenate([p.astype(dtype) for p in parts])
+
+
+def pairs(dtype, count) -> list[np.ndarray]:
+    rng = np.random.default_rng(2)
+    x = inputs(dtype, count)
+    grid = [g.ravel().astype(dtype) for g in np.meshgrid(SPECIALS, SPECIALS)]
+    shuffled = rng.permutation(x)
+    mostly_positive = np.where(rng.random(len(x)) < 0.9, abs(x), x)
+    small_integers = rng.integers(-20, 20, 2000).astype(dtype)
+    bases = rng.uniform(-30, 30, 2000).astype(dtype)
+    return [
+        np.concatenate(parts)
+        for parts in ((grid[0], mostly_positive, bases), (grid[1], shuffled, small_integers))
+    ]
+
+
+def errors(result, expected) -> tuple[np.ndarray, np.ndarray]:
+    """(ULP of finite results, where a NaN, an infinity or a zero's sign differs)."""
+    dtype = result.dtype
+    rounded = expected.astype(dtype)
+    finite = np.isfinite(rounded) & np.isfinite(result)
+    unit = np.spacing(abs(np.where(finite, rounded, 1))).astype(expected.dtype)
+    ulp = np.where(finite, abs(result.astype(expected.dtype) - np.where(finite, expected, 0)) / unit, 0)
+    both_zero = (result == 0) & (rounded == 0)
+    special = ~finite | both_zero
+    return ulp, special & ~same(result, rounded)
+
+
+def check(name, dtype, arrays, expected, **options):
+    function = {**UNARY, **BINARY}[name]
+    el = f"f{8 * dtype.itemsize}"
+    kernel = Compiled(lambda b, *xs: function(b, *xs), [dtype] * len(arrays), dtype, **options)
+    result = kernel(*arrays)
+    ulp, wrong = errors(result, expected)
+    rows = [(*(a[i] for a in arrays), result[i], expected[i]) for i in np.flatnonzero(wrong)[:5]]
+    assert not rows, rows
+    worst = int(np.argmax(ulp))
+    assert ulp[worst] <= ERROR_ULP[name, el], ([a[worst] for a in arrays], result[worst], expected[worst])
+    assert "call" not in kernel.assembly()
+    return kernel, result
+
+
+ERROR_FUNCTIONS = ("erf", "erfc", "erf_inv")
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_f32_bound_and_specials(name):
+    x = inputs(F32, 1_000_000)
+    check(name, F32, [x], reference(name, x))
+
+
+@pytest.mark.parametrize("name", [n for n in UNARY if n not in ERROR_FUNCTIONS])
+def test_f64_bound_and_specials(name):
+    x = inputs(F64, 100_000)
+    check(name, F64, [x], reference(name, x))
+
+
+@pytest.mark.parametrize("name", ERROR_FUNCTIONS)
+def test_f64_error_functions(name):
+    mp = pytest.importorskip("mpmath")
+    mp.mp.dps = 30
+    rng = np.random.default_rng(3)
+    x = np.concatenate(
+        [rng.uniform(-1, 1, 300), rng.uniform(-7, 7, 300) if name == "erf" else rng.uniform(-1, 1, 300)]
+    )
+    if name == "erfc":
+        x = np.concatenate([x, rng.uniform(-6, 26.5, 600)])
+    if name == "erf_inv":
+        x = np.concatenate([x, 1 - 2.0 ** rng.uniform(-52, -1, 300)])
+    function = {"erf_inv": mp.erfinv}.get(name) or getattr(mp, name)
+    exact = [function(mp.mpf(float(v))) for v in x]
+    expected = np.array([np.longdouble(float(e)) + np.longdouble(float(e - mp.mpf(float(e)))) for e in exact])
+    check(name, F64, [x], expected)
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 28, 1e300])
+    result = Compiled(lambda b, v: UNARY[name](b, v), [F64], F64)(special)
+    _, wrong = errors(result, OTHER[name](special))
+    assert not wrong.any(), (result, OTHER[name](special))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_two_operands(name, dtype):
+    arrays = pairs(dtype, 200_000 if dtype == F32 else 60_000)
+    check(name, dtype, arrays, reference(name, *arrays))
+
+
+@pytest.mark.parametrize("name", [*UNARY, *BINARY])
+def test_scalar_code_equals_vector_code(name):
+    function = {**UNARY, **BINARY}[name]
+    for dtype in (F32, F64):
+        arrays = [inputs(dtype, 20_000)] if name in UNARY else pairs(dtype, 4_000)
+        results = [
+            Compiled(lambda b, *xs: function(b, *xs), [dtype] * len(arrays), dtype, n)(*arrays)
+            for n in (0, 16)
+        ]
+        assert same(*results).all()
+
+
+@pytest.mark.parametrize("lanes", [8, 32, 64])
+def test_other_lane_counts(lanes):
+    x = inputs(F32, 20_000)
+    for name in ("exp", "sin", "tanh"):
+        check(name, F32, [x], reference(name, x), lanes=lanes)
+
+
+def test_sine_of_the_hardest_arguments():
+    """Near multiples of pi / 2, up to the largest floats, the reduced argument needs the most digits."""
+    n = np.arange(1, 200_001, dtype=np.float64)
+    x = np.concatenate([n * np.pi / 2, 2.0 ** np.arange(0, 1024) * 1.1])
+    for name in ("sin", "cos", "tan"):
+        for dtype in (F32, F64):
+            finite = x.astype(dtype)[np.isfinite(x.astype(dtype))]
+            check(name, dtype, [finite], reference(name, finite))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_approximate_exp(dtype):
+    x = np.linspace(-80, 80, 100_001).astype(dtype)
+    kernel = Compiled(lambda b, v: UNARY["exp"](b, v), [dtype], dtype, approx=True)
+    expected = reference("exp", x)
+    assert (abs(kernel(x) / expected - 1) <= APPROX_RELATIVE["exp", f"f{8 * dtype.itemsize}"]).all()
+    edges = np.array([0, -0.0, -1e4, -np.inf, np.inf, 1e4, np.nan], dtype)
+    assert same(kernel(edges), np.array([1, 1, 0, 0, np.inf, np.inf, np.nan])).all()
+
+
+PRIMITIVES = [*UNARY, "pow", "atan2", "rem"]
+
+
+@pytest.mark.parametrize("dtype", [np.dtype("float16"), bfloat16], ids=str)
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_narrow_floats(name, dtype):
+    """Through the rule, every bit pattern, within one unit of the narrow type."""
+    bits = np.arange(1 << 16).astype(np.uint16)
+    arrays = (
+        [bits.view(dtype)]
+        if name in UNARY
+        else [bits.view(dtype), np.random.default_rng(4).permutation(bits).view(dtype)]
+    )
+    eqn = EqnInfo(name, {}, (dtype,) * len(arrays), dtype)
+    assert supports(name, eqn.in_dtypes, dtype)
+    rule = RULES.lookup(name)
+    result = Compiled(lambda b, *xs: rule(b, eqn, *xs), eqn.in_dtypes, dtype)(*arrays)
+    with np.errstate(all="ignore"):
+        exact = reference("fmod" if name == "rem" else name, *[a.astype(F32) for a in arrays])
+        expected = exact.astype(F32).astype(dtype)
+    close = same(result, expected)
+    near = abs(result.view(np.int16).astype(int) - expected.view(np.int16).astype(int)) <= 1
+    assert (close | near).all(), [
+        (*(a[i] for a in arrays), result[i], expected[i]) for i in np.flatnonzero(~(close | near))[:5]
+    ]
+
+
+def test_integer_exponents_of_pow():
+    eqn = EqnInfo("pow", {}, (F32, np.dtype("int32")), F32)
+    x = np.linspace(-3, 3, 64, dtype=F32)
+    y = np.arange(-32, 32, dtype=np.int32)
+    result = Compiled(lambda b, *xs: RULES.lookup("pow")(b, eqn, *xs), eqn.in_dtypes, F32)(x, y)
+    assert np.allclose(result, np.power(x.astype(F64), y), rtol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNARY)
+def test_every_f32(name):
+    """All 2**32 bit patterns."""
+    kernel = Compiled(lambda b, v: UNARY[name](b, v), [F32], F32)
+    for high in range(0, 1 << 32, 1 << 24):
+        x = np.arange(high, high + (1 << 24), dtype=np.uint64).astype(np.uint32).view(F32)
+        ulp, wrong = errors(kernel(x), reference(name, x))
+        assert not wrong.any() and ulp.max() <= ERROR_ULP[name, "f32"], (
+            hex(high),
+            x[np.argmax(ulp)],
+            ulp.max(),
+        )
