@@ -215,8 +215,9 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
                 why="compiled kernels run where their target is",
                 hint=f"jax.device_put(x, jax.devices('{target.platform}')[0]), or jax.jit for other devices",
             )  # fmt: skip
-        build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
-        return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
+        with _jax.untyped_manual_axes():
+            build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
+            return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
