@@ -69,7 +69,8 @@ def _merged(compile_options, arguments: dict) -> dict:
     """compile_options with the decorator's own arguments and the environment's defaults."""
     if isinstance(compile_options, CompileOptions):
         compile_options = compile_options.differing()
-    given = dict(CompileOptions.from_dict(compile_options) and compile_options or {})
+    CompileOptions.from_dict(compile_options)  # unknown names and bad values are reported before anything else
+    given = dict(compile_options or {})
     for name, value in arguments.items():
         if value is not None and name in given:
             raise OptionError(f"`{name}` is given twice", why=f"{value!r} and compile_options[{name!r}]={given[name]!r}",
@@ -223,9 +224,17 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
 
 
 def _lower_kernel(ctx, *operands, kernel: Kernel):
+    if _jax.is_for_export(ctx):
+        raise TargetError(
+            f"kernel `{kernel.name}` cannot be exported", at=kernel.defined_at or None,
+            why="its machine code belongs to this process, and it has no equations that XLA could run instead",
+            hint="export a function without hand-written kernels",
+        )  # fmt: skip
+
     def traced(*args):
         target = get_target("cpu")
-        return target.call(target.compile(kernel_program(kernel), CompileOptions()), *args)
+        with _jax.untyped_manual_axes():
+            return target.call(target.compile(kernel_program(kernel), CompileOptions()), *args)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
@@ -266,3 +275,9 @@ def as_text(jitted: Callable, *args, stage: str = "kernels", **kwargs) -> str:
     if stage not in build.record.texts:
         compile_programs(build, options)
     return build.record.text(stage)
+
+
+def dump(jitted: Callable, folder: pathlib.Path, *args, **kwargs) -> pathlib.Path:
+    """Writes every stage for arguments like these below `folder` and returns where."""
+    build, options = _build_for(jitted, args, kwargs)
+    return stages.dump(compile_programs(build, options).record, folder)
