@@ -267,3 +267,11 @@ def untyped_manual_axes():
     They have been checked when the function was traced; plans and FFI calls are made of plain types.
     """
     return config._check_vma(False)
+
+
+def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:
+    """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
+    info = closed.jaxpr.debug_info.with_unknown_names()
+    effects = core.no_effects.union(*(e.effects for e in eqns)) if eqns else core.no_effects
+    jaxpr = core.Jaxpr(closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info)
+    return core.ClosedJaxpr(jaxpr, closed.consts)

@@ -19,7 +19,7 @@ PRECISION_MODES = ("fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_int32
 BACKENDS = ("std", "xla", "polyblocks")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompileOptions:
     """Options of one decorated function. All are keywords of the `compile_options` dictionary.
 
@@ -111,6 +111,9 @@ class CompileOptions:
     @property
     def disable_unsafe_math_canonicalizations(self) -> bool:
         return self.polyblocks_disable_unsafe_math_canonicalizations
+
+    def __repr__(self) -> str:
+        return f"CompileOptions({', '.join(f'{k}={v!r}' for k, v in self.differing().items())})"
 
     def differing(self) -> dict[str, Any]:
         """The options that are not at their defaults."""
