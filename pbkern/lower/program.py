@@ -13,7 +13,7 @@ import numpy as np
 
 from ..affine import Affine
 from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
-from . import fuse_nests, nest
+from . import arena, fuse_nests, nest
 from .build import BodyBuilder, RefView
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
@@ -24,7 +24,6 @@ from .text import Block, Text
 from .values import Value
 
 INT32 = np.dtype(np.int32)
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class KernelLowering:
         self.names = Names()
         self.text = Text(approx=options.approx_math, contract=options.contract)
         self.emitter = NestEmitter(self.text, options.vector_bits)
-        self.arena: list[Buf] = []
         self.nests: list[str] = []
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
@@ -68,7 +66,12 @@ class KernelLowering:
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
-        self.arena += self.scratch
+        self.offsets: dict[Buf, int] = {}
+        self.arena_bytes = 0
+        for b in self.scratch:  # kept between programs
+            self.offsets[b] = self.arena_bytes
+            self.arena_bytes += arena.padded_bytes(b)
+        self.kept_bytes, self.kept = self.arena_bytes, frozenset(self.offsets)
 
     def lower(self) -> LoweredKernel:
         kernel = self.kernel
@@ -167,6 +170,7 @@ class KernelLowering:
         stmts = builder.region(m.index_map.jaxpr, env, lambda e: found.extend(
             builder.index_symbol(builder.read(e, o)) for o in m.index_map.jaxpr.outvars))
         self._statements(block, self._finish(builder, stmts))
+        self.kept_bytes, self.kept = self.arena_bytes, frozenset(self.offsets)
         return tuple(i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims))
 
     def _grid_value(self, builder: BodyBuilder, d: int) -> Value:
@@ -194,7 +198,10 @@ class KernelLowering:
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt]) -> list[Stmt]:
         stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits)
-        self.arena += builder.arena
+        # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
+        offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
+        self.offsets |= offsets
+        self.arena_bytes = max(self.arena_bytes, end)
         nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | self.symbols))
         return stmts
 
@@ -258,32 +265,21 @@ class KernelLowering:
 
     # ---------------------------------------------------------------- the function
 
-    def _roots(self) -> list[Buf]:
-        return [b for b in self.arena if b.storage is None]
-
     def _arena_bytes(self) -> int:
-        return max(sum(_padded(b) for b in self._roots()), ALIGNMENT)
+        return max(self.arena_bytes, arena.ALIGNMENT)
 
     def _function(self, block: Block) -> str:
         aliased = {i for i, _ in self.kernel.aliases}
         args = [f"{b.name}: {memref(b)}" + ("" if k in aliased else " {llvm.noalias}")
                 for k, b in enumerate(self.bufs) if b.storage is None]
-        head, offset = [], 0
-        for b in self._roots():
-            head.append(f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : "
-                        f"memref<{self._arena_bytes()}xi8> to {memref(b)}")
-            offset += _padded(b)
+        head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : memref<{self._arena_bytes()}xi8> to {memref(b)}"
+                for b, offset in self.offsets.items()]
         one = self.text.index(1)
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
         args += [f"%arena: memref<{self._arena_bytes()}xi8> {{llvm.noalias}}", "%low: index", "%high: index"]
         lines = [f"func.func @{self.name}({', '.join(args)}) {{", *constants, *head, *self.text.top.lines,
                  f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", "return", "}"]
         return "\n".join(lines)
-
-
-def _padded(b: Buf) -> int:
-    size = max(b.size, 1) * max(np.dtype(b.dtype).itemsize, 1)
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
