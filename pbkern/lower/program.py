@@ -1,7 +1,8 @@
 """dsl.Kernel -> one MLIR function that runs programs [low, high) of its parallel grid dimensions.
 
-The sequential grid dimensions are loops inside. Each body is lowered twice where some program's block crosses the edge
-of an array: once for blocks that lie inside (no masks), once guarded; the test is on the block's start.
+The sequential grid dimensions are loops inside. Where blocks do not divide an array, the last block is moved back if the
+body allows it (shift.py). Otherwise a body some of whose blocks cross an edge is lowered twice: once for blocks that lie
+inside (no masks), once guarded; the test is on the block's start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..affine import Affine
 from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
-from . import arena, fuse_nests, nest
+from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
@@ -54,8 +55,8 @@ class LoweredKernel:
 class KernelLowering:
     """State of lowering one kernel."""
 
-    def __init__(self, kernel: Kernel, name: str, options: LowerOptions):
-        self.kernel, self.name, self.options = kernel, name, options
+    def __init__(self, kernel: Kernel, name: str, options: LowerOptions, shifts: dict[int, shift.Shift]):
+        self.kernel, self.name, self.options, self.shifts = kernel, name, options, shifts
         self.names = Names()
         self.text = Text(approx=options.approx_math, contract=options.contract)
         self.emitter = NestEmitter(self.text, options.vector_bits)
@@ -112,6 +113,10 @@ class KernelLowering:
 
     def _program(self, block: Block) -> None:
         """Block starts, then the body: guarded only where some block may cross an edge."""
+        for d, s in self.shifts.items():
+            _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
+            limit = self.text.index(s.limit)
+            block.values[shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
         views, tests, certain = self._views(block)
         if not tests:
             self._body(block, views, guarded=certain)
@@ -142,12 +147,17 @@ class KernelLowering:
 
     def _inside(self, start: Affine, size: int, extent: int) -> bool | None:
         """Whether the block lies inside for every program, for none, or for some (None)."""
-        if not all(str(s).startswith("%g") for s in start.symbols):
+        if not all(str(s)[:2] in ("%g", "%h") for s in start.symbols):
             return None
-        low, high = start.bounds(lambda s: self.kernel.grid[int(str(s)[2:])])
+        low, high = start.bounds(self._extent)
         if low >= 0 and high + size <= extent:
             return True
         return False if high < 0 or low + size > extent else None
+
+    def _extent(self, symbol: str) -> int:
+        """Number of values of a grid index (%g) or of a shifted block start (%h)."""
+        d = int(symbol[2:])
+        return self.kernel.grid[d] if symbol.startswith("%g") else self.shifts[d].limit + 1
 
     def _inside_tests(self, block: Block, start: Affine, size: int, extent: int) -> list[str]:
         _, name = self.text.affine(block, start)
@@ -161,7 +171,8 @@ class KernelLowering:
     def _starts(self, block: Block, m: BlockMapping) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps are computed here as scalars."""
         if all(s is not None for s in m.starts):
-            return tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}")) for s in m.starts)
+            starts = (shift.moved(s, self.shifts) for s in m.starts)
+            return tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None) for s in starts)
         builder = BodyBuilder(self.names)
         env = {v: self._grid_value(builder, d) for d, v in enumerate(m.index_map.jaxpr.invars[: len(self.kernel.grid)])}
         for k, v in enumerate(m.index_map.jaxpr.invars[len(self.kernel.grid):]):
@@ -189,7 +200,8 @@ class KernelLowering:
         refs += [self._whole(b) for b in self.scratch]
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
-        stmts = self._finish(builder, builder.region(jaxpr, {}))
+        stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+        stmts = self._finish(builder, stmts)
         self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
         self._statements(block, stmts)
 
@@ -202,7 +214,8 @@ class KernelLowering:
         offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
         self.offsets |= offsets
         self.arena_bytes = max(self.arena_bytes, end)
-        nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | self.symbols))
+        nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | {shift.symbol(d) for d in self.shifts}
+                                     | self.symbols))
         return stmts
 
     # ---------------------------------------------------------------- statements
@@ -284,4 +297,8 @@ class KernelLowering:
 
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
     """Text of one kernel's function. Raises UnsupportedOp for equations without a rule."""
-    return KernelLowering(kernel, name, options or LowerOptions()).lower()
+    options = options or LowerOptions()
+    try:
+        return KernelLowering(kernel, name, options, shift.find(kernel)).lower()
+    except shift.CannotShift:
+        return KernelLowering(kernel, name, options, {}).lower()
