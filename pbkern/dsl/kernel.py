@@ -119,7 +119,7 @@ class Kernel:
       body: closed jaxpr over Refs (*inputs, *outputs, *scratch), without constants and without results.
       aliases: (input, output) pairs that share one array.
       compiler_params: target name -> that target's CompilerParams.
-      source: where it was defined, "file:line (function)", or "" for a fused kernel.
+      defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Kernel:
     aliases: tuple[tuple[int, int], ...] = ()
     compiler_params: Mapping[str, Any] = field(default_factory=dict)
     num_scalar_prefetch: int = 0
-    source: str = ""
+    defined_at: str = ""
 
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
@@ -145,7 +145,11 @@ class Kernel:
     def num_programs(self) -> int:
         return math.prod(self.grid)
 
-    def __str__(self) -> str:
+    def source(self) -> str:
+        """DSL source that rebuilds the kernel."""
         from .text import source
 
         return source(self)
+
+    def __str__(self) -> str:
+        return self.source()

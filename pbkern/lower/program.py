@@ -35,6 +35,7 @@ class LowerOptions:
     contract: bool = True
     vector_bits: int = 512
     semantics: tuple[str, ...] | None = None
+    prefetch_steps: int = 0
 
 
 @dataclass(frozen=True)

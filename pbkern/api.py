@@ -1,0 +1,212 @@
+"""Decorated function -> compiled program: the whole pipeline on one screen.
+
+    function --trace--> pbkern_call(jaxpr) --precision--> jaxpr --fuse.plan--> Plan --target.compile--> code
+
+`pipeline` is that line; the lowering rule of `pbkern_call` runs it while jax.jit compiles, and `explain`, `kernels`
+and `as_text` run it on request. Tracing and transformations are frontends/jax.py; what XLA keeps is fuse's decision.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+from jax.interpreters import mlir
+
+from . import _jax, config, fuse
+from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
+from .dsl.kernel import Kernel
+from .dsl.trace import kernel_p
+from .errors import OptionError, TargetError
+from .frontends import jax as front
+from .options import CompileOptions, check_for_jax_jit
+from .targets import get_target
+
+# --- the decorator --------------------------------------------------------------------------------------------------
+
+ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+
+
+def polyblocks_jit_jax(fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
+                       donate_argnums=None, donate_argnames=None, **jit_kw: Any) -> Any:
+    """Compiles a JAX function with pbkern when it is called; a decorator, with or without arguments.
+
+    The result is a `jax.jit` function: it composes with grad, vmap, scan, remat, shard_map and other jits, has
+    `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
+
+      .explain(*args)         what was fused and why, `str()` is a report
+      .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
+      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+
+    Args:
+      compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
+      static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
+      donate_argnums, donate_argnames: arguments that the caller gives up. XLA may reuse their memory for results that
+        it computes; compiled kernels do not alias them yet.
+      jit_kw: passed on to jax.jit.
+    Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
+    """
+    arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
+    if fn is None:
+        return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
+    if not callable(fn):
+        raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}",
+                          hint="@polyblocks_jit_jax(compile_options={...})")  # fmt: skip
+    given = _merged(compile_options, arguments)
+    options = CompileOptions.from_dict(given)
+    check_for_jax_jit(options, given)
+    return _jitted(fn, options, jit_kw)
+
+
+def _merged(compile_options, arguments: dict) -> dict:
+    """compile_options with the decorator's own arguments and the environment's defaults."""
+    if isinstance(compile_options, CompileOptions):
+        compile_options = compile_options.differing()
+    given = dict(CompileOptions.from_dict(compile_options) and compile_options or {})
+    for name, value in arguments.items():
+        if value is not None and name in given:
+            raise OptionError(f"`{name}` is given twice", why=f"{value!r} and compile_options[{name!r}]={given[name]!r}",
+                              hint="give it once")  # fmt: skip
+        if value is not None:
+            given[name] = value
+    environment = config.current()
+    given.setdefault("target", environment.target)
+    if environment.debug:
+        given.setdefault("debug", True)
+    return given
+
+
+def _jitted(fn: Callable, options: CompileOptions, jit_kw: dict) -> Callable:
+    static = front.Marked.of(fn, options.static_argnums, options.static_argnames)
+    donated = front.Marked.of(fn, options.donate_argnums, options.donate_argnames)
+    name = getattr(fn, "__name__", type(fn).__name__)
+
+    @functools.wraps(fn)
+    def traced(*args, **kwargs):
+        return front.traced_call(fn, static, donated, name, options, args, kwargs)
+
+    marked = {n: getattr(options, n) for n in ARGUMENT_OPTIONS if getattr(options, n)}
+    jitted = jax.jit(traced, **marked, **jit_kw)
+    for method in (explain, kernels, as_text):
+        setattr(jitted, method.__name__, functools.partial(method, jitted))
+    return jitted
+
+
+jit = polyblocks_jit_jax
+
+
+def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: Any) -> Any:
+    """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
+
+    "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
+    """
+    if fn is None:
+        return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
+    given = CompileOptions.from_dict(compile_options).differing()
+    backend = given.pop("execution_backend", "polyblocks")
+    if backend == "polyblocks":
+        return polyblocks_jit_jax(fn, compile_options=given, **kw)
+    if backend == "std":
+        return fn
+    return jax.jit(fn, **{n: given[n] for n in ARGUMENT_OPTIONS if n in given}, **kw)
+
+
+# --- the pipeline ---------------------------------------------------------------------------------------------------
+
+
+@_jax.cached_by_jaxpr
+def plan_of(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> fuse.Plan:
+    target = get_target(options.target)
+    return fuse.plan(
+        jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
+        params_for=lambda semantics: target.fused_params(semantics, options),
+    )  # fmt: skip
+
+
+def repeated(program: HostProgram, times: int) -> HostProgram:
+    """The program that runs `times` times on the same inputs (option num_iters)."""
+    if times == 1:
+        return program
+    return HostProgram(program.name, program.buffers, (Loop("iteration", times, program.steps),))
+
+
+def run_pipeline(operands: Sequence, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> list:
+    """Plans, compiles and traces the calls of compiled code."""
+    target = get_target(options.target)
+
+    def run(program: HostProgram, inputs: Sequence) -> list:
+        return target.call(target.compile(repeated(program, options.num_iters), options), *inputs)
+
+    return plan_of(jaxpr, name, options).evaluate(operands, run)
+
+
+# --- lowering rules -------------------------------------------------------------------------------------------------
+
+
+def _lower_call(ctx, *operands, jaxpr, name, options, donated):
+    platforms = ctx.platforms or ctx.module_context.platforms
+
+    def traced(*args):
+        if _jax.is_for_export(ctx):
+            return jex.jaxpr_as_fun(jaxpr)(*args)
+        target = get_target(options.target)
+        if tuple(platforms) != (target.platform,):
+            raise TargetError(
+                f"`{name}` is compiled for target `{target.name}` but its arguments are on {', '.join(platforms)}",
+                why="compiled kernels run where their target is",
+                hint=f"jax.device_put(x, jax.devices('{target.platform}')[0]), or jax.jit for other devices",
+            )  # fmt: skip
+        return run_pipeline(args, jaxpr, name, options)
+
+    return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
+
+
+def _lower_kernel(ctx, *operands, kernel: Kernel):
+    def traced(*args):
+        target = get_target("cpu")
+        return target.call(target.compile(kernel_program(kernel), CompileOptions()), *args)
+
+    return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
+
+
+def kernel_program(kernel: Kernel) -> HostProgram:
+    """The HostProgram of one launch."""
+    sides = ((kernel.in_types, BufferKind.INPUT, "in"), (kernel.out_types, BufferKind.OUTPUT, "out"))
+    buffers = [[Buffer(f"{stem}{n}", t, kind, n) for n, t in enumerate(types)] for types, kind, stem in sides]
+    operands, results = (tuple(View(b.name, b.type) for b in side) for side in buffers)
+    return HostProgram(kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),))
+
+
+mlir.register_lowering(front.call_p, _lower_call)
+mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
+
+
+# --- looking inside -------------------------------------------------------------------------------------------------
+
+
+def _plan_for(jitted: Callable, args, kwargs) -> tuple[fuse.Plan, jex.ClosedJaxpr, CompileOptions]:
+    eqn = _call_equation(jitted.trace(*args, **kwargs).jaxpr.jaxpr)
+    p = eqn.params
+    return plan_of(p["jaxpr"], p["name"], p["options"]), p["jaxpr"], p["options"]
+
+
+def _call_equation(jaxpr: jex.Jaxpr):
+    return next(e for e in jaxpr.eqns if e.primitive is front.call_p)
+
+
+def explain(jitted: Callable, *args, **kwargs) -> fuse.Explanation:
+    """What was fused for arguments like these, what was not, at which price, and what XLA keeps."""
+    return _plan_for(jitted, args, kwargs)[0].explanation
+
+
+def kernels(jitted: Callable, *args, **kwargs) -> list[Kernel]:
+    """The kernels that arguments like these need, in launch order."""
+    return _plan_for(jitted, args, kwargs)[0].kernels()
+
+
+def as_text(jitted: Callable, *args, stage: str = "kernels", **kwargs) -> str:
+    raise NotImplementedError
