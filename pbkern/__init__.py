@@ -1,5 +1,6 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
+from . import cpu
 from .api import jit, polyblocks_jit_jax, polymage_jit_jax
 from .dsl import (
     Blocked,
@@ -27,7 +28,6 @@ from .dsl import (
     when,
 )
 from .options import CompileOptions
-from .targets import cpu
 
 __all__ = [
     "BlockSpec",

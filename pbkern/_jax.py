@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax._src import ad_util, core, dispatch, source_info_util
+from jax._src import ad_util, config, core, dispatch, source_info_util
 from jax._src.interpreters import ad, batching, partial_eval
 from jax._src.state import indexing, types
 from jax._src.state import primitives as state
@@ -259,3 +259,11 @@ def prune_equation(used_results: Sequence[bool], eqn, keep_params: Callable) -> 
 def is_for_export(ctx) -> bool:
     """Whether a lowering's module leaves this process (jax.export), where custom FFI targets do not exist."""
     return ctx.module_context.lowering_parameters.for_export
+
+
+def untyped_manual_axes():
+    """Context manager: inside shard_map, types do not say over which mesh axes values vary.
+
+    They have been checked when the function was traced; plans and FFI calls are made of plain types.
+    """
+    return config._check_vma(False)

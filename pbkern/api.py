@@ -1,28 +1,31 @@
 """Decorated function -> compiled program: the whole pipeline on one screen.
 
-    function --trace--> pbkern_call(jaxpr) --precision--> jaxpr --fuse.plan--> Plan --target.compile--> code
+    function --trace--> pbkern_call(jaxpr) --fuse.plan--> Plan --target.compile--> code
 
-`pipeline` is that line; the lowering rule of `pbkern_call` runs it while jax.jit compiles, and `explain`, `kernels`
-and `as_text` run it on request. Tracing and transformations are frontends/jax.py; what XLA keeps is fuse's decision.
+`build_plan` and `compile_programs` are that line; the lowering rule of `pbkern_call` runs them while jax.jit compiles,
+and `explain`, `kernels` and `as_text` on request. Tracing and transformations are frontends/jax.py; what XLA keeps is fuse's decision.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse
+from . import _jax, config, fuse, stages
 from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
+from .dsl.verify import verify
 from .errors import OptionError, TargetError
 from .frontends import jax as front
+from .jaxprs import inner_jaxprs
 from .options import CompileOptions, check_for_jax_jit
 from .targets import get_target
 
@@ -89,8 +92,7 @@ def _jitted(fn: Callable, options: CompileOptions, jit_kw: dict) -> Callable:
     def traced(*args, **kwargs):
         return front.traced_call(fn, static, donated, name, options, args, kwargs)
 
-    marked = {n: getattr(options, n) for n in ARGUMENT_OPTIONS if getattr(options, n)}
-    jitted = jax.jit(traced, **marked, **jit_kw)
+    jitted = jax.jit(traced, **static.as_jit("static"), **donated.as_jit("donate"), **jit_kw)
     for method in (explain, kernels, as_text):
         setattr(jitted, method.__name__, functools.partial(method, jitted))
     return jitted
@@ -118,13 +120,55 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: 
 # --- the pipeline ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Build:
+    """One function on its way to machine code. `compiled` is filled by `compile_programs`."""
+
+    plan: fuse.Plan
+    record: stages.Record
+    compiled: dict[str, Any] = field(default_factory=dict)
+
+
 @_jax.cached_by_jaxpr
-def plan_of(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> fuse.Plan:
-    target = get_target(options.target)
-    return fuse.plan(
-        jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
-        params_for=lambda semantics: target.fused_params(semantics, options),
-    )  # fmt: skip
+def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _settings: config.Config) -> Build:
+    """Fuses a jaxpr for its target."""
+    target, record = get_target(options.target), stages.Record(name)
+
+    def verified(plan: fuse.Plan) -> None:
+        for kernel in plan.kernels():
+            verify(kernel)
+
+    def fused() -> fuse.Plan:
+        check_precision(jaxpr, options.mm_conv_precision_mode)
+        return fuse.plan(
+            jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
+            params_for=lambda semantics: target.fused_params(semantics, options),
+        )  # fmt: skip
+
+    plan = record.run("plan", fused, verify=verified)
+    record.kernels = plan.kernels()
+    record.texts["jaxpr"] = lambda: str(plan.jaxpr)
+    record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
+    record.texts["kernels"] = lambda: "\n\n".join(k.source() for k in record.kernels)
+    return Build(plan, record)
+
+
+def compile_programs(build: Build, options: CompileOptions) -> Build:
+    """Compiles the programs of a build, once; reports and dumps as options and environment say."""
+    target, record = get_target(options.target), build.record
+    if target.STAGES[0] in record.texts:
+        return build
+    for program in build.plan.programs():
+        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        build.compiled[program.name] = compiled
+        record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
+    for stage in target.STAGES:
+        record.texts[stage] = lambda s=stage: "\n".join(target.text(c, s) for c in build.compiled.values())
+    if options.debug:
+        stages.report(record)
+    if config.current().dump is not None:
+        stages.dump(record, config.current().dump)
+    return build
 
 
 def repeated(program: HostProgram, times: int) -> HostProgram:
@@ -134,14 +178,25 @@ def repeated(program: HostProgram, times: int) -> HostProgram:
     return HostProgram(program.name, program.buffers, (Loop("iteration", times, program.steps),))
 
 
-def run_pipeline(operands: Sequence, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> list:
-    """Plans, compiles and traces the calls of compiled code."""
-    target = get_target(options.target)
+def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:
+    """Raises OptionError where an integer mode meets a contraction of floats."""
+    if mode not in ("int32", "mixed_int8_int32"):
+        return
+    for eqn in walk(jaxpr.jaxpr):
+        if eqn.primitive.name in ("dot_general", "conv_general_dilated") and eqn.invars[0].aval.dtype.kind not in "iu":
+            raise OptionError(
+                f"mm_conv_precision_mode {mode!r} takes integer operands", at=_jax.user_line(eqn),
+                why=f"{eqn.primitive.name} of {' and '.join(a.aval.str_short() for a in eqn.invars)}",
+                hint="convert the operands to integers in the function, or choose a float mode",
+            )  # fmt: skip
 
-    def run(program: HostProgram, inputs: Sequence) -> list:
-        return target.call(target.compile(repeated(program, options.num_iters), options), *inputs)
 
-    return plan_of(jaxpr, name, options).evaluate(operands, run)
+def walk(jaxpr: jex.Jaxpr) -> Iterator:
+    """Every equation, at any depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in inner_jaxprs(eqn):
+            yield from walk(inner.jaxpr)
 
 
 # --- lowering rules -------------------------------------------------------------------------------------------------
@@ -160,7 +215,9 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
                 why="compiled kernels run where their target is",
                 hint=f"jax.device_put(x, jax.devices('{target.platform}')[0]), or jax.jit for other devices",
             )  # fmt: skip
-        return run_pipeline(args, jaxpr, name, options)
+        with _jax.untyped_manual_axes():
+            build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
+            return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
@@ -188,25 +245,24 @@ mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
 # --- looking inside -------------------------------------------------------------------------------------------------
 
 
-def _plan_for(jitted: Callable, args, kwargs) -> tuple[fuse.Plan, jex.ClosedJaxpr, CompileOptions]:
-    eqn = _call_equation(jitted.trace(*args, **kwargs).jaxpr.jaxpr)
-    p = eqn.params
-    return plan_of(p["jaxpr"], p["name"], p["options"]), p["jaxpr"], p["options"]
-
-
-def _call_equation(jaxpr: jex.Jaxpr):
-    return next(e for e in jaxpr.eqns if e.primitive is front.call_p)
+def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
+    p = next(e.params for e in walk(jitted.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
+    return build_plan(p["jaxpr"], p["name"], p["options"], config.current()), p["options"]
 
 
 def explain(jitted: Callable, *args, **kwargs) -> fuse.Explanation:
     """What was fused for arguments like these, what was not, at which price, and what XLA keeps."""
-    return _plan_for(jitted, args, kwargs)[0].explanation
+    return _build_for(jitted, args, kwargs)[0].plan.explanation
 
 
 def kernels(jitted: Callable, *args, **kwargs) -> list[Kernel]:
     """The kernels that arguments like these need, in launch order."""
-    return _plan_for(jitted, args, kwargs)[0].kernels()
+    return _build_for(jitted, args, kwargs)[0].plan.kernels()
 
 
 def as_text(jitted: Callable, *args, stage: str = "kernels", **kwargs) -> str:
-    raise NotImplementedError
+    """What one stage of compilation makes for arguments like these. Raises OptionError for an unknown stage."""
+    build, options = _build_for(jitted, args, kwargs)
+    if stage not in build.record.texts:
+        compile_programs(build, options)
+    return build.record.text(stage)

@@ -63,6 +63,11 @@ class Marked:
         by_name = {named.index(n) for n in found_names if n in named}
         return cls(frozenset(found_positions | by_name), frozenset(found_names | by_position))
 
+    def as_jit(self, verb: str) -> dict[str, tuple]:
+        """Arguments of jax.jit: {verb}_argnums and {verb}_argnames."""
+        both = {f"{verb}_argnums": tuple(sorted(self.positions)), f"{verb}_argnames": tuple(sorted(self.names))}
+        return {k: v for k, v in both.items() if v}
+
 
 def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
     """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""

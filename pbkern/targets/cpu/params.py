@@ -67,5 +67,8 @@ class CompilerParams:
         object.__setattr__(self, name, tuple(value))
 
 
+CompilerParams.__module__ = "pbkern.cpu"  # where people import it from, and so how kernels print it
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

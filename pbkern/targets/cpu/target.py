@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ from ... import config
 from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
 from ...dsl.text import source
+from ...errors import TargetError
 from ...lower import support
 from ...lower.program import LowerOptions
 from ...machine import Machine
@@ -25,6 +28,7 @@ class CpuTarget:
 
     name = "cpu"
     platform = "cpu"
+    STAGES = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):
         self._compiled: dict[tuple, cpu_compile.Compiled] = {}
@@ -65,6 +69,16 @@ class CpuTarget:
         p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
         return p.num_threads or config.num_threads() or self.machine().cores
 
+    def text(self, compiled: cpu_compile.Compiled, stage: str) -> str:
+        match stage:
+            case "nests":
+                return "\n\n".join(f"{k.name}:\n{k.nests}" for k in compiled.lowered.lowered)
+            case "mlir":
+                return f"{compiled.lowered.kernels}\n{compiled.lowered.host}"
+            case "llvm":
+                return compiled.llvm
+        return assembly(compiled)
+
     def coverage(self) -> dict[str, list[str]]:
         return support.coverage()
 
@@ -72,3 +86,14 @@ class CpuTarget:
 def content_key(program: HostProgram) -> tuple:
     """What a program means: its steps and the source of its kernels."""
     return (str(program), *map(source, program.kernels()))
+
+
+def assembly(compiled: cpu_compile.Compiled) -> str:
+    """Machine code as objdump prints it. Raises TargetError where objdump is not installed."""
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        compiled.loaded.object_code(file.name)
+        try:
+            command = ["objdump", "--disassemble", "--no-show-raw-insn", file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError) as e:
+            raise TargetError("machine code cannot be disassembled", why=str(e), hint="install objdump (binutils)") from None
