@@ -1,5 +1,4 @@
-"""Machine: what the cost model and schedules know about a target. Types and units here, values with each
-target.
+"""Machine: what the cost model and schedules know about a target. Types here, values with each target.
 
 Bandwidths and peaks are sustained figures of all cores together, so that a kernel's limit is
 max(flops / peak, bytes / bandwidth). `op_cycles` prices one element of an elementwise primitive.

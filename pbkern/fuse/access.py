@@ -1,5 +1,4 @@
-"""(equation, wanted part of its output) -> the part of each input it needs, and how to compute it at block
-shape.
+"""(equation, wanted part of its output) -> the part of each input it needs, and how to compute it.
 
 An access holds one Span per dimension: a start affine in grid axes (symbols 0, 1, ... count programs) and a
 size. A dimension taken as a whole is the span from 0 over its extent. Each rule returns a `Pull`: input

@@ -31,9 +31,12 @@ BINARY: dict[str, Callable[..., Value]] = {
 _BOUNDS = {
     "exp": (1, 1), "exp2": (1, 1), "expm1": (1.6, 2), "log": (1, 1), "log1p": (1.5, 1.5),
     "logistic": (2.5, 2.5), "tanh": (2.75, 2.75), "sinh": (1.75, 1.75), "cosh": (1.5, 1.5), "asinh": (2, 2),
-    "acosh": (2.5, 2.5),    "atanh": (2.25, 2.25), "rsqrt": (1.5, 1.5), "cbrt": (0.8, 0.8), "sin": (1.75, 3), "cos": (1.75, 3),
+    "acosh": (2.5, 2.5),
+    "atanh": (2.25, 2.25), "rsqrt": (1.5, 1.5), "cbrt": (0.8, 0.8), "sin": (1.75, 3), "cos": (1.75, 3),
     "tan": (3.75, 4), "asin": (2.5, 2.5), "acos": (1.25, 1.25), "atan": (2.25, 2.25), "atan2": (2.5, 2.5),
     "erf": (1.25, 2.5), "erfc": (4.5, 5), "erf_inv": (3.25, 5), "pow": (0.6, 1.5), "fmod": (0, 0),
 }  # fmt: skip
 ERROR_ULP = {(name, el): float(u) for name, pair in _BOUNDS.items() for el, u in zip(("f32", "f64"), pair)}
-APPROX_RELATIVE = {("exp", "f32"): 6e-6, ("exp", "f64"): 1e-10}
+_RELATIVE = {"exp": (6e-6, 1e-10), "expm1": (3e-5, 5e-10), "logistic": (6e-6, 1e-10), "tanh": (3e-5, 4e-10)}
+_RELATIVE |= {"sinh": (8e-6, 1e-10), "cosh": (6e-6, 1e-10), "erfc": (8e-6, 1e-10)}
+APPROX_RELATIVE = {(name, el): r for name, pair in _RELATIVE.items() for el, r in zip(("f32", "f64"), pair)}

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracle import run_program
 
 from pbkern import fuse
 from pbkern.fuse import schedule
 from pbkern.machine import DEFAULT_MACHINE
+
+from .oracle import run_program
 
 
 def planned(f, *args, supports=lambda eqn: None, machine=DEFAULT_MACHINE, **options):

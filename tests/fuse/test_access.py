@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import check, check_blocks, ints, rand
 from jax import lax
+
+from .checking import check, check_blocks, ints, rand
 
 X = rand(13, 22)
 Y = rand(4, 7, 10)

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import check, planned, rand
 from jax import lax
-from oracle import run_program
 
 from pbkern.dsl.host import Cond, Loop, While
 from pbkern.errors import UnsupportedOp
+
+from .checking import check, planned, rand
+from .oracle import run_program
 
 X = rand(6, 9)
 
@@ -156,10 +157,10 @@ def test_precision_mode_sets_the_dtype_of_contractions(mode, multiplied):
 
 
 def test_kernels_verify_and_print():
-    from workloads import WORKLOADS
-
     from pbkern.dsl.text import rebuild, same_kernel, source
     from pbkern.dsl.verify import verify
+
+    from .workloads import WORKLOADS
 
     for f, args, types, _ in WORKLOADS.values():
         for kernel in planned(f, *args).kernels() + planned(f, *types).kernels():

@@ -5,12 +5,13 @@ import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import check, random_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
 from pbkern.fuse import schedule
+
+from .checking import check, random_blocks
 
 UNARY = [
     jnp.tanh,

@@ -3,8 +3,9 @@
 import time
 
 import pytest
-from checking import check, check_blocks, planned
-from workloads import WORKLOADS
+
+from .checking import check, check_blocks, planned
+from .workloads import WORKLOADS
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -5,8 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checking import ints, rand
 from jax import lax
+
+from .checking import ints, rand
 
 
 def unsharp_slices(x):

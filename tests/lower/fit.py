@@ -13,7 +13,7 @@ mp.mp.dps = 40
 
 
 def minimax(f, low, high, degree, weight=lambda x: 1, rounds=12):
-    """Coefficients, constant first, of the polynomial p with the least max |p - f| * weight, and that maximum."""
+    """Coefficients, constant first, of the polynomial with the least max |p - f| weight, and that."""
     n = degree + 2
     low, high = mp.mpf(low), mp.mpf(high)
     middle, half = (low + high) / 2, (high - low) / 2
