@@ -28,11 +28,12 @@ def imports_of(path: pathlib.Path):
     package = path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1] + tuple((node.module or "").split(".") if node.module else ())
+            base = package[: len(package) - node.level + 1] + tuple(node.module.split(".") if node.module else ())
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pbkern":
             base = tuple(node.module.split(".")[1:])
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, tuple(a.name.split(".")[1:])) for a in node.names if a.name.split(".")[0] == "pbkern")
+            ours = (a.name.split(".") for a in node.names if a.name.split(".")[0] == "pbkern")
+            yield from ((node.lineno, tuple(parts[1:])) for parts in ours)
             continue
         else:
             continue

@@ -22,9 +22,9 @@ from ..jaxprs import called_jaxpr
 
 # Cheap per element, or without cost inside a kernel.
 RECOMPUTED = frozenset(
-    """abs acos add add_any and asin atan2 atan broadcast_in_dim ceil clamp convert_element_type copy cos cosh div eq erf
-    exp exp2 expand_dims expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or
-    pow real reshape round rsqrt select_n sign sin sinh sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
+    """abs acos add add_any and asin atan2 atan broadcast_in_dim ceil clamp convert_element_type copy cos cosh div eq
+    erf exp exp2 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pow reshape
+    round rsqrt select_n sign sin sinh sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
 )
 
 

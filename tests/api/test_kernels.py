@@ -28,9 +28,10 @@ def twice(x_ref, o_ref):
 
 
 PARALLEL = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",), num_threads=2)
+SEQUENTIAL = pbkern.cpu.CompilerParams(dimension_semantics=("sequential",), vector_width=256)
 
 
-@pytest.mark.parametrize("params", [None, PARALLEL, pbkern.cpu.CompilerParams(dimension_semantics=("sequential",), vector_width=256)])
+@pytest.mark.parametrize("params", [None, PARALLEL, SEQUENTIAL])
 def test_a_hand_written_kernel_runs_eagerly_and_under_jit(params):
     kernel = make(twice, compiler_params=params)
     for f in (kernel, jax.jit(kernel), pbkern.jit(kernel)):
@@ -78,8 +79,8 @@ def test_printed_kernels_rebuild():
 
 
 @pytest.mark.parametrize("stage, text", [
-    ("jaxpr", "lambda"), ("plan", "1 kernel(s)"), ("kernels", "@pbkern.kernel"), ("nests", "nest"), ("mlir", "func.func"),
-    ("llvm", "llvm.func"),
+    ("jaxpr", "lambda"), ("plan", "1 kernel(s)"), ("kernels", "@pbkern.kernel"), ("nests", "nest"),
+    ("mlir", "func.func"), ("llvm", "llvm.func"),
 ])  # fmt: skip
 def test_every_stage_can_be_read(stage, text):
     assert text in pbkern.jit(normalise).as_text(X, stage=stage)
@@ -94,7 +95,8 @@ def test_dumped_kernels_rebuild_and_agree(tmp_path):
     with config.override(dump=tmp_path):
         pbkern.jit(normalise)(X)
     (folder,) = tmp_path.iterdir()
-    assert {p.name for p in folder.iterdir()} >= {"1_jaxpr.txt", "2_plan.txt", "3_kernels.py", "4_nests.txt", "5_mlir.mlir", "times.txt"}
+    names = {"1_jaxpr.txt", "2_plan.txt", "3_kernels.py", "4_nests.txt", "5_mlir.mlir", "6_llvm.mlir", "times.txt"}
+    assert {p.name for p in folder.iterdir()} >= names
     run = subprocess.run([sys.executable, folder / "repro.py"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout.split()[-1]) < 1e-4

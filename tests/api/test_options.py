@@ -143,8 +143,8 @@ def test_unknown_execution_backend():
 
 @pytest.mark.parametrize(
     "field",
-    [{"approx_math": 1}, {"num_threads": 0}, {"vector_width": 64}, {"max_concurrent_steps": 0}, {"dimension_semantics": "parallel"},
-     {"dimension_semantics": ("serial",)}, {"allow_input_fusion": (1,)}],
+    [{"approx_math": 1}, {"num_threads": 0}, {"vector_width": 64}, {"max_concurrent_steps": 0},
+     {"dimension_semantics": "parallel"}, {"dimension_semantics": ("serial",)}, {"allow_input_fusion": (1,)}],
 )  # fmt: skip
 def test_wrong_compiler_params_are_explained(field):
     (name,) = field
