@@ -6,7 +6,6 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 from __future__ import annotations
 
 import pathlib
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -223,7 +222,7 @@ def is_linear_operand(x) -> bool:
 
 
 def transposed_jaxpr(closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_ct: tuple[bool, ...]) -> tuple:
-    """(jaxpr from nonlinear operands and nonzero cotangents to cotangents of linear operands, which of them are nonzero)."""
+    """(jaxpr: nonlinear operands, nonzero cotangents -> nonzero cotangents of linear operands; which those are)."""
     known_avals = [a for a, u in zip(closed.in_avals, linear) if not u]
     ct_avals = [a.to_ct_aval() for a, nz in zip(closed.out_avals, nonzero_ct) if nz]
     nonzero: list[bool] = []
@@ -267,3 +266,20 @@ def untyped_manual_axes():
     They have been checked when the function was traced; plans and FFI calls are made of plain types.
     """
     return config._check_vma(False)
+
+
+def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:
+    """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
+    info = closed.jaxpr.debug_info.with_unknown_names()
+    effects = core.no_effects.union(*(e.effects for e in eqns)) if eqns else core.no_effects
+    jaxpr = core.Jaxpr(closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info)
+    return core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def partitioned_over(ctx) -> int:
+    """Devices over which XLA, and not shard_map, divides the values of a lowering; 1 where it does not."""
+    axes = ctx.module_context.axis_context
+    if getattr(axes, "manual_axes", frozenset()):
+        return 1
+    mesh = getattr(axes, "mesh", None)
+    return getattr(axes, "num_devices", 1) if mesh is None else mesh.size

@@ -21,9 +21,11 @@ from typing import Any
 
 from .errors import OptionError, PbkernError, TargetError
 
-DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
-          "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "bool": "bool",
-          "c64": "complex64", "c128": "complex128"}  # fmt: skip
+DTYPES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
+    "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "bool": "bool",
+    "c64": "complex64", "c128": "complex128",
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dump = commands.add_parser("dump", help="write every stage of compilation to files")
     for command in (explain, dump):
         command.add_argument("function", metavar="FILE.py:FUNCTION")
-        command.add_argument("--args", nargs="+", metavar="TYPE", help="types of the arguments, e.g. 'f32[1080,1920,3]'")
+        command.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
     dump.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")
     targets = commands.add_parser("targets", help="targets of this installation")
     targets.add_argument("--coverage", action="store_true", help="list the primitives that kernels may contain")
@@ -126,6 +128,7 @@ def parse_type(text: str):
     found = re.fullmatch(r"\s*(\w+)\s*\[([\d\s,]*)\]\s*", text)
     dtype = DTYPES.get(found[1], found[1]) if found else None
     if dtype not in DTYPES.values():
-        raise OptionError("a type is not understood", why=f"{text!r}", hint=f"DTYPE[SIZES] with {', '.join(DTYPES)}, e.g. f32[8,128]")
+        hint = f"DTYPE[SIZES] with {', '.join(DTYPES)}, e.g. f32[8,128]"
+        raise OptionError("a type is not understood", why=f"{text!r}", hint=hint)
     shape = tuple(int(n) for n in found[2].split(",") if n.strip())
     return jax.ShapeDtypeStruct(shape, dtype)

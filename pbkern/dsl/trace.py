@@ -367,7 +367,7 @@ def _no_derivative(primals, tangents, *, kernel: Kernel):
 for _p in (kernel_p, interpret_p):
     _p.multiple_results = True
     _p.def_abstract_eval(_result_types)
-    _p.def_impl(jax.jit(_p.bind, static_argnames="kernel"))
+    _jax.set_eager_rule(_p)
     ad.primitive_jvps[_p] = _no_derivative
     batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: _batch(p, args, dims, kernel)
 
