@@ -5,11 +5,14 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
+import functools
 import pathlib
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 from jax._src import source_info_util
+from jax._src.interpreters import mlir
 from jax._src.state import indexing, types
 from jax._src.state import primitives as state
 from jax.extend import core as jex
@@ -131,3 +134,42 @@ def is_slice(index) -> bool:
 def source_of(eqn):
     """Context in which traced equations carry `eqn`'s source line, and not that of the code that traces."""
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=eqn.source_info.name_stack)
+
+
+# --- Pallas ------------------------------------------------------------------------------------------------------
+# Imported on first use: Pallas costs a third of a second, and most programs have no pallas_call.
+
+
+@functools.cache
+def pallas() -> SimpleNamespace:
+    """What the importer needs of Pallas: the primitive, the stock lowering, kinds of block dimensions."""
+    from jax._src.pallas import core, pallas_call
+
+    return SimpleNamespace(
+        call_p=pallas_call.pallas_call_p,
+        stock_lowering=pallas_call._pallas_call_lowering,
+        Blocked=core.Blocked,
+        Squeezed=core.Squeezed,
+        Element=core.Element,
+        BoundedSlice=core.BoundedSlice,
+        is_dynamic_dim=core.is_dynamic_dim,
+    )
+
+
+def remove_cpu_lowering(primitive) -> None:
+    """Undoes `register_lowering(primitive, ..., platform="cpu")`; public JAX has no way."""
+    mlir._platform_specific_lowerings["cpu"].pop(primitive, None)
+
+
+def is_for_export(ctx) -> bool:
+    """Whether a lowering's result leaves this process (jax.export)."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform
+TransposeTransform, BitcastTransform = types.TransposeTransform, types.BitcastTransform
+
+
+def is_dropped(var) -> bool:
+    """Whether an equation's result variable is never read."""
+    return type(var).__name__ == "DropVar"
