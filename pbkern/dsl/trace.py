@@ -413,6 +413,7 @@ def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     return dataclasses.replace(
         k,
         grid=(size, *k.grid),
+        dynamic_grid=tuple((d + 1, operand) for d, operand in k.dynamic_grid),
         inputs=inputs,
         outputs=outputs,
         body=body,
