@@ -77,9 +77,9 @@ class RefAccess:
 
 def is_whole(index: Index, extent: int) -> bool:
     """Whether an index takes all of a dimension of this extent."""
-    return (
-        isinstance(index, Range) and isinstance(index.start, int) and (index.start, index.size) == (0, extent)
-    )
+    if not isinstance(index, Range) or not isinstance(index.start, int):
+        return False
+    return (index.start, index.size) == (0, extent) and (index.stride == 1 or extent <= 1)
 
 
 KINDS = {"get": "load", "swap": "store", "addupdate": "add", "masked_load": "load", "masked_store": "store"}

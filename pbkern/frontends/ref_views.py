@@ -95,7 +95,7 @@ def view(ref, transforms: Sequence) -> View:
         t = transforms[0]
         if isinstance(t, _jax.NDIndexer) and _composes(t, indices, order):
             for d, raw in zip(order, t.indices):
-                indices[d] = narrow(indices[d], raw, add_index, mul_index)
+                indices[d] = narrow(indices[d], _from_start(raw, indices[d].size), add_index, mul_index)
             order = [d for d in order if isinstance(indices[d], Range)]
         elif isinstance(t, _jax.TransposeTransform) and not any(isinstance(i, Gather) for i in indices):
             order = [order[p] for p in t.permutation]
@@ -106,6 +106,13 @@ def view(ref, transforms: Sequence) -> View:
     perm = tuple(kept.index(d) for d in order)
     natural = perm == tuple(range(len(perm))) or any(isinstance(i, Gather) for i in indices)
     return View(ref, tuple(indices), None if natural else perm, tuple(transforms))
+
+
+def _from_start(raw, extent: int):
+    """An array index counted from the start: negative elements count from the end, as in NumPy."""
+    if _jax.is_slice(raw) or not np.ndim(raw) or raw.dtype.kind == "u":
+        return raw
+    return lax.select(lax.lt(raw, lax.full_like(raw, 0)), lax.add(raw, lax.full_like(raw, extent)), raw)
 
 
 def _composes(t, indices: list, order: list) -> bool:
