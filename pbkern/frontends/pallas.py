@@ -50,7 +50,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     outputs = tuple(blocks[g.num_inputs :])
     scratch = tuple(allocation(a) for a in g.scratch_avals)
     scoped = scoped_allocations(jaxpr)
-    importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims))
+    importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
         grid=grid,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
@@ -22,7 +21,8 @@ from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs
 from ..rules import RuleTable
-from .ref_views import View, bitcast, view
+from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
+from .ref_views import View, view
 
 Rule = Callable[..., list]
 RULES: RuleTable[Rule] = RuleTable("pallas import")
@@ -34,10 +34,12 @@ class Importer:
 
     Attributes:
       axes: pallas grid axis -> axis of the kernel's grid (vmapped dimensions come first and are not seen by the body).
+      axis_names: names of the kernel's grid axes, if the grid is named.
       scoped: id of a run_scoped jaxpr -> the Refs that stand for its allocations.
     """
 
     axes: tuple[int, ...]
+    axis_names: tuple = ()
     scoped: dict[int, Sequence] = dataclasses.field(default_factory=dict)
 
     def rewrite(self, eqn, *operands) -> list | None:
@@ -157,46 +159,30 @@ def _num_programs(importer, eqn):
     return [primitives.num_programs(importer.axes[eqn.params["axis"]])]
 
 
-@RULES.register("multiple_of", "max_contiguous")
-def _hint(importer, eqn, x):
-    return [x]
+@RULES.register("axis_index")
+def _axis_index(importer, eqn):
+    name = eqn.params["axis_name"]
+    if name not in importer.axis_names:
+        raise UnsupportedOp(
+            f"`axis_index` of `{name}` in a Pallas kernel", at=_jax.user_line(eqn),
+            why=f"grid names: {', '.join(map(str, importer.axis_names)) or 'none'}",
+            hint="pass the index of a mesh axis as a scalar operand",
+        )  # fmt: skip
+    return [primitives.program_id(importer.axis_names.index(name))]
 
 
-@RULES.register("delay", "debug_barrier_p", "set_max_registers_p", "commit_smem")
+@RULES.register(*IDENTITIES)
+def _same(importer, eqn, *operands):
+    return list(operands[: len(eqn.outvars)])
+
+
+@RULES.register(*NOTHING)
 def _nothing(importer, eqn, *operands):
     return []
 
 
-# --- values --------------------------------------------------------------------------------------------------------
-
-
-@RULES.register("reciprocal")
-def _reciprocal(importer, eqn, x):
-    return [lax.div(lax.full_like(x, 1), x)]
-
-
-@RULES.register("bitcast")
-def _bitcast(importer, eqn, x):
-    return [bitcast(x, np.dtype(eqn.outvars[0].aval.dtype))]
-
-
-@RULES.register("roll")
-def _roll(importer, eqn, x, shift):
-    """jnp.roll by a shift that may be traced; with `stride`, row i of `stride_axis` by shift + i * stride."""
-    p = eqn.params
-    if p.get("stride") is not None:
-        raise UnsupportedOp("`roll` with a stride in a Pallas kernel", at=_jax.user_line(eqn))
-    axis, n = p["axis"], x.shape[p["axis"]]
-    start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
-    return [lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)]
-
-
-@RULES.register("elementwise_inline_asm_p")
-def _inline_asm(importer, eqn, *operands):
-    """Only what Pallas itself emits has a meaning on other machines."""
-    if "tanh.approx" in eqn.params["asm"]:
-        return [lax.tanh(operands[0])]
-    raise UnsupportedOp("inline assembly in a Pallas kernel", at=_jax.user_line(eqn), why=eqn.params["asm"])
+for _name, _rule in VALUE_RULES.items():
+    RULES.register(_name)(lambda importer, eqn, *operands, rule=_rule: rule(eqn, *operands))
 
 
 # --- atomics -------------------------------------------------------------------------------------------------------
