@@ -185,7 +185,8 @@ def numpy_conv(x, w, stride=1):
     result = np.zeros((n, *out, channels), x.dtype)
     for i in range(kh):
         for j in range(kw):
-            result += x[:, i : i + stride * out[0] : stride, j : j + stride * out[1] : stride][:, : out[0], : out[1]] @ w[i, j]
+            rows, columns = (slice(k, k + stride * size, stride) for k, size in zip((i, j), out))
+            result += x[:, rows, columns] @ w[i, j]
     return result
 
 
@@ -378,16 +379,33 @@ def numpy_gradient_descent(x, d, steps=100):
 
 
 def jacobi(x, steps=50):
-    """float32[h, w] -> the same: each inner element becomes the mean of its four neighbours, `steps` times."""
+    """float32[h, w] -> the same: each element becomes the mean of its four neighbours, zero outside, `steps` times."""
 
     def step(_, a):
-        inner = 0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])
-        return a.at[1:-1, 1:-1].set(inner)
+        p = jnp.pad(a, 1)
+        return 0.25 * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
 
     return lax.fori_loop(0, steps, step, x)
 
 
 def numpy_jacobi(x, steps=50):
+    a = x
+    for _ in range(steps):
+        p = np.pad(a, 1)
+        a = p.dtype.type(0.25) * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
+    return a
+
+
+def jacobi_at(x, steps=50):
+    """Jacobi with the border held fixed: only inner elements are updated, in place."""
+
+    def step(_, a):
+        return a.at[1:-1, 1:-1].set(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]))
+
+    return lax.fori_loop(0, steps, step, x)
+
+
+def numpy_jacobi_at(x, steps=50):
     a = x.copy()
     for _ in range(steps):
         a[1:-1, 1:-1] = a.dtype.type(0.25) * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])
@@ -412,21 +430,28 @@ def _matmul(n: int) -> Workload:
 
 MLP = (Spec((256, 768)), Spec((768, 1024), scale=0.04), Spec((1024,)), Spec((1024, 768), scale=0.03), Spec((768,)))
 SMALL_MLP = (Spec((17, 24)), Spec((24, 40), scale=0.2), Spec((40,)), Spec((40, 24), scale=0.2), Spec((24,)))
-MEGAPIXELS = 1080 * 1920 * 3
+FRAME, SMALL_FRAME = (1080, 1920), (37, 53)
+PLANES, SMALL_PLANES = (Spec((3, *FRAME)),), (Spec((3, *SMALL_FRAME)),)
+PIXELS, SMALL_PIXELS = (Spec((*FRAME, 3)),), (Spec((*SMALL_FRAME, 3)),)
+SQUARE, SMALL_SQUARE = (Spec((2048, 2048)),), (Spec(SMALL_FRAME),)
+SAMPLES, SQUARE_SIZE = 1080 * 1920 * 3, 2048 * 2048
+LOGITS = (Spec((8192, 32_000)), Spec((8192,), high=32_000))
+SMALL_LOGITS = (Spec((13, 301)), Spec((13,), high=301))
 
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload("blur", blur, (Spec((3, 1080, 1920)),), (Spec((3, 37, 53)),), 18.0 * MEGAPIXELS, numpy_blur),
-        Workload("blur_slices", blur_slices, (Spec((3, 1080, 1920)),), (Spec((3, 37, 53)),), 18.0 * MEGAPIXELS, numpy_blur),
-        Workload("unsharp", unsharp, (Spec((1080, 1920, 3)),), (Spec((37, 53, 3)),), 24.0 * MEGAPIXELS, numpy_unsharp),
-        Workload("unsharp_conv", unsharp_conv, (Spec((1080, 1920, 3)),), (Spec((37, 53, 3)),), 24.0 * MEGAPIXELS,
+        Workload("blur", blur, PLANES, SMALL_PLANES, 18.0 * SAMPLES, numpy_blur),
+        Workload("blur_slices", blur_slices, PLANES, SMALL_PLANES, 18.0 * SAMPLES, numpy_blur),
+        Workload("unsharp", unsharp, PIXELS, SMALL_PIXELS, 24.0 * SAMPLES, numpy_unsharp),
+        Workload("unsharp_conv", unsharp_conv, PIXELS, SMALL_PIXELS, 24.0 * SAMPLES,
                  numpy_unsharp_conv, note="padded"),
-        Workload("harris", harris, (Spec((2048, 2048)),), (Spec((37, 53)),), 50.0 * 2048**2, harris),
-        Workload("harris_conv", harris_conv, (Spec((2048, 2048)),), (Spec((37, 53)),), 50.0 * 2048**2,
+        Workload("harris", harris, SQUARE, SMALL_SQUARE, 50.0 * SQUARE_SIZE, harris),
+        Workload("harris_conv", harris_conv, SQUARE, SMALL_SQUARE, 50.0 * SQUARE_SIZE,
                  numpy_harris_conv, note="padded"),
         Workload("conv_stem", conv_stem, (Spec((1, 224, 224, 3)), Spec((7, 7, 3, 64))),
-                 (Spec((1, 31, 29, 3)), Spec((7, 7, 3, 9))), 2.0 * 112 * 112 * 64 * 147, functools.partial(numpy_conv, stride=2)),
+                 (Spec((1, 31, 29, 3)), Spec((7, 7, 3, 9))), 2.0 * 112 * 112 * 64 * 147,
+                 functools.partial(numpy_conv, stride=2)),
         Workload("conv_bias_relu", conv_bias_relu, (Spec((8, 56, 56, 64)), Spec((3, 3, 64, 64)), Spec((64,))),
                  (Spec((2, 9, 13, 8)), Spec((3, 3, 8, 12)), Spec((12,))), 2.0 * 8 * 56 * 56 * 64 * 9 * 64,
                  lambda x, w, b: np.maximum(numpy_conv(x, w) + b, 0)),
@@ -448,7 +473,8 @@ WORKLOADS = {
                  5.0 * 4096 * 1024, numpy_rms_norm),
         _attention("attention_1024", 1024, False), _attention("attention_1024_causal", 1024, True),
         _attention("attention_2048", 2048, False), _attention("attention_2048_causal", 2048, True),
-        Workload("elementwise", elementwise, (Spec((1 << 24,)),), (Spec((1003,)),), 10.0 * (1 << 24), numpy_elementwise),
+        Workload("elementwise", elementwise, (Spec((1 << 24,)),), (Spec((1003,)),), 10.0 * (1 << 24),
+                 numpy_elementwise),
         Workload("sum_of_squares", sum_of_squares, (Spec((1 << 26,)),), (Spec((100_003,)),), 2.0 * (1 << 26),
                  numpy_sum_of_squares),
         Workload("gradient_descent", gradient_descent, (Spec((10_000, 200)), Spec((10_000,))),
@@ -457,11 +483,12 @@ WORKLOADS = {
         Workload("mlp_gradient", mlp_gradient, MLP, SMALL_MLP, 6 * 2.0 * 256 * 768 * 1024, numpy_mlp_gradient),
         Workload("transformer_block", transformer_block, transformer_specs(512, 512), transformer_specs(19, 32),
                  2.0 * 512 * 512 * 512 * 12 + 4.0 * 512 * 512 * 512, numpy_transformer_block),
-        Workload("cross_entropy", cross_entropy, (Spec((8192, 32_000)), Spec((8192,), high=32_000)),
-                 (Spec((13, 301)), Spec((13,), high=301)), 4.0 * 8192 * 32_000, numpy_cross_entropy),
-        Workload("cross_entropy_one_hot", cross_entropy_one_hot, (Spec((8192, 32_000)), Spec((8192,), high=32_000)),
-                 (Spec((13, 301)), Spec((13,), high=301)), 4.0 * 8192 * 32_000, numpy_cross_entropy),
-        Workload("jacobi", jacobi, (Spec((2048, 2048)),), (Spec((37, 53)),), 50 * 4.0 * 2048**2, numpy_jacobi,
+        Workload("cross_entropy", cross_entropy, LOGITS, SMALL_LOGITS, 4.0 * 8192 * 32_000, numpy_cross_entropy),
+        Workload("cross_entropy_one_hot", cross_entropy_one_hot, LOGITS, SMALL_LOGITS, 4.0 * 8192 * 32_000,
+                 numpy_cross_entropy),
+        Workload("jacobi", jacobi, SQUARE, SMALL_SQUARE, 50 * 4.0 * SQUARE_SIZE, numpy_jacobi,
+                 note="50 steps"),
+        Workload("jacobi_at", jacobi_at, SQUARE, SMALL_SQUARE, 50 * 4.0 * SQUARE_SIZE, numpy_jacobi_at,
                  note="50 steps"),
     )
 }  # fmt: skip

@@ -5,14 +5,16 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax._src import ad_util, config, core, dispatch, source_info_util
-from jax._src.interpreters import ad, batching, partial_eval, pxla
+from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import split_list, weakref_lru_cache
@@ -290,3 +292,37 @@ def partitioned_over(ctx) -> int:
         return 1
     mesh = getattr(axes, "mesh", None)
     return getattr(axes, "num_devices", 1) if mesh is None else mesh.size
+
+
+# --- Pallas ------------------------------------------------------------------------------------------------------
+# Imported on first use: Pallas costs a third of a second, and most programs have no pallas_call.
+
+
+@functools.cache
+def pallas() -> SimpleNamespace:
+    """What the importer needs of Pallas: the primitive, the stock lowering, kinds of block dimensions."""
+    from jax._src.pallas import core, pallas_call
+
+    return SimpleNamespace(
+        call_p=pallas_call.pallas_call_p,
+        stock_lowering=pallas_call._pallas_call_lowering,
+        Blocked=core.Blocked,
+        Squeezed=core.Squeezed,
+        Element=core.Element,
+        BoundedSlice=core.BoundedSlice,
+        is_dynamic_dim=core.is_dynamic_dim,
+    )
+
+
+def remove_cpu_lowering(primitive) -> None:
+    """Undoes `register_lowering(primitive, ..., platform="cpu")`; public JAX has no way."""
+    mlir._platform_specific_lowerings["cpu"].pop(primitive, None)
+
+
+NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform
+TransposeTransform, BitcastTransform = types.TransposeTransform, types.BitcastTransform
+
+
+def is_dropped(var) -> bool:
+    """Whether an equation's result variable is never read."""
+    return type(var).__name__ == "DropVar"

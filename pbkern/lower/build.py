@@ -105,7 +105,7 @@ class BodyBuilder:
         self.items: list[Item] = []
         self.refs: dict = {}
         self.grid: tuple[Value, ...] = ()
-        self.grid_sizes: tuple[int, ...] = ()
+        self.grid_sizes: tuple[Value, ...] = ()
         self._stored: dict[int, Stored] = {}
         self._keep: list = []
         self._infos: dict = {}
@@ -235,7 +235,7 @@ class BodyBuilder:
         if name == "program_id":
             return [self.grid[eqn.params["axis"]]]
         if name == "num_programs":
-            return [Literal((), INT32, self.grid_sizes[eqn.params["axis"]])]
+            return [self.grid_sizes[eqn.params["axis"]]]
         if name == "sort":
             return self._sort(eqn, ins)
         if name in VIEWS:

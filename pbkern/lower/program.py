@@ -22,7 +22,7 @@ from .parallel import parallel_dimensions
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
-from .values import Value
+from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
 
@@ -108,7 +108,16 @@ class KernelLowering:
             self._sequential(inner, dims[1:])
             return []
 
-        self.text.loop(block, f"%g{dims[0]}", 0, self.kernel.grid[dims[0]], 1, fill)
+        self.text.loop(block, f"%g{dims[0]}", 0, self._grid_size(block, dims[0]), 1, fill)
+
+    def _grid_size(self, block: Block, dim: int) -> int | str:
+        """Size of a grid dimension: a constant, or the value of its operand."""
+        operand = dict(self.kernel.dynamic_grid).get(dim)
+        if operand is None:
+            return self.kernel.grid[dim]
+        buf = self.bufs[operand]
+        size = self.text.put(block, f"memref.load {buf.name}[] : {memref(buf)}")
+        return self.text.put(block, f"arith.index_cast {size} : i32 to index")
 
     # ---------------------------------------------------------------- one program
 
@@ -195,7 +204,9 @@ class KernelLowering:
     def _body(self, block: Block, views: list, guarded: bool) -> None:
         builder = BodyBuilder(self.names)
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
-        builder.grid_sizes = self.kernel.grid
+        dynamic = dict(self.kernel.dynamic_grid)
+        builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
+                                   for d, n in enumerate(self.kernel.grid))
         refs = [RefView(buf, m.ref_shape, m.array.dtype, offsets, axes, guarded and self._may_cross(m, offsets))
                 for buf, offsets, axes, m in views]
         refs += [self._whole(b) for b in self.scratch]
