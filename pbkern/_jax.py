@@ -5,15 +5,16 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
+import functools
 import pathlib
-
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax._src import ad_util, config, core, dispatch, source_info_util
-from jax._src.interpreters import ad, batching, partial_eval
+from jax._src.interpreters import ad, batching, mlir, partial_eval
 from jax._src.state import indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import split_list, weakref_lru_cache
@@ -223,7 +224,7 @@ def is_linear_operand(x) -> bool:
 
 
 def transposed_jaxpr(closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_ct: tuple[bool, ...]) -> tuple:
-    """(jaxpr from nonlinear operands and nonzero cotangents to cotangents of linear operands, which of them are nonzero)."""
+    """(jaxpr: nonlinear operands, nonzero cotangents -> nonzero cotangents of linear operands; which those are)."""
     known_avals = [a for a, u in zip(closed.in_avals, linear) if not u]
     ct_avals = [a.to_ct_aval() for a, nz in zip(closed.out_avals, nonzero_ct) if nz]
     nonzero: list[bool] = []
@@ -267,3 +268,54 @@ def untyped_manual_axes():
     They have been checked when the function was traced; plans and FFI calls are made of plain types.
     """
     return config._check_vma(False)
+
+
+def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:
+    """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
+    info = closed.jaxpr.debug_info.with_unknown_names()
+    effects = core.no_effects.union(*(e.effects for e in eqns)) if eqns else core.no_effects
+    jaxpr = core.Jaxpr(closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info)
+    return core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def partitioned_over(ctx) -> int:
+    """Devices over which XLA, and not shard_map, divides the values of a lowering; 1 where it does not."""
+    axes = ctx.module_context.axis_context
+    if getattr(axes, "manual_axes", frozenset()):
+        return 1
+    mesh = getattr(axes, "mesh", None)
+    return getattr(axes, "num_devices", 1) if mesh is None else mesh.size
+
+
+# --- Pallas ------------------------------------------------------------------------------------------------------
+# Imported on first use: Pallas costs a third of a second, and most programs have no pallas_call.
+
+
+@functools.cache
+def pallas() -> SimpleNamespace:
+    """What the importer needs of Pallas: the primitive, the stock lowering, kinds of block dimensions."""
+    from jax._src.pallas import core, pallas_call
+
+    return SimpleNamespace(
+        call_p=pallas_call.pallas_call_p,
+        stock_lowering=pallas_call._pallas_call_lowering,
+        Blocked=core.Blocked,
+        Squeezed=core.Squeezed,
+        Element=core.Element,
+        BoundedSlice=core.BoundedSlice,
+        is_dynamic_dim=core.is_dynamic_dim,
+    )
+
+
+def remove_cpu_lowering(primitive) -> None:
+    """Undoes `register_lowering(primitive, ..., platform="cpu")`; public JAX has no way."""
+    mlir._platform_specific_lowerings["cpu"].pop(primitive, None)
+
+
+NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform
+TransposeTransform, BitcastTransform = types.TransposeTransform, types.BitcastTransform
+
+
+def is_dropped(var) -> bool:
+    """Whether an equation's result variable is never read."""
+    return type(var).__name__ == "DropVar"

@@ -3,13 +3,15 @@
     function --trace--> pbkern_call(jaxpr) --fuse.plan--> Plan --target.compile--> code
 
 `build_plan` and `compile_programs` are that line; the lowering rule of `pbkern_call` runs them while jax.jit compiles,
-and `explain`, `kernels` and `as_text` on request. Tracing and transformations are frontends/jax.py; what XLA keeps is fuse's decision.
+and `explain`, `kernels` and `as_text` on request. Tracing and transformations are frontends/jax.py; what XLA keeps
+is the fuser's decision.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
+import pathlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +36,10 @@ from .targets import get_target
 ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
 
 
-def polyblocks_jit_jax(fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
-                       donate_argnums=None, donate_argnames=None, **jit_kw: Any) -> Any:
+def polyblocks_jit_jax(
+    fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
+    donate_argnums=None, donate_argnames=None, **jit_kw: Any,
+) -> Any:  # fmt: skip
     """Compiles a JAX function with pbkern when it is called; a decorator, with or without arguments.
 
     The result is a `jax.jit` function: it composes with grad, vmap, scan, remat, shard_map and other jits, has
@@ -57,8 +61,8 @@ def polyblocks_jit_jax(fn: Callable | None = None, *, compile_options=None, stat
     if fn is None:
         return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
     if not callable(fn):
-        raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}",
-                          hint="@polyblocks_jit_jax(compile_options={...})")  # fmt: skip
+        hint = "@polyblocks_jit_jax(compile_options={...})"
+        raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
     given = _merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
     check_for_jax_jit(options, given)
@@ -69,11 +73,12 @@ def _merged(compile_options, arguments: dict) -> dict:
     """compile_options with the decorator's own arguments and the environment's defaults."""
     if isinstance(compile_options, CompileOptions):
         compile_options = compile_options.differing()
-    given = dict(CompileOptions.from_dict(compile_options) and compile_options or {})
+    CompileOptions.from_dict(compile_options)  # unknown names and bad values are reported before anything else
+    given = dict(compile_options or {})
     for name, value in arguments.items():
         if value is not None and name in given:
-            raise OptionError(f"`{name}` is given twice", why=f"{value!r} and compile_options[{name!r}]={given[name]!r}",
-                              hint="give it once")  # fmt: skip
+            both = f"{value!r} and compile_options[{name!r}]={given[name]!r}"
+            raise OptionError(f"`{name}` is given twice", why=both, hint="give it once")
         if value is not None:
             given[name] = value
     environment = config.current()
@@ -215,6 +220,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
                 why="compiled kernels run where their target is",
                 hint=f"jax.device_put(x, jax.devices('{target.platform}')[0]), or jax.jit for other devices",
             )  # fmt: skip
+        warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
             build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
             return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
@@ -222,10 +228,28 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
 
+def warn_of_gathering(name: str, devices: int) -> None:
+    """XLA cannot divide a compiled program: it gathers sharded operands on every device."""
+    if devices > 1:
+        warnings.warn(
+            f"`{name}` runs whole on each of {devices} devices, on gathered operands; "
+            "jax.shard_map divides the work: each device then compiles its own part",
+            stacklevel=2,
+        )
+
+
 def _lower_kernel(ctx, *operands, kernel: Kernel):
+    if _jax.is_for_export(ctx):
+        raise TargetError(
+            f"kernel `{kernel.name}` cannot be exported", at=kernel.defined_at or None,
+            why="its machine code belongs to this process, and it has no equations that XLA could run instead",
+            hint="export a function without hand-written kernels",
+        )  # fmt: skip
+
     def traced(*args):
         target = get_target("cpu")
-        return target.call(target.compile(kernel_program(kernel), CompileOptions()), *args)
+        with _jax.untyped_manual_axes():
+            return target.call(target.compile(kernel_program(kernel), CompileOptions()), *args)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
@@ -266,3 +290,9 @@ def as_text(jitted: Callable, *args, stage: str = "kernels", **kwargs) -> str:
     if stage not in build.record.texts:
         compile_programs(build, options)
     return build.record.text(stage)
+
+
+def dump(jitted: Callable, folder: pathlib.Path, *args, **kwargs) -> pathlib.Path:
+    """Writes every stage for arguments like these below `folder` and returns where."""
+    build, options = _build_for(jitted, args, kwargs)
+    return stages.dump(compile_programs(build, options).record, folder)

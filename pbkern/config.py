@@ -1,7 +1,7 @@
 """Environment variables: every one that pbkern reads, with type, default and meaning.
 
-They are read at first use. A variable that starts with PBKERN_ and is not one of these is an error, and so is a bad value.
-Tests set values for the length of a block with `override(num_threads=1)`.
+They are read at first use. A variable that starts with PBKERN_ and is not one of these is an error, and so is a bad
+value. Tests set values for the length of a block with `override(num_threads=1)`.
 """
 
 from __future__ import annotations

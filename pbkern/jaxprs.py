@@ -114,6 +114,11 @@ def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.Clos
     return closed
 
 
+def retrace_into(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, rewrite: Rewrite) -> list:
+    """Like `retrace`, into the trace that is being made: equations are bound on `args`; results are returned."""
+    return _Retrace(rewrite).run(jaxpr, consts, args)
+
+
 class _Retrace:
     def __init__(self, rewrite: Rewrite | None):
         self.rewrite = rewrite

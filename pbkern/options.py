@@ -1,7 +1,7 @@
 """CompileOptions: every option of the `compile_options` dictionary, typed, documented and validated.
 
 An option either does what its entry says or is refused with a reason; none is ignored. Which of them concern a
-decorator that compiles just in time for the CPU is `REFUSED`'s business: the others raise OptionError when they are set.
+decorator that compiles just in time is decided by `check_for_jax_jit`: the others raise OptionError when given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PRECISION_MODES = ("fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_int32
 BACKENDS = ("std", "xla", "polyblocks")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompileOptions:
     """Options of one decorated function. All are keywords of the `compile_options` dictionary.
 
@@ -42,8 +42,8 @@ class CompileOptions:
       debug: bool, default False. Writes the plan and the time of each compilation stage to stderr.
       static_argnums, static_argnames: arguments that are compile-time constants, as for jax.jit.
       donate_argnums, donate_argnames: arguments whose memory may be reused for results, as for jax.jit.
-      execution_backend: "std" | "xla" | "polyblocks", for polymage_jit_* only, default "polyblocks": run op by op, under
-        jax.jit, or compiled by pbkern.
+      execution_backend: "std" | "xla" | "polyblocks", for polymage_jit_* only, default "polyblocks": run op by op,
+        under jax.jit, or compiled by pbkern.
       polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
@@ -112,6 +112,9 @@ class CompileOptions:
     def disable_unsafe_math_canonicalizations(self) -> bool:
         return self.polyblocks_disable_unsafe_math_canonicalizations
 
+    def __repr__(self) -> str:
+        return f"CompileOptions({', '.join(f'{k}={v!r}' for k, v in self.differing().items())})"
+
     def differing(self) -> dict[str, Any]:
         """The options that are not at their defaults."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
@@ -126,7 +129,8 @@ def _nearest(name: str, names) -> str:
 
 
 def _bad(name: str, value: Any, allowed: str, hint: str | None = None):
-    raise OptionError(f"compile option `{name}` has a bad value", why=f"{name}={value!r}; it takes {allowed}", hint=hint)
+    what = f"compile option `{name}` has a bad value"
+    raise OptionError(what, why=f"{name}={value!r}; it takes {allowed}", hint=hint)
 
 
 def _bool(name: str, value: Any) -> bool:

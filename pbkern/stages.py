@@ -49,7 +49,8 @@ class Record:
     def text(self, stage: str) -> str:
         """One stage's text. Raises OptionError for a stage that there is not."""
         if stage not in self.texts:
-            raise OptionError(f"there is no stage `{stage}`", why=f"of `{self.name}`", hint=f"one of {', '.join(self.texts)}")
+            hint = f"one of {', '.join(self.texts)}"
+            raise OptionError(f"there is no stage `{stage}`", why=f"of `{self.name}`", hint=hint)
         return self.texts[stage]()
 
     def times(self) -> str:
@@ -79,7 +80,7 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
     return at
 
 
-REPRO = '''"""Rebuilds the kernels of `{name}` from their source, runs each on random inputs and compares with the interpreter."""
+REPRO = '''"""Rebuilds the kernels of `{name}`, runs each on random inputs and compares with the interpreter."""
 
 import pathlib
 

@@ -101,7 +101,9 @@ def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...])
     writers = [np.full(t.shape, -1, np.int64) for t in k.out_types] if parallel else None
     scratch: list[np.ndarray] = []
     coordinates = None
-    for index in itertools.product(*map(range, k.grid)):
+    sizes = dict(k.dynamic_grid)
+    grid = tuple(int(inputs[sizes[d]]) if d in sizes else n for d, n in enumerate(k.grid))
+    for index in itertools.product(*map(range, grid)):
         if coordinates != (coordinates := tuple(index[d] for d in parallel)) or not scratch:
             scratch = [np.full(s.shape, poison(s.dtype), s.dtype) for s in k.scratch]
         windows = [_window(m, index, inputs[: k.num_scalar_prefetch]) for m in k.inputs + k.outputs]
@@ -112,7 +114,7 @@ def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...])
         refs = buffers + [
             Buffer(f"scratch {n}", s, tuple(slice(0, d) for d in s.shape)) for n, s in enumerate(scratch)
         ]
-        _run(k.body.jaxpr, k.body.consts, refs, Program(index, k.grid))
+        _run(k.body.jaxpr, k.body.consts, refs, Program(index, grid))
         for n in range(len(outputs)):
             buffer, window = buffers[len(inputs) + n], windows[len(inputs) + n]
             if writers is not None:

@@ -119,6 +119,9 @@ class Kernel:
       body: closed jaxpr over Refs (*inputs, *outputs, *scratch), without constants and without results.
       aliases: (input, output) pairs that share one array.
       compiler_params: target name -> that target's CompilerParams.
+      dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that i32[] operand, and its
+        entry in `grid` only an upper bound.
+      num_scoped: how many scratch buffers, the last ones, a program never reads before it has written them.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
     """
 
@@ -131,6 +134,8 @@ class Kernel:
     aliases: tuple[tuple[int, int], ...] = ()
     compiler_params: Mapping[str, Any] = field(default_factory=dict)
     num_scalar_prefetch: int = 0
+    dynamic_grid: tuple[tuple[int, int], ...] = ()
+    num_scoped: int = 0
     defined_at: str = ""
 
     @property

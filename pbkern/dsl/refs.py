@@ -77,9 +77,9 @@ class RefAccess:
 
 def is_whole(index: Index, extent: int) -> bool:
     """Whether an index takes all of a dimension of this extent."""
-    return (
-        isinstance(index, Range) and isinstance(index.start, int) and (index.start, index.size) == (0, extent)
-    )
+    if not isinstance(index, Range) or not isinstance(index.start, int):
+        return False
+    return (index.start, index.size) == (0, extent) and (index.stride == 1 or extent <= 1)
 
 
 KINDS = {"get": "load", "swap": "store", "addupdate": "add", "masked_load": "load", "masked_store": "store"}
@@ -136,9 +136,13 @@ def compose(shape: tuple[int, ...], indexers: Sequence[tuple], add, mul) -> tupl
         if any(isinstance(i, Gather) for i in result):
             raise NotImplementedError("an index after an array index")
         for d, index in zip(open_dims, indexer):
-            outer = result[d]
-            result[d] = _within(outer, _index(index, outer.size), add, mul)
+            result[d] = narrow(result[d], index, add, mul)
     return tuple(result)
+
+
+def narrow(outer: Range, raw, add, mul) -> Index:
+    """The positions of `outer` that one entry of JAX's index tuple takes."""
+    return _within(outer, _index(raw, outer.size), add, mul)
 
 
 def _index(raw, extent: int) -> Index:
@@ -183,15 +187,19 @@ def canonical_access(eqn, operands: Sequence) -> list:
     number = _jax.REF_OPERANDS[eqn.primitive.name]
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
     indexers = _jax.unflatten_indexers(eqn.params["tree"], operands[number:])
-    indices = compose(shape, indexers, _add, _mul)
+    return bind_access(eqn.primitive, shape, operands[:number], compose(shape, indexers, add_index, mul_index))
+
+
+def bind_access(primitive, shape: tuple[int, ...], operands: Sequence, indices: tuple[Index, ...]) -> list:
+    """Binds a Ref primitive on `operands` with these indices of a Ref of this shape."""
     if all(is_whole(i, n) for i, n in zip(indices, shape)):
         leaves, tree = [], _jax.NO_INDICES
     else:
-        masked = eqn.primitive.name.startswith("masked")
+        masked = primitive.name.startswith("masked")
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
         leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices), masked)
-    results = eqn.primitive.bind(*operands[:number], *leaves, tree=tree)
-    return results if eqn.primitive.multiple_results else [results]
+    results = primitive.bind(*operands, *leaves, tree=tree)
+    return results if primitive.multiple_results else [results]
 
 
 def _raw(index: Index, gathered: tuple[int, ...]):
@@ -204,7 +212,7 @@ def _raw(index: Index, gathered: tuple[int, ...]):
             return lax.broadcast(at, gathered) if gathered and np.shape(at) == () else at
 
 
-def _add(a, b):
+def add_index(a, b):
     """a + b, where a constant takes the other's type."""
     if isinstance(a, (int, np.generic)):
         a, b = b, a
@@ -212,7 +220,8 @@ def _add(a, b):
     return lax.add(*jnp.broadcast_arrays(a, b)) if np.ndim(a) != np.ndim(b) else lax.add(a, b)
 
 
-def _mul(a, k: int):
+def mul_index(a, k: int):
+    """a * k for an index value a."""
     return lax.mul(a, lax.full_like(a, k) if np.ndim(a) else np.asarray(k, a.dtype)[()])
 
 

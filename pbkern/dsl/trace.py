@@ -174,7 +174,7 @@ def trace_kernel(
         for s, t, label in zip(specs, in_types + out_types, labels)
     )
     k = Kernel(
-        name=_identifier(name or getattr(body, "__name__", "kernel")),
+        name=identifier(name or getattr(body, "__name__", "kernel")),
         grid=grid,
         inputs=mappings[: len(in_types)],
         outputs=mappings[len(in_types) :],
@@ -288,7 +288,8 @@ def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
     return [f"{label} (`{ref}`)" for label, ref in zip(labels, names)]
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """A kernel's name from what a user may call it."""
     name = re.sub(r"\W", "_", name).strip("_") or "kernel"
     taken = name[0].isdigit() or keyword.iskeyword(name) or name in ("jax", "jnp", "lax", "pbkern")
     return f"kernel_{name}" if taken else name
@@ -367,7 +368,7 @@ def _no_derivative(primals, tangents, *, kernel: Kernel):
 for _p in (kernel_p, interpret_p):
     _p.multiple_results = True
     _p.def_abstract_eval(_result_types)
-    _p.def_impl(jax.jit(_p.bind, static_argnames="kernel"))
+    _jax.set_eager_rule(_p)
     ad.primitive_jvps[_p] = _no_derivative
     batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: _batch(p, args, dims, kernel)
 
@@ -412,6 +413,7 @@ def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     return dataclasses.replace(
         k,
         grid=(size, *k.grid),
+        dynamic_grid=tuple((d + 1, operand) for d, operand in k.dynamic_grid),
         inputs=inputs,
         outputs=outputs,
         body=body,

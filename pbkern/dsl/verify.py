@@ -124,6 +124,8 @@ def _verify_start(k: Kernel, m: BlockMapping, n: int) -> None:
     start, d, extent = m.starts[n], m.dims[n], m.array.shape[n]
     if start is None:
         return
+    if start.symbols & {axis for axis, _ in k.dynamic_grid}:
+        return
     low, high = start.bounds(lambda axis: k.grid[axis])
     if isinstance(d, Element):
         first, last = -d.padding[0], extent + d.padding[1] - d.size

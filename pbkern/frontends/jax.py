@@ -1,4 +1,4 @@
-"""Python function on JAX values -> `pbkern_call`, a primitive that carries the function's jaxpr through transformations.
+"""Python function on JAX values -> `pbkern_call`, a primitive that carries its jaxpr through transformations.
 
 JAX differentiates, batches and splits the jaxpr; each rule here binds the primitive again on the result, so forward
 and backward reach the compiler whole. What the primitive compiles to is api.py. Private JAX is in _jax.py.
@@ -31,7 +31,8 @@ def _result_types(*_, jaxpr, name, options, donated):
 _jax.set_eager_rule(call_p)
 
 
-def bind(operands: Iterable, jaxpr: jex.ClosedJaxpr, name: str, options, donated: tuple[bool, ...] | None = None) -> list:
+def bind(operands: Iterable, jaxpr: jex.ClosedJaxpr, name: str, options, donated=None) -> list:
+    """Binds the primitive; `donated`: one flag per operand, None for none."""
     operands = list(operands)
     flags = (False,) * len(operands) if donated is None else donated
     return call_p.bind(*operands, jaxpr=jaxpr, name=name, options=options, donated=flags)

@@ -78,6 +78,23 @@ class ControlItem:
 Item = Value | LetItem | StoreItem | ControlItem
 
 
+def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr | None:
+    """Integer sums and multiples of index expressions stay affine. Exact: both sides wrap modulo the dtype's width."""
+    if name not in ("add", "sub", "mul", "neg") or dtype.kind not in "iu" or dtype.itemsize < 4:
+        return None
+    if any(x.kind not in ("index", "const") for x in xs) or all(x.kind == "const" for x in xs):
+        return None
+    a, b = [x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]]
+    if name == "mul" and not (a.is_const or b.is_const):
+        return None
+    result = {"add": lambda: a + b, "sub": lambda: a - b, "neg": lambda: a * -1,
+              "mul": lambda: a * b.const if b.is_const else b * a.const}[name]()
+    # Far from 64 bits, in which addresses and indices are computed.
+    if max([abs(result.const), *(abs(c) for _, c in result.terms)]) >= 1 << 31:
+        return None
+    return pool.make("index", dtype, result)
+
+
 class BodyBuilder:
     """Builds one body. `stmts` is the list that statements are being appended to."""
 
@@ -88,7 +105,7 @@ class BodyBuilder:
         self.items: list[Item] = []
         self.refs: dict = {}
         self.grid: tuple[Value, ...] = ()
-        self.grid_sizes: tuple[int, ...] = ()
+        self.grid_sizes: tuple[Value, ...] = ()
         self._stored: dict[int, Stored] = {}
         self._keep: list = []
         self._infos: dict = {}
@@ -218,7 +235,7 @@ class BodyBuilder:
         if name == "program_id":
             return [self.grid[eqn.params["axis"]]]
         if name == "num_programs":
-            return [Literal((), INT32, self.grid_sizes[eqn.params["axis"]])]
+            return [self.grid_sizes[eqn.params["axis"]]]
         if name == "sort":
             return self._sort(eqn, ins)
         if name in VIEWS:
@@ -241,7 +258,8 @@ class BodyBuilder:
             return [tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else () for v in ins]
 
         def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-            return pool.make("op", dtype, info, tuple(xs))
+            folded = fold_index(pool, name, dtype, xs)
+            return pool.make("op", dtype, info, tuple(xs)) if folded is None else folded
 
         return Lazy(shape, dtype, tuple(ins), route, combine, cost=elementwise.COST.get(name, 1.0))
 

@@ -427,7 +427,9 @@ class NestEmitter:
         if not lanes or not c:
             return scalar if not lanes else self.text.builder(block, lanes).broadcast(scalar)
         b = self.text.builder(block, lanes)
-        steps = Ssa(self.text.const(f"arith.constant dense<{[k * c for k in range(lanes)]}> : vector<{lanes}x{el}>"), el, lanes)
+        half = 1 << (int(el[1:]) - 1)
+        numbers = [(k * c + half) % (2 * half) - half for k in range(lanes)]
+        steps = Ssa(self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes)
         return b.add(b.broadcast(scalar), steps)
 
     # ---------------------------------------------------------------- expressions

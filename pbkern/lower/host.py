@@ -140,7 +140,7 @@ class _Host:
         views = list(step.operands) + [v for k, v in enumerate(step.results) if k not in aliased]
         for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same buffer
             if step.operands[i].buffer != step.results[o].buffer:
-                self.steps((Copy(step.operands[i], step.results[o]),))
+                self._copy_unless_same(step.operands[i], step.results[o])
                 views[i] = step.results[o]
         self.scratch_bytes = max(self.scratch_bytes, threads * lowered.scratch_bytes)
         task = self._task(lowered, len(views))
@@ -159,6 +159,14 @@ class _Host:
         pointer = self.put(f"builtin.unrealized_conversion_cast {address} : (!llvm.ptr, i64, i64, i64) -> () to !llvm.ptr")
         self.lines.append(f"func.call @{PARALLEL}(%frame, {pointer}, {args}, {total}, {self.const(chunk)}, "
                           f"{self.const(threads)}) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()")
+
+    def _copy_unless_same(self, source: View, destination: View) -> None:
+        """A caller that donates the operand passes one address for both."""
+        a, b = self.pointer(source), self.pointer(destination)
+        test = self.put(f'llvm.icmp "ne" {a}, {b} : !llvm.ptr')
+        self.lines.append(f"scf.if {test} {{")
+        self.steps((Copy(source, destination),))
+        self.lines.append("}")
 
     def _task(self, lowered: LoweredKernel, views: int) -> str:
         """@task(args, low, high, slot): unpacks pointers, finds the slot's scratch, runs the kernel function."""

@@ -1,7 +1,8 @@
 """dsl.Kernel -> one MLIR function that runs programs [low, high) of its parallel grid dimensions.
 
-The sequential grid dimensions are loops inside. Each body is lowered twice where some program's block crosses the edge
-of an array: once for blocks that lie inside (no masks), once guarded; the test is on the block's start.
+The sequential grid dimensions are loops inside. Where blocks do not divide an array, the last block is moved back if the
+body allows it (shift.py). Otherwise a body some of whose blocks cross an edge is lowered twice: once for blocks that lie
+inside (no masks), once guarded; the test is on the block's start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..affine import Affine
 from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
-from . import fuse_nests, nest
+from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
@@ -21,10 +22,9 @@ from .parallel import parallel_dimensions
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
-from .values import Value
+from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,11 @@ class LoweredKernel:
 class KernelLowering:
     """State of lowering one kernel."""
 
-    def __init__(self, kernel: Kernel, name: str, options: LowerOptions):
-        self.kernel, self.name, self.options = kernel, name, options
+    def __init__(self, kernel: Kernel, name: str, options: LowerOptions, shifts: dict[int, shift.Shift]):
+        self.kernel, self.name, self.options, self.shifts = kernel, name, options, shifts
         self.names = Names()
         self.text = Text(approx=options.approx_math, contract=options.contract)
         self.emitter = NestEmitter(self.text, options.vector_bits)
-        self.arena: list[Buf] = []
         self.nests: list[str] = []
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
@@ -69,7 +68,12 @@ class KernelLowering:
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
-        self.arena += self.scratch
+        self.offsets: dict[Buf, int] = {}
+        self.arena_bytes = 0
+        for b in self.scratch:  # kept between programs
+            self.offsets[b] = self.arena_bytes
+            self.arena_bytes += arena.padded_bytes(b)
+        self.kept_bytes, self.kept = self.arena_bytes, frozenset(self.offsets)
 
     def lower(self) -> LoweredKernel:
         kernel = self.kernel
@@ -104,12 +108,25 @@ class KernelLowering:
             self._sequential(inner, dims[1:])
             return []
 
-        self.text.loop(block, f"%g{dims[0]}", 0, self.kernel.grid[dims[0]], 1, fill)
+        self.text.loop(block, f"%g{dims[0]}", 0, self._grid_size(block, dims[0]), 1, fill)
+
+    def _grid_size(self, block: Block, dim: int) -> int | str:
+        """Size of a grid dimension: a constant, or the value of its operand."""
+        operand = dict(self.kernel.dynamic_grid).get(dim)
+        if operand is None:
+            return self.kernel.grid[dim]
+        buf = self.bufs[operand]
+        size = self.text.put(block, f"memref.load {buf.name}[] : {memref(buf)}")
+        return self.text.put(block, f"arith.index_cast {size} : i32 to index")
 
     # ---------------------------------------------------------------- one program
 
     def _program(self, block: Block) -> None:
         """Block starts, then the body: guarded only where some block may cross an edge."""
+        for d, s in self.shifts.items():
+            _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
+            limit = self.text.index(s.limit)
+            block.values[shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
         views, tests, certain = self._views(block)
         if not tests:
             self._body(block, views, guarded=certain)
@@ -140,12 +157,17 @@ class KernelLowering:
 
     def _inside(self, start: Affine, size: int, extent: int) -> bool | None:
         """Whether the block lies inside for every program, for none, or for some (None)."""
-        if not all(str(s).startswith("%g") for s in start.symbols):
+        if not all(str(s)[:2] in ("%g", "%h") for s in start.symbols):
             return None
-        low, high = start.bounds(lambda s: self.kernel.grid[int(str(s)[2:])])
+        low, high = start.bounds(self._extent)
         if low >= 0 and high + size <= extent:
             return True
         return False if high < 0 or low + size > extent else None
+
+    def _extent(self, symbol: str) -> int:
+        """Number of values of a grid index (%g) or of a shifted block start (%h)."""
+        d = int(symbol[2:])
+        return self.kernel.grid[d] if symbol.startswith("%g") else self.shifts[d].limit + 1
 
     def _inside_tests(self, block: Block, start: Affine, size: int, extent: int) -> list[str]:
         _, name = self.text.affine(block, start)
@@ -159,7 +181,8 @@ class KernelLowering:
     def _starts(self, block: Block, m: BlockMapping) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps are computed here as scalars."""
         if all(s is not None for s in m.starts):
-            return tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}")) for s in m.starts)
+            starts = (shift.moved(s, self.shifts) for s in m.starts)
+            return tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None) for s in starts)
         builder = BodyBuilder(self.names)
         env = {v: self._grid_value(builder, d) for d, v in enumerate(m.index_map.jaxpr.invars[: len(self.kernel.grid)])}
         for k, v in enumerate(m.index_map.jaxpr.invars[len(self.kernel.grid):]):
@@ -168,6 +191,7 @@ class KernelLowering:
         stmts = builder.region(m.index_map.jaxpr, env, lambda e: found.extend(
             builder.index_symbol(builder.read(e, o)) for o in m.index_map.jaxpr.outvars))
         self._statements(block, self._finish(builder, stmts))
+        self.kept_bytes, self.kept = self.arena_bytes, frozenset(self.offsets)
         return tuple(i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims))
 
     def _grid_value(self, builder: BodyBuilder, d: int) -> Value:
@@ -180,13 +204,16 @@ class KernelLowering:
     def _body(self, block: Block, views: list, guarded: bool) -> None:
         builder = BodyBuilder(self.names)
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
-        builder.grid_sizes = self.kernel.grid
+        dynamic = dict(self.kernel.dynamic_grid)
+        builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
+                                   for d, n in enumerate(self.kernel.grid))
         refs = [RefView(buf, m.ref_shape, m.array.dtype, offsets, axes, guarded and self._may_cross(m, offsets))
                 for buf, offsets, axes, m in views]
         refs += [self._whole(b) for b in self.scratch]
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
-        stmts = self._finish(builder, builder.region(jaxpr, {}))
+        stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+        stmts = self._finish(builder, stmts)
         self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
         self._statements(block, stmts)
 
@@ -195,8 +222,12 @@ class KernelLowering:
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt]) -> list[Stmt]:
         stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits)
-        self.arena += builder.arena
-        nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | self.symbols))
+        # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
+        offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
+        self.offsets |= offsets
+        self.arena_bytes = max(self.arena_bytes, end)
+        nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | {shift.symbol(d) for d in self.shifts}
+                                     | self.symbols))
         return stmts
 
     # ---------------------------------------------------------------- statements
@@ -259,21 +290,15 @@ class KernelLowering:
 
     # ---------------------------------------------------------------- the function
 
-    def _roots(self) -> list[Buf]:
-        return [b for b in self.arena if b.storage is None]
-
     def _arena_bytes(self) -> int:
-        return max(sum(_padded(b) for b in self._roots()), ALIGNMENT)
+        return max(self.arena_bytes, arena.ALIGNMENT)
 
     def _function(self, block: Block) -> str:
         aliased = {i for i, _ in self.kernel.aliases}
         args = [f"{b.name}: {memref(b)}" + ("" if k in aliased else " {llvm.noalias}")
                 for k, b in enumerate(self.bufs) if b.storage is None]
-        head, offset = [], 0
-        for b in self._roots():
-            head.append(f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : "
-                        f"memref<{self._arena_bytes()}xi8> to {memref(b)}")
-            offset += _padded(b)
+        head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : memref<{self._arena_bytes()}xi8> to {memref(b)}"
+                for b, offset in self.offsets.items()]
         one = self.text.index(1)
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
         args += [f"%arena: memref<{self._arena_bytes()}xi8> {{llvm.noalias}}", "%low: index", "%high: index"]
@@ -282,11 +307,10 @@ class KernelLowering:
         return "\n".join(lines)
 
 
-def _padded(b: Buf) -> int:
-    size = max(b.size, 1) * max(np.dtype(b.dtype).itemsize, 1)
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
     """Text of one kernel's function. Raises UnsupportedOp for equations without a rule."""
-    return KernelLowering(kernel, name, options or LowerOptions()).lower()
+    options = options or LowerOptions()
+    try:
+        return KernelLowering(kernel, name, options, shift.find(kernel)).lower()
+    except shift.CannotShift:
+        return KernelLowering(kernel, name, options, {}).lower()

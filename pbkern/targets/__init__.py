@@ -23,5 +23,6 @@ def get_target(name: str) -> Target:
 
         return CpuTarget()
     if name in MISSING:
-        raise TargetError(f"target `{name}` cannot compile", why=MISSING[name], hint="compile_options={'target': 'cpu'}")
+        hint = "compile_options={'target': 'cpu'}"
+        raise TargetError(f"target `{name}` cannot compile", why=MISSING[name], hint=hint)
     raise TargetError(f"there is no target `{name}`", why=f"the targets are {', '.join(NAMES)}")

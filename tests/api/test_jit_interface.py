@@ -1,6 +1,7 @@
 """What jax.jit offers: static arguments, donation, lower and compile, export, sharding, dispatch."""
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -23,8 +24,12 @@ def repeat(x, times, mode="tile"):
     return jnp.concatenate([x] * times) if mode == "tile" else x * times
 
 
-@pytest.mark.parametrize("call", [lambda f: f(X, 3, "scale"), lambda f: f(X, 3, mode="scale"), lambda f: f(X, times=3, mode="scale")])
-@pytest.mark.parametrize("how", [{"static_argnums": (1, 2)}, {"static_argnames": ("times", "mode")}, {"static_argnums": (-2, -1)}])
+CALLS = [lambda f: f(X, 3, "scale"), lambda f: f(X, 3, mode="scale"), lambda f: f(X, times=3, mode="scale")]
+STATIC = [{"static_argnums": (1, 2)}, {"static_argnames": ("times", "mode")}, {"static_argnums": (-2, -1)}]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("how", STATIC)
 @pytest.mark.parametrize("as_option", [True, False])
 def test_static_arguments(call, how, as_option):
     f = pj(repeat, compile_options=how) if as_option else pj(repeat, **how)
@@ -41,7 +46,9 @@ def test_an_argument_given_twice_is_an_error():
         pj(repeat, compile_options={"static_argnums": 1}, static_argnums=1)
 
 
-@pytest.mark.parametrize("how", [{"donate_argnums": 0}, {"donate_argnames": "x"}, {"compile_options": {"donate_argnums": 0}}])
+@pytest.mark.parametrize("how", [
+    {"donate_argnums": 0}, {"donate_argnames": "x"}, {"compile_options": {"donate_argnums": 0}},
+])  # fmt: skip
 def test_donation(how):
     f = pj(lambda x, y: x + y, **how)
     x = jnp.ones(1000)
@@ -156,9 +163,8 @@ def test_memory_does_not_grow_over_calls():
 
 
 def run_in_subprocess(code, **environment):
-    import os
-
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=os.environ | environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    result = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -178,13 +184,30 @@ def test_shard_map_over_host_devices():
         np.testing.assert_allclose(summed(pbkern.jit(total))(x), summed(total)(x), rtol=1e-5)
         loss = lambda h: lambda x: sharded(h)(x).sum()
         np.testing.assert_allclose(jax.grad(loss(pbkern.jit(f)))(x), jax.grad(loss(f))(x), rtol=1e-5)
-        both = lambda h: jax.jit(jax.shard_map(lambda x: jax.lax.psum(h(x).sum(), "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))
-        np.testing.assert_allclose(both(pbkern.jit(f))(x), f(x).sum(), rtol=1e-5)
+        after = lambda x: jax.lax.psum(pbkern.jit(f)(x).sum(), "i")
+        np.testing.assert_allclose(summed(after)(x), f(x).sum(), rtol=1e-5)
         print("fine", len(jax.devices()))
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
     assert "fine 4" in out
+
+
+def test_sharded_operands_without_shard_map_warn():
+    out = run_in_subprocess(
+        """
+        import warnings, jax, jax.numpy as jnp, numpy as np, pbkern
+        from jax.sharding import NamedSharding, PartitionSpec as P
+        mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+        x = jax.device_put(jnp.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("i")))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            np.testing.assert_allclose(pbkern.jit(lambda x: x * 2)(x), np.arange(64.0).reshape(8, 8) * 2)
+        print([str(w.message) for w in found])
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
+    assert "runs whole on each of 4 devices" in out
 
 
 def test_import_is_cheap_and_loads_no_compiler():

@@ -42,7 +42,8 @@ def detected_machine() -> Machine:
         l3_bandwidth=DEFAULT_MACHINE.l3_bandwidth * share,
         peak_flops=peak,
         source=f"{model[1] if model else 'unknown CPU'}; cores: {cores_from}; vectors: {bits_from}; "
-        f"caches: {CACHES if caches else 'assumed'}; rates scaled by cores and vector width from: {DEFAULT_MACHINE.source}",
+        f"caches: {CACHES if caches else 'assumed'}; "
+        f"rates scaled by cores and vector width from: {DEFAULT_MACHINE.source}",
         **known,
     )
 

@@ -42,10 +42,12 @@ class CompilerParams:
 
     def __post_init__(self):
         self._check("approx_math", isinstance(self.approx_math, bool), "True or False")
-        self._check("num_threads", self.num_threads is None or _is_count(self.num_threads), "an integer of at least 1, or None")
+        threads = self.num_threads
+        self._check("num_threads", threads is None or _is_count(threads), "an integer of at least 1, or None")
         self._check("vector_width", self.vector_width in (None, *VECTOR_WIDTHS), "128, 256, 512 or None")
         self._check("max_concurrent_steps", _is_count(self.max_concurrent_steps), "an integer of at least 1")
-        self._sequence("dimension_semantics", lambda s: s in SEMANTICS, f"a sequence of {', '.join(map(repr, SEMANTICS))}")
+        words = ", ".join(map(repr, SEMANTICS))
+        self._sequence("dimension_semantics", lambda s: s in SEMANTICS, f"a sequence of {words}")
         self._sequence("allow_input_fusion", lambda b: isinstance(b, bool), "a sequence of True or False")
 
     def replace(self, **changes: Any) -> CompilerParams:

@@ -96,4 +96,5 @@ def assembly(compiled: cpu_compile.Compiled) -> str:
             command = ["objdump", "--disassemble", "--no-show-raw-insn", file.name]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
         except (OSError, subprocess.CalledProcessError) as e:
-            raise TargetError("machine code cannot be disassembled", why=str(e), hint="install objdump (binutils)") from None
+            hint = "install objdump (binutils)"
+            raise TargetError("machine code cannot be disassembled", why=str(e), hint=hint) from None

@@ -1,0 +1,141 @@
+"""Parameters of a pallas_call equation -> dsl.Kernel.
+
+Operands of pallas_call are (*dynamic grid sizes, *scalar prefetch, *inputs); those of the kernel (*scalar prefetch,
+*inputs, *dynamic grid sizes), see `Imported.operands`. Bodies are translated by pallas_body.py, CompilerParams by
+pallas_params.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from .. import _jax
+from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Squeezed
+from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
+from ..dsl.trace import canonical_body, identifier
+from ..dsl.verify import verify
+from ..errors import UnsupportedOp
+from ..jaxprs import retrace_into
+from .pallas_body import Importer, allocation, scoped_allocations
+from .pallas_params import cpu_params
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A kernel and which operand of the pallas_call each of its operands is."""
+
+    kernel: Kernel
+    operands: tuple[int, ...]
+
+
+def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, **unused) -> Imported:
+    """The kernel of a pallas_call with these parameters.
+
+    `unused`: debug, mesh, metadata, cost_estimate, out_avals: they say nothing about results.
+    Raises UnsupportedOp, at the user's line, for what this machine has no counterpart of.
+    """
+    g = grid_mapping
+    at = _defined_at(jaxpr)
+    prefetch = [_array(a.inner_aval if _jax.is_ref(a) else a, at) for a in g.index_map_avals[len(g.grid) :]]
+    dynamic = [d for d, n in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(n)]
+    grid = tuple(MAX_DYNAMIC if d in dynamic else int(n) for d, n in enumerate(g.grid))
+    whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", len(grid), prefetch, at) for n, t in enumerate(prefetch)]
+    blocks = [_mapping(m, len(grid), prefetch, at) for m in g.block_mappings]
+    sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", len(grid), prefetch, at) for d in dynamic]
+    inputs = (*whole, *blocks[: g.num_inputs], *sizes)
+    outputs = tuple(blocks[g.num_inputs :])
+    scratch = tuple(allocation(a) for a in g.scratch_avals)
+    scoped = scoped_allocations(jaxpr)
+    importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
+    kernel = Kernel(
+        name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
+        grid=grid,
+        inputs=inputs,
+        outputs=outputs,
+        scratch=scratch + tuple(s for group in scoped.values() for s in group),
+        body=_body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, scratch),
+        aliases=tuple(sorted(tuple(pair) for pair in input_output_aliases)),
+        compiler_params=cpu_params(compiler_params, grid, g.vmapped_dims, at),
+        num_scalar_prefetch=len(prefetch),
+        dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
+        num_scoped=sum(map(len, scoped.values())),
+        defined_at=at,
+    )
+    verify(kernel)
+    n, k = len(inputs), len(dynamic)
+    return Imported(kernel, (*range(k, n), *range(k)))
+
+
+SIZE = ArrayType((), np.dtype(np.int32))
+MAX_DYNAMIC = 2**31 - 1
+
+
+def _defined_at(jaxpr) -> str:
+    return jaxpr.debug_info.func_src_info or ""
+
+
+def _array(aval, at: str) -> ArrayType:
+    if not isinstance(aval.dtype, np.dtype):
+        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools")
+    return ArrayType(tuple(int(n) for n in aval.shape), np.dtype(aval.dtype))
+
+
+def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch) -> jex.ClosedJaxpr:
+    """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations)."""
+    num_in, num_blocks = len(inputs), len(inputs) + len(outputs) + len(scratch)
+
+    def run(*refs):
+        own = refs[:num_blocks]
+        rest = iter(refs[num_blocks:])
+        importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
+        retrace_into(jaxpr, (), (*own[: num_in - num_sizes], *own[num_in:]), importer.rewrite)
+
+    types = [(m.ref_shape, m.array.dtype) for m in (*inputs, *outputs)]
+    types += [(s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))]
+    with jax.enable_x64(True):  # every type is explicit by now
+        closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
+    return canonical_body(closed)
+
+
+# --- block mappings ------------------------------------------------------------------------------------------------
+
+
+def _mapping(m, grid_rank: int, prefetch: list[ArrayType], at: str) -> BlockMapping:
+    origin = str(m.origin)
+    if m.transforms:
+        raise UnsupportedOp(f"memory transforms of {origin}", at=at, why=f"{m.transforms}", hint="they only mean something on a GPU")
+    array = _array(m.array_aval, at)
+    dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
+    return BlockMapping(origin, array, dims, _index_map(m, dims, grid_rank, prefetch))
+
+
+def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
+    p = _jax.pallas()
+    match d:
+        case p.Squeezed():
+            return Squeezed()
+        case p.Element(block_size=n, padding=padding):
+            return Element(int(n), tuple(map(int, padding)))
+        case p.Blocked(block_size=n) if n <= extent:
+            return Blocked(int(n))
+        case p.Blocked(block_size=n):  # one block that reaches over the array's end
+            return Element(int(n), (0, int(n) - extent))
+    raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed or Element")
+
+
+def _index_map(m, dims: tuple[BlockDim, ...], grid_rank: int, prefetch: list[ArrayType]) -> jex.ClosedJaxpr:
+    """i32 grid indices and prefetched Refs -> one i32 per dimension."""
+    closed = m.index_map_jaxpr
+    importer = Importer(tuple(range(grid_rank)))
+    types = [jax.core.ShapedArray((), np.dtype(np.int32))] * grid_rank + [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
+
+    def run(*args):
+        found = retrace_into(closed.jaxpr, closed.consts, args, importer.rewrite)
+        return [jax.lax.convert_element_type(i, np.int32) for i in found]
+
+    with jax.enable_x64(True):
+        return canonical_index_map(jax.make_jaxpr(run)(*types))

@@ -1,0 +1,220 @@
+"""Body of a pallas_call -> DSL body: one rule per primitive that Pallas adds to lax.
+
+The body is traced again over fresh Refs; lax equations pass through, Pallas's own become DSL primitives or lax
+equations. Refs allocated in the body (`run_scoped`) become scratch of the kernel, one per allocation site.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from .. import _jax
+from ..dsl import primitives
+from ..dsl.kernel import Scratch
+from ..errors import UnsupportedOp
+from ..jaxprs import inner_jaxprs
+from ..rules import RuleTable
+from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
+from .ref_views import View, view
+
+Rule = Callable[..., list]
+RULES: RuleTable[Rule] = RuleTable("pallas import")
+
+
+@dataclass
+class Importer:
+    """What the rules need to know of the kernel around the body.
+
+    Attributes:
+      axes: pallas grid axis -> axis of the kernel's grid (vmapped dimensions come first and are not seen by the body).
+      axis_names: names of the kernel's grid axes, if the grid is named.
+      scoped: id of a run_scoped jaxpr -> the Refs that stand for its allocations.
+    """
+
+    axes: tuple[int, ...]
+    axis_names: tuple = ()
+    scoped: dict[int, Sequence] = dataclasses.field(default_factory=dict)
+
+    def rewrite(self, eqn, *operands) -> list | None:
+        """retrace's rewrite rule: results of a Pallas equation, None for any other."""
+        rule = RULES.get(eqn.primitive.name)
+        if rule is not None:
+            return rule(self, eqn, *operands)
+        if eqn.primitive.name in NEEDS_HARDWARE:
+            raise UnsupportedOp(
+                f"`{eqn.primitive.name}` in a Pallas kernel", at=_jax.user_line(eqn), why=NEEDS_HARDWARE[eqn.primitive.name]
+            )
+        return None
+
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
+        """Translates a jaxpr inside an equation."""
+        from ..jaxprs import retrace_into
+
+        return retrace_into(jaxpr, consts, args, self.rewrite)
+
+
+def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
+    """id of each run_scoped jaxpr -> its allocations, at any depth."""
+    found: dict[int, tuple[Scratch, ...]] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "run_scoped":
+            inner = eqn.params["jaxpr"]
+            found[id(inner)] = tuple(allocation(v.aval, eqn) for v in inner.invars)
+        for inner in inner_jaxprs(eqn):
+            found |= scoped_allocations(inner.jaxpr)
+    return found
+
+
+def allocation(aval, eqn=None) -> Scratch:
+    """Scratch for a Ref type. Raises UnsupportedOp for semaphores and barriers."""
+    dtype = aval.inner_aval.dtype if _jax.is_ref(aval) else aval.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
+        raise UnsupportedOp(
+            f"scratch of type {aval}",
+            at=None if eqn is None else _jax.user_line(eqn),
+            why="one device runs the whole kernel: there is nothing to wait for",
+            hint="semaphores and barriers need a GPU or TPU, or interpret=pltpu.InterpretParams()",
+        )
+    return Scratch(tuple(aval.shape), np.dtype(dtype))
+
+
+NEEDS_HARDWARE = {
+    name: "one device runs the whole kernel; remote copies, semaphores and barriers have no counterpart here"
+    for name in ("dma_start", "dma_wait", "semaphore_read", "semaphore_signal", "semaphore_wait", "get_barrier_semaphore",
+                 "get_global", "barrier_arrive", "barrier_wait", "copy_smem_to_gmem", "copy_gmem_to_smem")
+}  # fmt: skip
+
+
+# --- Refs ----------------------------------------------------------------------------------------------------------
+
+
+def _plain_view(eqn, operands) -> tuple[View, Sequence]:
+    """(view, operands before the index) of JAX's own get, swap and addupdate."""
+    n = _jax.REF_OPERANDS[eqn.primitive.name]
+    return view(operands[0], jax.tree.unflatten(eqn.params["tree"], operands[n:])), operands[1:n]
+
+
+@RULES.register("get")
+def _get(importer, eqn, *operands):
+    return [_plain_view(eqn, operands)[0].load()]
+
+
+@RULES.register("swap")
+def _swap(importer, eqn, *operands):
+    where, (value,) = _plain_view(eqn, operands)
+    return [where.swap(value, want_old=not _jax.is_dropped(eqn.outvars[0]))]
+
+
+@RULES.register("addupdate")
+def _addupdate(importer, eqn, *operands):
+    where, (value,) = _plain_view(eqn, operands)
+    where.add(value)
+    return []
+
+
+@RULES.register("masked_load")
+def _masked_load(importer, eqn, *operands):
+    ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
+    where = view(ref, transforms)
+    if mask is None:
+        return [where.load()]
+    dtype = eqn.outvars[0].aval.dtype
+    return [where.masked_load(mask, np.zeros((), dtype) if other is None else lax.convert_element_type(other, dtype))]
+
+
+@RULES.register("masked_swap")
+def _masked_swap(importer, eqn, *operands):
+    ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
+    where, used = view(ref, transforms), not _jax.is_dropped(eqn.outvars[0])
+    if mask is None:
+        return [where.swap(value, want_old=used)]
+    old = where.masked_load(mask, value) if used else None
+    where.masked_store(value, mask)
+    return [old]
+
+
+@RULES.register("run_scoped")
+def _run_scoped(importer, eqn, *consts):
+    jaxpr = eqn.params["jaxpr"]
+    return importer.run(jaxpr, consts, importer.scoped[id(jaxpr)])
+
+
+# --- grid and hints ------------------------------------------------------------------------------------------------
+
+
+@RULES.register("program_id")
+def _program_id(importer, eqn):
+    return [primitives.program_id(importer.axes[eqn.params["axis"]])]
+
+
+@RULES.register("num_programs")
+def _num_programs(importer, eqn):
+    return [primitives.num_programs(importer.axes[eqn.params["axis"]])]
+
+
+@RULES.register("axis_index")
+def _axis_index(importer, eqn):
+    name = eqn.params["axis_name"]
+    if name not in importer.axis_names:
+        raise UnsupportedOp(
+            f"`axis_index` of `{name}` in a Pallas kernel", at=_jax.user_line(eqn),
+            why=f"grid names: {', '.join(map(str, importer.axis_names)) or 'none'}",
+            hint="pass the index of a mesh axis as a scalar operand",
+        )  # fmt: skip
+    return [primitives.program_id(importer.axis_names.index(name))]
+
+
+@RULES.register(*IDENTITIES)
+def _same(importer, eqn, *operands):
+    return list(operands[: len(eqn.outvars)])
+
+
+@RULES.register(*NOTHING)
+def _nothing(importer, eqn, *operands):
+    return []
+
+
+for _name, _rule in VALUE_RULES.items():
+    RULES.register(_name)(lambda importer, eqn, *operands, rule=_rule: rule(eqn, *operands))
+
+
+# --- atomics -------------------------------------------------------------------------------------------------------
+
+# Programs that could touch one element run in order (lower/parallel.py), so that a load and a store are atomic.
+_COMBINE = {
+    "xchg": lambda old, new: new,
+    "add": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+
+
+@RULES.register("atomic_rmw")
+def _atomic_rmw(importer, eqn, *operands):
+    ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
+    where = view(ref, transforms)
+    old = where.load() if mask is None else where.masked_load(mask, np.zeros((), value.dtype))
+    new = _COMBINE[eqn.params["atomic_type"].value](old, value)
+    if mask is None:
+        where.swap(new, want_old=False)
+    else:
+        where.masked_store(new, mask)
+    return [old]
+
+
+@RULES.register("atomic_cas")
+def _atomic_cas(importer, eqn, ref, compare, value):
+    where = view(ref, ())
+    old = where.load()
+    where.swap(lax.select(lax.eq(old, compare), value, old), want_old=False)
+    return [old]

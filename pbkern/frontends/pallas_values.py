@@ -1,0 +1,158 @@
+"""Primitives without Refs that kernels meet and bodies do not have -> the lax equations that say the same.
+
+Used by pallas_body.py's table. Nothing here depends on the kernel around the equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .. import _jax
+from ..errors import UnsupportedOp
+from .ref_views import bitcast
+
+
+def _split(eqn, x) -> list:
+    axis, parts, at = eqn.params["axis"], [], 0
+    for size in eqn.params["sizes"]:
+        parts.append(lax.slice_in_dim(x, at, at + size, axis=axis))
+        at += size
+    return parts
+
+
+def _stack(eqn, *xs) -> list:
+    axis = eqn.params["axis"]
+    return [lax.concatenate([lax.expand_dims(x, [axis]) for x in xs], axis)]
+
+
+def _unstack(eqn, x) -> list:
+    axis = eqn.params["axis"]
+    return [lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), [axis]) for k in range(x.shape[axis])]
+
+
+def _tile(eqn, x) -> list:
+    reps = tuple(eqn.params["reps"])
+    pairs = [n for rep, extent in zip(reps, x.shape) for n in (rep, extent)]
+    spread = lax.broadcast_in_dim(x, pairs, range(1, 2 * x.ndim, 2))
+    return [lax.reshape(spread, [rep * extent for rep, extent in zip(reps, x.shape)])]
+
+
+def _reciprocal(eqn, x) -> list:
+    """Always exact: `approx` allows an error, and a division costs little here."""
+    return [lax.div(lax.full_like(x, 1), x)]
+
+
+def _bitcast(eqn, x) -> list:
+    return [bitcast(x, np.dtype(eqn.outvars[0].aval.dtype))]
+
+
+def _roll(eqn, x, shift) -> list:
+    """x rolled by `shift`; with `stride`, by shift + stride * position along `stride_axis`."""
+    axis, stride, stride_axis = eqn.params["axis"], eqn.params.get("stride"), eqn.params.get("stride_axis")
+    n = x.shape[axis]
+    if stride is None:
+        start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
+        return [lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)]
+    rows = [
+        _roll_by(lax.slice_in_dim(x, k, k + 1, axis=stride_axis), shift + k * stride, axis)
+        for k in range(x.shape[stride_axis])
+    ]
+    return [lax.concatenate(rows, stride_axis)]
+
+
+def _roll_by(x, shift, axis: int):
+    n = x.shape[axis]
+    start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
+    return lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)
+
+
+def _inline_asm(eqn, *operands) -> list:
+    """Only what Pallas itself emits has a meaning on other machines."""
+    if "tanh.approx" in eqn.params["asm"]:
+        return [lax.tanh(operands[0])]
+    raise UnsupportedOp("inline assembly in a Pallas kernel", at=_jax.user_line(eqn), why=eqn.params["asm"])
+
+
+# --- random numbers ------------------------------------------------------------------------------------------------
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def _threefry2x32(eqn, k0, k1, x0, x1) -> list:
+    """Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": threefry-2x32 with 20 rounds."""
+    keys = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
+    x0, x1 = x0 + keys[0], x1 + keys[1]
+    for group in range(5):
+        for r in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = x0 ^ ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r)))
+        x0 = x0 + keys[(group + 1) % 3]
+        x1 = x1 + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return [x0, x1]
+
+
+def _iota_2x32(eqn) -> list:
+    """High and low halves of the row-major position."""
+    shape = tuple(eqn.params["shape"])
+    low = jnp.zeros(shape, np.uint32)
+    for d in range(len(shape)):
+        low = low + lax.broadcasted_iota(np.uint32, shape, d) * np.uint32(np.prod(shape[d + 1 :], dtype=np.int64))
+    return [jnp.zeros(shape, np.uint32), low]
+
+
+# --- packed elements -----------------------------------------------------------------------------------------------
+
+
+def _pack(eqn, *xs: Sequence) -> list:
+    """Operands side by side in one word, the first lowest."""
+    packed, word = np.dtype(eqn.params["packed_dtype"]), np.dtype(eqn.outvars[0].aval.dtype)
+    bits = word.itemsize * 8 // len(xs)
+    total = None
+    for k, x in enumerate(xs):
+        if jnp.issubdtype(packed, jnp.floating):
+            x = lax.bitcast_convert_type(x.astype(packed), f"uint{bits}").astype(word)
+        else:
+            x = lax.bitcast_convert_type(x, word) & word.type((1 << bits) - 1)
+        x = x << word.type(k * bits)
+        total = x if total is None else total | x
+    return [total]
+
+
+def _unpack(eqn, x) -> list:
+    packed, out = np.dtype(eqn.params["packed_dtype"]), np.dtype(eqn.params["unpacked_dtype"])
+    word = np.dtype(f"uint{x.dtype.itemsize * 8}")
+    bits = jax.dtypes.itemsize_bits(packed) if hasattr(jax.dtypes, "itemsize_bits") else packed.itemsize * 8
+    part = lax.bitcast_convert_type(x, word) >> word.type(eqn.params["index"] * bits)
+    if jnp.issubdtype(packed, jnp.floating):
+        return [lax.bitcast_convert_type(part.astype(f"uint{bits}"), packed).astype(out)]
+    signed = np.dtype(f"int{word.itemsize * 8}")
+    top = word.itemsize * 8 - bits
+    part = part << word.type(top)
+    if jnp.issubdtype(packed, jnp.unsignedinteger):
+        return [(part >> word.type(top)).astype(out)]
+    return [(lax.bitcast_convert_type(part, signed) >> signed.type(top)).astype(out)]
+
+
+VALUE_RULES = {
+    "split": _split,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
+    "reciprocal": _reciprocal,
+    "bitcast": _bitcast,
+    "roll": _roll,
+    "elementwise_inline_asm_p": _inline_asm,
+    "threefry2x32": _threefry2x32,
+    "iota_2x32_shape": _iota_2x32,
+    "pack_elementwise": _pack,
+    "unpack_elementwise": _unpack,
+}
+# Hints and placements: the value itself.
+IDENTITIES = ("multiple_of", "max_contiguous", "add_dependency", "layout_cast", "reshard", "optimization_barrier", "pvary")
+# Nothing to do on one core that runs its programs in order.
+NOTHING = ("delay", "debug_barrier_p", "set_max_registers_p", "commit_smem", "trace_value", "print_layout")

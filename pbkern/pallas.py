@@ -1,0 +1,90 @@
+"""pl.pallas_call on CPU, without a change to the kernels: `pbkern.pallas.install()`.
+
+install() registers a CPU lowering of JAX's pallas_call primitive. Under jit, vmap, jvp, scan and friends a kernel is
+imported (frontends/pallas.py), compiled and called like one written in pbkern. `interpret=True` and InterpretParams
+still reach JAX's own interpreters. jax.export cannot carry machine code of this process: exported programs contain
+JAX's interpretation of the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+from jax.interpreters import mlir
+
+from . import _jax
+from .dsl.host import Buffer, BufferKind, HostProgram, Launch, View
+from .dsl.kernel import Kernel
+from .frontends.pallas import import_call
+from .targets.cpu import compile as cpu_compile
+
+_installed = False
+_compiled: dict[tuple, cpu_compile.Compiled] = {}
+
+
+def install() -> None:
+    """From now on, pallas_call on CPU compiles to native code. Installing twice does nothing."""
+    global _installed
+    if not _installed:
+        mlir.register_lowering(_jax.pallas().call_p, _lower, platform="cpu")
+        _installed = True
+        jax.clear_caches()  # programs lowered before would keep their old meaning
+
+
+def uninstall() -> None:
+    """pallas_call on CPU is JAX's again: an error without interpret=True."""
+    global _installed
+    if _installed:
+        _jax.remove_cpu_lowering(_jax.pallas().call_p)
+        _installed = False
+        jax.clear_caches()
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """install() for the duration of a `with` block."""
+    before = _installed
+    install()
+    try:
+        yield
+    finally:
+        if not before:
+            uninstall()
+
+
+def _lower(ctx, *nodes, interpret, **params):
+    if interpret or _jax.is_for_export(ctx):
+        return _jax.pallas().stock_lowering(ctx, *nodes, interpret=interpret or True, **params)
+    imported = import_call(**params)
+    compiled = compile_kernel(imported.kernel)
+    avals = [ctx.avals_in[i] for i in imported.operands]
+    rule = jax.ffi.ffi_lowering(compiled.ffi_name, operand_output_aliases=dict(imported.kernel.aliases))
+    return rule(ctx.replace(avals_in=avals), *[nodes[i] for i in imported.operands])
+
+
+def compile_kernel(kernel: Kernel) -> cpu_compile.Compiled:
+    """A program of one launch; equal kernels are compiled once."""
+    key = content_key(kernel)
+    if key not in _compiled:
+        _compiled[key] = cpu_compile.compile_program(one_launch(kernel))
+    return _compiled[key]
+
+
+def one_launch(kernel: Kernel) -> HostProgram:
+    """The HostProgram that runs a kernel once on whole arrays."""
+    inputs = [Buffer(f"in{n}", t, BufferKind.INPUT, n) for n, t in enumerate(kernel.in_types)]
+    outputs = [Buffer(f"out{n}", t, BufferKind.OUTPUT, n) for n, t in enumerate(kernel.out_types)]
+    views = [tuple(View(b.name, b.type) for b in group) for group in (inputs, outputs)]
+    return HostProgram(kernel.name, (*inputs, *outputs), (Launch(kernel, *views),))
+
+
+def content_key(kernel: Kernel) -> tuple:
+    """Equal for kernels with equal code."""
+    from .jaxprs import fingerprint
+
+    mappings = [(m.array, m.dims, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs)]
+    params = tuple(sorted((k, repr(p)) for k, p in kernel.compiler_params.items()))
+    return (kernel.name, kernel.grid, kernel.dynamic_grid, kernel.num_scoped, len(kernel.inputs), tuple(mappings), kernel.scratch,
+            kernel.aliases, kernel.num_scalar_prefetch, params, fingerprint(kernel.body))  # fmt: skip
