@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax._src import ad_util, config, core, dispatch, source_info_util
-from jax._src.interpreters import ad, batching, mlir, partial_eval
+from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import split_list, weakref_lru_cache
@@ -160,6 +160,13 @@ def set_transformation_rules(primitive, *, jvp, partial_eval_rule, transpose, ba
     partial_eval.partial_eval_jaxpr_custom_rules[primitive] = lambda *args, **kw: (
         partial_eval.closed_call_partial_eval_custom_rule("jaxpr", params_of_split, *args, **kw)
     )
+
+
+def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function with Refs that it makes for itself (jax.new_ref) replaced by values."""
+    if not any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects):
+        return closed
+    return pxla._discharge_internal_refs(closed)
 
 
 def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -127,10 +127,14 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: 
 
 @dataclass(frozen=True)
 class Build:
-    """One function on its way to machine code. `compiled` is filled by `compile_programs`."""
+    """Programs on their way to machine code: of a fused function, or of one hand-written kernel (plan None).
 
-    plan: fuse.Plan
+    `compiled`, by program name, is filled by `compile_programs`.
+    """
+
+    programs: tuple[HostProgram, ...]
     record: stages.Record
+    plan: fuse.Plan | None = None
     compiled: dict[str, Any] = field(default_factory=dict)
 
 
@@ -151,11 +155,18 @@ def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _sett
         )  # fmt: skip
 
     plan = record.run("plan", fused, verify=verified)
-    record.kernels = plan.kernels()
     record.texts["jaxpr"] = lambda: str(plan.jaxpr)
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
-    record.texts["kernels"] = lambda: "\n\n".join(k.source() for k in record.kernels)
-    return Build(plan, record)
+    record.show_kernels(plan.kernels())
+    return Build(tuple(plan.programs()), record, plan)
+
+
+def build_kernel(kernel: Kernel) -> Build:
+    """A hand-written kernel as a program of one launch."""
+    program, record = kernel_program(kernel), stages.Record(kernel.name)
+    record.texts["plan"] = lambda: str(program)
+    record.show_kernels([kernel])
+    return Build((program,), record)
 
 
 def compile_programs(build: Build, options: CompileOptions) -> Build:
@@ -163,7 +174,7 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     target, record = get_target(options.target), build.record
     if target.STAGES[0] in record.texts:
         return build
-    for program in build.plan.programs():
+    for program in build.programs:
         compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
@@ -247,9 +258,9 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
         )  # fmt: skip
 
     def traced(*args):
-        target = get_target("cpu")
         with _jax.untyped_manual_axes():
-            return target.call(target.compile(kernel_program(kernel), CompileOptions()), *args)
+            (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+            return get_target("cpu").call(compiled, *args)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 

@@ -46,6 +46,10 @@ class Record:
             verify(result)
         return result
 
+    def show_kernels(self, kernels: list[Kernel]) -> None:
+        self.kernels = kernels
+        self.texts["kernels"] = lambda: "\n\n".join(k.source() for k in kernels)
+
     def text(self, stage: str) -> str:
         """One stage's text. Raises OptionError for a stage that there is not."""
         if stage not in self.texts:

@@ -25,6 +25,7 @@ from .text import Block, Text
 from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
+CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class KernelLowering:
 
     def lower(self) -> LoweredKernel:
         kernel = self.kernel
-        parallel = parallel_dimensions(kernel, self.options.semantics)
+        self.parallel = parallel = parallel_dimensions(kernel, self.options.semantics)
         programs = math.prod(kernel.grid[d] for d in parallel)
         block = Block(self.text.top)
         block.values["%p"] = "%p"
@@ -128,6 +129,8 @@ class KernelLowering:
             limit = self.text.index(s.limit)
             block.values[shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
         views, tests, certain = self._views(block)
+        if self.options.prefetch_steps:
+            self._prefetch(block, views)
         if not tests:
             self._body(block, views, guarded=certain)
             return
@@ -154,6 +157,39 @@ class KernelLowering:
                 elif state is None:
                     tests += self._inside_tests(block, start, d.size, extent)
         return views, [] if never_inside else list(dict.fromkeys(tests)), never_inside
+
+    def _prefetch(self, block: Block, views: list) -> None:
+        """Asks for the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line. Those never fault,
+        so the last steps need no test."""
+        inner = [d for d in range(len(self.kernel.grid)) if self.kernel.grid[d] > 1 and d not in self.parallel]
+        inner = inner or [d for d in self.parallel if self.kernel.grid[d] > 1]
+        if not inner:
+            return
+        moving = {f"%g{inner[-1]}": 1, shift.symbol(inner[-1]): self.shifts[inner[-1]].block if inner[-1] in self.shifts else 0}
+        for buf, offsets, axes, m in views[: len(self.kernel.inputs)]:
+            ahead = [o + sum(o.coefficient(s) * n for s, n in moving.items()) * self.options.prefetch_steps for o in offsets]
+            if ahead == list(offsets):
+                continue
+            sizes = [1 if a is None else d.size for a, d in zip(axes, m.dims)]
+            self._prefetch_block(block, buf, ahead, sizes)
+
+    def _prefetch_block(self, block: Block, buf: Buf, starts: list[Affine], sizes: list[int]) -> None:
+        line = max(CACHE_LINE // buf.dtype.itemsize, 1)
+        symbols = [self.names("%x") for _ in sizes]
+        flat = Affine()
+        for start, x, stride in zip(starts, symbols, buf.strides):
+            flat = flat + (start + Affine.symbol(x)) * stride
+
+        def walk(b: Block, k: int) -> list:
+            if k == len(sizes):
+                _, address = self.text.affine(b, flat)
+                b.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
+            else:
+                step = line if k == len(sizes) - 1 else 1
+                self.text.loop(b, symbols[k], 0, sizes[k], step, lambda inner, _: walk(inner, k + 1))
+            return []
+
+        walk(block, 0)
 
     def _inside(self, start: Affine, size: int, extent: int) -> bool | None:
         """Whether the block lies inside for every program, for none, or for some (None)."""

@@ -102,6 +102,16 @@ def test_dumped_kernels_rebuild_and_agree(tmp_path):
     assert float(run.stdout.split()[-1]) < 1e-4
 
 
+def test_hand_written_kernels_are_dumped_too(tmp_path):
+    def thrice(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 3
+
+    with config.override(dump=tmp_path):
+        make(thrice)(X)
+    (folder,) = tmp_path.iterdir()
+    assert "thrice" in (folder / "2_kernels.py").read_text()
+
+
 SCRIPT = """
 import jax.numpy as jnp, pbkern
 @pbkern.jit

@@ -1,5 +1,8 @@
 """Decorated functions under every JAX transformation give what the plain functions give."""
 
+import concurrent.futures
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -243,3 +246,67 @@ def test_x64():
 def test_metadata_is_kept():
     assert jitted.__name__ == "layer" and jitted.__wrapped__ is not None
     assert jax.eval_shape(jitted, PARAMS, X)["y"].shape == (3, 5)
+
+
+def test_refs_inside():
+    def f(x):
+        r = jax.new_ref(x)
+        r[0] = x[1]
+        return r[...]
+
+    same(pj(f)(X), f(X))
+    same(jax.grad(lambda x: (pj(f)(x) ** 2).sum())(X), jax.grad(lambda x: (f(x) ** 2).sum())(X))
+
+
+def test_constant_and_forwarded_results_keep_their_types():
+    f = lambda x: (2.0, x, True, 3, x > 0)
+    same(pj(f)(X), jax.jit(f)(X))
+
+
+def test_control_flow_inside():
+    count = lambda x: jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+    same(pj(count)(X), X * 32)
+    choose = lambda x: jax.lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * x, x).sum()
+    same(jax.value_and_grad(pj(choose))(X), jax.value_and_grad(choose)(X))
+
+
+def test_scan_over_remat_over_it():
+    run = lambda h: lambda x: jax.lax.scan(lambda c, _: (h(c), None), x, None, length=3)[0].sum()
+    f = lambda c: c * c / (1 + c * c)
+    same(jax.grad(run(jax.checkpoint(pj(f))))(X), jax.grad(run(f))(X))
+
+
+def test_linear_transpose():
+    f = lambda x: x * 2 + x
+    same(jax.linear_transpose(pj(f), X)(X), jax.linear_transpose(f, X)(X))
+
+
+def test_what_kernels_cannot_contain_stays_with_xla():
+    f = lambda x: (jnp.linalg.inv(x @ x.T + jnp.eye(3)), jnp.fft.fft(x).real, (x + 1j * x).imag)
+    same(pj(f)(X), f(X), 1e-4)
+    assert pj(f).explain(X).left
+
+
+class Model:
+    scale = 3
+
+    def __call__(self, x):
+        return x * 2
+
+    @pj(static_argnums=0)
+    def method(self, x):
+        return x * self.scale
+
+
+def test_callables_of_every_kind():
+    same(pj(Model())(X), X * 2)
+    same(Model().method(X), X * 3)
+    same(pj(functools.partial(jnp.add, X))(X), X + X)
+    same(pj(pj(lambda x: x * 2))(X), X * 2)
+
+
+def test_functions_compile_and_run_on_several_threads():
+    functions = [pj(lambda x, n=n: x * n + 1) for n in range(1, 7)]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for n, result in enumerate(pool.map(lambda f: f(X), functions), 1):
+            same(result, X * n + 1)
