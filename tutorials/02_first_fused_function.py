@@ -30,7 +30,7 @@ print(kernels[0].source())
 assert len(kernels) == 1
 
 # The decorated function is still a jax.jit function. It can be differentiated, batched and called from others, and
-# JAX's transformations act on the function before kernels are made of it: the derivative below is fused, too.
+# JAX's transformations act on the function before kernels are made of it: the derivative is compiled as a whole, too.
 
 
 @pbkern.jit

@@ -41,7 +41,7 @@ print(f"block of the input {block.ref_shape}, of the result {kernel.outputs[0].r
 assert block.ref_shape[0] > kernel.outputs[0].ref_shape[0]
 
 # A halo costs arithmetic: the horizontal blur of these rows is computed by both programs. `recompute` is the ratio of
-# operations done to operations needed. The planner chose the height so that this costs less than a trip to memory would.
+# operations done to operations needed. The planner chose the height so that this costs less than a trip to memory.
 
 (report,) = sharpened.explain(image).kernels
 print(f"recompute {report.cost.recompute:.2f}, {report.cost.bytes_moved / 1e6:.1f} MB moved")
