@@ -31,7 +31,8 @@ class CompileOptions:
         the type it had. Integer modes take integer operands.
       mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions such as exp are
         never approximated. NaN, infinities and signed zeros are right either way.
-      num_iters: int, default 1. Each call runs the compiled kernels this many times on the same inputs; for timing.
+      num_iters: int, default 1. Each call runs the compiled kernels this many times on the same inputs, for timing;
+        what XLA keeps runs once.
       polyblocks_disable_affine_fusion: bool, default False. Every operation becomes a kernel of its own.
       polyblocks_disable_reduce_reduce_fusion: bool, default False. Chains of reductions (matmul, softmax, matmul)
         are not made one kernel.

@@ -1,4 +1,4 @@
-"""Imports point one way: foundation -> dsl -> fuse, lower -> targets -> api; local imports count too."""
+"""Imports point one way: foundation -> dsl -> fuse, lower -> targets -> frontends -> api; local imports count too."""
 
 import ast
 import pathlib
@@ -8,10 +8,18 @@ import pytest
 import pbkern
 
 ROOT = pathlib.Path(pbkern.__file__).parent
-# A module may import its own layer and those below it. `fuse` and `lower` share a height but not a layer.
-HEIGHTS = {"foundation": 0, "dsl": 1, "frontends": 1, "fuse": 2, "lower": 2, "targets": 3, "api": 4}
+# layer -> the layers that its modules may import beside their own; the API may import all.
+BELOW = {
+    "foundation": set(),
+    "dsl": {"foundation"},
+    "fuse": {"foundation", "dsl"},
+    "lower": {"foundation", "dsl"},
+    "targets": {"foundation", "dsl", "lower"},
+    "frontends": {"foundation", "dsl", "targets"},  # targets: what other systems' CompilerParams become
+    "api": {"foundation", "dsl", "fuse", "lower", "targets", "frontends"},
+}
 FOUNDATION = {"errors", "rules", "jaxprs", "affine", "machine", "_jax", "config", "options", "cache"}
-FOLDERS = set(HEIGHTS) - {"foundation", "api"}
+FOLDERS = set(BELOW) - {"foundation", "api"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -49,7 +57,7 @@ def test_imports_point_one_way(path):
     back = []
     for line, target in imports_of(path):
         other = layer_of(target)
-        if other != own and HEIGHTS[other] >= HEIGHTS[own]:
+        if other != own and other not in BELOW[own]:
             back.append(f"{path.relative_to(ROOT)}:{line}: {own} imports {'.'.join(target) or 'pbkern'} ({other})")
     assert not back, "\n".join(back)
 
@@ -70,7 +78,7 @@ def test_modules_say_what_they_do(path):
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
-def test_a_cycle_would_be_seen(tmp_path):
+def test_imports_are_found_and_have_layers():
     found = list(imports_of(ROOT / "lower" / "host.py"))
     assert ("dsl", "host") in [t for _, t in found]
     assert layer_of(("dsl", "host")) == "dsl" and layer_of(("api",)) == "api" and layer_of(()) == "api"

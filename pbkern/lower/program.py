@@ -249,15 +249,27 @@ class KernelLowering:
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
         stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
-        stmts = self._finish(builder, stmts)
+        stmts = self._finish(builder, stmts, self._bounds(views, guarded))
         self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
         self._statements(block, stmts)
 
     def _may_cross(self, m: BlockMapping, offsets) -> bool:
         return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))
 
-    def _finish(self, builder: BodyBuilder, stmts: list[Stmt]) -> list[Stmt]:
-        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits)
+    def _bounds(self, views: list, guarded: bool) -> dict[str, tuple[int, int]]:
+        """(smallest, largest) of grid indices and shifted starts; where all blocks lie inside, only what allows that."""
+        bounds = {f"%g{d}": (0, n - 1) for d, n in enumerate(self.kernel.grid)}
+        bounds |= {shift.symbol(d): (0, s.limit) for d, s in self.shifts.items()}
+        for _, offsets, _, m in () if guarded else views:
+            for start, d, extent in zip(offsets, m.dims, m.array.shape):
+                if len(start.terms) == 1 and start.terms[0][1] > 0 and start.terms[0][0] in bounds:
+                    symbol, c = start.terms[0]
+                    low, high = bounds[symbol]
+                    bounds[symbol] = (max(low, -(start.const // c)), min(high, (extent - d.size - start.const) // c))
+        return bounds
+
+    def _finish(self, builder: BodyBuilder, stmts: list[Stmt], bounds: dict | None = None) -> list[Stmt]:
+        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits, bounds or {})
         # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
         offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
         self.offsets |= offsets

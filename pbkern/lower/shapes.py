@@ -11,6 +11,9 @@ from ..rules import RuleTable
 from .nest import Expr, Pool
 from .values import ZERO, Index, Lazy, Literal, Opaque, Stored, Value
 
+# Nests are cut at index tests (predicates.py), so that few points pay for one.
+TEST_COST = 0.4
+
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")
 
@@ -135,7 +138,7 @@ def _dynamic_update_slice(builder, eqn, ins):
         inside = inside_range(pool, builder, tuple(i - o for i, o in zip(ix, offsets)), update.shape, src.shape)
         return xs[1] if inside is None else builder.select(inside, xs[1], xs[0])
 
-    return Lazy(src.shape, src.dtype, (src, update), route, combine, cost=2.0, guard=True)
+    return Lazy(src.shape, src.dtype, (src, update), route, combine, cost=TEST_COST, guard=True)
 
 
 def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | None:
@@ -167,7 +170,7 @@ def _pad(builder, eqn, ins):
         test = inside_range(pool, builder, source(ix), src.shape, [None if p else n for p, n in zip(padded, src.shape)])
         return xs[0] if test is None else builder.select(test, xs[0], xs[1])
 
-    return Lazy(out, src.dtype, (src, fill), lambda ix: (source(ix), ()), combine, cost=2.0, guard=any(padded),
+    return Lazy(out, src.dtype, (src, fill), lambda ix: (source(ix), ()), combine, cost=TEST_COST, guard=any(padded),
                 is_view=not any(padded))
 
 

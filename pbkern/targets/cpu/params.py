@@ -28,7 +28,8 @@ class CompilerParams:
       max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time. The CPU has no
         asynchronous copies; it prefetches the blocks of the next max_concurrent_steps - 1 steps. Default 1: none.
       allow_input_fusion: per operand, whether a producer outside may be computed in this kernel in place of being
-        read. None, the default: wherever it pays.
+        read. A permission, not an order, and one that this target does not use yet: producers of hand-written
+        kernels run as kernels of their own. None, the default: wherever it pays.
     """
 
     approx_math: bool = False
