@@ -23,7 +23,7 @@ from . import decide, elementwise
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .reductions import CONTRACTIONS
 from .shapes import VIEWS, index_value
-from .values import ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index
+from .values import TEST_COST, ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
@@ -261,7 +261,10 @@ class BodyBuilder:
             folded = fold_index(pool, name, dtype, xs)
             return pool.make("op", dtype, info, tuple(xs)) if folded is None else folded
 
-        return Lazy(shape, dtype, tuple(ins), route, combine, cost=elementwise.COST.get(name, 1.0))
+        index_only = all(map(is_index_only, ins))
+        tested = name == "select_n" and is_index_only(ins[0])
+        cost = 0.0 if index_only else TEST_COST if tested else elementwise.COST.get(name, 1.0)
+        return Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
 
     def in_bounds(self, ref: RefView, axis: int) -> Value:
         """Which positions of a block along `axis` lie inside its array."""

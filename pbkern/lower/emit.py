@@ -49,12 +49,14 @@ class NestEmitter:
 
     def __init__(self, text: Text, vector_bits: int = 512):
         self.text, self.vector_bits = text, vector_bits
+        self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
         sched = sched or nest.schedule or choose(nest, self.vector_bits)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
+        self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         top = Block(block)
         walk = _Walk(nest, sched, top, {w.buf.root for w in nest.writes})
         outer = [d for d in sched.order if d not in nest.rdims]

@@ -9,10 +9,7 @@ import numpy as np
 from ..affine import Affine
 from ..rules import RuleTable
 from .nest import Expr, Pool
-from .values import ZERO, Index, Lazy, Literal, Opaque, Stored, Value
-
-# Nests are cut at index tests (predicates.py), so that few points pay for one.
-TEST_COST = 0.4
+from .values import TEST_COST, ZERO, Index, Lazy, Literal, Opaque, Stored, Value, is_index_only
 
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")
@@ -22,7 +19,7 @@ def view(eqn, src: Value, route) -> Lazy:
     """A value that reads one operand elsewhere."""
     out = eqn.outvars[0].aval
     return Lazy(tuple(out.shape), np.dtype(out.dtype), (src,), lambda ix: (route(ix),),
-                lambda pool, ix, xs: xs[0], is_view=True)
+                lambda pool, ix, xs: xs[0], is_view=True, index_only=is_index_only(src))
 
 
 @VIEWS.register("broadcast_in_dim")
@@ -221,7 +218,7 @@ def index_value(shape, dtype, at, builder) -> Lazy:
         e = pool.make("index", integer, at(ix))
         return e if dtype == integer else builder.op("convert_element_type", dtype, e, params={"new_dtype": dtype})
 
-    return Lazy(shape, dtype, (), lambda ix: (), combine)
+    return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
 
 
 @VIEWS.register("copy", "copy_p", "stop_gradient", "optimization_barrier", "reduce_precision_noop")
