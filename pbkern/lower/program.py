@@ -111,7 +111,7 @@ class KernelLowering:
         if operand is None:
             return self.kernel.grid[dim]
         buf = self.bufs[operand]
-        size = self.text.put(block, f"memref.load {buf.name}[] : {memref(buf)}")
+        size = self.text.put(block, f"memref.load {buf.name}[{self.text.index(0)}] : {memref(buf)}")
         return self.text.put(block, f"arith.index_cast {size} : i32 to index")
 
     # ---------------------------------------------------------------- one program
