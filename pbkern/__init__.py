@@ -1,5 +1,7 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
+from . import cpu
+from .api import jit, polyblocks_jit_jax, polymage_jit_jax
 from .dsl import (
     Blocked,
     BlockSpec,
@@ -21,13 +23,16 @@ from .dsl import (
     num_programs,
     program_id,
     rebuild,
+    source,
     store,
     when,
 )
+from .options import CompileOptions
 
 __all__ = [
     "BlockSpec",
     "Blocked",
+    "CompileOptions",
     "Element",
     "GridSpec",
     "Kernel",
@@ -36,16 +41,21 @@ __all__ = [
     "bind",
     "call_kernel",
     "cdiv",
+    "cpu",
     "ds",
     "in_bounds",
     "interpret",
+    "jit",
     "kernel",
     "load",
     "loop",
     "multiple_of",
     "num_programs",
+    "polyblocks_jit_jax",
+    "polymage_jit_jax",
     "program_id",
     "rebuild",
+    "source",
     "store",
     "when",
 ]

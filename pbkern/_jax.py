@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax._src import source_info_util
-from jax._src.interpreters import mlir
+from jax._src import ad_util, config, core, dispatch, source_info_util
+from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import indexing, types
 from jax._src.state import primitives as state
+from jax._src.util import split_list, weakref_lru_cache
 from jax.extend import core as jex
 
 Var = jex.Var
@@ -136,6 +139,161 @@ def source_of(eqn):
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=eqn.source_info.name_stack)
 
 
+# ---- primitives that carry a jaxpr: what transformations make of it -------------------------------------------------
+
+Zero = ad_util.Zero
+cached_by_jaxpr = weakref_lru_cache  # f(jaxpr, *hashables), forgotten with the jaxpr
+
+
+def set_eager_rule(primitive) -> None:
+    """Outside of tracing, the primitive compiles and runs alone; also under jax.disable_jit."""
+    primitive.def_impl(lambda *args, **params: dispatch.apply_primitive(primitive, *args, **params))
+
+
+def set_transformation_rules(primitive, *, jvp, partial_eval_rule, transpose, batch, dce, params_of_split) -> None:
+    """Registers a primitive's rules; `params_of_split` updates parameters when remat or scan split its jaxpr."""
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.fancy_primitive_batchers[primitive] = batch
+    partial_eval.custom_partial_eval_rules[primitive] = partial_eval_rule
+    partial_eval.dce_rules[primitive] = dce
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = lambda *args, **kw: (
+        partial_eval.closed_call_partial_eval_custom_rule("jaxpr", params_of_split, *args, **kw)
+    )
+
+
+def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function with Refs that it makes for itself (jax.new_ref) replaced by values."""
+    if not any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects):
+        return closed
+    return pxla._discharge_internal_refs(closed)
+
+
+def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same jaxpr with its constants as leading operands."""
+    return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(closed.jaxpr), ())
+
+
+def jvp_jaxpr(closed: jex.ClosedJaxpr, nonzero: Sequence[bool]) -> tuple[jex.ClosedJaxpr, Sequence[bool]]:
+    """(primals, nonzero tangents) -> (results, nonzero result tangents), and which result tangents are nonzero."""
+    return ad.jvp_jaxpr(closed, list(nonzero), False)
+
+
+def tangent_zeros(results: Sequence) -> list[Zero]:
+    return [Zero(core.typeof(r).to_tangent_aval()) for r in results]
+
+
+def batch_jaxpr(closed: jex.ClosedJaxpr, axis_data, dims: Sequence) -> tuple[jex.ClosedJaxpr, tuple]:
+    """The jaxpr over operands with a batch dimension where `dims` says so, and the dimensions of its results."""
+    return batching.batch_jaxpr2(closed, axis_data, tuple(dims))
+
+
+class Split(NamedTuple):
+    """A jaxpr cut in two by what is known.
+
+    known: known operands -> known results, then residuals.
+    unknown: residuals, then unknown operands -> unknown results.
+    unknown_results: per result of the whole.
+    residuals: how many.
+    """
+
+    known: jex.ClosedJaxpr
+    unknown: jex.ClosedJaxpr
+    unknown_results: tuple[bool, ...]
+    residuals: int
+
+
+def split_by_known(closed: jex.ClosedJaxpr, unknown: Sequence[bool]) -> Split:
+    known, rest, unknown_out, residuals = partial_eval.partial_eval_jaxpr_nounits(closed, tuple(unknown), False)
+    return Split(known, rest, tuple(unknown_out), len(residuals))
+
+
+def stage_unknown(trace, primitive, operands: Sequence, result_avals: Sequence, params: dict, effects) -> list:
+    """Records an equation on a partial-evaluation trace; `operands` are values or the trace's own tracers."""
+    tracers = [trace.instantiate_const(trace.to_jaxpr_tracer(x)) for x in operands]
+    results = [partial_eval.JaxprTracer(trace, partial_eval.PartialVal.unknown(a), None) for a in result_avals]
+    eqn = partial_eval.new_eqn_recipe(
+        trace, tracers, results, primitive, params, effects, source_info_util.current()
+    )
+    for r in results:
+        r.recipe = eqn
+    return results
+
+
+def known_value(tracer):
+    """A tracer's value under partial evaluation; `is_known` first."""
+    return tracer.pval.get_known()
+
+
+def is_linear_operand(x) -> bool:
+    """Whether a transpose rule is asked for the cotangent of this operand."""
+    return isinstance(x, ad.UndefinedPrimal)
+
+
+def transposed_jaxpr(closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_ct: tuple[bool, ...]) -> tuple:
+    """(jaxpr: nonlinear operands, nonzero cotangents -> nonzero cotangents of linear operands; which those are)."""
+    known_avals = [a for a, u in zip(closed.in_avals, linear) if not u]
+    ct_avals = [a.to_ct_aval() for a, nz in zip(closed.out_avals, nonzero_ct) if nz]
+    nonzero: list[bool] = []
+
+    def run(*args):
+        known, cts = map(iter, split_list(list(args), [len(known_avals)]))
+        operands = [ad.UndefinedPrimal(a) if u else next(known) for u, a in zip(linear, closed.in_avals)]
+        cotangents = [next(cts) if nz else Zero(a.to_ct_aval()) for nz, a in zip(nonzero_ct, closed.out_avals)]
+        found = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
+        found = [ct for ct, u in zip(found, linear) if u]
+        nonzero[:] = [type(ct) is not Zero for ct in found]
+        return [ct for ct in found if type(ct) is not Zero]
+
+    return jax.make_jaxpr(run)(*known_avals, *ct_avals), tuple(nonzero)
+
+
+def cotangent_zero(operand) -> Zero:
+    return Zero(operand.aval.to_ct_aval())
+
+
+def prune_equation(used_results: Sequence[bool], eqn, keep_params: Callable) -> tuple[list[bool], object]:
+    """Dead code rule of a primitive with a `jaxpr`: (which operands are needed, the smaller equation or None)."""
+    closed = eqn.params["jaxpr"]
+    if not any(used_results) and not closed.effects:
+        return [False] * len(eqn.invars), None
+    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(used_results))
+    params = keep_params(dict(eqn.params, jaxpr=core.ClosedJaxpr(jaxpr, closed.consts)), used)
+    invars = [v for v, u in zip(eqn.invars, used) if u]
+    outvars = [v for v, u in zip(eqn.outvars, used_results) if u]
+    return used, eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
+
+
+def is_for_export(ctx) -> bool:
+    """Whether a lowering's module leaves this process (jax.export), where custom FFI targets do not exist."""
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def untyped_manual_axes():
+    """Context manager: inside shard_map, types do not say over which mesh axes values vary.
+
+    They have been checked when the function was traced; plans and FFI calls are made of plain types.
+    """
+    return config._check_vma(False)
+
+
+def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:
+    """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
+    info = closed.jaxpr.debug_info.with_unknown_names()
+    effects = core.no_effects.union(*(e.effects for e in eqns)) if eqns else core.no_effects
+    jaxpr = core.Jaxpr(closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info)
+    return core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def partitioned_over(ctx) -> int:
+    """Devices over which XLA, and not shard_map, divides the values of a lowering; 1 where it does not."""
+    axes = ctx.module_context.axis_context
+    if getattr(axes, "manual_axes", frozenset()):
+        return 1
+    mesh = getattr(axes, "mesh", None)
+    return getattr(axes, "num_devices", 1) if mesh is None else mesh.size
+
+
 # --- Pallas ------------------------------------------------------------------------------------------------------
 # Imported on first use: Pallas costs a third of a second, and most programs have no pallas_call.
 
@@ -159,11 +317,6 @@ def pallas() -> SimpleNamespace:
 def remove_cpu_lowering(primitive) -> None:
     """Undoes `register_lowering(primitive, ..., platform="cpu")`; public JAX has no way."""
     mlir._platform_specific_lowerings["cpu"].pop(primitive, None)
-
-
-def is_for_export(ctx) -> bool:
-    """Whether a lowering's result leaves this process (jax.export)."""
-    return bool(ctx.module_context.lowering_parameters.for_export)
 
 
 NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform

@@ -26,8 +26,8 @@ class Affine:
         return Affine.make({s: coefficient})
 
     def __add__(self, other: Affine | int) -> Affine:
-        if isinstance(other, int):
-            return Affine(self.terms, self.const + other)
+        if not isinstance(other, Affine):  # an int, also NumPy's
+            return Affine(self.terms, self.const + int(other))
         merged = dict(self.terms)
         for s, c in other.terms:
             merged[s] = merged.get(s, 0) + c

@@ -27,6 +27,7 @@ CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_lin": "jaxpr",
+    "pbkern_call": "jaxpr",
 }
 
 

@@ -146,7 +146,7 @@ class HostProgram:
                             f"{indent}{', '.join(map(view, r))} = {k.name}{list(k.grid)}({', '.join(map(view, o))})"
                         )
                     case Copy(source=s, destination=d):
-                        lines.append(f"{indent}{view(d)} = copy {view(s)}")
+                        lines.append(f"{indent}{view(d)} = copy {view(s)}: {s.type}")
                     case Loop(counter=c, trip_count=n, steps=inner):
                         lines.append(f"{indent}for {c} in range({n}):")
                         visit(inner, indent + "  ")

@@ -183,7 +183,7 @@ def _check_race(k: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarra
             element = tuple(int(s.start + i) for s, i in zip(w.array, where))
             raise RaceError(
                 f"two parallel programs of kernel `{k.name}` write one element of {k.outputs[n].origin}",
-                at=k.source or None,
+                at=k.defined_at or None,
                 why=f"programs {tuple(map(int, other))} and {index}, element {element}, parallel dimensions {parallel}",
                 hint='declare the dimension "arbitrary", or give each program its own block',
             )

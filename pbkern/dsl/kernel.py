@@ -122,7 +122,7 @@ class Kernel:
       dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that i32[] operand, and its
         entry in `grid` only an upper bound.
       num_scoped: how many scratch buffers, the last ones, a program never reads before it has written them.
-      source: where it was defined, "file:line (function)", or "" for a fused kernel.
+      defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Kernel:
     num_scalar_prefetch: int = 0
     dynamic_grid: tuple[tuple[int, int], ...] = ()
     num_scoped: int = 0
-    source: str = ""
+    defined_at: str = ""
 
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
@@ -150,7 +150,11 @@ class Kernel:
     def num_programs(self) -> int:
         return math.prod(self.grid)
 
-    def __str__(self) -> str:
+    def source(self) -> str:
+        """DSL source that rebuilds the kernel."""
         from .text import source
 
         return source(self)
+
+    def __str__(self) -> str:
+        return self.source()

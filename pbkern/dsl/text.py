@@ -88,6 +88,14 @@ def _block_dtypes(k: Kernel) -> list[np.dtype]:
     return [m.array.dtype for m in k.inputs + k.outputs] + [s.dtype for s in k.scratch]
 
 
+def _compiler_params(params: dict, printer: _Printer) -> str:
+    """As short as `kernel` accepts: parameters that know their target need no dictionary."""
+    if all(getattr(p, "target_name", None) == target for target, p in params.items()):
+        only = tuple(params.values())
+        return spell_param(only[0] if len(only) == 1 else only, printer.imports)
+    return spell_param(params, printer.imports)
+
+
 def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | list[str]]]:
     if k.scratch:
         yield (
@@ -100,7 +108,7 @@ def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | li
     if k.aliases:
         yield "input_output_aliases", repr(dict(k.aliases))
     if k.compiler_params:
-        yield "compiler_params", spell_param(dict(k.compiler_params), printer.imports)
+        yield "compiler_params", _compiler_params(dict(k.compiler_params), printer)
     if k.num_scalar_prefetch:
         yield "num_scalar_prefetch", str(k.num_scalar_prefetch)
     if _x64(k) != needs_x64(_block_dtypes(k)):

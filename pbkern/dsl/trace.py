@@ -183,7 +183,7 @@ def trace_kernel(
         aliases=tuple(aliases),
         compiler_params=params_by_target(compiler_params, at),
         num_scalar_prefetch=num_scalar_prefetch,
-        source=at or "",
+        defined_at=at or "",
     )
     verify(k)
     k = dataclasses.replace(k, body=_trace_body(body, k, x64))
@@ -200,7 +200,7 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
     except TypeError:
         raise KernelError(
             f"body of kernel `{k.name}` does not take its {len(types)} Refs",
-            at=k.source,
+            at=k.defined_at,
             why=f"{len(k.inputs)} operands, {len(k.outputs)} results, {len(k.scratch)} scratch; "
             f"signature {inspect.signature(body)}",
             hint="body(*in_refs, *out_refs, *scratch_refs)",
@@ -210,7 +210,7 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
         if body(*ref_args) is not None:
             raise KernelError(
                 f"body of kernel `{k.name}` returns a value",
-                at=k.source,
+                at=k.defined_at,
                 hint="store results: out_ref[...] = value",
             )
 
@@ -330,7 +330,7 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     if given != list(k.in_types):
         raise KernelError(
             f"kernel `{k.name}` is called on other types than it was traced for",
-            at=k.source,
+            at=k.defined_at,
             why=f"takes ({', '.join(map(str, k.in_types))}), given ({', '.join(map(str, given))})",
             hint="trace it again for these, or convert the arrays",
         )
@@ -351,7 +351,7 @@ def _run_in_callback(*arrays, kernel: Kernel) -> list:
 def _no_target(ctx, *_, kernel: Kernel):
     raise TargetError(
         f"no target compiles kernel `{kernel.name}` for {', '.join(ctx.module_context.platforms)}",
-        at=kernel.source or None,
+        at=kernel.defined_at or None,
         hint="import pbkern registers the targets of this installation; interpret=True runs anywhere",
     )
 
@@ -359,7 +359,7 @@ def _no_target(ctx, *_, kernel: Kernel):
 def _no_derivative(primals, tangents, *, kernel: Kernel):
     raise UnsupportedOp(
         f"derivative of kernel `{kernel.name}`",
-        at=kernel.source or None,
+        at=kernel.defined_at or None,
         why="a body that writes Refs is not differentiated",
         hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
     )
@@ -368,7 +368,7 @@ def _no_derivative(primals, tangents, *, kernel: Kernel):
 for _p in (kernel_p, interpret_p):
     _p.multiple_results = True
     _p.def_abstract_eval(_result_types)
-    _p.def_impl(jax.jit(_p.bind, static_argnames="kernel"))
+    _jax.set_eager_rule(_p)
     ad.primitive_jvps[_p] = _no_derivative
     batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: _batch(p, args, dims, kernel)
 

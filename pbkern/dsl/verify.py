@@ -28,7 +28,7 @@ def verify(k: Kernel) -> None:
         _verify_dtype(k, f"scratch {n}", s.dtype)
         if any(d < 1 for d in s.shape):
             raise KernelError(
-                f"scratch {n} of kernel `{k.name}` is empty", at=k.source, why=f"shape {s.shape}"
+                f"scratch {n} of kernel `{k.name}` is empty", at=k.defined_at, why=f"shape {s.shape}"
             )
     _verify_aliases(k)
     _verify_semantics(k)
@@ -38,11 +38,11 @@ def verify(k: Kernel) -> None:
 
 def _verify_grid(k: Kernel) -> None:
     if any(n < 0 for n in k.grid):
-        raise KernelError(f"grid of kernel `{k.name}` has a negative size", at=k.source, why=f"grid={k.grid}")
+        raise KernelError(f"grid of kernel `{k.name}` has a negative size", at=k.defined_at, why=f"grid={k.grid}")
     if not 0 <= k.num_scalar_prefetch <= len(k.inputs):
         raise KernelError(
             f"kernel `{k.name}` prefetches more operands than it has",
-            at=k.source,
+            at=k.defined_at,
             why=f"num_scalar_prefetch={k.num_scalar_prefetch}, {len(k.inputs)} operands",
         )
 
@@ -51,7 +51,7 @@ def _verify_dtype(k: Kernel, what: str, dtype: np.dtype) -> None:
     if dtype.kind not in KINDS or dtype.itemsize == 0:
         raise KernelError(
             f"{what} of kernel `{k.name}` has a dtype that kernels do not take",
-            at=k.source,
+            at=k.defined_at,
             why=f"dtype {dtype}",
             hint="bool, integers, floats and complex numbers; jax.random.key_data for PRNG keys",
         )
@@ -62,7 +62,7 @@ def _verify_mapping(k: Kernel, m: BlockMapping) -> None:
     if len(m.dims) != len(m.array.shape):
         raise KernelError(
             f"{m.origin} of kernel `{k.name}` has {len(m.dims)}-d blocks but is {len(m.array.shape)}-d",
-            at=k.source,
+            at=k.defined_at,
             why=f"array {m.array}, blocks {m.dims}",
         )
     _verify_index_map(k, m)
@@ -80,13 +80,13 @@ def _verify_index_map(k: Kernel, m: BlockMapping) -> None:
     if len(scalars) != len(k.grid) or len(jaxpr.invars) - len(scalars) not in (0, k.num_scalar_prefetch):
         raise KernelError(
             f"index map of {m.origin} takes {len(scalars)} grid indices, the grid has {len(k.grid)} dimensions",
-            at=k.source,
+            at=k.defined_at,
             why=f"grid={k.grid}",
         )
     if len(jaxpr.outvars) != len(m.array.shape) or any(v.aval.dtype != np.int32 for v in jaxpr.outvars):
         raise KernelError(
             f"index map of {m.origin} does not return one i32 per dimension",
-            at=k.source,
+            at=k.defined_at,
             why=f"array {m.array}, returns ({', '.join(v.aval.str_short() for v in jaxpr.outvars)})",
         )
 
@@ -96,14 +96,14 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
     if d.size < 1 and not (extent == 0 and d.size == 0):
         raise KernelError(
             f"{m.origin} of kernel `{k.name}` has a block size below 1",
-            at=k.source,
+            at=k.defined_at,
             why=values,
             hint="a positive size; None squeezes a dimension",
         )
     if isinstance(d, Element) and min(d.padding) < 0:
         raise KernelError(
             f"{m.origin} of kernel `{k.name}` has negative padding",
-            at=k.source,
+            at=k.defined_at,
             why=f"{values}, padding {d.padding}",
         )
     reach = extent + (sum(d.padding) if isinstance(d, Element) else 0)
@@ -113,7 +113,7 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
             hint = "widen Element(n, padding=(low, high)) by what lies outside the array"
         raise KernelError(
             f"{m.origin} of kernel `{k.name}` has blocks larger than the array",
-            at=k.source,
+            at=k.defined_at,
             why=values,
             hint=hint,
         )
@@ -138,7 +138,7 @@ def _verify_start(k: Kernel, m: BlockMapping, n: int) -> None:
     if low < first or high > last:
         raise KernelError(
             f"blocks of {m.origin} of kernel `{k.name}` lie outside the array",
-            at=k.source,
+            at=k.defined_at,
             why=f"array {m.array}, dimension {n}: starts {low} to {high} with size {d.size} over grid {k.grid}",
             hint=hint,
         )
@@ -149,20 +149,20 @@ def _verify_aliases(k: Kernel) -> None:
         if not (0 <= i < len(k.inputs) and 0 <= o < len(k.outputs)):
             raise KernelError(
                 f"kernel `{k.name}` aliases an operand or result that it lacks",
-                at=k.source,
+                at=k.defined_at,
                 why=f"input_output_aliases={{{i}: {o}}}, {len(k.inputs)} operands, {len(k.outputs)} results",
             )
         if k.in_types[i] != k.out_types[o]:
             raise KernelError(
                 f"input {i} and output {o} of kernel `{k.name}` are aliased but differ in type",
-                at=k.source,
+                at=k.defined_at,
                 why=f"input {k.in_types[i]}, output {k.out_types[o]}",
                 hint="an aliased result has its operand's shape and dtype",
             )
     for side in zip(*k.aliases):
         if len(set(side)) != len(side):
             raise KernelError(
-                f"kernel `{k.name}` aliases one array twice", at=k.source, why=f"aliases {k.aliases}"
+                f"kernel `{k.name}` aliases one array twice", at=k.defined_at, why=f"aliases {k.aliases}"
             )
 
 
@@ -172,7 +172,7 @@ def _verify_semantics(k: Kernel) -> None:
         if semantics is not None and len(semantics) != len(k.grid):
             raise KernelError(
                 f"dimension_semantics of kernel `{k.name}` for `{target}` does not fit the grid",
-                at=k.source,
+                at=k.defined_at,
                 why=f"dimension_semantics={tuple(semantics)}, grid={k.grid}",
                 hint="one entry per grid dimension",
             )
@@ -187,7 +187,7 @@ def _verify_body(k: Kernel) -> None:
     if found != types or jaxpr.outvars or k.body.consts:
         raise KernelError(
             f"body of kernel `{k.name}` does not fit its blocks",
-            at=k.source,
+            at=k.defined_at,
             why=f"takes {found}, blocks {types}, {len(jaxpr.outvars)} results, {len(k.body.consts)} constants",
             hint="a body takes Refs (*inputs, *outputs, *scratch), returns nothing and has no array constants",
         )
@@ -196,14 +196,14 @@ def _verify_body(k: Kernel) -> None:
             if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended):
                 raise KernelError(
                     f"kernel `{k.name}` computes with a dtype that kernels do not take",
-                    at=_jax.user_line(eqn) or k.source,
+                    at=_jax.user_line(eqn) or k.defined_at,
                     why=f"`{eqn.primitive.name}` gives {v.aval.str_short()}",
                     hint="draw random numbers outside, or do the generator's integer arithmetic in the body",
                 )
         if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
             raise KernelError(
                 f"{eqn.primitive.name}({eqn.params['axis']}) in kernel `{k.name}`, whose grid has {len(k.grid)} dimensions",
-                at=_jax.user_line(eqn) or k.source,
+                at=_jax.user_line(eqn) or k.defined_at,
                 why=f"grid={k.grid}",
             )
 

@@ -63,7 +63,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
         num_scoped=sum(map(len, scoped.values())),
-        source=at,
+        defined_at=at,
     )
     verify(kernel)
     n, k = len(inputs), len(dynamic)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from ..lower.program import LowerOptions
-
 
 def cpu_params(params, grid, vmapped, at):
     return {}
-
-
-__all__ = ["LowerOptions", "cpu_params"]

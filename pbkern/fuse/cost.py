@@ -33,6 +33,8 @@ SINGLE_PASS = frozenset(
 
 # The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
 UNOVERLAPPED = 0.25
+# Stored values of one program that live at the same time.
+LIVE_VALUES = 3
 # A value that costs this many operations per element is not computed again beyond RECOMPUTE_LIMIT.
 HEAVY_OPERATIONS = 128
 RECOMPUTE_LIMIT = 1.3
@@ -168,7 +170,7 @@ def evaluate(
     programs = math.prod(grid)
     per_program = needed = done = 0.0
     stored = _stored_values(requests)
-    temporaries = 0
+    sizes: list[int] = []
     for step in requests.steps:
         seconds = _step_seconds(step, machine)
         factor = recompute_of(step, programs)
@@ -179,17 +181,20 @@ def evaluate(
         done += operations
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):
-            temporaries += volume(step.out) * itemsize(step.eqn.outvars[0])
+            sizes.append(volume(step.out) * itemsize(step.eqn.outvars[0]))
     rounds = math.ceil(programs / machine.cores)
     compute = rounds * per_program
     far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
-    working_set = blocks + temporaries
-    trips = _scratch_trips(temporaries, blocks, machine) * programs
+    temporaries, scratch = sum(sizes), sum(sorted(sizes)[-LIVE_VALUES:])
+    working_set = blocks + scratch
+    trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
     near += programs * sum(_panel_seconds(s, machine) for s in requests.steps)
     parallel = min(programs, machine.cores) / machine.cores
     memory = (far + near + trips) / max(parallel, 0.6)
     overhead = machine.launch_seconds + rounds * machine.program_seconds
     seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
+    if scratch > machine.l2_bytes:
+        seconds += trips  # spilled values stall the nests that read them: nothing overlaps
     limit = max(
         sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth
     )
@@ -201,7 +206,7 @@ def evaluate(
         done,
         done / needed if needed else 1.0,
         working_set,
-        temporaries,
+        scratch,
         programs,
         limit,
     )
@@ -237,9 +242,8 @@ def _stored_values(requests: Requests) -> set:
     return stored
 
 
-def _scratch_trips(temporaries: int, blocks: int, machine: Machine) -> float:
+def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Machine) -> float:
     """Seconds of a program's stored values going to a cache and back: the larger, the further away."""
-    working_set = temporaries + blocks
     if working_set <= machine.l1_bytes:
         return 0.0
     if working_set > machine.l2_bytes:

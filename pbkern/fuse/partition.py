@@ -449,10 +449,13 @@ class Partitioner:
         outputs = b.outputs + [
             v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))
         ]
-        accept = self.fits_chain if self.chained(a, b) else lambda cost: True
+        heavy = [e for e in eqns if e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine)]
+        accept = self.fits_chain if len(heavy) > 1 else lambda cost: True
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
-        ok = schedule is not None and schedule.cost.seconds < before
+        # What is made of indices alone, such as a mask, needs no memory at all when it is fused.
+        slack = CHAIN_SLACK if not a.reads() else 1.0
+        ok = schedule is not None and schedule.cost.seconds < before * slack
         if schedule is not None and self.chained(a, b):
             # Attention gains, two layers of a network do not: the value between must outweigh all other
             # traffic.
@@ -470,7 +473,7 @@ class Partitioner:
         cache.
         """
         l2 = self.machine.l2_bytes
-        return cost.scratch <= l2 // 2 and cost.working_set - cost.scratch <= 2 * l2
+        return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 
     def chained(self, a: Node, b: Node) -> bool:
         return all(

@@ -183,6 +183,9 @@ REWRITES: dict[str, Rewrite] = {
     "copy": _same,
     "copy_p": _same,
     "optimization_barrier": lambda eqn, operands: list(operands),
+    # Inside shard_map: plans have plain types, which do not say over which mesh axes a value varies.
+    "pvary": lambda eqn, operands: list(operands),
+    "psum_invariant": lambda eqn, operands: list(lax.psum(tuple(operands), eqn.params["axes"])),
     "mul": _first(_fold_scalars, _mul),
     "sub": _first(_fold_scalars, _sub_zero),
     "div": _first(_fold_scalars, _div),

@@ -23,7 +23,7 @@ from . import decide, elementwise
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .reductions import CONTRACTIONS
 from .shapes import VIEWS, index_value
-from .values import ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index
+from .values import TEST_COST, ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
@@ -76,6 +76,23 @@ class ControlItem:
 
 
 Item = Value | LetItem | StoreItem | ControlItem
+
+
+def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr | None:
+    """Integer sums and multiples of index expressions stay affine. Exact: both sides wrap modulo the dtype's width."""
+    if name not in ("add", "sub", "mul", "neg") or dtype.kind not in "iu" or dtype.itemsize < 4:
+        return None
+    if any(x.kind not in ("index", "const") for x in xs) or all(x.kind == "const" for x in xs):
+        return None
+    a, b = [x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]]
+    if name == "mul" and not (a.is_const or b.is_const):
+        return None
+    result = {"add": lambda: a + b, "sub": lambda: a - b, "neg": lambda: a * -1,
+              "mul": lambda: a * b.const if b.is_const else b * a.const}[name]()
+    # Far from 64 bits, in which addresses and indices are computed.
+    if max([abs(result.const), *(abs(c) for _, c in result.terms)]) >= 1 << 31:
+        return None
+    return pool.make("index", dtype, result)
 
 
 class BodyBuilder:
@@ -241,9 +258,13 @@ class BodyBuilder:
             return [tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else () for v in ins]
 
         def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-            return pool.make("op", dtype, info, tuple(xs))
+            folded = fold_index(pool, name, dtype, xs)
+            return pool.make("op", dtype, info, tuple(xs)) if folded is None else folded
 
-        return Lazy(shape, dtype, tuple(ins), route, combine, cost=elementwise.COST.get(name, 1.0))
+        index_only = all(map(is_index_only, ins))
+        tested = name == "select_n" and is_index_only(ins[0])
+        cost = 0.0 if index_only else TEST_COST if tested else elementwise.COST.get(name, 1.0)
+        return Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
 
     def in_bounds(self, ref: RefView, axis: int) -> Value:
         """Which positions of a block along `axis` lie inside its array."""

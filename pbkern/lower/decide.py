@@ -109,6 +109,8 @@ class _Decision:
         cost = self.costs[id(v)]
         if v.is_view or cost == 0:
             return False
+        if v.guard and any(isinstance(root, int) and self._is_contract(root) for root, _ in places):
+            return True  # a padded operand of a reduction: tests would run at every step
         if any(self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places):
             return True
         if math.prod(v.shape) < SMALL:
@@ -119,6 +121,11 @@ class _Decision:
 
     def _is_contract_operand(self, root) -> bool:
         return isinstance(root, int) and bool(self.roots[root]) and root in self._contracts()
+
+    def _is_contract(self, root: int) -> bool:
+        if not hasattr(self, "_all_contracts"):
+            self._all_contracts = {id(v) for v in self.builder.items if isinstance(v, Contract)}
+        return root in self._all_contracts
 
     def _contracts(self) -> set[int]:
         if not hasattr(self, "_contract_ids"):

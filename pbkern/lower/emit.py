@@ -411,11 +411,9 @@ class NestEmitter:
         i, low, high = info
         b = self.text.builder(block, lanes)
         value = self._index(w, block, i, p, lanes, "i64" if max(abs(low), abs(high)) > INDEX_BITS_32 else "i32")
-        test = None
-        lo, hi = (b.c(low, value.el), b.c(high, value.el))
-        for part in (b.cmp("ge", value, lo), b.cmp("lt", value, hi)):
-            test = part if test is None else b.and_(test, part)
-        return test
+        parts = [] if low <= -INDEX_BITS_32 else [b.cmp("ge", value, b.c(low, value.el))]
+        parts += [] if high >= INDEX_BITS_32 else [b.cmp("lt", value, b.c(high, value.el))]
+        return b.and_(*parts) if len(parts) == 2 else parts[0]
 
     def _index(self, w: _Walk, block: Block, i: Affine, p: Point, lanes: int, el: str) -> Ssa:
         """An index as an integer value; lanes follow the vector dimension."""
@@ -427,7 +425,9 @@ class NestEmitter:
         if not lanes or not c:
             return scalar if not lanes else self.text.builder(block, lanes).broadcast(scalar)
         b = self.text.builder(block, lanes)
-        steps = Ssa(self.text.const(f"arith.constant dense<{[k * c for k in range(lanes)]}> : vector<{lanes}x{el}>"), el, lanes)
+        half = 1 << (int(el[1:]) - 1)
+        numbers = [(k * c + half) % (2 * half) - half for k in range(lanes)]
+        steps = Ssa(self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes)
         return b.add(b.broadcast(scalar), steps)
 
     # ---------------------------------------------------------------- expressions

@@ -9,12 +9,26 @@ from ..affine import Affine
 from .collapse import Aliases, collapse
 from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 from .pack import pack
+from .predicates import Bounds, decide_tests
 
 
-def optimise(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
-    """Merges, joins dimensions and packs, on every statement list, inner ones first."""
-    aliases, out = Aliases(), []
-    for s in _merge_all(stmts, builder, vector_bits):
+def optimise(stmts: list[Stmt], builder, vector_bits: int, bounds: Bounds) -> list[Stmt]:
+    """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
+    stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
+    return _shape_all(stmts, builder, vector_bits, Aliases())
+
+
+def _shape_all(stmts: list[Stmt], builder, vector_bits: int, aliases: Aliases) -> list[Stmt]:
+    """Joins dimensions and packs."""
+    out: list[Stmt] = []
+    for s in stmts:
+        match s:
+            case If(index=i, branches=bs):
+                s = If(i, [_shape_all(b, builder, vector_bits, aliases) for b in bs])
+            case For(counter=c, trips=t, body=b):
+                s = For(c, t, _shape_all(b, builder, vector_bits, aliases))
+            case While(condition=c, predicate=p, body=b):
+                s = While(_shape_all(c, builder, vector_bits, aliases), p, _shape_all(b, builder, vector_bits, aliases))
         if not isinstance(s, Nest):
             out.append(s)
             continue
@@ -23,16 +37,16 @@ def optimise(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
     return out
 
 
-def _merge_all(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
+def _merge_all(stmts: list[Stmt], builder) -> list[Stmt]:
     out: list[Stmt] = []
     for s in stmts:
         match s:
             case If(index=i, branches=bs):
-                s = If(i, [optimise(b, builder, vector_bits) for b in bs])
+                s = If(i, [_merge_all(b, builder) for b in bs])
             case For(counter=c, trips=t, body=b):
-                s = For(c, t, optimise(b, builder, vector_bits))
+                s = For(c, t, _merge_all(b, builder))
             case While(condition=c, predicate=p, body=b):
-                s = While(optimise(c, builder, vector_bits), p, optimise(b, builder, vector_bits))
+                s = While(_merge_all(c, builder), p, _merge_all(b, builder))
             case Nest():
                 if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
                     continue

@@ -1,7 +1,8 @@
 """dsl.Kernel -> one MLIR function that runs programs [low, high) of its parallel grid dimensions.
 
-The sequential grid dimensions are loops inside. Each body is lowered twice where some program's block crosses the edge
-of an array: once for blocks that lie inside (no masks), once guarded; the test is on the block's start.
+The sequential grid dimensions are loops inside. Where blocks do not divide an array, the last block is moved back if the
+body allows it (shift.py). Otherwise a body some of whose blocks cross an edge is lowered twice: once for blocks that lie
+inside (no masks), once guarded; the test is on the block's start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..affine import Affine
 from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
-from . import fuse_nests, nest
+from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
@@ -24,7 +25,7 @@ from .text import Block, Text
 from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
-ALIGNMENT = 64
+CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class LowerOptions:
     contract: bool = True
     vector_bits: int = 512
     semantics: tuple[str, ...] | None = None
+    prefetch_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,11 @@ class LoweredKernel:
 class KernelLowering:
     """State of lowering one kernel."""
 
-    def __init__(self, kernel: Kernel, name: str, options: LowerOptions):
-        self.kernel, self.name, self.options = kernel, name, options
+    def __init__(self, kernel: Kernel, name: str, options: LowerOptions, shifts: dict[int, shift.Shift]):
+        self.kernel, self.name, self.options, self.shifts = kernel, name, options, shifts
         self.names = Names()
         self.text = Text(approx=options.approx_math, contract=options.contract)
         self.emitter = NestEmitter(self.text, options.vector_bits)
-        self.arena: list[Buf] = []
         self.nests: list[str] = []
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
@@ -68,11 +69,16 @@ class KernelLowering:
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
-        self.arena += self.scratch
+        self.offsets: dict[Buf, int] = {}
+        self.arena_bytes = 0
+        for b in self.scratch:  # kept between programs
+            self.offsets[b] = self.arena_bytes
+            self.arena_bytes += arena.padded_bytes(b)
+        self.kept_bytes, self.kept = self.arena_bytes, frozenset(self.offsets)
 
     def lower(self) -> LoweredKernel:
         kernel = self.kernel
-        parallel = parallel_dimensions(kernel, self.options.semantics)
+        self.parallel = parallel = parallel_dimensions(kernel, self.options.semantics)
         programs = math.prod(kernel.grid[d] for d in parallel)
         block = Block(self.text.top)
         block.values["%p"] = "%p"
@@ -118,7 +124,13 @@ class KernelLowering:
 
     def _program(self, block: Block) -> None:
         """Block starts, then the body: guarded only where some block may cross an edge."""
+        for d, s in self.shifts.items():
+            _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
+            limit = self.text.index(s.limit)
+            block.values[shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
         views, tests, certain = self._views(block)
+        if self.options.prefetch_steps:
+            self._prefetch(block, views)
         if not tests:
             self._body(block, views, guarded=certain)
             return
@@ -146,14 +158,52 @@ class KernelLowering:
                     tests += self._inside_tests(block, start, d.size, extent)
         return views, [] if never_inside else list(dict.fromkeys(tests)), never_inside
 
+    def _prefetch(self, block: Block, views: list) -> None:
+        """Asks for the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line. Those never fault,
+        so the last steps need no test."""
+        inner = [d for d in range(len(self.kernel.grid)) if self.kernel.grid[d] > 1 and d not in self.parallel]
+        inner = inner or [d for d in self.parallel if self.kernel.grid[d] > 1]
+        if not inner:
+            return
+        moving = {f"%g{inner[-1]}": 1, shift.symbol(inner[-1]): self.shifts[inner[-1]].block if inner[-1] in self.shifts else 0}
+        for buf, offsets, axes, m in views[: len(self.kernel.inputs)]:
+            ahead = [o + sum(o.coefficient(s) * n for s, n in moving.items()) * self.options.prefetch_steps for o in offsets]
+            if ahead == list(offsets):
+                continue
+            sizes = [1 if a is None else d.size for a, d in zip(axes, m.dims)]
+            self._prefetch_block(block, buf, ahead, sizes)
+
+    def _prefetch_block(self, block: Block, buf: Buf, starts: list[Affine], sizes: list[int]) -> None:
+        line = max(CACHE_LINE // buf.dtype.itemsize, 1)
+        symbols = [self.names("%x") for _ in sizes]
+        flat = Affine()
+        for start, x, stride in zip(starts, symbols, buf.strides):
+            flat = flat + (start + Affine.symbol(x)) * stride
+
+        def walk(b: Block, k: int) -> list:
+            if k == len(sizes):
+                _, address = self.text.affine(b, flat)
+                b.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
+            else:
+                step = line if k == len(sizes) - 1 else 1
+                self.text.loop(b, symbols[k], 0, sizes[k], step, lambda inner, _: walk(inner, k + 1))
+            return []
+
+        walk(block, 0)
+
     def _inside(self, start: Affine, size: int, extent: int) -> bool | None:
         """Whether the block lies inside for every program, for none, or for some (None)."""
-        if not all(str(s).startswith("%g") for s in start.symbols):
+        if not all(str(s)[:2] in ("%g", "%h") for s in start.symbols):
             return None
-        low, high = start.bounds(lambda s: self.kernel.grid[int(str(s)[2:])])
+        low, high = start.bounds(self._extent)
         if low >= 0 and high + size <= extent:
             return True
         return False if high < 0 or low + size > extent else None
+
+    def _extent(self, symbol: str) -> int:
+        """Number of values of a grid index (%g) or of a shifted block start (%h)."""
+        d = int(symbol[2:])
+        return self.kernel.grid[d] if symbol.startswith("%g") else self.shifts[d].limit + 1
 
     def _inside_tests(self, block: Block, start: Affine, size: int, extent: int) -> list[str]:
         _, name = self.text.affine(block, start)
@@ -167,7 +217,8 @@ class KernelLowering:
     def _starts(self, block: Block, m: BlockMapping) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps are computed here as scalars."""
         if all(s is not None for s in m.starts):
-            return tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}")) for s in m.starts)
+            starts = (shift.moved(s, self.shifts) for s in m.starts)
+            return tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None) for s in starts)
         builder = BodyBuilder(self.names)
         env = {v: self._grid_value(builder, d) for d, v in enumerate(m.index_map.jaxpr.invars[: len(self.kernel.grid)])}
         for k, v in enumerate(m.index_map.jaxpr.invars[len(self.kernel.grid):]):
@@ -176,6 +227,7 @@ class KernelLowering:
         stmts = builder.region(m.index_map.jaxpr, env, lambda e: found.extend(
             builder.index_symbol(builder.read(e, o)) for o in m.index_map.jaxpr.outvars))
         self._statements(block, self._finish(builder, stmts))
+        self.kept_bytes, self.kept = self.arena_bytes, frozenset(self.offsets)
         return tuple(i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims))
 
     def _grid_value(self, builder: BodyBuilder, d: int) -> Value:
@@ -196,17 +248,34 @@ class KernelLowering:
         refs += [self._whole(b) for b in self.scratch]
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
-        stmts = self._finish(builder, builder.region(jaxpr, {}))
+        stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+        stmts = self._finish(builder, stmts, self._bounds(views, guarded))
         self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
         self._statements(block, stmts)
 
     def _may_cross(self, m: BlockMapping, offsets) -> bool:
         return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))
 
-    def _finish(self, builder: BodyBuilder, stmts: list[Stmt]) -> list[Stmt]:
-        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits)
-        self.arena += builder.arena
-        nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | self.symbols))
+    def _bounds(self, views: list, guarded: bool) -> dict[str, tuple[int, int]]:
+        """(smallest, largest) of grid indices and shifted starts; where all blocks lie inside, only what allows that."""
+        bounds = {f"%g{d}": (0, n - 1) for d, n in enumerate(self.kernel.grid)}
+        bounds |= {shift.symbol(d): (0, s.limit) for d, s in self.shifts.items()}
+        for _, offsets, _, m in () if guarded else views:
+            for start, d, extent in zip(offsets, m.dims, m.array.shape):
+                if len(start.terms) == 1 and start.terms[0][1] > 0 and start.terms[0][0] in bounds:
+                    symbol, c = start.terms[0]
+                    low, high = bounds[symbol]
+                    bounds[symbol] = (max(low, -(start.const // c)), min(high, (extent - d.size - start.const) // c))
+        return bounds
+
+    def _finish(self, builder: BodyBuilder, stmts: list[Stmt], bounds: dict | None = None) -> list[Stmt]:
+        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits, bounds or {})
+        # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
+        offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
+        self.offsets |= offsets
+        self.arena_bytes = max(self.arena_bytes, end)
+        nest.verify(stmts, frozenset({f"%g{d}" for d in range(len(self.kernel.grid))} | {shift.symbol(d) for d in self.shifts}
+                                     | self.symbols))
         return stmts
 
     # ---------------------------------------------------------------- statements
@@ -269,21 +338,15 @@ class KernelLowering:
 
     # ---------------------------------------------------------------- the function
 
-    def _roots(self) -> list[Buf]:
-        return [b for b in self.arena if b.storage is None]
-
     def _arena_bytes(self) -> int:
-        return max(sum(_padded(b) for b in self._roots()), ALIGNMENT)
+        return max(self.arena_bytes, arena.ALIGNMENT)
 
     def _function(self, block: Block) -> str:
         aliased = {i for i, _ in self.kernel.aliases}
         args = [f"{b.name}: {memref(b)}" + ("" if k in aliased else " {llvm.noalias}")
                 for k, b in enumerate(self.bufs) if b.storage is None]
-        head, offset = [], 0
-        for b in self._roots():
-            head.append(f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : "
-                        f"memref<{self._arena_bytes()}xi8> to {memref(b)}")
-            offset += _padded(b)
+        head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : memref<{self._arena_bytes()}xi8> to {memref(b)}"
+                for b, offset in self.offsets.items()]
         one = self.text.index(1)
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
         args += [f"%arena: memref<{self._arena_bytes()}xi8> {{llvm.noalias}}", "%low: index", "%high: index"]
@@ -292,11 +355,10 @@ class KernelLowering:
         return "\n".join(lines)
 
 
-def _padded(b: Buf) -> int:
-    size = max(b.size, 1) * max(np.dtype(b.dtype).itemsize, 1)
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
     """Text of one kernel's function. Raises UnsupportedOp for equations without a rule."""
-    return KernelLowering(kernel, name, options or LowerOptions()).lower()
+    options = options or LowerOptions()
+    try:
+        return KernelLowering(kernel, name, options, shift.find(kernel)).lower()
+    except shift.CannotShift:
+        return KernelLowering(kernel, name, options, {}).lower()

@@ -47,7 +47,7 @@ def access(builder, eqn, env: dict) -> None:
     place = _place(builder, env, acc.indices, ref.shape, masked)
     guard = ref.guard or masked
     mask = None if not masked else builder.read(env, acc.mask)
-    if acc.kind == "load" or _used(eqn):
+    if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
         value = _load(builder, ref, place, guard)
         if masked and acc.kind == "load":
             other = Literal((), ref.dtype, 0) if acc.other is None else builder.read(env, acc.other)
@@ -61,10 +61,6 @@ def access(builder, eqn, env: dict) -> None:
         _scatter(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
     else:
         _store(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
-
-
-def _used(eqn) -> bool:
-    return bool(eqn.outvars) and type(eqn.outvars[0]).__name__ != "DropVar"
 
 
 def _place(builder, env: dict, indices, ref_shape, masked: bool) -> _Place:

@@ -9,7 +9,7 @@ import numpy as np
 from ..affine import Affine
 from ..rules import RuleTable
 from .nest import Expr, Pool
-from .values import ZERO, Index, Lazy, Literal, Opaque, Stored, Value
+from .values import TEST_COST, ZERO, Index, Lazy, Literal, Opaque, Stored, Value, is_index_only
 
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")
@@ -19,7 +19,7 @@ def view(eqn, src: Value, route) -> Lazy:
     """A value that reads one operand elsewhere."""
     out = eqn.outvars[0].aval
     return Lazy(tuple(out.shape), np.dtype(out.dtype), (src,), lambda ix: (route(ix),),
-                lambda pool, ix, xs: xs[0], is_view=True)
+                lambda pool, ix, xs: xs[0], is_view=True, index_only=is_index_only(src))
 
 
 @VIEWS.register("broadcast_in_dim")
@@ -135,7 +135,7 @@ def _dynamic_update_slice(builder, eqn, ins):
         inside = inside_range(pool, builder, tuple(i - o for i, o in zip(ix, offsets)), update.shape, src.shape)
         return xs[1] if inside is None else builder.select(inside, xs[1], xs[0])
 
-    return Lazy(src.shape, src.dtype, (src, update), route, combine, cost=2.0, guard=True)
+    return Lazy(src.shape, src.dtype, (src, update), route, combine, cost=TEST_COST, guard=True)
 
 
 def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | None:
@@ -167,7 +167,7 @@ def _pad(builder, eqn, ins):
         test = inside_range(pool, builder, source(ix), src.shape, [None if p else n for p, n in zip(padded, src.shape)])
         return xs[0] if test is None else builder.select(test, xs[0], xs[1])
 
-    return Lazy(out, src.dtype, (src, fill), lambda ix: (source(ix), ()), combine, cost=2.0, guard=any(padded),
+    return Lazy(out, src.dtype, (src, fill), lambda ix: (source(ix), ()), combine, cost=TEST_COST, guard=any(padded),
                 is_view=not any(padded))
 
 
@@ -218,7 +218,7 @@ def index_value(shape, dtype, at, builder) -> Lazy:
         e = pool.make("index", integer, at(ix))
         return e if dtype == integer else builder.op("convert_element_type", dtype, e, params={"new_dtype": dtype})
 
-    return Lazy(shape, dtype, (), lambda ix: (), combine)
+    return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
 
 
 @VIEWS.register("copy", "copy_p", "stop_gradient", "optimization_barrier", "reduce_precision_noop")

@@ -1,0 +1,28 @@
+"""Targets by name. A target is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import functools
+
+from ..errors import TargetError
+from .target import Target
+
+NAMES = ("cpu", "nvgpu", "amdgpu")
+# What stands between these names and a target.
+MISSING = {
+    "nvgpu": "code generation for NVIDIA GPUs is not implemented yet",
+    "amdgpu": "code generation for AMD GPUs is not implemented yet",
+}
+
+
+@functools.cache
+def get_target(name: str) -> Target:
+    """The target of this name. Raises TargetError if it is unknown or missing."""
+    if name == "cpu":
+        from .cpu.target import CpuTarget
+
+        return CpuTarget()
+    if name in MISSING:
+        hint = "compile_options={'target': 'cpu'}"
+        raise TargetError(f"target `{name}` cannot compile", why=MISSING[name], hint=hint)
+    raise TargetError(f"there is no target `{name}`", why=f"the targets are {', '.join(NAMES)}")

@@ -1,0 +1,1 @@
+"""pbkern beside its peers on the same inputs: workloads.py says what is measured, run.py measures it."""

@@ -1,0 +1,327 @@
+"""Checks and measures the workloads: `python -m benchmarks.run [names] [--quick] [--peers jax,numpy] [--json out]`.
+
+Correctness comes first: small arguments against NumPy in float64, full-size results against jax.jit. Then every
+implementation is called in turn, round after round, in one process, so that all of them see the same machine.
+The machine's limit is max(flops / peak, bytes / bandwidth) with the rates of pbkern.cpu.machine(); arguments are
+made beforehand and stay in place, results are new arrays as in any JAX program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+import jax
+import jaxlib
+import numpy as np
+
+import pbkern
+from pbkern.errors import PbkernError
+
+from .workloads import WORKLOADS, Workload
+
+PEERS = ("jax", "numpy", "torch", "torch.compile")
+ROUNDS, SECONDS = 30, 4.0
+QUICK_ROUNDS, QUICK_SECONDS = 5, 0.5
+# A peer whose first two calls take longer than this many times ours is timed no further.
+HOPELESS = 40
+DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "benchmarks.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of one implementation: least and median of `calls` interleaved calls."""
+
+    minimum: float
+    median: float
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was measured of one workload.
+
+    Attributes:
+      limit: the machine's, seconds.
+      error: largest error against float64 at small shapes, relative to the largest result.
+      difference: largest difference from jax.jit at full size, relative to the largest result.
+      first_call: seconds of pbkern's first call: tracing, fusion, compilation and one run.
+      kernels: how many kernels pbkern made; left: operations that it left to XLA.
+      timings: implementation -> Timing; "pbkern" is ours.
+    """
+
+    name: str
+    limit: float
+    error: float
+    difference: float
+    first_call: float
+    kernels: int
+    left: int
+    timings: dict[str, Timing]
+
+    @property
+    def fraction(self) -> float:
+        """Share of the machine's limit that pbkern's median reaches."""
+        return self.limit / self.timings["pbkern"].median
+
+
+# --- one workload ---------------------------------------------------------------------------------------------------
+
+
+def limit_seconds(w: Workload, machine) -> float:
+    """The least time that this machine needs for a workload's arithmetic and traffic."""
+    return max(
+        w.flops / machine.flops(w.dtype),
+        w.compulsory_bytes / machine.dram_bandwidth,
+        w.l3_bytes / machine.l3_bandwidth,
+    )
+
+
+def relative_error(got, want) -> float:
+    """Largest difference between two pytrees of arrays, relative to the largest element of each leaf."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        if not np.array_equal(np.isnan(a), np.isnan(b)):
+            return float("inf")
+        worst = max(worst, float(np.nanmax(np.abs(a - b), initial=0) / max(np.nanmax(np.abs(b), initial=0), 1e-30)))
+    return worst
+
+
+def check(w: Workload, function: Callable) -> float:
+    """Error at small shapes against NumPy in float64, or against JAX without jit where there is no NumPy function."""
+    arguments = w.arguments(w.small)
+    got = function(*arguments)
+    if w.numpy is None:
+        with jax.disable_jit():
+            return relative_error(got, w.function(*arguments))
+    wide = [np.asarray(a) if np.issubdtype(a.dtype, np.integer) else np.asarray(a, np.float64) for a in arguments]
+    return relative_error(got, w.numpy(*wide))
+
+
+def implementations(w: Workload, peers: Iterable[str]) -> dict[str, Callable[[], object]]:
+    """Name -> a call without arguments that returns when its result is there."""
+    arguments = [jax.block_until_ready(a) for a in w.arguments(w.full)]
+
+    def of_jax(f):
+        return lambda: jax.block_until_ready(f(*arguments))
+
+    calls = {"pbkern": of_jax(pbkern.jit(w.function))}
+    for peer in peers:
+        if peer == "jax":
+            calls[peer] = of_jax(jax.jit(w.function))
+        elif peer == "numpy" and w.numpy is not None and w.dtype == "float32":
+            arrays = [np.asarray(a) for a in arguments]
+            calls[peer] = lambda arrays=arrays: w.numpy(*arrays)
+        elif peer.startswith("torch"):
+            from . import torch_peers
+
+            f = (torch_peers.compiled if peer == "torch.compile" else torch_peers.eager)(w.name)
+            if f is not None:
+                tensors = [torch_peers.tensor(a) for a in arguments]
+                calls[peer] = lambda f=f, tensors=tensors: f(*tensors)
+    return calls
+
+
+def interleaved(calls: dict[str, Callable], rounds: int, seconds: float) -> dict[str, Timing]:
+    """Calls each in turn, at least three rounds and at most `rounds` or `seconds`."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begin, done = time.perf_counter(), 0
+    while done < 3 or (done < rounds and time.perf_counter() - begin < seconds):
+        for name, call in calls.items():
+            if done >= 2 and min(times[name]) > HOPELESS * min(times["pbkern"]):
+                continue
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+        done += 1
+    return {name: Timing(min(t), statistics.median(t), len(t)) for name, t in times.items()}
+
+
+def measure(w: Workload, peers: Iterable[str], rounds: int = ROUNDS, seconds: float = SECONDS) -> Row:
+    """Checks and times one workload. Raises AssertionError where results disagree."""
+    ours = pbkern.jit(w.function)
+    error = check(w, ours)
+    calls = implementations(w, peers)
+    start = time.perf_counter()
+    result = calls["pbkern"]()
+    first_call = time.perf_counter() - start
+    difference = relative_error(result, calls["jax"]()) if "jax" in calls else 0.0
+    del result
+    assert error <= w.tolerance, f"{w.name}: error {error:.2e} against float64, accepted {w.tolerance:.0e}"
+    assert difference <= 10 * w.tolerance, f"{w.name}: differs from jax.jit by {difference:.2e}"
+    arguments = w.arguments(w.full)
+    explanation = ours.explain(*arguments)
+    kernels, left = len(ours.kernels(*arguments)), len(explanation.left)
+    for call in calls.values():
+        call()
+    limit = limit_seconds(w, pbkern.cpu.machine())
+    return Row(w.name, limit, error, difference, first_call, kernels, left, interleaved(calls, rounds, seconds))
+
+
+# --- reports --------------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on."""
+    machine = pbkern.cpu.machine()
+    found = {
+        "cpu": machine.source.split(";")[0],
+        "cores": str(machine.cores),
+        "vector bits": str(machine.vector_bits),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": np.__version__,
+    }
+    torch = sys.modules.get("torch")
+    return found | ({"torch": torch.__version__} if torch else {})
+
+
+def columns(rows: list[Row]) -> list[str]:
+    return ["pbkern", *(p for p in PEERS if any(p in r.timings for r in rows))]
+
+
+def table(rows: list[Row]) -> list[list[str]]:
+    """Heading and one line per workload; times are minimum / median in milliseconds."""
+    names = columns(rows)
+    lines = [["workload", "limit", *names, "of the limit", "jax / pbkern", "kernels"]]
+    for r in rows:
+        cells = [_pair(r.timings.get(n)) for n in names]
+        ratio = f"{r.timings['jax'].median / r.timings['pbkern'].median:.1f}" if "jax" in r.timings else ""
+        kernels = str(r.kernels) + (f" + {r.left} XLA" if r.left else "")
+        lines.append([r.name, f"{r.limit * 1e3:.2f}", *cells, f"{r.fraction:.0%}", ratio, kernels])
+    return lines
+
+
+def _pair(t: Timing | None) -> str:
+    return "" if t is None else f"{t.minimum * 1e3:.2f} / {t.median * 1e3:.2f}"
+
+
+def as_markdown(rows: list[Row]) -> str:
+    head, *body = table(rows)
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+
+
+def document(rows: list[Row]) -> str:
+    """The text of docs/benchmarks.md."""
+    about = "\n".join(f"- {name}: {value}" for name, value in versions().items())
+    notes = "\n".join(f"- `{r.name}`: {WORKLOADS[r.name].note}" for r in rows if WORKLOADS[r.name].note)
+    return f"""# Benchmarks
+
+Written by `python -m benchmarks.run --write`; `benchmarks/workloads.py` defines the rows. Each row was checked before
+it was timed: at small shapes against NumPy in float64, at full size against `jax.jit`.
+
+Times are minimum / median in milliseconds of calls that take turns in one process; a call includes making its result,
+a new array. The limit is max(flops / peak, compulsory bytes / bandwidth) of this machine, and "of the limit" compares
+it with pbkern's median. "jax / pbkern" compares medians: above 1, pbkern is faster. A peer that is more than
+{HOPELESS} times slower was called twice only.
+
+{as_markdown(rows)}
+
+Measured with:
+
+{about}
+
+Notes:
+
+{notes}
+"""
+
+
+def print_line(r: Row, names: list[str]) -> None:
+    medians = "  ".join(f"{n} {r.timings[n].median * 1e3:8.2f}" for n in names if n in r.timings)
+    left = f", {r.left} operations left to XLA" if r.left else ""
+    print(f"{r.name:24} limit {r.limit * 1e3:6.2f}  {medians}  {r.fraction:4.0%} of the limit, "
+          f"{r.kernels} kernel{'s' * (r.kernels != 1)}{left}, error {r.error:.0e}", flush=True)  # fmt: skip
+
+
+def plot(rows: list[Row], path: pathlib.Path) -> None:
+    """A bar per implementation: share of the machine's limit. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = columns(rows)
+    figure, axes = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2))
+    height = 0.8 / len(names)
+    for n, name in enumerate(names):
+        shares = [r.limit / r.timings[name].median if name in r.timings else 0 for r in rows]
+        axes.barh([i + n * height for i in range(len(rows))], shares, height, label=name)
+    axes.set_yticks([i + 0.4 - height / 2 for i in range(len(rows))], [r.name for r in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of the machine's limit (1 = the hardware can do no more)")
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def available(peers: Iterable[str]) -> list[str]:
+    """The peers that are installed."""
+    return [p for p in peers if not p.startswith("torch") or importlib.util.find_spec("torch")]
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Times pbkern beside its peers.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"workloads, default all: {', '.join(WORKLOADS)}")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds at most")
+    parser.add_argument("--peers", default=",".join(PEERS[:2]), help=f"of {','.join(PEERS)}; default %(default)s")
+    parser.add_argument("--json", type=pathlib.Path, help="write the measurements to this file")
+    parser.add_argument("--plot", type=pathlib.Path, help="write a PNG of shares of the limit (needs matplotlib)")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments = parser.parse_args(argv)
+    for name in arguments.names:
+        if name not in WORKLOADS:
+            parser.error(f"there is no workload {name}; the workloads are {', '.join(WORKLOADS)}")
+    arguments.peers = [p for p in arguments.peers.split(",") if p]
+    for peer in arguments.peers:
+        if peer not in PEERS:
+            parser.error(f"there is no peer {peer}; the peers are {', '.join(PEERS)}")
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status: 1 if a result was wrong or a workload did not compile."""
+    arguments = parse(argv)
+    peers = available(arguments.peers)
+    rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if arguments.quick else (ROUNDS, SECONDS)
+    print(f"{versions()['cpu']}, {os.cpu_count()} cores; medians in milliseconds")
+    rows, failed = [], []
+    for name in arguments.names or WORKLOADS:
+        try:
+            rows.append(measure(WORKLOADS[name], peers, rounds, seconds))
+        except (AssertionError, RuntimeError, ValueError, PbkernError) as e:
+            failed.append(name)
+            print(f"{name:24} FAILED: {type(e).__name__}: {str(e).splitlines()[0]}", flush=True)
+        else:
+            print_line(rows[-1], columns(rows))
+        jax.clear_caches()
+    if arguments.json:
+        data = {"versions": versions(), "rows": [dataclasses.asdict(r) for r in rows], "failed": failed}
+        arguments.json.write_text(json.dumps(data, indent=1) + "\n")
+    if arguments.write:
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        DOCUMENT.write_text(document(rows))
+    if arguments.plot:
+        plot(rows, arguments.plot)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

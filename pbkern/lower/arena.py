@@ -1,0 +1,68 @@
+"""Statements -> place of every scratch buffer in a task's arena. Buffers that are never alive together share bytes.
+
+A buffer lives from the first to the last top-level statement that touches it; what a loop touches lives through the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .nest import Buf, For, If, Let, Nest, Sort, Stmt, While
+
+ALIGNMENT = 64
+
+
+def padded_bytes(b: Buf) -> int:
+    """Bytes of a buffer in the arena."""
+    size = max(b.size, 1) * max(b.dtype.itemsize, 1)
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dict[Buf, int], int]:
+    """(byte offset of each arena buffer that `stmts` touch, end of the last), from byte `start` on.
+
+    `fixed` buffers have their place already.
+    """
+    lives: dict[Buf, tuple[int, int]] = {}
+    for at, s in enumerate(stmts):
+        for b in _touched([s]):
+            if b.arena and b not in fixed:
+                lives[b] = (lives.get(b, (at, at))[0], at)
+    placed: dict[Buf, int] = {}
+    end = start
+    for b in sorted(lives, key=lambda b: (-padded_bytes(b), lives[b])):
+        first, last = lives[b]
+        taken = sorted((placed[o], placed[o] + padded_bytes(o)) for o in placed
+                       if lives[o][0] <= last and first <= lives[o][1])
+        at = start
+        for low, high in taken:
+            if at + padded_bytes(b) <= low:
+                break
+            at = max(at, high)
+        placed[b] = at
+        end = max(end, at + padded_bytes(b))
+    return placed, end
+
+
+def _touched(stmts: list[Stmt]) -> set[Buf]:
+    found: set[Buf] = set()
+    for s in stmts:
+        match s:
+            case Nest():
+                found |= {e.info[0].root for e in s.loads()} | {w.buf.root for w in s.writes}
+            case Let(value=v):
+                found |= {e.info[0].root for e in _nodes(v) if e.kind in ("load", "gather")}
+            case If(branches=branches):
+                for b in branches:
+                    found |= _touched(b)
+            case For(body=body):
+                found |= _touched(body)
+            case While(condition=c, body=body):
+                found |= _touched(c) | _touched(body)
+            case Sort(buffers=buffers, spare=spare):
+                found |= {b.root for b in (*buffers, *spare)}
+    return found
+
+
+def _nodes(e) -> list:
+    return [e, *(n for a in e.args for n in _nodes(a))]

@@ -1,0 +1,192 @@
+"""Statements -> statements with index tests decided where they can be, and nests cut where a test changes.
+
+A padded or updated array is a select on index ranges. Inside a block most of these tests always hold: with the bounds of
+loop dimensions and grid indices they fold away. Where a test depends on one dimension alone, the nest is cut at the
+boundary, so that the interior runs without masks and only thin edges differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..affine import Affine
+from .nest import Expr, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+
+BOOL = np.dtype(bool)
+Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
+FAR = 2**31 - 1
+# A nest of fewer points is not worth several copies of its code.
+MIN_POINTS = 512
+MAX_PIECES = 9
+
+# comparison of a - b with zero -> (low, high): true where low <= a - b < high
+COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR)}
+
+
+def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds) -> list[Stmt]:
+    """Folds tests and cuts nests, inner statements too. `bounds` of runtime symbols that are known."""
+    out: list[Stmt] = []
+    for s in stmts:
+        match s:
+            case Nest():
+                out += [_simplified(piece, pool, bounds) for piece in _cut(_simplified(s, pool, bounds), pool)]
+            case If(index=i, branches=bs):
+                out.append(If(i, [decide_tests(b, pool, bounds) for b in bs]))
+            case For(counter=c, trips=t, body=b):
+                inner = {**bounds, c: (0, t - 1)} if isinstance(t, int) else bounds
+                out.append(For(c, t, decide_tests(b, pool, inner)))
+            case While(condition=c, predicate=p, body=b):
+                out.append(While(decide_tests(c, pool, bounds), p, decide_tests(b, pool, bounds)))
+            case _:
+                out.append(s)
+    return out
+
+
+def interval(a: Affine, bounds: Bounds) -> tuple[int, int] | None:
+    """(smallest, largest) value, or None if a symbol is unbounded."""
+    low = high = a.const
+    for s, c in a.terms:
+        if s not in bounds:
+            return None
+        ends = (c * bounds[s][0], c * bounds[s][1])
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+# ---------------------------------------------------------------- folding
+
+
+def _simplified(n: Nest, pool: Pool, bounds: Bounds) -> Nest:
+    known = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
+    fold = _Folder(pool, known)
+    writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not fold.inside(w.buf, w.index),
+                    None if w.mask is None else fold(w.mask), w.op) for w in n.writes]
+    writes = [w if w.mask is None or not _is(w.mask, True) else
+              Write(w.buf, w.index, w.value, w.inner, w.guard, None, w.op) for w in writes]
+    reductions = [Reduction(r.op, tuple(map(fold, r.args)), r.dtype) for r in n.reductions]
+    return Nest(n.dims, n.rdims, reductions, writes, n.ordered, n.at)
+
+
+def _is(e: Expr, value: bool) -> bool:
+    return e.kind == "const" and e.dtype == BOOL and bool(e.info) is value
+
+
+class _Folder:
+    """Rewrites an expression with what is known about its symbols."""
+
+    def __init__(self, pool: Pool, bounds: Bounds):
+        self.pool, self.bounds = pool, bounds
+
+    def __call__(self, e: Expr) -> Expr:
+        return self.pool.rewrite(e, self._replace)
+
+    def inside(self, buf, index) -> bool:
+        """Whether every index certainly lies in the buffer."""
+        for i, extent in zip(index, buf.shape):
+            found = None if i is None else interval(i, self.bounds)
+            if i is not None and (found is None or found[0] < 0 or found[1] >= extent):
+                return False
+        return True
+
+    def _bool(self, value: bool) -> Expr:
+        return self.pool.make("const", BOOL, np.bool_(value))
+
+    def _replace(self, e: Expr) -> Expr | None:
+        if e.kind == "range":
+            return self._range(*e.info)
+        if e.kind == "load" and e.info[2] and self.inside(e.info[0], e.info[1]):
+            return self.pool.make("load", e.dtype, (e.info[0], e.info[1], False))
+        if e.kind != "op":
+            return None
+        name = e.info.primitive
+        if name in COMPARISONS:
+            return self._comparison(name, *e.args)
+        if name in ("and", "or") and e.dtype == BOOL:
+            return self._logic(name, *e.args)
+        if name == "not" and e.dtype == BOOL and e.args[0].kind == "const":
+            return self._bool(not e.args[0].info)
+        if name == "select_n" and e.args[0].dtype == BOOL and e.args[0].kind == "const":
+            return e.args[2] if e.args[0].info else e.args[1]
+        return None
+
+    def _range(self, a: Affine, low: int, high: int) -> Expr:
+        found = interval(a, self.bounds)
+        if found is not None and low <= found[0] and found[1] < high:
+            return self._bool(True)
+        if found is not None and (found[1] < low or found[0] >= high):
+            return self._bool(False)
+        return self.pool.make("range", BOOL, (a, low, high))
+
+    def _comparison(self, name: str, x: Expr, y: Expr) -> Expr | None:
+        if any(a.kind not in ("index", "const") for a in (x, y)) or x.dtype.kind != "i" or x.dtype.itemsize < 4:
+            return None
+        a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (x, y))
+        low, high = COMPARISONS[name]
+        d = a - b
+        low = low if low == -FAR else low - d.const
+        high = high if high == FAR else high - d.const
+        return self._range(d.linear(), max(low, -FAR), min(high, FAR))
+
+    def _logic(self, name: str, x: Expr, y: Expr) -> Expr | None:
+        absorbing = name == "or"
+        for a, b in ((x, y), (y, x)):
+            if _is(a, absorbing):
+                return self._bool(absorbing)
+            if _is(a, not absorbing):
+                return b
+        if x.kind == y.kind == "range" and name == "and" and x.info[0].linear() == y.info[0].linear():
+            # One interval from two, both measured from the same expression.
+            base = x.info[0].linear()
+            ends = [(max(low - a.const, -FAR), min(high - a.const, FAR)) for a, low, high in (x.info, y.info)]
+            return self._range(base, max(e[0] for e in ends), min(e[1] for e in ends))
+        return None
+
+
+# ---------------------------------------------------------------- cutting
+
+
+def _cut(n: Nest, pool: Pool) -> list[Nest]:
+    """Pieces of the nest between the boundaries of its tests."""
+    if n.ordered or math.prod(n.dims.values()) < MIN_POINTS or _carries_between_points(n):
+        return [n]
+    pieces = [n]
+    for d in list(n.dims):
+        if d in n.rdims:
+            continue
+        cuts = _boundaries(n, d)
+        if cuts and len(pieces) * (len(cuts) + 1) <= MAX_PIECES:
+            edges = [0, *cuts, n.dims[d]]
+            pieces = [_piece(p, d, low, high, pool) for p in pieces for low, high in zip(edges, edges[1:])]
+    return pieces
+
+
+def _carries_between_points(n: Nest) -> bool:
+    """Whether one point may read what another writes: then the order of points matters."""
+    written = {w.buf.root: w for w in n.writes}
+    return any(e.info[0].root in written and e.info[1] != written[e.info[0].root].index for e in n.loads())
+
+
+def _boundaries(n: Nest, d: str) -> list[int]:
+    """Where tests on `d` alone change, if few."""
+    cuts: set[int] = set()
+    for e in n.nodes():
+        if e.kind == "range" and e.symbols == {d} and abs(e.info[0].coefficient(d)) == 1:
+            a, low, high = e.info
+            if a.coefficient(d) == 1:
+                cuts |= {low - a.const, high - a.const}
+            else:
+                cuts |= {a.const - low + 1, a.const - high + 1}
+    inner = sorted(c for c in cuts if 0 < c < n.dims[d])
+    return inner if len(inner) <= 4 else []
+
+
+def _piece(n: Nest, d: str, low: int, high: int, pool: Pool) -> Nest:
+    rename = {d: Affine.symbol(d) + low if high - low > 1 else Affine((), low)}
+    return Nest(
+        {k: (high - low if k == d else size) for k, size in n.dims.items()}, n.rdims,
+        [Reduction(r.op, tuple(pool.rename(e, rename) for e in r.args), r.dtype) for r in n.reductions],
+        [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), pool.rename(w.value, rename), w.inner, w.guard,
+               None if w.mask is None else pool.rename(w.mask, rename), w.op) for w in n.writes], n.ordered, n.at)

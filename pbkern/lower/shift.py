@@ -1,0 +1,141 @@
+"""Ragged grids without masks: the last block of a dimension is moved back so that it ends at the array's edge.
+
+Programs near the edge then compute some elements that their neighbour computes too, with the same result. That is sound
+only for bodies that are functions of their inputs: whole outputs written once, nothing read back, accumulated or kept.
+Every use of the grid index g must be a multiple of the block: g * block becomes min(g * block, extent - block).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..affine import Affine
+from ..dsl.kernel import Kernel, Squeezed
+from ..dsl.refs import Range, is_ref_access, ref_access
+from .nest import Expr, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+
+
+class CannotShift(Exception):
+    """The body uses a grid index otherwise than as a multiple of the block."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Start of a block: min(grid index * block, limit)."""
+
+    block: int
+    limit: int
+
+
+def symbol(dim: int) -> str:
+    return f"%h{dim}"
+
+
+def find(kernel: Kernel) -> dict[int, Shift]:
+    """Grid dimensions whose last block can be moved back."""
+    if kernel.scratch or kernel.aliases or not kernel.outputs or not _is_function(kernel):
+        return {}
+    found = {d: _shift(kernel, d) for d in range(len(kernel.grid))}
+    return {d: s for d, s in found.items() if s is not None}
+
+
+def _is_function(kernel: Kernel) -> bool:
+    """Inputs are read, each output is written whole exactly once and never read."""
+    refs = kernel.body.jaxpr.invars
+    outputs = set(refs[len(kernel.inputs) :])
+    used = {a for eqn in kernel.body.jaxpr.eqns for a in eqn.invars if not hasattr(a, "val")}
+    written = []
+    for eqn in kernel.body.jaxpr.eqns:
+        if not is_ref_access(eqn):
+            if eqn.primitive.name == "in_bounds" or any(a in refs for a in eqn.invars if not hasattr(a, "val")):
+                return False
+            continue
+        acc = ref_access(eqn)
+        if acc.kind == "load" and acc.ref not in outputs:
+            continue
+        whole = all(isinstance(i, Range) and i.start == 0 and i.stride == 1 and i.size == n
+                    for i, n in zip(acc.indices, _shape(kernel, refs, acc.ref)))
+        read_back = any(v in used for v in eqn.outvars)
+        if acc.kind != "store" or not whole or acc.mask is not None or read_back or acc.ref not in outputs:
+            return False
+        written.append(acc.ref)
+    return set(written) == outputs and len(written) == len(outputs)
+
+
+def _shape(kernel: Kernel, refs, ref) -> tuple[int, ...]:
+    return (*kernel.inputs, *kernel.outputs)[refs.index(ref)].ref_shape
+
+
+def _shift(kernel: Kernel, d: int) -> Shift | None:
+    blocks = set()
+    for m in kernel.outputs:
+        axes = [k for k, s in enumerate(m.starts) if s is None or d in s.symbols]
+        if len(axes) != 1 or m.starts[axes[0]] is None or isinstance(m.dims[axes[0]], Squeezed):
+            return None
+        start, size, extent = m.starts[axes[0]], m.dims[axes[0]].size, m.array.shape[axes[0]]
+        if start != Affine.symbol(d, size) or extent < size:
+            return None
+        blocks.add((size, extent))
+    if len(blocks) != 1:
+        return None
+    ((size, extent),) = blocks
+    if kernel.grid[d] * size <= extent:
+        return None
+    starts = [s for m in (*kernel.inputs, *kernel.outputs) for s in m.starts]
+    if any(s is None or s.coefficient(d) % size for s in starts):
+        return None
+    return Shift(size, extent - size)
+
+
+def moved(a: Affine, shifts: dict[int, Shift], grid_symbol=lambda d: d) -> Affine:
+    """`a` with grid symbols of shifted dimensions replaced by block starts. Raises CannotShift."""
+    for d, s in shifts.items():
+        c = a.coefficient(grid_symbol(d))
+        if c % s.block:
+            raise CannotShift
+        if c:
+            a = a - Affine.symbol(grid_symbol(d), c) + Affine.symbol(symbol(d), c // s.block)
+    return a
+
+
+def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]:
+    """Statements with program_id values moved likewise. Raises CannotShift."""
+    symbols = {f"%g{d}" for d in shifts}
+
+    def affine(a: Affine) -> Affine:
+        return moved(a, shifts, lambda d: f"%g{d}")
+
+    def replace(e: Expr) -> Expr | None:
+        if e.kind == "index":
+            return pool.make("index", e.dtype, affine(e.info))
+        if e.kind == "range":
+            return pool.make("range", e.dtype, (affine(e.info[0]), *e.info[1:]))
+        if e.kind in ("load", "gather"):
+            index = tuple(i if i is None else affine(i) for i in e.info[1])
+            return pool.make(e.kind, e.dtype, (e.info[0], index, *e.info[2:]), e.args)
+        return None
+
+    def expr(e: Expr) -> Expr:
+        return pool.rewrite(e, replace) if e.symbols & symbols else e
+
+    def nest(n: Nest) -> Nest:
+        writes = [Write(w.buf, tuple(map(affine, w.index)), expr(w.value), w.inner, w.guard,
+                        None if w.mask is None else expr(w.mask), w.op) for w in n.writes]
+        return Nest(n.dims, n.rdims, [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in n.reductions],
+                    writes, n.ordered, n.at)
+
+    def one(s: Stmt) -> Stmt:
+        match s:
+            case Nest():
+                return nest(s)
+            case Let(name=n, value=v):
+                return Let(n, expr(v))
+            case If(index=i, branches=bs):
+                return If(i, [list(map(one, b)) for b in bs])
+            case For(counter=c, trips=t, body=b):
+                return For(c, t, list(map(one, b)))
+            case While(condition=c, predicate=p, body=b):
+                return While(list(map(one, c)), p, list(map(one, b)))
+        return s
+
+    return list(map(one, stmts))

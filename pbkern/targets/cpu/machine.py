@@ -1,0 +1,97 @@
+"""This computer's CPU -> Machine: cores, vector width and caches as the system reports them, with their sources.
+
+Bandwidths and peaks are scaled from figures measured on one machine: relative prices are what fusion needs of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import re
+
+from ...machine import DEFAULT_MACHINE, Machine
+
+CPUINFO = pathlib.Path("/proc/cpuinfo")
+CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
+CGROUP_V2 = pathlib.Path("/sys/fs/cgroup/cpu.max")
+CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
+# The widest vectors of each instruction set extension, widest first.
+VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
+
+
+@functools.cache
+def detected_machine() -> Machine:
+    """The machine this process runs on. What cannot be read keeps DEFAULT_MACHINE's value."""
+    cores, cores_from = usable_cores()
+    info = _read(CPUINFO)
+    bits, bits_from = vector_bits(info)
+    caches = cache_bytes()
+    model = re.search(r"model name\s*: (.*)", info)
+    share = cores / DEFAULT_MACHINE.cores
+    peak = {k: v * share * bits / DEFAULT_MACHINE.vector_bits for k, v in DEFAULT_MACHINE.peak_flops.items()}
+    known = {f"{level}_bytes": size for level, size in caches.items()}
+    return dataclasses.replace(
+        DEFAULT_MACHINE,
+        cores=cores,
+        vector_bits=bits,
+        vector_registers=32 if bits == 512 else 16,
+        l2_bandwidth=DEFAULT_MACHINE.l2_bandwidth * share,
+        l3_bandwidth=DEFAULT_MACHINE.l3_bandwidth * share,
+        peak_flops=peak,
+        source=f"{model[1] if model else 'unknown CPU'}; cores: {cores_from}; vectors: {bits_from}; "
+        f"caches: {CACHES if caches else 'assumed'}; "
+        f"rates scaled by cores and vector width from: {DEFAULT_MACHINE.source}",
+        **known,
+    )
+
+
+def usable_cores() -> tuple[int, str]:
+    """(hardware threads this process may use, where the number comes from): affinity, then the container's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores, source = len(os.sched_getaffinity(0)), "sched_getaffinity"
+    else:
+        cores, source = os.cpu_count() or 1, "os.cpu_count"
+    quota = _cgroup_quota()
+    if quota is not None and quota < cores:
+        return max(1, math.ceil(quota)), "cgroup quota"
+    return cores, source
+
+
+def _cgroup_quota() -> float | None:
+    """CPUs' worth of time per period that the control group grants, or None without a limit."""
+    words = _read(CGROUP_V2).split()
+    if not words:
+        words = [_read(CGROUP_V1 / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
+    try:
+        quota, period = map(int, words[:2])
+    except ValueError:  # "max", or no such file
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def vector_bits(cpuinfo: str) -> tuple[int, str]:
+    """(bits of the widest vectors, the flag that says so)."""
+    line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
+    flags = set(line[1].split()) if line else set()
+    return next(((bits, f"flag {flag} in {CPUINFO}") for flag, bits in VECTOR_BITS if flag in flags), (128, "assumed"))
+
+
+def cache_bytes() -> dict[str, int]:
+    """{"l1": data cache of a core, "l2": of a core, "l3": shared}, as far as the system tells."""
+    found = {}
+    for folder in sorted(CACHES.glob("index*")):
+        level, kind, size = (_read(folder / name).strip() for name in ("level", "type", "size"))
+        number = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if kind in ("Data", "Unified") and level in ("1", "2", "3") and number:
+            found[f"l{level}"] = int(number[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[number[2]]
+    return found
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,100 @@
+"""The CPU target: CompilerParams and options -> LowerOptions, HostProgram -> code registered with XLA."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from ... import config
+from ...dsl.host import HostProgram
+from ...dsl.kernel import Kernel
+from ...dsl.text import source
+from ...errors import TargetError
+from ...lower import support
+from ...lower.program import LowerOptions
+from ...machine import Machine
+from ..mlir import bindings
+from . import compile as cpu_compile
+from .machine import detected_machine
+from .params import CompilerParams
+
+DEFAULT_PARAMS = CompilerParams()
+
+
+class CpuTarget:
+    """See targets.target.Target."""
+
+    name = "cpu"
+    platform = "cpu"
+    STAGES = ("nests", "mlir", "llvm", "asm")
+
+    def __init__(self):
+        self._compiled: dict[tuple, cpu_compile.Compiled] = {}
+
+    def machine(self) -> Machine:
+        return detected_machine()
+
+    def supports(self, eqn) -> str | None:
+        return support.supports(eqn)
+
+    def fused_params(self, semantics: tuple[str, ...], options) -> Mapping[str, Any]:
+        return {self.name: CompilerParams(dimension_semantics=semantics)}
+
+    def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
+        bindings()  # a missing package is reported before any work
+        key = (content_key(program), options.mlir_disable_fast_math, config.num_threads())
+        if key not in self._compiled:
+            self._compiled[key] = cpu_compile.compile_program(
+                program, lambda k: self.lower_options(k, options), self.threads
+            )
+        return self._compiled[key]
+
+    def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
+        return cpu_compile.call(compiled, *operands)
+
+    def lower_options(self, kernel: Kernel, options) -> LowerOptions:
+        p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
+        fast = not options.mlir_disable_fast_math
+        return LowerOptions(
+            approx_math=p.approx_math and fast,
+            contract=fast,
+            vector_bits=p.vector_width or self.machine().vector_bits,
+            semantics=p.dimension_semantics,
+            prefetch_steps=p.max_concurrent_steps - 1,
+        )
+
+    def threads(self, kernel: Kernel) -> int:
+        p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
+        return p.num_threads or config.num_threads() or self.machine().cores
+
+    def text(self, compiled: cpu_compile.Compiled, stage: str) -> str:
+        match stage:
+            case "nests":
+                return "\n\n".join(f"{k.name}:\n{k.nests}" for k in compiled.lowered.lowered)
+            case "mlir":
+                return f"{compiled.lowered.kernels}\n{compiled.lowered.host}"
+            case "llvm":
+                return compiled.llvm
+        return assembly(compiled)
+
+    def coverage(self) -> dict[str, list[str]]:
+        return support.coverage()
+
+
+def content_key(program: HostProgram) -> tuple:
+    """What a program means: its steps and the source of its kernels."""
+    return (str(program), *map(source, program.kernels()))
+
+
+def assembly(compiled: cpu_compile.Compiled) -> str:
+    """Machine code as objdump prints it. Raises TargetError where objdump is not installed."""
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        compiled.loaded.object_code(file.name)
+        try:
+            command = ["objdump", "--disassemble", "--no-show-raw-insn", file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError) as e:
+            hint = "install objdump (binutils)"
+            raise TargetError("machine code cannot be disassembled", why=str(e), hint=hint) from None

@@ -1,0 +1,44 @@
+"""Target: what the rest of pbkern asks of a device family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ..dsl.host import HostProgram
+from ..machine import Machine
+
+
+class Target(Protocol):
+    """One device family.
+
+    Attributes:
+      name: as in compile_options: "cpu", "nvgpu", "amdgpu".
+      platform: JAX's name of the platform whose lowerings it provides.
+      STAGES: names of what `text` shows, in order.
+    """
+
+    name: str
+    platform: str
+    STAGES: tuple[str, ...]
+
+    def machine(self) -> Machine:
+        """The device in this computer."""
+
+    def supports(self, eqn) -> str | None:
+        """None if kernel bodies can contain the equation, else why not."""
+
+    def fused_params(self, semantics: tuple[str, ...], options) -> Mapping[str, Any]:
+        """compiler_params of a kernel that fusion makes, from the semantics of its grid."""
+
+    def compile(self, program: HostProgram, options) -> Any:
+        """Machine code of a program, kept for the life of the process. Equal programs are compiled once."""
+
+    def call(self, compiled: Any, *operands) -> list:
+        """Runs compiled code as a JAX operation (traceable)."""
+
+    def text(self, compiled: Any, stage: str) -> str:
+        """One of STAGES of compiled code, for reading."""
+
+    def coverage(self) -> dict[str, list[str]]:
+        """Primitives that kernel bodies may contain, by family."""

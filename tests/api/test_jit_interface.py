@@ -1,0 +1,223 @@
+"""What jax.jit offers: static arguments, donation, lower and compile, export, sharding, dispatch."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern.errors import OptionError, TargetError
+
+pj = pbkern.polyblocks_jit_jax
+X = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)).astype("f"))
+
+
+def repeat(x, times, mode="tile"):
+    return jnp.concatenate([x] * times) if mode == "tile" else x * times
+
+
+CALLS = [lambda f: f(X, 3, "scale"), lambda f: f(X, 3, mode="scale"), lambda f: f(X, times=3, mode="scale")]
+STATIC = [{"static_argnums": (1, 2)}, {"static_argnames": ("times", "mode")}, {"static_argnums": (-2, -1)}]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("how", STATIC)
+@pytest.mark.parametrize("as_option", [True, False])
+def test_static_arguments(call, how, as_option):
+    f = pj(repeat, compile_options=how) if as_option else pj(repeat, **how)
+    np.testing.assert_allclose(call(f), X * 3, rtol=1e-6)
+
+
+def test_static_values_may_be_pytrees():
+    f = pj(lambda x, sizes: sum(x[:n].sum() for n in sizes), static_argnums=1)
+    np.testing.assert_allclose(f(X, (1, 2)), X[:1].sum() + X[:2].sum(), rtol=1e-6)
+
+
+def test_an_argument_given_twice_is_an_error():
+    with pytest.raises(OptionError, match="given twice"):
+        pj(repeat, compile_options={"static_argnums": 1}, static_argnums=1)
+
+
+@pytest.mark.parametrize("how", [
+    {"donate_argnums": 0}, {"donate_argnames": "x"}, {"compile_options": {"donate_argnums": 0}},
+])  # fmt: skip
+def test_donation(how):
+    f = pj(lambda x, y: x + y, **how)
+    x = jnp.ones(1000)
+    np.testing.assert_array_equal(f(x, 1.0), np.full(1000, 2.0))
+    assert x.is_deleted()
+
+
+def donated_flags(f, *args):
+    jaxpr = jax.make_jaxpr(f)(*args)
+    while "jaxpr" in jaxpr.eqns[0].params and jaxpr.eqns[0].primitive.name != "pbkern_call":
+        jaxpr = jaxpr.eqns[0].params["jaxpr"]
+    return jaxpr.eqns[0].params["donated"]
+
+
+def test_donation_flags_are_the_decorators_and_no_transformations():
+    f = pj(lambda p, x: x + p["a"] + p["b"], donate_argnums=0)
+    p = {"a": X, "b": X}
+    assert donated_flags(f, p, X) == (True, True, False)
+    assert donated_flags(jax.vmap(f), p, X) == (False, False, False)
+
+
+def test_lower_and_compile():
+    f = pj(lambda x: x * 2 + 1)
+    lowered = f.lower(X)
+    assert "pbkern" in lowered.as_text()
+    np.testing.assert_allclose(lowered.compile()(X), X * 2 + 1, rtol=1e-6)
+    np.testing.assert_allclose(f.lower(jax.ShapeDtypeStruct((3, 4), "float32")).compile()(X), X * 2 + 1, rtol=1e-6)
+
+
+def test_export_inlines():
+    f = pj(lambda x: jnp.tanh(x) * 2)
+    exported = jax.export.export(f)(X)
+    assert "tanh" in exported.mlir_module() and "custom_call" not in exported.mlir_module()
+    np.testing.assert_allclose(exported.call(X), np.tanh(X) * 2, rtol=1e-5)
+
+
+def test_export_for_another_platform():
+    exported = jax.export.export(pj(lambda x: x * 2), platforms=["cuda"])(X)
+    assert "custom_call" not in exported.mlir_module()
+
+
+def test_make_jaxpr_shows_the_primitive():
+    assert "pbkern_call" in str(jax.make_jaxpr(pj(lambda x: x * 2))(X))
+
+
+@pytest.mark.parametrize("target", ["nvgpu", "amdgpu"])
+def test_missing_targets_say_so(target):
+    f = pj(lambda x: x * 2, compile_options={"target": target})
+    with pytest.raises(TargetError, match="not implemented yet"):
+        f(X)
+
+
+def test_compiles_once_per_type():
+    traces = []
+    f = pj(lambda x: (traces.append(0), x * 2)[1])
+    for x in (X, X + 1, jnp.ones((2, 2)), jnp.ones((2, 2))):
+        f(x)
+    assert len(traces) == 2
+
+
+def test_equal_programs_are_compiled_once():
+    from pbkern.targets import get_target
+
+    def f(x):
+        return x * 17.0 + 3
+
+    pj(f)(X)
+    before = len(get_target("cpu")._compiled)
+    pj(f)(X)
+    assert len(get_target("cpu")._compiled) == before
+
+
+def median_call_seconds(f, *args, rounds=7, calls=2000):
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            f(*args)
+        times.append((time.perf_counter() - start) / calls)
+    return np.median(times)
+
+
+def test_dispatch_costs_what_jit_costs():
+    x = jnp.ones(1024)
+    ours, theirs = pj(lambda x: x + 1), jax.jit(lambda x: x + 1)
+    ours(x), theirs(x)
+    ratios = []
+    for _ in range(5):
+        ratios.append(median_call_seconds(ours, x, rounds=3) / median_call_seconds(theirs, x, rounds=3))
+    assert min(ratios) < 1.5, ratios
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+def test_memory_does_not_grow_over_calls():
+    f = pj(lambda x: (x * 2 + 1).sum(0))
+    x = jnp.ones((256, 256))
+    grad = jax.grad(lambda x: f(x).sum())
+    for _ in range(200):
+        f(x), grad(x)
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(10_000):
+        f(x)
+    for _ in range(500):
+        grad(x)
+    gc.collect()
+    assert resident_bytes() - before < 8 << 20
+
+
+def run_in_subprocess(code, **environment):
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    result = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_shard_map_over_host_devices():
+    out = run_in_subprocess(
+        """
+        import jax, jax.numpy as jnp, numpy as np, pbkern
+        from jax.sharding import PartitionSpec as P
+        mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+        x = jnp.arange(64.0).reshape(8, 8)
+        f = lambda x: x * x / (1 + x)
+        sharded = lambda h: jax.jit(jax.shard_map(h, mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+        np.testing.assert_allclose(sharded(pbkern.jit(f))(x), f(x), rtol=1e-5)
+        total = lambda x: jax.lax.psum(x * x, "i")
+        summed = lambda h: jax.jit(jax.shard_map(h, mesh=mesh, in_specs=P("i"), out_specs=P()))
+        np.testing.assert_allclose(summed(pbkern.jit(total))(x), summed(total)(x), rtol=1e-5)
+        loss = lambda h: lambda x: sharded(h)(x).sum()
+        np.testing.assert_allclose(jax.grad(loss(pbkern.jit(f)))(x), jax.grad(loss(f))(x), rtol=1e-5)
+        after = lambda x: jax.lax.psum(pbkern.jit(f)(x).sum(), "i")
+        np.testing.assert_allclose(summed(after)(x), f(x).sum(), rtol=1e-5)
+        print("fine", len(jax.devices()))
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
+    assert "fine 4" in out
+
+
+def test_sharded_operands_without_shard_map_warn():
+    out = run_in_subprocess(
+        """
+        import warnings, jax, jax.numpy as jnp, numpy as np, pbkern
+        from jax.sharding import NamedSharding, PartitionSpec as P
+        mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+        x = jax.device_put(jnp.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("i")))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            np.testing.assert_allclose(pbkern.jit(lambda x: x * 2)(x), np.arange(64.0).reshape(8, 8) * 2)
+        print([str(w.message) for w in found])
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
+    assert "runs whole on each of 4 devices" in out
+
+
+def test_import_is_cheap_and_loads_no_compiler():
+    out = run_in_subprocess(
+        """
+        import time, sys, jax
+        start = time.perf_counter()
+        import pbkern
+        print(time.perf_counter() - start, "torch_mlir" in sys.modules or "mlir" in sys.modules)
+        """
+    )
+    seconds, loaded = out.split()
+    assert float(seconds) < 0.3 and loaded == "False"

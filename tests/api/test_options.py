@@ -1,0 +1,197 @@
+"""Compile options and CompilerParams: what they do, and how wrong ones are refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern import config
+from pbkern.errors import OptionError, UnsupportedOp
+from pbkern.options import AOT_ONLY, TORCH_ONLY, CompileOptions
+
+pj = pbkern.polyblocks_jit_jax
+RNG = np.random.default_rng(0)
+A, B = (jnp.asarray(RNG.normal(size=(8, 8)).astype("f")) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"targt": "cpu"}, "did you mean `target`?"),
+        ({"mm-conv-precision-mode": "fp16"}, "did you mean `mm_conv_precision_mode`?"),
+        ({"zzz": 1}, "unknown compile option `zzz`"),
+        ({"target": "gpu"}, "did you mean `nvgpu`?"),
+        ({"mm_conv_precision_mode": "f16"}, "did you mean `fp16`?"),
+        ({"num_iters": 0}, "at least 1"),
+        ({"num_iters": True}, "at least 1"),
+        ({"debug": 1}, "True or False"),
+        ({"static_argnums": "x"}, "an integer or a sequence"),
+        ({"aot_name": "1 2"}, "an identifier"),
+        ([1], "not a dictionary"),
+    ],
+)
+def test_wrong_options_are_explained(given, message):
+    with pytest.raises(OptionError, match="option") as e:
+        pj(lambda x: x, compile_options=given)
+    assert message in str(e.value)
+
+
+@pytest.mark.parametrize("name", [*AOT_ONLY, *TORCH_ONLY, "polyblocks_gpu_no_tensor_core", "device_one_time_load"])
+def test_options_without_effect_here_are_refused(name):
+    value = getattr(CompileOptions(), name)
+    with pytest.raises(OptionError, match=f"`{name}` concerns"):
+        pj(lambda x: x, compile_options={name: value if value is not None else "sm_90"})
+
+
+def test_every_documented_option_is_known():
+    for name in CompileOptions.__dataclass_fields__:
+        assert name in CompileOptions.__doc__
+
+
+def test_the_fastmath_option_reaches_the_code():
+    f = lambda x, y: x * y + y
+    options = {"mlir_disable_fast_math": True}
+    assert "contract" in pj(f).as_text(A, B, stage="mlir")
+    assert "contract" not in pj(f, compile_options=options).as_text(A, B, stage="mlir")
+
+
+def matmul(a, b):
+    return a @ b
+
+
+@pytest.mark.parametrize("mode, multiply", [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")])
+def test_float_precision_modes(mode, multiply):
+    f = pj(matmul, compile_options={"mm_conv_precision_mode": mode})
+    got = f(A, B)
+    want = np.asarray(A, multiply).astype(float) @ np.asarray(B, multiply).astype(float)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, want, rtol=1e-2 if mode == "fp16" else 1e-5, atol=2e-2 if mode == "fp16" else 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["int32", "mixed_int8_int32"])
+def test_integer_precision_modes(mode):
+    f = pj(matmul, compile_options={"mm_conv_precision_mode": mode})
+    a = jnp.arange(64, dtype=jnp.int32).reshape(8, 8)
+    np.testing.assert_array_equal(f(a, a), np.asarray(a) @ np.asarray(a))
+    with pytest.raises(OptionError, match="integer operands") as e:
+        f(A, B)
+    assert "test_options.py" in str(e.value)
+
+
+def test_affine_fusion_can_be_disabled():
+    f = lambda x: (x * 2 + 1).sum(0)
+    assert len(pj(f).kernels(A)) == 1
+    assert len(pj(f, compile_options={"polyblocks_disable_affine_fusion": True}).kernels(A)) == 3
+
+
+def test_unsafe_canonicalizations_can_be_disabled():
+    f = lambda x: x / 3.0
+    assert "/ 3" not in pj(f).kernels(A)[0].source()
+    exact = pj(f, compile_options={"polyblocks_disable_unsafe_math_canonicalizations": True})
+    assert "/ 3" in exact.kernels(A)[0].source()
+
+
+def test_strict_target_forbids_leftovers():
+    f = lambda x: jnp.fft.fft(x).real
+    assert pj(f).explain(A).left
+    with pytest.raises(UnsupportedOp, match="strict_target"):
+        pj(f, compile_options={"strict_target": True})(A)
+
+
+def test_num_iters_repeats_the_kernels_and_not_their_effect():
+    f = pj(lambda x: x + 1, compile_options={"num_iters": 5})
+    np.testing.assert_array_equal(f(A), A + 1)
+    big = jnp.ones((512, 512))
+    g = lambda x: (x @ x).sum()
+    once, often = pj(g), pj(g, compile_options={"num_iters": 20})
+    np.testing.assert_allclose(once(big), often(big))
+    assert seconds(often, big) > 4 * seconds(once, big)
+
+
+def seconds(f, *args):
+    import time
+
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(f(*args))
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_debug_reports_plan_and_times(capfd):
+    pj(lambda x: x * 5 + 2, compile_options={"debug": True})(A)
+    err = capfd.readouterr().err
+    assert "1 kernel(s)" in err and "ms  plan" in err
+
+
+@pytest.mark.parametrize("backend", ["std", "xla", "polyblocks"])
+def test_execution_backends(backend):
+    f = pbkern.polymage_jit_jax(compile_options={"execution_backend": backend})(lambda x: x * 2)
+    np.testing.assert_array_equal(f(A), A * 2)
+    assert hasattr(f, "explain") == (backend == "polyblocks")
+
+
+def test_unknown_execution_backend():
+    with pytest.raises(OptionError, match="execution_backend"):
+        pbkern.polymage_jit_jax(lambda x: x, compile_options={"execution_backend": "tpu"})
+
+
+# --- CompilerParams
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"approx_math": 1}, {"num_threads": 0}, {"vector_width": 64}, {"max_concurrent_steps": 0},
+     {"dimension_semantics": "parallel"}, {"dimension_semantics": ("serial",)}, {"allow_input_fusion": (1,)}],
+)  # fmt: skip
+def test_wrong_compiler_params_are_explained(field):
+    (name,) = field
+    with pytest.raises(OptionError, match=f"field `{name}`"):
+        pbkern.cpu.CompilerParams(**field)
+
+
+def test_compiler_params_replace():
+    params = pbkern.cpu.CompilerParams(dimension_semantics=["parallel"]).replace(num_threads=1)
+    assert params.dimension_semantics == ("parallel",) and params.num_threads == 1
+    with pytest.raises(OptionError):
+        params.replace(vector_width=3)
+
+
+def test_machine_says_where_its_numbers_come_from():
+    machine = pbkern.cpu.machine()
+    assert machine.cores >= 1 and machine.vector_bits in (128, 256, 512) and "cores:" in machine.source
+
+
+# --- environment
+
+
+def test_environment_variables_are_typed():
+    assert config.read({"PBKERN_NUM_THREADS": "3", "HOME": "/"}).num_threads == 3
+    assert config.read({}) == config.Config()
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("PBKERN_DUMMP", "x", "did you mean PBKERN_DUMP?"),
+    ("PBKERN_NUM_THREADS", "0", "at least 1"),
+    ("PBKERN_TARGET", "tpu", "cpu, nvgpu, amdgpu"),
+    ("PBKERN_DEBUG", "yes", "0 or 1"),
+])  # fmt: skip
+def test_wrong_environment_variables_are_explained(name, text, message):
+    with pytest.raises(OptionError) as e:
+        config.read({name: text})
+    assert message in str(e.value)
+
+
+def test_override_is_scoped():
+    with config.override(num_threads=7):
+        assert config.num_threads() == 7
+    assert config.num_threads() != 7
+
+
+def test_the_environments_target_is_the_default():
+    with config.override(target="nvgpu"):
+        f = pj(lambda x: x)
+    with pytest.raises(pbkern.errors.TargetError):
+        f(A)

@@ -1,0 +1,90 @@
+"""What the forward half of a differentiated function saves for the backward half."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern.frontends.residuals import SINK, SOURCE, Flow
+
+
+def rand(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype("f"))
+
+
+X, W = rand(64, 128), rand(128, 32, seed=1)
+
+
+def saved_shapes(f, *args):
+    """Shapes of what the forward call returns beside the function's own results."""
+    _, back = jax.vjp(pbkern.jit(f), *args)
+    return sorted(x.shape for x in jax.tree.leaves(back) if not any(x is a for a in args))
+
+
+def check(f, *args):
+    wrt = tuple(range(len(args)))
+    for got, want in zip(jax.grad(pbkern.jit(f), wrt)(*args), jax.grad(f, wrt)(*args)):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4 * float(jnp.abs(want).max()))
+
+
+def elementwise(x):
+    return (jnp.tanh(x * 2) * x / (1 + x * x)).sum()
+
+
+def softmax_of_product(x, w):
+    return (jax.nn.softmax(jax.nn.gelu(x @ w) * 2) ** 2).sum()
+
+
+def layer_norm(x):
+    centred = x - x.mean(1, keepdims=True)
+    return (centred / jnp.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * x).sum()
+
+
+@pytest.mark.parametrize("f, args, shapes", [
+    (elementwise, (X,), []),
+    (softmax_of_product, (X, W), [(64,), (64,), (64, 32)]),
+    (layer_norm, (X,), [(64,), (64,)]),
+])  # fmt: skip
+def test_only_what_cannot_be_recomputed_is_saved(f, args, shapes):
+    saved = [tuple(n for n in s if n != 1) for s in saved_shapes(f, *args)]
+    assert sorted(saved) == shapes
+    check(f, *args)
+
+
+def test_reverse_over_reverse():
+    f = lambda x: (jax.nn.softmax(x * 2) ** 2).sum()
+    grad_norm = lambda h: lambda x: (jax.grad(h)(x) ** 2).sum()
+    x = X[:4, :5]
+    np.testing.assert_allclose(jax.grad(grad_norm(pbkern.jit(f)))(x), jax.grad(grad_norm(f))(x), rtol=1e-4, atol=1e-6)
+
+
+def test_random_bits_are_drawn_once():
+    def dropout(x, key):
+        return (jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0) ** 2).sum()
+
+    key = jax.random.key(0)
+    np.testing.assert_allclose(jax.grad(pbkern.jit(dropout))(X, key), jax.grad(dropout)(X, key), rtol=1e-6)
+
+
+def test_long_functions_are_cut_quickly():
+    def f(x):
+        for _ in range(150):
+            x = jax.nn.softmax(jnp.tanh(x * 1.1) + x) + x
+        return x.sum()
+
+    start = time.perf_counter()
+    jax.make_jaxpr(jax.grad(f))(X)
+    plain = time.perf_counter() - start
+    start = time.perf_counter()
+    jax.make_jaxpr(jax.grad(pbkern.jit(f)))(X)
+    assert time.perf_counter() - start < 5 * plain + 2
+
+
+def test_maximum_flow_finds_the_bottleneck():
+    flow = Flow()
+    for a, b, capacity in ((SOURCE, 1, 9), (SOURCE, 2, 9), (1, 3, 9), (2, 3, 9), (3, 4, 2), (4, SINK, 9)):
+        flow.add(a, b, capacity)
+    assert flow.saturate() == {SOURCE, 1, 2, 3}

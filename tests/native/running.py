@@ -1,0 +1,28 @@
+"""Runs Kernels and plans as machine code, for comparison with the interpreter and with plain JAX."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from pbkern.dsl.host import Buffer, BufferKind, HostProgram, Launch, View
+from pbkern.dsl.kernel import Kernel
+from pbkern.lower.program import LowerOptions
+from pbkern.targets.cpu.compile import compile_program
+
+
+def semantics(kernel: Kernel) -> LowerOptions:
+    params = kernel.compiler_params.get("cpu")
+    return LowerOptions(semantics=getattr(params, "dimension_semantics", None))
+
+
+def native_program(program, inputs):
+    """Results of a HostProgram, compiled."""
+    compiled = compile_program(program, options_of=semantics)
+    return [jnp.asarray(o) for o in compiled(*[np.asarray(i) for i in inputs])]
+
+
+def native(kernel: Kernel, *arrays):
+    """Results of one Kernel, compiled."""
+    ins = [Buffer(f"in{n}", t, BufferKind.INPUT, n) for n, t in enumerate(kernel.in_types)]
+    outs = [Buffer(f"out{n}", t, BufferKind.OUTPUT, n) for n, t in enumerate(kernel.out_types)]
+    launch = Launch(kernel, tuple(View(b.name, b.type) for b in ins), tuple(View(b.name, b.type) for b in outs))
+    return compile_program(HostProgram(kernel.name, (*ins, *outs), (launch,)), options_of=semantics)(*arrays)

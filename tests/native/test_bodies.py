@@ -1,0 +1,87 @@
+"""Random bodies and hand-written kernels as machine code equal the interpreter."""
+
+import inspect
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+
+from ..dsl import test_kernels, test_random_bodies
+from .running import native
+
+# Half precision keeps float32 between the operations of one expression, the interpreter rounds after each.
+TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}
+
+
+def agree(got, want, dtype) -> None:
+    got, want = (np.asarray(x, np.float64) for x in (got, want))
+    tolerance = TOLERANCE.get(str(dtype), 1e-5)
+    finite = np.isfinite(want)
+    if str(dtype) not in TOLERANCE:  # which may overflow in one and not in the other
+        np.testing.assert_array_equal(np.isfinite(got), finite)
+    both = finite & np.isfinite(got)
+    np.testing.assert_allclose(got[both], want[both], rtol=tolerance, atol=tolerance)
+
+
+def random_kernel(seed: int):
+    """A kernel of a few random steps, some under control flow, and its dtype."""
+    r = random.Random(seed)
+    make = test_random_bodies
+    dtype = r.choice(make.DTYPES)
+    names = [n for n in (*make.UNARY, *make.BINARY, "literal") if n != "tanh" or dtype != "uint8"]
+    steps = [
+        (r.choice(names), r.randint(0, 5), r.randint(0, 5), r.choice([0, 1, 2, 3, 0.5, 100]), r.choice(make.CONTROL))
+        for _ in range(r.randint(1, 5))
+    ]
+
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = jnp.zeros(make.SHAPE, dtype)
+        values = [x_ref[...], y_ref[...]]
+        for name, i, j, literal, control in steps:
+            f = lambda vs: make.apply(vs, name, i, j, literal)  # noqa: B023, E731
+            values.append(make.under_control(control, f, values, x_ref, o_ref, literal).astype(dtype))
+        o_ref[...] = values[-1]
+
+    spec = pbkern.BlockSpec(make.SHAPE, lambda i: (i, 0))
+    array = jax.ShapeDtypeStruct((8, 6), dtype)
+    made = pbkern.kernel(body, grid=(2,), in_specs=[spec, spec], out_specs=spec, out_shape=array)
+    return made.trace(array, array), dtype
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_body(seed):
+    k, dtype = random_kernel(seed)
+    rng = np.random.default_rng(seed)
+    arrays = [rng.integers(0, 5, (8, 6)).astype(jnp.dtype(dtype)) for _ in range(2)]
+    agree(native(k, *arrays)[0], pbkern.interpret(k, *arrays)[0], dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(40, 1000, 60))
+def test_many_random_bodies(start):
+    for seed in range(start, start + 60):
+        test_random_body(seed)
+
+
+def run_native(kf, *arrays):
+    results = native(kf.trace(*arrays), *map(np.asarray, arrays))
+    return results[0] if len(results) == 1 else results
+
+
+# What only the interpreter does, or what runs nothing.
+NOT_NATIVE = {"test_unwritten_results_and_scratch_are_poison", "test_compiler_params_print_with_their_import"}
+HANDWRITTEN = [
+    n for n, f in vars(test_kernels).items()
+    if n.startswith("test_") and n not in NOT_NATIVE and "run(" in inspect.getsource(f) and not f.__code__.co_argcount
+]
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_handwritten_kernel(name, monkeypatch):
+    """The same tests, other engine."""
+    monkeypatch.setattr(test_kernels, "run", run_native)
+    getattr(test_kernels, name)()

@@ -1,0 +1,49 @@
+"""Fused functions as machine code equal plain JAX: every access rule, workloads at odd sizes, random graphs."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pbkern.lower.support import supports
+
+from ..fuse import checking, test_access, workloads
+from ..fuse.test_random import random_function
+from .running import native_program
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled():
+    """Plans of these tests run on the CPU, and leave to XLA what lowering does not cover."""
+    planned = checking.planned
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "run_program", native_program)
+        patch.setattr(checking, "planned", lambda f, *a, **k: planned(f, *a, **{**k, "supports": supports}))
+        yield
+
+
+@pytest.mark.parametrize("name", test_access.CASES)
+def test_access_rule(name):
+    f, *args = test_access.CASES[name]
+    checking.check(f, *args, left=name in test_access.LEFT)
+
+
+@pytest.mark.parametrize("name", [n for n in test_access.CASES if n not in test_access.LEFT])
+def test_access_rule_at_odd_blocks(name, monkeypatch):
+    f, *args = test_access.CASES[name]
+    checking.check_blocks(monkeypatch, f, *args, seeds=range(1))
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_workload(name):
+    f, args, _, _ = workloads.WORKLOADS[name]
+    checking.check(f, *args)
+
+
+@given(seed=st.integers(0, 1 << 30), shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), count=st.integers(1, 12))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_random_graphs(seed, shape, count):
+    rng = np.random.default_rng(seed)
+    x, y = (jnp.asarray(rng.integers(-8, 9, size=shape) / 4, jnp.float32) for _ in range(2))
+    checking.check(random_function(seed, count), x, y, tolerance=2e-2, left=True)
