@@ -58,10 +58,17 @@ def _lower(ctx, *nodes, interpret, **params):
     if interpret or _jax.is_for_export(ctx):
         return _jax.pallas().stock_lowering(ctx, *nodes, interpret=interpret or True, **params)
     imported = import_call(**params)
-    compiled = compile_kernel(imported.kernel)
-    avals = [ctx.avals_in[i] for i in imported.operands]
-    rule = jax.ffi.ffi_lowering(compiled.ffi_name, operand_output_aliases=dict(imported.kernel.aliases))
-    return rule(ctx.replace(avals_in=avals), *[nodes[i] for i in imported.operands])
+    kernel = imported.kernel
+    compiled = compile_kernel(kernel)
+    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
+
+    def call(*operands):
+        """Integers of less than a byte are packed in XLA's arrays and a byte each in the kernel's."""
+        held = [operands[i].astype(t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
+        found = jax.ffi.ffi_call(compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases))(*held)
+        return [x.astype(a.dtype) for x, a in zip(found, ctx.avals_out)]
+
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)
 
 
 def compile_kernel(kernel: Kernel) -> cpu_compile.Compiled:

@@ -20,7 +20,7 @@ from ..dsl.trace import canonical_body, identifier
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
 from ..jaxprs import retrace_into
-from .pallas_body import Importer, allocation, scoped_allocations
+from .pallas_body import Importer, allocation, held_as, scoped_allocations
 from .pallas_params import cpu_params
 
 
@@ -81,7 +81,7 @@ def _defined_at(jaxpr) -> str:
 def _array(aval, at: str) -> ArrayType:
     if not isinstance(aval.dtype, np.dtype):
         raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools")
-    return ArrayType(tuple(int(n) for n in aval.shape), np.dtype(aval.dtype))
+    return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
 
 
 def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch) -> jex.ClosedJaxpr:

@@ -82,7 +82,13 @@ def allocation(aval, eqn=None) -> Scratch:
             why="one device runs the whole kernel: there is nothing to wait for",
             hint="semaphores and barriers need a GPU or TPU, or interpret=pltpu.InterpretParams()",
         )
-    return Scratch(tuple(aval.shape), np.dtype(dtype))
+    return Scratch(tuple(aval.shape), held_as(dtype))
+
+
+def held_as(dtype: np.dtype) -> np.dtype:
+    """How Refs hold elements: integers of less than a byte have one each."""
+    name = np.dtype(dtype).name
+    return np.dtype({"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype))
 
 
 NEEDS_HARDWARE = {
@@ -98,7 +104,7 @@ NEEDS_HARDWARE = {
 def _plain_view(eqn, operands) -> tuple[View, Sequence]:
     """(view, operands before the index) of JAX's own get, swap and addupdate."""
     n = _jax.REF_OPERANDS[eqn.primitive.name]
-    return view(operands[0], jax.tree.unflatten(eqn.params["tree"], operands[n:])), operands[1:n]
+    return view(operands[0], eqn.invars[0].aval.dtype, jax.tree.unflatten(eqn.params["tree"], operands[n:])), operands[1:n]
 
 
 @RULES.register("get")
@@ -122,7 +128,7 @@ def _addupdate(importer, eqn, *operands):
 @RULES.register("masked_load")
 def _masked_load(importer, eqn, *operands):
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
-    where = view(ref, transforms)
+    where = view(ref, eqn.invars[0].aval.dtype, transforms)
     if mask is None:
         return [where.load()]
     dtype = eqn.outvars[0].aval.dtype
@@ -132,7 +138,7 @@ def _masked_load(importer, eqn, *operands):
 @RULES.register("masked_swap")
 def _masked_swap(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    where, used = view(ref, transforms), not _jax.is_dropped(eqn.outvars[0])
+    where, used = view(ref, eqn.invars[0].aval.dtype, transforms), not _jax.is_dropped(eqn.outvars[0])
     if mask is None:
         return [where.swap(value, want_old=used)]
     old = where.masked_load(mask, value) if used else None
@@ -202,7 +208,7 @@ _COMBINE = {
 @RULES.register("atomic_rmw")
 def _atomic_rmw(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    where = view(ref, transforms)
+    where = view(ref, eqn.invars[0].aval.dtype, transforms)
     old = where.load() if mask is None else where.masked_load(mask, np.zeros((), value.dtype))
     new = _COMBINE[eqn.params["atomic_type"].value](old, value)
     if mask is None:
@@ -214,7 +220,7 @@ def _atomic_rmw(importer, eqn, *operands):
 
 @RULES.register("atomic_cas")
 def _atomic_cas(importer, eqn, ref, compare, value):
-    where = view(ref, ())
+    where = view(ref, eqn.invars[0].aval.dtype, ())
     old = where.load()
     where.swap(lax.select(lax.eq(old, compare), value, old), want_old=False)
     return [old]

@@ -24,9 +24,13 @@ from ..errors import UnsupportedOp
 
 @dataclass(frozen=True)
 class View:
-    """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value."""
+    """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value.
+
+    `dtype` is what the body takes the Ref's elements for; those of int4 and its like are held in a byte each.
+    """
 
     ref: object
+    dtype: np.dtype
     indices: tuple[Index, ...]
     perm: tuple[int, ...] | None  # None: as the access gives them
     rest: tuple
@@ -44,7 +48,7 @@ class View:
         if not self.rest:
             (old,) = bind_access(_jax.REF_PRIMITIVES["swap"], self.ref_shape, [self.ref, self._back(value)], self.indices)
             return self._out(old) if want_old else None
-        head = View(self.ref, self.indices, self.perm, ())
+        head = View(self.ref, self.dtype, self.indices, self.perm, ())
         whole = head.load()
         head.swap(_replace(whole, self.rest, value), want_old=False)
         return _apply_all(whole, self.rest) if want_old else None
@@ -76,17 +80,22 @@ class View:
         """Shape of the value, without the rest."""
         sizes = [i.size for i in self.indices if isinstance(i, Range)]
         if any(isinstance(i, Gather) for i in self.indices):
-            return tuple(np.shape(jax.eval_shape(lambda: View(self.ref, self.indices, None, ()).load())))
+            return tuple(np.shape(jax.eval_shape(lambda: View(self.ref, self.dtype, self.indices, None, ()).load())))
         return tuple(sizes if self.perm is None else (sizes[p] for p in self.perm))
 
     def _out(self, value):
+        """What the body sees of elements read."""
+        value = lax.convert_element_type(value, self.dtype)
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
+        """What the Ref holds of a value of the body."""
+        held = _jax.ref_type(jax.typeof(self.ref))[1]
+        value = value if value.dtype != self.dtype else lax.convert_element_type(value, held)
         return value if self.perm is None else lax.transpose(value, tuple(np.argsort(self.perm)))
 
 
-def view(ref, transforms: Sequence) -> View:
+def view(ref, dtype, transforms: Sequence) -> View:
     """Composes as many transforms as an access can express."""
     indices: list[Index] = [Range(0, n) for n in _jax.ref_type(jax.typeof(ref))[0]]
     order = list(range(len(indices)))  # the Ref's dimension that each dimension of the view runs along
@@ -105,7 +114,7 @@ def view(ref, transforms: Sequence) -> View:
     kept = sorted(order)
     perm = tuple(kept.index(d) for d in order)
     natural = perm == tuple(range(len(perm))) or any(isinstance(i, Gather) for i in indices)
-    return View(ref, tuple(indices), None if natural else perm, tuple(transforms))
+    return View(ref, np.dtype(dtype), tuple(indices), None if natural else perm, tuple(transforms))
 
 
 def _from_start(raw, extent: int):

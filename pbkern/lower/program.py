@@ -16,6 +16,7 @@ from ..affine import Affine
 from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
 from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
+from .builder import SUB_BYTE
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
 from .parallel import parallel_dimensions
@@ -66,6 +67,10 @@ class KernelLowering:
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
         self.bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate(mappings)]
+        for m in mappings:
+            if m.array.dtype.name in SUB_BYTE:
+                raise UnsupportedOp(f"{m.origin} of kernel `{kernel.name}` has elements smaller than a byte",
+                                    at=kernel.defined_at or None, why=str(m.array), hint="pass int8 and convert in the body")
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
