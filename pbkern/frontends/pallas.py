@@ -20,7 +20,7 @@ from ..dsl.trace import canonical_body, identifier
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
 from ..jaxprs import retrace_into
-from .pallas_body import Importer, allocation, held_as, scoped_allocations
+from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
 
 
@@ -59,10 +59,9 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
         scratch=scratch + tuple(s for group in scoped.values() for s in group),
         body=_body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, scratch),
         aliases=tuple(sorted(tuple(pair) for pair in input_output_aliases)),
-        compiler_params=cpu_params(compiler_params, grid, g.vmapped_dims, at),
+        compiler_params=cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at),
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
-        num_scoped=sum(map(len, scoped.values())),
         defined_at=at,
     )
     verify(kernel)

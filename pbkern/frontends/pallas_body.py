@@ -60,6 +60,10 @@ class Importer:
         return retrace_into(jaxpr, consts, args, self.rewrite)
 
 
+def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
+    return any(e.primitive.name in ATOMICS or any(uses_atomics(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+
+
 def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
     """id of each run_scoped jaxpr -> its allocations, at any depth."""
     found: dict[int, tuple[Scratch, ...]] = {}
@@ -73,7 +77,7 @@ def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
 
 
 def allocation(aval, eqn=None) -> Scratch:
-    """Scratch for a Ref type. Raises UnsupportedOp for semaphores and barriers."""
+    """Scratch for a Ref type: of the kernel, or of a run_scoped equation. Raises UnsupportedOp for semaphores and barriers."""
     dtype = aval.inner_aval.dtype if _jax.is_ref(aval) else aval.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
         raise UnsupportedOp(
@@ -82,7 +86,7 @@ def allocation(aval, eqn=None) -> Scratch:
             why="one device runs the whole kernel: there is nothing to wait for",
             hint="semaphores and barriers need a GPU or TPU, or interpret=pltpu.InterpretParams()",
         )
-    return Scratch(tuple(aval.shape), held_as(dtype))
+    return Scratch(tuple(aval.shape), held_as(dtype), scoped=eqn is not None)
 
 
 def held_as(dtype: np.dtype) -> np.dtype:
@@ -91,6 +95,7 @@ def held_as(dtype: np.dtype) -> np.dtype:
     return np.dtype({"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype))
 
 
+ATOMICS = ("atomic_rmw", "atomic_cas")
 NEEDS_HARDWARE = {
     name: "one device runs the whole kernel; remote copies, semaphores and barriers have no counterpart here"
     for name in ("dma_start", "dma_wait", "semaphore_read", "semaphore_signal", "semaphore_wait", "get_barrier_semaphore",
@@ -209,8 +214,11 @@ _COMBINE = {
 def _atomic_rmw(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
     where = view(ref, eqn.invars[0].aval.dtype, transforms)
+    combine = _COMBINE[eqn.params["atomic_type"].value]
+    if where.gathers():
+        return [where.update_each(combine, value, mask)]
     old = where.load() if mask is None else where.masked_load(mask, np.zeros((), value.dtype))
-    new = _COMBINE[eqn.params["atomic_type"].value](old, value)
+    new = combine(old, value)
     if mask is None:
         where.swap(new, want_old=False)
     else:

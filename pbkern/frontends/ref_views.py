@@ -18,7 +18,7 @@ from jax import lax
 
 from .. import _jax
 from ..dsl import primitives
-from ..dsl.refs import Gather, Index, Range, add_index, bind_access, mul_index, narrow
+from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
 from ..errors import UnsupportedOp
 
 
@@ -75,6 +75,35 @@ class View:
             return
         mask = self._back(jnp.broadcast_to(mask, value.shape))
         bind_access(primitives.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
+
+    def gathers(self) -> bool:
+        """Whether an array index may name one element twice."""
+        return any(isinstance(i, Gather) for i in self.indices)
+
+    def update_each(self, combine, value, mask):
+        """element = combine(element, value) for one element after the other, in order. Returns what each held before."""
+        if self.rest or any(isinstance(i, Range) for i in self.indices):
+            raise UnsupportedOp(
+                "an atomic update through array indices and slices together", hint="give every dimension an array index"
+            )
+        shape = np.shape(next(i.at for i in self.indices if isinstance(i, Gather)))
+        flat = [lax.reshape(jnp.broadcast_to(i.at, shape), (math.prod(shape),)) for i in self.indices]
+        values = lax.reshape(jnp.broadcast_to(value, shape), (math.prod(shape),))
+        masks = None if mask is None else lax.reshape(jnp.broadcast_to(mask, shape), (math.prod(shape),))
+
+        def step(_, x):
+            at, new, taking_part = x
+            one = View(self.ref, self.dtype, tuple(map(Point, at)), None, ())
+            if taking_part is None:
+                old = one.load()
+                one.swap(combine(old, new), want_old=False)
+            else:
+                old = one.masked_load(taking_part, np.zeros((), self.dtype))
+                one.masked_store(combine(old, new), taking_part)
+            return None, old
+
+        _, old = lax.scan(step, None, (tuple(flat), values, masks))
+        return lax.reshape(old, shape)
 
     def _shape(self) -> tuple[int, ...]:
         """Shape of the value, without the rest."""
