@@ -20,7 +20,7 @@ from ..dsl.trace import canonical_body, identifier
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
 from ..jaxprs import retrace_into
-from .pallas_body import Importer, allocation, scoped_allocations
+from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
 
 
@@ -59,10 +59,9 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
         scratch=scratch + tuple(s for group in scoped.values() for s in group),
         body=_body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, scratch),
         aliases=tuple(sorted(tuple(pair) for pair in input_output_aliases)),
-        compiler_params=cpu_params(compiler_params, grid, g.vmapped_dims, at),
+        compiler_params=cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at),
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
-        num_scoped=sum(map(len, scoped.values())),
         defined_at=at,
     )
     verify(kernel)
@@ -81,7 +80,7 @@ def _defined_at(jaxpr) -> str:
 def _array(aval, at: str) -> ArrayType:
     if not isinstance(aval.dtype, np.dtype):
         raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools")
-    return ArrayType(tuple(int(n) for n in aval.shape), np.dtype(aval.dtype))
+    return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
 
 
 def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch) -> jex.ClosedJaxpr:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..affine import Affine
 from ..errors import InternalError
+
+
+# Nested operations that a line of printed nests may show.
+TALL = 8
 
 
 @dataclass(eq=False)
@@ -65,7 +70,13 @@ class Expr:
         self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
 
     def __str__(self) -> str:
-        inner = ", ".join(map(str, self.args))
+        return self.text({})
+
+    def text(self, names: dict[int, str]) -> str:
+        """Nested text; nodes that `names` names are written by name (a DAG as a tree is exponential)."""
+        if id(self) in names:
+            return names[id(self)]
+        inner = ", ".join(a.text(names) for a in self.args)
         match self.kind:
             case "const" | "scalar":
                 return str(self.info)
@@ -208,12 +219,27 @@ class Nest:
     def __str__(self) -> str:
         head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "")]
-        rows += [f"  acc{k} {r.op}= {', '.join(map(str, r.args))}" for k, r in enumerate(self.reductions)]
+        names = self._name_shared(rows)
+        rows += [f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}" for k, r in enumerate(self.reductions)]
         for w in self.writes:
             sign = {"set": "=", "add": "+="}[w.op]
-            tail = ("" if w.inner else "  (after)") + (f"  if {w.mask}" if w.mask is not None else "")
-            rows.append(f"  {w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''} {sign} {w.value}{tail}")
+            tail = ("" if w.inner else "  (after)") + (f"  if {w.mask.text(names)}" if w.mask is not None else "")
+            target = f"{w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''}"
+            rows.append(f"  {target} {sign} {w.value.text(names)}{tail}")
         return "\n".join(rows)
+
+    def _name_shared(self, rows: list[str]) -> dict[int, str]:
+        """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
+        nodes = self.nodes()
+        uses = Counter(id(a) for e in nodes for a in e.args)
+        names: dict[int, str] = {}
+        height: dict[int, int] = {}
+        for e in nodes:
+            height[id(e)] = 1 + max((height[id(a)] for a in e.args), default=0)
+            if e.kind in ("op", "gather") and (uses[id(e)] > 1 or height[id(e)] > TALL):
+                rows.append(f"  v{len(names)} = {e.text(names)}")
+                names[id(e)], height[id(e)] = f"v{len(names)}", 0
+        return names
 
 
 @dataclass

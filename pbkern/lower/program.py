@@ -16,6 +16,7 @@ from ..affine import Affine
 from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
 from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
+from .builder import SUB_BYTE
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
 from .parallel import parallel_dimensions
@@ -68,6 +69,10 @@ class KernelLowering:
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
         self.bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate(mappings)]
+        for m in mappings:
+            if m.array.dtype.name in SUB_BYTE:
+                raise UnsupportedOp(f"{m.origin} of kernel `{kernel.name}` has elements smaller than a byte",
+                                    at=kernel.defined_at or None, why=str(m.array), hint="pass int8 and convert in the body")
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
@@ -119,7 +124,7 @@ class KernelLowering:
         if operand is None:
             return self.kernel.grid[dim]
         buf = self.bufs[operand]
-        size = self.text.put(block, f"memref.load {buf.name}[] : {memref(buf)}")
+        size = self.text.put(block, f"memref.load {buf.name}[{self.text.index(0)}] : {memref(buf)}")
         return self.text.put(block, f"arith.index_cast {size} : i32 to index")
 
     # ---------------------------------------------------------------- one program
