@@ -106,7 +106,9 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
 def _mapping(m, grid_rank: int, prefetch: list[ArrayType], at: str) -> BlockMapping:
     origin = str(m.origin)
     if m.transforms:
-        raise UnsupportedOp(f"memory transforms of {origin}", at=at, why=f"{m.transforms}", hint="they only mean something on a GPU")
+        raise UnsupportedOp(
+            f"memory transforms of {origin}", at=at, why=f"{m.transforms}", hint="they only mean something on a GPU"
+        )
     array = _array(m.array_aval, at)
     dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
     return BlockMapping(origin, array, dims, _index_map(m, dims, grid_rank, prefetch))

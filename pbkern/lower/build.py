@@ -309,7 +309,7 @@ class BodyBuilder:
                 self.stmts.append(Let(name, self.clamped(self.pull(value, ()), clamp)))
             case StoreItem():
                 self._protect({item.buf.root}, direct=item)
-                self.stmts.append(self._store_nest(item))
+                self._store(item)
             case ControlItem(writes=writes, run=run):
                 self._protect({b.root for b in writes}, captured=item.uses)
                 run()
@@ -404,11 +404,23 @@ class BodyBuilder:
         self._keep.append(v)
         return target
 
-    def _make_opaque(self, v: Opaque) -> None:
+    def _store(self, item: StoreItem) -> None:
+        """The nest of a store; contractions and concatenations that only it wants are made in place."""
+        v = self.resolve(item.value)
+        plain = item.mask is None and item.op == "set"
+        target = Stored(v.shape, v.dtype, item.buf, item.place, item.guard)
+        if plain and isinstance(v, Contract):
+            self.materialise(v, into=target)
+        elif plain and isinstance(v, Opaque) and v.takes_target:
+            self._make_opaque(v, target=target)
+        else:
+            self.stmts.append(self._store_nest(item))
+
+    def _make_opaque(self, v: Opaque, **into) -> None:
         if id(v) in self._stored:
             return
         operands = [self.in_memory(o) if v.needs_buffers else o for o in v.operands]
-        self._stored[id(v)] = v.make(self, *operands)
+        self._stored[id(v)] = v.make(self, *operands, **into)
         self._keep.append(v)
 
     def in_memory(self, v: Value) -> Stored:

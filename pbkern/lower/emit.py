@@ -49,12 +49,14 @@ class NestEmitter:
 
     def __init__(self, text: Text, vector_bits: int = 512):
         self.text, self.vector_bits = text, vector_bits
+        self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
         sched = sched or nest.schedule or choose(nest, self.vector_bits)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
+        self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         top = Block(block)
         walk = _Walk(nest, sched, top, {w.buf.root for w in nest.writes})
         outer = [d for d in sched.order if d not in nest.rdims]
@@ -289,7 +291,8 @@ class NestEmitter:
             order = [(k + half) % v.lanes for k in range(v.lanes)]
 
             def turn(s: Ssa, order=order) -> Ssa:
-                return Ssa(self.text.put(block, f"vector.shuffle {s.name}, {s.name} {order} : {s.type}, {s.type}"), s.el, s.lanes)
+                name = self.text.put(block, f"vector.shuffle {s.name}, {s.name} {order} : {s.type}, {s.type}")
+                return Ssa(name, s.el, s.lanes)
 
             v, i = self._combine(b, r, [v, i], [turn(v), turn(i)])
             half //= 2
@@ -315,7 +318,9 @@ class NestEmitter:
             at += count
         return bound
 
-    def _write(self, w: _Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, scalar: bool) -> None:
+    def _write(
+        self, w: _Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, scalar: bool
+    ) -> None:
         vector = None if scalar else w.sched.vector
         coefficient = flat_coefficient(write.buf, write.index, vector) if vector else 0
         moves = bool(vector) and any(vector in i.symbols for i in write.index)
@@ -355,7 +360,8 @@ class NestEmitter:
         elif coefficient == 1:
             block.lines.append(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
         else:
-            offsets = self.text.const(f"arith.constant dense<{[k * coefficient for k in range(v.lanes)]}> : vector<{v.lanes}xi32>")
+            steps = [k * coefficient for k in range(v.lanes)]
+            offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{v.lanes}xi32>")
             live = live or self._tail_mask(Tail(v.lanes), v.lanes)
             block.lines.append(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
                                f"vector<{v.lanes}xi32>, {live.type}, {v.type}")
@@ -495,7 +501,8 @@ class NestEmitter:
     def _load(self, w: _Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         buf, index, guard = e.info
         b = self.text.builder(block, lanes)
-        if lanes and w.sched.transpose and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, w.sched.transpose):
+        turn = w.sched.transpose
+        if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = self._flat(buf, index)
         key = ("load", buf.root.name, storage_el(buf.dtype), flat.linear(),
@@ -528,8 +535,9 @@ class NestEmitter:
                 for r in range(lanes):
                     if not r & step:
                         pair = f"{rows[r].name}, {rows[r | step].name}"
-                        turned[r] = rows[r]._replace(name=self.text.put(block, f"vector.shuffle {pair} {low} : {t}, {t}"))
-                        turned[r | step] = rows[r]._replace(name=self.text.put(block, f"vector.shuffle {pair} {high} : {t}, {t}"))
+                        for place, order in ((r, low), (r | step, high)):
+                            name = self.text.put(block, f"vector.shuffle {pair} {order} : {t}, {t}")
+                            turned[place] = rows[r]._replace(name=name)
                 rows, step = turned, step * 2
             block.memo[key] = rows
         return block.memo[key][p.get(along, 0)]
@@ -541,7 +549,8 @@ class NestEmitter:
         if w.turned_rows == lanes:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
-        return Ssa(self.text.put(block, f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"), el, lanes)
+        load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
+        return Ssa(self.text.put(block, load), el, lanes)
 
     def _guard_key(self, w: _Walk, index, p: Point):
         return tuple((i, tuple((d, o) for d, o in sorted(p.items()) if d in i.symbols)) for i in index)
@@ -568,7 +577,8 @@ class NestEmitter:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         zero = b.c(0, el).name
         if c == 1:
-            return Ssa(self.text.put(block, f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"), el, lanes)
+            load = f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"
+            return Ssa(self.text.put(block, load), el, lanes)
         if c == -1 and live is None:
             low = self.text.put(block, f"arith.subi {address}, {self.text.index(lanes - 1)} : index")
             v = self.text.put(block, f"vector.load {name}[{low}] : {m}, {t}")
@@ -618,7 +628,8 @@ class NestEmitter:
             return b.from_storage(Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0), buf.dtype)
         live = self._tail_mask(tail or Tail(lanes), lanes)
         t = f"vector<{lanes}x{el}>"
-        v = self.text.put(block, f"vector.gather {name}[{self.text.index(0)}] [{total.name}], {live.name}, {b.c(0, el).name} : {m}, "
+        start, zero = self.text.index(0), b.c(0, el).name
+        v = self.text.put(block, f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {m}, "
                           f"{total.type}, {live.type}, {t} into {t}")
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
 

@@ -323,7 +323,7 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
                 if not v.symbols <= known:
                     raise InternalError(f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}")
                 known.add(n)
-            case If(index=i, branches=bs):
+            case If(branches=bs):
                 for b in bs:
                     verify(b, frozenset(known))
             case For(counter=c, body=b):

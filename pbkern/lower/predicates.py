@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..affine import Affine
-from .nest import Expr, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)

@@ -44,7 +44,8 @@ class LowerOptions:
 class LoweredKernel:
     """`text` defines func.func @name(operands..., arena, low, high).
 
-    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR.
+    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR;
+    has_scalar_loops: whether LLVM's optimiser is worth its time.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LoweredKernel:
     scratch_bytes: int
     nests: str
     operand_count: int
+    has_scalar_loops: bool = False
 
 
 class KernelLowering:
@@ -90,7 +92,7 @@ class KernelLowering:
         self._delinearise(block, parallel)
         self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
         return LoweredKernel(self.name, self._function(block), programs, self._arena_bytes(), "\n".join(self.nests),
-                             sum(b.storage is None for b in self.bufs))
+                             sum(b.storage is None for b in self.bufs), self.emitter.has_scalar_loops)
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
@@ -299,6 +301,7 @@ class KernelLowering:
                 case While(condition=c, predicate=p, body=body):
                     self._while(block, c, p, body)
                 case Sort():
+                    self.emitter.has_scalar_loops = True
                     emit_sort(self.text, block, s)
 
     def _let(self, block: Block, name: str, value) -> None:

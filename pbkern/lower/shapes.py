@@ -195,13 +195,13 @@ def _concatenate(builder, eqn, ins):
         starts.append(total)
         total += v.shape[axis]
 
-    def make(b, *stored: Stored) -> Stored:
-        result = b.new_buffer(tuple(out.shape), np.dtype(out.dtype))
-        for s, v in zip(starts, stored):
+    def make(b, *operands: Value, target: Stored | None = None) -> Stored:
+        result = target or b.new_buffer(tuple(out.shape), np.dtype(out.dtype))
+        for s, v in zip(starts, operands):
             b.store_value(result, v, lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)))
         return result
 
-    return Opaque(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False)
+    return Opaque(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False, takes_target=True)
 
 
 @VIEWS.register("iota")

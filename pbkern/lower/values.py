@@ -119,6 +119,7 @@ class Opaque(Value):
     operands: tuple[Value, ...]
     make: Callable[..., Stored]
     needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
+    takes_target: bool = False  # make(..., target=) may write where the value is wanted
 
     @property
     def ins(self) -> Sequence[Value]:
