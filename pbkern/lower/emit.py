@@ -639,11 +639,13 @@ class NestEmitter:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
         b, args, total = self.text.builder(block, lanes), iter(e.args), None
-        for i, stride in zip(index, buf.strides):
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
             else:
                 part = self._index(w, block, i, p, lanes, "i64")
+                if not self._axis_is_safe(w, i, extent):
+                    part = b.max(b.min(part, b.c(max(extent - 1, 0), "i64")), b.c(0, "i64"))
             part = b.mul(part, b.c(stride, "i64"))
             total = part if total is None else b.add(total, part)
         if math.prod(buf.shape) == 0:

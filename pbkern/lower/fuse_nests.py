@@ -12,6 +12,9 @@ from .pack import pack
 from .predicates import Bounds, decide_tests
 
 
+SINGLE = "one"  # a dimension of size 1
+
+
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
@@ -154,6 +157,8 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
         Write(w.buf, w.index, pool.rewrite(w.value, replace), w.inner, w.guard,
               None if w.mask is None else pool.rewrite(w.mask, replace), w.op) for w in second.writes]
     dims = dict(first.dims)
+    if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
+        dims[SINGLE], rdims = 1, (SINGLE,)
     return Nest(dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at)
 
 

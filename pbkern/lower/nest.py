@@ -335,6 +335,8 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
 
 def _verify_nest(n: Nest, known: set[str]) -> None:
     symbols = known | n.dims.keys()
+    if n.reductions and not n.rdims:
+        raise InternalError("nest: reductions without a reduced dimension", at=n.at, why=str(n))
 
     def check(buf: Buf, index: tuple, guard: bool, what: str) -> None:
         if len(index) != len(buf.shape):
