@@ -38,6 +38,7 @@ class LowerOptions:
     vector_bits: int = 512
     semantics: tuple[str, ...] | None = None
     prefetch_steps: int = 0
+    bf16_pairs: bool = False  # the machine has AVX512-BF16
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ class KernelLowering:
         return bounds
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt], bounds: dict | None = None) -> list[Stmt]:
-        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits, bounds or {})
+        stmts = fuse_nests.optimise(stmts, builder, self.options, bounds or {})
         # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
         offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
         self.offsets |= offsets

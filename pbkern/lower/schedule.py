@@ -13,7 +13,7 @@ from .builder import BITS, compute_el
 from .nest import Expr, Nest
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
-ACCUMULATOR_REGISTERS = 26
+ACCUMULATOR_REGISTERS = 28
 # Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
 MAX_POINT_NODES = 420
 
