@@ -14,6 +14,7 @@ import numpy as np
 
 from ..affine import Affine
 from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
+from ..errors import UnsupportedOp
 from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
 from .builder import SUB_BYTE
