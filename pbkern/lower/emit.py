@@ -239,7 +239,8 @@ class NestEmitter:
         halves = f"vector<{2 * acc.lanes}xbf16>"
         x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {halves}") for a in args)
         name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * acc.lanes}"
-        return acc._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({acc.name}, {x}, {y}) : ({acc.type}, {halves}, {halves}) -> {acc.type}'))
+        types = f"({acc.type}, {halves}, {halves}) -> {acc.type}"
+        return acc._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({acc.name}, {x}, {y}) : {types}'))
 
     def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
@@ -572,7 +573,8 @@ class NestEmitter:
             return self._load_word(block, buf, index, p, wanted)
         if el != wanted:  # the same bits under another type
             root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
-            return self.text.builder(block, lanes).bitcast(self._load_storage(w, block, root, index, p, tail, lanes, guard), wanted)
+            stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
+            return self.text.builder(block, lanes).bitcast(stored, wanted)
         vector = w.sched.vector
         c = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
