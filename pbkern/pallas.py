@@ -89,6 +89,6 @@ def content_key(kernel: Kernel) -> tuple:
     """Equal for kernels with equal code."""
     mappings = [(m.array, m.dims, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs)]
     params = tuple(sorted((k, repr(p)) for k, p in kernel.compiler_params.items()))
-    return (kernel.name, kernel.grid, kernel.dynamic_grid, kernel.num_scoped, len(kernel.inputs), tuple(mappings),
+    return (kernel.name, kernel.grid, kernel.dynamic_grid, len(kernel.inputs), tuple(mappings),
             kernel.scratch, kernel.aliases, kernel.num_scalar_prefetch, params, fingerprint(kernel.body),
             config.num_threads())  # fmt: skip
