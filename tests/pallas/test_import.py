@@ -362,6 +362,19 @@ def test_int4_blocks():
     np.testing.assert_array_equal(got.astype(int), ((np.arange(-8, 8) + 3 + 8) % 16) - 8)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float8_e5m2, jnp.float8_e4m3fn])
+def test_8_bit_floats(dtype):
+    x = jnp.arange(256).astype(jnp.uint8).view(dtype)
+
+    def kernel(x_ref, wide_ref, narrow_ref):
+        wide_ref[...] = x_ref[...].astype(F32)
+        narrow_ref[...] = (x_ref[...].astype(F32) * 0.37).astype(dtype)
+
+    wide, narrow = one_program(kernel, (struct(256), jax.ShapeDtypeStruct((256,), dtype)), x)
+    np.testing.assert_array_equal(wide, x.astype(F32))
+    np.testing.assert_array_equal(narrow.astype(F32), (x.astype(F32) * 0.37).astype(dtype).astype(F32))
+
+
 # --- imported kernels are kernels ----------------------------------------------------------------------------------
 
 
