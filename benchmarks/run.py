@@ -18,7 +18,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jaxlib
@@ -278,7 +278,7 @@ def available(peers: Iterable[str]) -> list[str]:
     return [p for p in peers if not p.startswith("torch") or importlib.util.find_spec("torch")]
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Times pbkern beside its peers.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"workloads, default all: {', '.join(WORKLOADS)}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds at most")
@@ -297,7 +297,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 1 if a result was wrong or a workload did not compile."""
     arguments = parse(argv)
     peers = available(arguments.peers)

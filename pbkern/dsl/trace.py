@@ -340,6 +340,8 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
             why=f"takes ({', '.join(map(str, k.in_types))}), given ({', '.join(map(str, given))})",
             hint="trace it again for these, or convert the arrays",
         )
+    if interpret and not any(isinstance(a, jax.core.Tracer) for a in arrays):
+        return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, arrays))]  # errors arrive as they are
     return (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k)
 
 

@@ -144,6 +144,51 @@ def _stack(eqn, operands):
     return [lax.concatenate([lax.expand_dims(x, (axis,)) for x in operands], axis)]
 
 
+# The value that a reduction starts from, where it changes nothing, by the operation that its body is.
+MONOIDS = {
+    "add": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
+    "mul": (lax.reduce_prod_p, lambda t: np.ones((), t)),
+    "max": (lax.reduce_max_p, least),
+    "min": (lax.reduce_min_p, greatest),
+}
+
+
+def _reduce(eqn, operands):
+    """Reductions side by side whose bodies are one operation each: x, y -> sum(x), max(y)."""
+    p = eqn.params
+    count, body = len(operands) // 2, p["jaxpr"].jaxpr
+    makers = {v: e for e in body.eqns for v in e.outvars}
+    results = []
+    for k, (x, init) in enumerate(zip(operands[:count], operands[count:])):
+        made = makers.get(body.outvars[k])
+        pair = {body.invars[k], body.invars[count + k]}
+        if made is None or made.primitive.name not in MONOIDS or set(made.invars) != pair:
+            return None
+        reducer, identity = MONOIDS[made.primitive.name]
+        sharding = {"out_sharding": None} if reducer is lax.reduce_sum_p else {}
+        reduced = reducer.bind(x, axes=tuple(p["dimensions"]), **sharding)
+        # A sum of one element is that element plus the start, whose sign of zero may matter.
+        if not _is_scalar_constant(init, identity(x.dtype)):
+            reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
+        results.append(reduced)
+    return results
+
+
+# Longer lines are left to a selection, which does not sort all of them.
+TOP_K_LINE = 1 << 14
+
+
+def _top_k(eqn, operands):
+    """A stable sort of the line turned round, turned back: NaN is largest, earlier elements win ties."""
+    (x,), p = operands, eqn.params
+    axis, k = p.get("axis", x.ndim - 1), p["k"]
+    if k == 0 or x.shape[axis] > TOP_K_LINE or x.dtype.kind == "c":
+        return None
+    index = lax.broadcasted_iota(np.int32, x.shape, axis)
+    found = lax.sort((lax.rev(x, (axis,)), lax.rev(index, (axis,))), dimension=axis, num_keys=1)
+    return [lax.slice_in_dim(lax.rev(y, (axis,)), 0, k, axis=axis) for y in found]
+
+
 def _conv(eqn, operands):
     """Padding and input dilation become pad."""
     (x, w), p = operands, eqn.params
@@ -194,6 +239,8 @@ REWRITES: dict[str, Rewrite] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _same,
     "split": _split,
+    "reduce": _reduce,
+    "top_k": _top_k,
     "stack": _stack,
     "concatenate": _concatenate,
     "conv_general_dilated": _conv,

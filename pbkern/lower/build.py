@@ -20,6 +20,7 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..errors import UnsupportedOp
 from . import decide, elementwise
+from .builder import ELEMENTS
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .reductions import CONTRACTIONS
 from .shapes import VIEWS, index_value
@@ -251,7 +252,11 @@ class BodyBuilder:
         in_dtypes = tuple(v.dtype for v in ins)
         if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
             elementwise.RULES.lookup(name, operands=", ".join(f"{v.dtype}{list(v.shape)}" for v in ins), at=at)
-            raise UnsupportedOp(f"`{name}` is not covered for {', '.join(map(str, in_dtypes))} -> {dtype}", at=at)
+            raise UnsupportedOp(
+                f"`{name}` is not lowered for these dtypes", at=at,
+                why=f"({', '.join(map(str, in_dtypes))}) -> {dtype}; covered dtypes: {', '.join(ELEMENTS)}",
+                hint="convert the operands with astype, or leave this operation to XLA",
+            )  # fmt: skip
         info = self.info(name, dtype, in_dtypes, eqn.params, at)
 
         def route(ix: Index):

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..affine import Affine
 from . import elementwise
-from .builder import Builder, compute_el, storage_el
+from .builder import BITS, Builder, compute_el, storage_el
 from .builder import Value as Ssa
 from .nest import Buf, Expr, Nest, Reduction, Write
 from .reductions import IDENTITY
@@ -212,6 +212,8 @@ class NestEmitter:
             case "dot":
                 return [b.fma(args[0], args[1], acc[0]) if args[0].el in ("f32", "f64") else
                         b.add(acc[0], b.mul(args[0], args[1]))]
+            case "dot_bf16":
+                return [self._pair_product(b, acc[0], args)]
             case "sum":
                 return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
             case "prod":
@@ -231,6 +233,13 @@ class NestEmitter:
             case "argmax" | "argmin":
                 return self._better(b, r, acc, args)
         raise AssertionError(r.op)
+
+    def _pair_product(self, b: Builder, acc: Ssa, args: list[Ssa]) -> Ssa:
+        """acc + a.low * b.low + a.high * b.high per lane, on words that hold two bfloat16."""
+        halves = f"vector<{2 * acc.lanes}xbf16>"
+        x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {halves}") for a in args)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * acc.lanes}"
+        return acc._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({acc.name}, {x}, {y}) : ({acc.type}, {halves}, {halves}) -> {acc.type}'))
 
     def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
@@ -557,7 +566,13 @@ class NestEmitter:
 
     def _load_storage(self, w: _Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, guard: bool) -> Ssa:
         """The stored element(s); guarded axes are clamped, or masked along the vector dimension."""
-        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        el, m, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
+        wanted = storage_el(buf.dtype)
+        if BITS[el] < BITS[wanted]:
+            return self._load_word(block, buf, index, p, wanted)
+        if el != wanted:  # the same bits under another type
+            root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
+            return self.text.builder(block, lanes).bitcast(self._load_storage(w, block, root, index, p, tail, lanes, guard), wanted)
         vector = w.sched.vector
         c = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
@@ -588,6 +603,16 @@ class NestEmitter:
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
                                  f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
+
+    def _load_word(self, block: Block, buf: Buf, index, p: Point, el: str) -> Ssa:
+        """One element that spans several of the buffer it reinterprets."""
+        small = storage_el(buf.root.dtype)
+        count = BITS[el] // BITS[small]
+        flat = self._flat(buf, index) * count
+        _, address = self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
+        v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{count}x{small}>")
+        word = self.text.put(block, f"vector.bitcast {v} : vector<{count}x{small}> to vector<1x{el}>")
+        return Ssa(self.text.put(block, f"vector.extract {word}[0] : {el} from vector<1x{el}>"), el, 0)
 
     def _guarded_address(self, w: _Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""

@@ -12,6 +12,7 @@ import math
 
 from ..affine import Affine
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from .pairs import pair_products
 from .schedule import contraction_tile, flat_coefficient
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
@@ -23,8 +24,8 @@ CONFLICT_BYTES = 2048
 PADDING = 16
 
 
-def pack(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
-    """The nest alone, or with copies of operands before it."""
+def pack(nest: Nest, builder, vector_bits: int, pairs: bool = False) -> list[Stmt]:
+    """The nest alone, or with copies of operands before it. `pairs`: the machine multiplies pairs of bfloat16."""
     found = _operands(nest)
     if found is None:
         return [nest]
@@ -35,6 +36,10 @@ def pack(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
     staged = _stage_rows(nest, still, moving, vector, builder, out)
     if staged is not None:
         nest, still = staged
+    paired = pair_products(nest, moving, still, builder) if pairs and _reuse(nest, moving) >= 4 else None
+    if paired is not None:
+        nest, moving, still = paired
+        depth //= 2
     if not _panel_pays(nest, moving, vector, depth, width):
         if staged is not None:
             nest.schedule = tile

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..affine import Affine
-from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
+from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
+from ..errors import UnsupportedOp
 from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
-from .builder import SUB_BYTE
+from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
 from .parallel import parallel_dimensions
@@ -38,6 +39,7 @@ class LowerOptions:
     vector_bits: int = 512
     semantics: tuple[str, ...] | None = None
     prefetch_steps: int = 0
+    bf16_pairs: bool = False  # the machine has AVX512-BF16
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ class KernelLowering:
         return bounds
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt], bounds: dict | None = None) -> list[Stmt]:
-        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits, bounds or {})
+        stmts = fuse_nests.optimise(stmts, builder, self.options, bounds or {})
         # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
         offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
         self.offsets |= offsets
@@ -363,8 +365,22 @@ class KernelLowering:
         return "\n".join(lines)
 
 
+def check_dtypes(kernel: Kernel) -> None:
+    """Raises UnsupportedOp for blocks and scratch whose dtype has no register type."""
+    found = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
+    found += [(f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)]
+    for what, array in found:
+        if array.dtype.name not in ELEMENTS:
+            raise UnsupportedOp(
+                f"{what} of kernel `{kernel.name}` has a dtype that this target lacks", at=kernel.defined_at or None,
+                why=f"{array}; covered: {', '.join(ELEMENTS)}",
+                hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
+            )  # fmt: skip
+
+
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
     """Text of one kernel's function. Raises UnsupportedOp for equations without a rule."""
+    check_dtypes(kernel)
     options = options or LowerOptions()
     try:
         return KernelLowering(kernel, name, options, shift.find(kernel)).lower()

@@ -142,4 +142,7 @@ def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
     return tuple(Affine.symbol(d) if n > 1 else ZERO for d, n in dims)
 
 
-__all__ = ["TEST_COST", "Contract", "Index", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO", "dims_index", "is_index_only"]
+__all__ = [
+    "TEST_COST", "Contract", "Index", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO",
+    "dims_index", "is_index_only",
+]  # fmt: skip

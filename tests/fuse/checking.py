@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pbkern import fuse
+from pbkern.dsl.verify import verify
 from pbkern.fuse import schedule
 from pbkern.machine import DEFAULT_MACHINE
 
@@ -17,9 +18,12 @@ from .oracle import run_program
 def planned(f, *args, supports=lambda eqn: None, machine=DEFAULT_MACHINE, **options):
     closed = jax.make_jaxpr(f)(*args)
     name = getattr(f, "__name__", "f")
-    return fuse.plan(
+    made = fuse.plan(
         closed, name=name, options=SimpleNamespace(**options), machine=machine, supports=supports
     )
+    for kernel in made.kernels():
+        verify(kernel)
+    return made
 
 
 def compare(plan, f, args, tolerance):

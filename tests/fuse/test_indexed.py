@@ -1,0 +1,77 @@
+"""Updates at known places, reductions with bodies and top_k are fused; values are those of JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from .checking import check, check_blocks, ints, planned, rand
+
+X, V = rand(20, 30), rand(18, 28, seed=1)
+
+UPDATES = {
+    "set inside": (lambda x, v: x.at[1:-1, 1:-1].set(v), X, V),
+    "add inside": (lambda x, v: x.at[1:-1, 1:-1].add(v), X, V),
+    "multiply rows": (lambda x, v: x.at[2:].mul(v), X, rand(18, 30)),
+    "max": (lambda x, v: x.at[:18, 2:].max(v), X, V),
+    "set a row": (lambda x, v: x.at[0].set(v), X, rand(30)),
+    "set the last column": (lambda x, v: x.at[:, -1].set(v), X, rand(20)),
+    "set a middle dimension": (lambda x, v: x.at[:, 2, 1:].set(v), rand(4, 5, 6), rand(4, 5)),
+    "set everything": (lambda x, v: x.at[:].set(v), X, rand(20, 30)),
+    "one element": (lambda x: x.at[3, 4].set(1.0), X),
+    "outside": (lambda x, v: x.at[25].set(v), X, rand(30)),
+    "clipped": (lambda x, v: x.at[25].set(v, mode="clip"), X, rand(30)),
+    "a place known when it runs": (lambda x, v, i: x.at[i].set(v), X, rand(30), ints()),
+    "beyond the end": (lambda x, v, i: x.at[i + 20].add(v), X, rand(30), ints()),
+    "one per row": (
+        jax.grad(lambda x, i: (jnp.take_along_axis(x, i[:, None], 1) ** 2).sum()),
+        X,
+        ints(20, high=30),
+    ),
+    "dynamic update": (lambda x, v: lax.dynamic_update_slice(x, v, (1, 30)), X, rand(5, 6)),
+    "dynamic slice": (lambda x: lax.dynamic_slice(x, (2, 300), (5, 6)), X),
+    "borders": (
+        lambda x: x.at[0].set(x[1]).at[-1].set(x[-2]).at[:, 0].set(0.0).at[:, -1].add(x[:, 0]),
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_are_selects(name, monkeypatch):
+    f, *args = UPDATES[name]
+    check(f, *args)
+    check_blocks(monkeypatch, f, *args, seeds=range(2))
+
+
+def test_updates_keep_signed_zeros():
+    x = jnp.full((6, 8), -0.0)
+    plan = planned(lambda x, v: x.at[1:3].add(v), x, rand(2, 8))
+    from .oracle import run_program
+
+    (got,) = plan.evaluate([x, rand(2, 8)], run_program)
+    assert np.signbit(np.asarray(got)[3:]).all()
+
+
+def test_updates_inside_a_loop():
+    def f(x):
+        def step(_, a):
+            return a.at[1:-1, 1:-1].set(0.5 * (a[:-2, 1:-1] + a[2:, 1:-1]))
+
+        return lax.fori_loop(0, 5, step, x)
+
+    check(f, X, kernels=1)
+
+
+def test_reductions_with_bodies():
+    def f(x, y):
+        return lax.reduce((x, y), (0.0, 2.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (1,))
+
+    check(f, X, X * 0.1 + 1)
+
+
+def test_top_k():
+    x = jnp.asarray([[3.0, 1, 3, jnp.nan, 2], [0, 0, 5, 5, -1]])
+    check(lambda x: lax.top_k(x, 3), x)
+    check(lambda x: lax.top_k(x, 4), ints(7, 40))
