@@ -17,6 +17,7 @@ from jax.interpreters import mlir
 from . import _jax, config
 from .api import kernel_program
 from .dsl.kernel import Kernel
+from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .jaxprs import fingerprint
 from .options import CompileOptions
@@ -66,12 +67,19 @@ def _lower(ctx, *nodes, interpret, **params):
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):
-        """Integers of less than a byte are packed in XLA's arrays and a byte each in the kernel's."""
-        held = [operands[i].astype(t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
+        held = [_held(operands[i], t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
         found = jax.ffi.ffi_call(compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases))(*held)
-        return [x.astype(a.dtype) for x, a in zip(found, ctx.avals_out)]
+        return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)
+
+
+def _held(x, dtype):
+    """x as the other side holds it: 8-bit floats are bytes, packed integers a byte each in the kernel."""
+    if x.dtype == dtype:
+        return x
+    bytes_only = is_float8(x.dtype) or is_float8(dtype)
+    return jax.lax.bitcast_convert_type(x, dtype) if bytes_only else x.astype(dtype)
 
 
 def compile_kernel(kernel: Kernel) -> cpu_compile.Compiled:
@@ -89,6 +97,6 @@ def content_key(kernel: Kernel) -> tuple:
     """Equal for kernels with equal code."""
     mappings = [(m.array, m.dims, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs)]
     params = tuple(sorted((k, repr(p)) for k, p in kernel.compiler_params.items()))
-    return (kernel.name, kernel.grid, kernel.dynamic_grid, kernel.num_scoped, len(kernel.inputs), tuple(mappings),
+    return (kernel.name, kernel.grid, kernel.dynamic_grid, len(kernel.inputs), tuple(mappings),
             kernel.scratch, kernel.aliases, kernel.num_scalar_prefetch, params, fingerprint(kernel.body),
             config.num_threads())  # fmt: skip

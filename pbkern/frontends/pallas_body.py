@@ -21,6 +21,7 @@ from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs
 from ..rules import RuleTable
+from .float8 import is_float8, quantise
 from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
 from .ref_views import View, view
 
@@ -90,8 +91,10 @@ def allocation(aval, eqn=None) -> Scratch:
 
 
 def held_as(dtype: np.dtype) -> np.dtype:
-    """How Refs hold elements: integers of less than a byte have one each."""
+    """How Refs hold elements: integers of less than a byte have one each, 8-bit floats are bytes."""
     name = np.dtype(dtype).name
+    if is_float8(dtype):
+        return np.dtype(np.uint8)
     return np.dtype({"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype))
 
 
@@ -190,6 +193,16 @@ def _same(importer, eqn, *operands):
 @RULES.register(*NOTHING)
 def _nothing(importer, eqn, *operands):
     return []
+
+
+@RULES.register("convert_element_type")
+def _convert(importer, eqn, x):
+    """Values of 8-bit float types are float32 in the body."""
+    to = eqn.params["new_dtype"]
+    if not is_float8(to):
+        return None
+    x = lax.convert_element_type(x, np.float32)
+    return [x if is_float8(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to else quantise(x, to)]
 
 
 for _name, _rule in VALUE_RULES.items():

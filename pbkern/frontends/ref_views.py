@@ -20,6 +20,7 @@ from .. import _jax
 from ..dsl import primitives
 from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
 from ..errors import UnsupportedOp
+from .float8 import decode, encode, is_float8
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,14 @@ class View:
 
     def _out(self, value):
         """What the body sees of elements read."""
-        value = lax.convert_element_type(value, self.dtype)
+        value = decode(value, self.dtype) if is_float8(self.dtype) else lax.convert_element_type(value, self.dtype)
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
         """What the Ref holds of a value of the body."""
         held = _jax.ref_type(jax.typeof(self.ref))[1]
+        if is_float8(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
+            value = encode(lax.convert_element_type(value, np.float32), self.dtype)
         value = value if value.dtype != self.dtype else lax.convert_element_type(value, held)
         return value if self.perm is None else lax.transpose(value, tuple(np.argsort(self.perm)))
 

@@ -126,6 +126,28 @@ def test_revisited_outputs_accumulate():
     np.testing.assert_array_equal(f(X.reshape(4, 8)), X.reshape(4, 8).sum(0, keepdims=True))
 
 
+def test_an_output_used_as_scratch_is_private_to_a_thread():
+    def kernel(x_ref, o_ref, total_ref):
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            total_ref[...] = jnp.zeros_like(total_ref)
+
+        total_ref[...] += x_ref[...]
+        o_ref[...] = total_ref[...]
+
+    x = np.random.default_rng(3).integers(0, 9, (64, 8, 512)).astype("f4")
+    block = pl.BlockSpec((None, None, 512), lambda i, j: (i, j, 0))
+    f = pl.pallas_call(
+        kernel, out_shape=(struct(64, 8, 512), struct(512)), grid=(64, 8), in_specs=[block],
+        out_specs=(block, pl.BlockSpec((512,), lambda i, j: (0,))),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+    )  # fmt: skip
+    for _ in range(5):
+        sums, last = f(x)
+        np.testing.assert_array_equal(sums, np.cumsum(x, 1))
+        np.testing.assert_array_equal(last, x[-1].sum(0))
+
+
 def test_dynamic_grid():
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...] * pl.num_programs(0)
@@ -338,6 +360,19 @@ def test_int4_blocks():
     x = jnp.arange(-8, 8).astype(jnp.int4)
     got = one_program(kernel, jax.ShapeDtypeStruct((16,), jnp.int4), x)
     np.testing.assert_array_equal(got.astype(int), ((np.arange(-8, 8) + 3 + 8) % 16) - 8)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e5m2, jnp.float8_e4m3fn])
+def test_8_bit_floats(dtype):
+    x = jnp.arange(256).astype(jnp.uint8).view(dtype)
+
+    def kernel(x_ref, wide_ref, narrow_ref):
+        wide_ref[...] = x_ref[...].astype(F32)
+        narrow_ref[...] = (x_ref[...].astype(F32) * 0.37).astype(dtype)
+
+    wide, narrow = one_program(kernel, (struct(256), jax.ShapeDtypeStruct((256,), dtype)), x)
+    np.testing.assert_array_equal(wide, x.astype(F32))
+    np.testing.assert_array_equal(narrow.astype(F32), (x.astype(F32) * 0.37).astype(dtype).astype(F32))
 
 
 # --- imported kernels are kernels ----------------------------------------------------------------------------------
