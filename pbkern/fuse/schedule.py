@@ -190,9 +190,9 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
         case "batch" | "run" | "column_outer":
             return [1], 1
         case "row":
-            return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256)), 96
+            return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
         case "column":
-            return _powers(extent, (64, 128, 256, 512)), 256
+            return _powers(extent, (64, 128, 256, 512, 1024)), 512
         case "channel":
             return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":
