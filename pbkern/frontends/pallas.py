@@ -102,7 +102,8 @@ def _share_safely(params: dict, outputs, aliased: set[int]) -> tuple[dict, tuple
     private = tuple(o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased)
     rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
     semantics = tuple(
-        "arbitrary" if word == "parallel" and any(d not in symbols for symbols in rest) else word for d, word in enumerate(semantics)
+        "arbitrary" if word == "parallel" and any(d not in symbols for symbols in rest) else word
+        for d, word in enumerate(semantics)
     )
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 

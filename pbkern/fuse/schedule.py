@@ -17,7 +17,6 @@ from .access import Access, NeedsWhole, Span, whole
 from .blocks import Requests, request
 from .cost import CONTRACTIONS, Cost, evaluate, is_heavy
 
-
 # Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
 # square blocks.
 HALO_RECOMPUTE = 1.1

@@ -11,7 +11,6 @@ from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 from .pack import pack
 from .predicates import Bounds, decide_tests
 
-
 SINGLE = "one"  # a dimension of size 1
 
 
