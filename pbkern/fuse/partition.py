@@ -180,7 +180,7 @@ class Partitioner:
             not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex"))
             for v in eqn.outvars
         ):
-            return "xla", "the element type"
+            return "xla", f"element type {eqn.outvars[0].aval.dtype}"
         # A first reduction stage becomes an ordinary reduction in its body: it is ours on every target.
         reason = None if eqn.primitive is partial_reduce_p else self.supports(eqn)
         return ("xla", reason) if reason else None
