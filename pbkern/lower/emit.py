@@ -53,7 +53,7 @@ class NestEmitter:
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
-        sched = sched or nest.schedule or choose(nest, self.vector_bits)
+        sched = sched or nest.schedule or choose(nest, self.vector_bits, reassociate=self.text.contract)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
@@ -210,8 +210,8 @@ class NestEmitter:
         unsigned = r.dtype.kind == "u"
         match r.op:
             case "dot":
-                return [b.fma(args[0], args[1], acc[0]) if args[0].el in ("f32", "f64") else
-                        b.add(acc[0], b.mul(args[0], args[1]))]
+                fused = b.contract and args[0].el in ("f32", "f64")
+                return [b.fma(args[0], args[1], acc[0]) if fused else b.add(acc[0], b.mul(args[0], args[1]))]
             case "dot_bf16":
                 return [self._pair_product(b, acc[0], args)]
             case "sum":
