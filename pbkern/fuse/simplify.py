@@ -39,6 +39,12 @@ def _strong(aval):
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def _unsharded(params: dict) -> dict:
+    """Without shardings over an empty mesh, which derivatives leave in parameters: they say nothing."""
+    empty = [k for k, v in params.items() if k.endswith("sharding") and getattr(getattr(v, "mesh", None), "empty", False)]
+    return params | dict.fromkeys(empty) if empty else params
+
+
 def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
     """Binds every equation anew, merging equal ones and folding what a rewrite knows."""
     seen: dict = {}
@@ -48,7 +54,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
         results = rewrite(eqn, operands) if rewrite else None
         if results is not None:
             return results
-        params = _simplify_inner(eqn, rewrites)
+        params = _unsharded(_simplify_inner(eqn, rewrites))
         key = _key(eqn, operands, params)
         if key is not None and key in seen:
             return seen[key]
