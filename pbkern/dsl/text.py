@@ -101,7 +101,8 @@ def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | li
         yield (
             "scratch_shapes",
             [
-                f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)}{', scoped=True' if s.scoped else ''})"
+                f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)}"
+                f"{', scoped=True' if s.scoped else ''})"
                 for s in k.scratch
             ],
         )

@@ -18,7 +18,6 @@ import numpy as np
 from ..affine import Affine
 from ..errors import InternalError
 
-
 # Nested operations that a line of printed nests may show.
 TALL = 8
 
