@@ -100,6 +100,7 @@ def _jitted(fn: Callable, options: CompileOptions, jit_kw: dict) -> Callable:
     jitted = jax.jit(traced, **static.as_jit("static"), **donated.as_jit("donate"), **jit_kw)
     for method in (explain, kernels, as_text):
         setattr(jitted, method.__name__, functools.partial(method, jitted))
+    jitted.__wrapped__ = fn  # as jax.jit's: the user's own function
     return jitted
 
 

@@ -38,7 +38,7 @@ def plan(
 
     Args:
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
-        disable_unsafe_math_canonicalizations, mm_conv_precision_mode, strict_target.
+        disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
       params_for: grid semantics of a fused kernel -> its compiler_params.
     Raises UnsupportedOp under strict_target if anything is left to XLA.
@@ -46,7 +46,9 @@ def plan(
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = drop_dead_carries(place_updates(simplify(closed, unsafe_math=unsafe)))
     simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
-    simple = operands_as_equations(split_reductions(simple, machine))
+    if not getattr(options, "mlir_disable_fast_math", False):  # two stages reassociate sums
+        simple = split_reductions(simple, machine)
+    simple = operands_as_equations(simple)
     parts = partition(simple, machine, supports, options)
     segments = make_segments(name, simple, parts.nodes, params_for)
     if getattr(options, "strict_target", False):

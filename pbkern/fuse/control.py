@@ -16,7 +16,7 @@ from jax.extend import core as jex
 from ..affine import Affine
 from ..dsl.host import Cond, Copy, Loop, Step, View, While
 from .emit import array_type
-from .partition import Inner, Node
+from .nodes import Inner, Node
 
 # Below this many bytes a copy per step is cheaper than twice the steps.
 ALTERNATE_BYTES = 1 << 14
@@ -83,10 +83,9 @@ def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -
 
 
 def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
-    p, body = eqn.params, inner["jaxpr"]
+    p, body, rest = eqn.params, inner["jaxpr"], inner.get("rest")
     n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
     consts = [_operand(builder, a) for a in eqn.invars[:n_consts]]
-    carries, before = _into_carries(builder, eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry])
     xs = [_operand(builder, a) for a in eqn.invars[n_consts + n_carry :]]
     ys = [builder.place(v) for v in eqn.outvars[n_carry:]]
     x_types = [v.aval for v in body.jaxpr.invars[n_consts + n_carry :]]
@@ -97,16 +96,26 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         sizes = [math.prod(a.shape) for a in avals]
         return [View(w.buffer, array_type(a), w.offset + index * n) for w, a, n in zip(wholes, avals, sizes)]
 
-    def step(index: Affine, old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+    def step(index: Affine | None, old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+        """One turn of the loop, the rest where the index is None."""
+        if index is None:
+            return run_inner(builder, rest, [*consts, *old], new)
         arguments = [*consts, *old, *at_step(xs, x_types, index)]
         return run_inner(builder, body, arguments, [*new, *at_step(ys, y_types, index)])
 
-    counter = builder.fresh("i")
-    if length > 1 and _can_alternate(body, n_consts, n_carry):
-        return before + _alternating(builder, counter, length, carries, step)
-    steps, found = step(Affine.symbol(counter), carries, [None] * n_carry)
-    steps += _back_to_carries(builder, found[:n_carry], carries)
-    return [*before, Loop(counter, length, tuple(steps))]
+    counter, turns = builder.fresh("i"), length // body.steps
+    firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
+    if turns + (rest is not None) > 1 and _can_alternate(body, n_consts, n_carry):
+        old = [builder.typed(_operand(builder, a), v.aval) for a, v in zip(firsts, carried)]
+        return _alternating(builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step)
+    carries, before = _into_carries(builder, firsts, carried)
+
+    def in_place(index: Affine | None) -> tuple[Step, ...]:
+        steps, found = step(index, carries, [None] * n_carry)
+        return (*steps, *_back_to_carries(builder, found[:n_carry], carries))
+
+    last = in_place(None) if rest is not None else ()
+    return [*before, Loop(counter, turns, in_place(Affine.symbol(counter))), *last]
 
 
 def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
@@ -121,16 +130,28 @@ def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
     return n_carry > 0 and all(v in made for v in news) and distinct and bytes_carried >= ALTERNATE_BYTES
 
 
-def _alternating(builder, counter: str, length: int, carries: list[View], step) -> list[Step]:
-    """Two steps per turn between two sets of buffers: no copies. An odd last step comes after."""
-    others = [builder.temporary(c.type) for c in carries]
-    even, _ = step(Affine.symbol(counter, 2), carries, others)
-    odd, _ = step(Affine.symbol(counter, 2) + 1, others, carries)
-    steps: list[Step] = [Loop(counter, length // 2, (*even, *odd))]
-    if length % 2:
-        last, _ = step(Affine((), length - 1), carries, others)
-        steps += [*last, *(Copy(o, c) for o, c in zip(others, carries))]
-    return steps
+def _alternating(
+    builder, counter: str, turns: int, rest: bool, first: Sequence[View], carries: Sequence[View], step
+) -> list[Step]:
+    """Turns between two sets of buffers: no copies. The first reads where the operands lie, the last writes the
+    results.
+    """
+    sets = [list(carries), [builder.temporary(c.type) for c in carries]]
+    total = turns + rest
+
+    def target(turn: int) -> list[View]:
+        return sets[(total - 1 - turn) % 2]
+
+    def turn(n: int, index: Affine | None) -> list[Step]:
+        return step(index, target(n - 1) if n else first, target(n))[0]
+
+    steps, pairs = turn(0, Affine()), (turns - 1) // 2
+    if pairs:
+        two = (*turn(1, Affine.symbol(counter, 2) + 1), *turn(2, Affine.symbol(counter, 2) + 2))
+        steps.append(Loop(counter, pairs, two))
+    if turns % 2 == 0:
+        steps += turn(turns - 1, Affine((), turns - 1))
+    return steps + (turn(turns, None) if rest else [])
 
 
 def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:

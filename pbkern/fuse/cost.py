@@ -39,7 +39,11 @@ LIVE_VALUES = 3
 HEAVY_OPERATIONS = 128
 RECOMPUTE_LIMIT = 1.3
 # Registers, packing and edges: the part of peak that contractions of this design reach.
-CONTRACTION_EFFICIENCY = 0.8
+CONTRACTION_EFFICIENCY = 0.93
+# Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
+UNBALANCED = 0.05
+# Operands of rows this many bytes long, and of at least so many, are copied by every program that reads them.
+PACKED_ROW_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,19 +180,18 @@ def evaluate(
         factor = recompute_of(step, programs)
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
             return None
-        per_program += seconds
+        per_program += seconds + _packing_seconds(step, machine)
         operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs
         done += operations
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):
             sizes.append(volume(step.out) * itemsize(step.eqn.outvars[0]))
     rounds = math.ceil(programs / machine.cores)
-    compute = rounds * per_program
+    compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
     far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
     temporaries, scratch = sum(sizes), sum(sorted(sizes)[-LIVE_VALUES:])
     working_set = blocks + scratch
     trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
-    near += programs * sum(_panel_seconds(s, machine) for s in requests.steps)
     parallel = min(programs, machine.cores) / machine.cores
     memory = (far + near + trips) / max(parallel, 0.6)
     overhead = machine.launch_seconds + rounds * machine.program_seconds
@@ -252,16 +255,23 @@ def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Mac
     return (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
 
 
-def _panel_seconds(step: Step, machine: Machine) -> float:
-    """Extra reads of one program's contraction operands, beyond once, where they outgrow L2."""
-    if step.eqn.primitive.name != "dot_general":
+def _packing_seconds(step: Step, machine: Machine) -> float:
+    """Copies of a contraction's operands that one program makes, on one core.
+
+    Rows whose length is a multiple of PACKED_ROW_BYTES fall into few cache sets, and columns of long rows are gathered
+    into panels.
+    """
+    eqn = step.eqn
+    if eqn.primitive.name != "dot_general" or not step.out or step.out[-1].size == 1:
         return 0.0
-    lhs, rhs = (volume(a) * itemsize(v) for a, v in zip(step.pull.inputs, step.eqn.invars))
-    if lhs + rhs <= machine.l2_bytes:
-        return 0.0
-    rows, columns = step.out[-2].size if len(step.out) > 1 else 1, step.out[-1].size if step.out else 1
-    # Panels of 64 columns stay in L1; each passes over the rows again. Or the other way round.
-    return min(lhs * (columns / 64), rhs * (rows / 96)) / machine.l3_bandwidth
+    (_, contracted), _ = eqn.params["dimension_numbers"]
+    lhs, rhs = (a.aval.shape for a in eqn.invars)
+    copied = 0
+    if lhs[-1] * itemsize(eqn.invars[0]) % PACKED_ROW_BYTES == 0:
+        copied += volume(step.pull.inputs[0]) * itemsize(eqn.invars[0])
+    if len(rhs) - 1 in contracted or rhs[-1] * itemsize(eqn.invars[1]) >= PACKED_ROW_BYTES:
+        copied += volume(step.pull.inputs[1]) * itemsize(eqn.invars[1])
+    return 2 * copied / (machine.l3_bandwidth / machine.cores)
 
 
 def _limit_flops(step: Step, machine: Machine, programs: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .._jax import user_line
 from .cost import VIEWS, Cost
-from .partition import Edge, Node, Partition
+from .nodes import Edge, Node, Partition
 
 
 @dataclass(frozen=True)

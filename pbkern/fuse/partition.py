@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from jax.extend import core as jex
 
@@ -23,9 +22,11 @@ from .access import ELEMENTWISE, NeedsWhole, rules
 from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .literals import operands_as_equations, outputs_as_equations
+from .nodes import Edge, Inner, Node, Partition, order
 from .schedule import Schedule, Unfusable, schedule_at, search
 from .simplify import CONTROL
 from .stages import split_reductions
+from .time_blocks import block_time
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
@@ -33,74 +34,6 @@ ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 # Two contractions with a large value between them share a kernel even at this multiple of the modelled time:
 # what is not stored cannot fall out of the cache.
 CHAIN_SLACK = 1.02
-
-
-@dataclass(eq=False)
-class Node:
-    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or
-    XLA's.
-    """
-
-    kind: str  # "group", "alias", "kernel", "control", "xla"
-    eqns: list
-    outputs: list = field(default_factory=list)
-    schedule: Schedule | None = None
-    reason: str = ""
-    kernel: str = ""  # name of the kernel made of it
-    inner: dict[str, Inner] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        return self.schedule.cost.seconds if self.schedule else 0.0
-
-    def reads(self) -> set:
-        made = {v for e in self.eqns for v in e.outvars}
-        return {a for e in self.eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
-
-
-@dataclass(frozen=True)
-class Edge:
-    """One decision: was `producer` fused into its consumers, and what did the model say?"""
-
-    producer: object
-    fused: bool
-    why: str
-    bytes_saved: int = 0
-    before: float = 0.0
-    after: float = 0.0
-
-
-@dataclass
-class Partition:
-    nodes: list[Node]
-    edges: list[Edge]
-
-    def groups(self) -> list[Node]:
-        """Groups of this jaxpr and of the control flow in it."""
-        own = [n for n in self.nodes if n.kind == "group"]
-        return own + [g for n in self.nodes for i in n.inner.values() for g in i.partition.groups()]
-
-
-@dataclass
-class Inner:
-    """A jaxpr of a control-flow equation, partitioned; `ordered` holds its nodes in an order to run them."""
-
-    jaxpr: jex.Jaxpr
-    partition: Partition
-    ordered: list[Node]
-
-
-def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
-    """Nodes such that each comes after those that it reads from."""
-    waiting, known, done = list(nodes)[::-1], set(available), []
-    while waiting:
-        ready = [n for n in waiting if n.reads() <= known]
-        assert ready, "groups depend on each other in a circle"
-        for n in ready:
-            done.append(n)
-            known.update(n.outputs)
-        waiting = [n for n in waiting if n not in ready]
-    return done
 
 
 def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
@@ -247,7 +180,7 @@ class Partitioner:
             not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex"))
             for v in eqn.outvars
         ):
-            return "xla", "the element type"
+            return "xla", f"element type {eqn.outvars[0].aval.dtype}"
         # A first reduction stage becomes an ordinary reduction in its body: it is ours on every target.
         reason = None if eqn.primitive is partial_reduce_p else self.supports(eqn)
         return ("xla", reason) if reason else None
@@ -287,7 +220,21 @@ class Partitioner:
             found[name] = Inner(closed.jaxpr, parts, order(parts.nodes, closed.jaxpr.invars))
         if any(isinstance(a, jex.Literal) for a in eqn.invars):
             return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
-        return Node("control", [eqn], list(eqn.outvars), inner=found)
+        return Node("control", [eqn], list(eqn.outvars), inner=found | self.time_blocks(eqn, found))
+
+    def time_blocks(self, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
+        """{"jaxpr": several steps of a loop's body in one kernel, "rest": what remains}, where that pays."""
+        p = eqn.params
+        if eqn.primitive.name != "scan" or len(eqn.invars) != p["num_consts"] + p["num_carry"] or self.options_disable_fusion():
+            return {}
+        inner = found["jaxpr"]
+        if len(inner.jaxpr.outvars) != p["num_carry"]:
+            return {}
+        body = jex.ClosedJaxpr(inner.jaxpr, ())
+        blocks = block_time(body, inner.partition, p["num_consts"], p["length"], self.machine)
+        if blocks is None:
+            return {}
+        return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})
 
     def start(self, eqn) -> None:
         """A group of its own."""

@@ -16,7 +16,7 @@ from ..dsl.host import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
 from ..dsl.kernel import ArrayType, Kernel
 from .buffers import assign_slots
 from .emit import array_type, emit_kernel
-from .partition import Node
+from .nodes import Node
 
 
 def identifier(text: str) -> str:

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from ..affine import Affine
 from ..machine import Machine
 from .access import Access, NeedsWhole, Span, whole
-from .blocks import Requests, request, volume
+from .blocks import Requests, request
 from .cost import CONTRACTIONS, Cost, evaluate, is_heavy
+
+# Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
+# square blocks.
+HALO_RECOMPUTE = 1.1
+SQUARE = 256
 
 
 class Unfusable(Exception):
@@ -148,13 +153,13 @@ def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]
                 for axis in s.start.symbols:
                     roles.setdefault(axes[axis], names[d])
             break
-    grain = max((volume(h) for h in _moving(requests)), default=1)
-    return forced, roles, grain
+    moving = (h for _, h in requests.inputs if any(s.start.terms for s in h))
+    return forced, roles, max(map(_own_elements, moving), default=1)
 
 
-def _moving(requests: Requests):
-    """Blocks read from outside that differ between programs."""
-    return (h for _, h in requests.inputs if any(s.start.terms for s in h))
+def _own_elements(access: Access) -> int:
+    """Elements of a block without its halo, which neighbouring programs read as well."""
+    return math.prod(min(s.size, max(abs(c) for _, c in s.start.terms)) if s.start.terms else s.size for s in access)
 
 
 def _contraction_roles(eqn) -> list[str]:
@@ -184,9 +189,9 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
         case "batch" | "run" | "column_outer":
             return [1], 1
         case "row":
-            return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256)), 96
+            return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
         case "column":
-            return _powers(extent, (64, 128, 256, 512)), 256
+            return _powers(extent, (64, 128, 256, 512, 1024)), 512
         case "channel":
             return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":
@@ -252,6 +257,8 @@ def search(
         options, target = _options(root.aval.shape, forced, roles, grain)
         try:
             best = _descend(at, options, target)
+            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
+                best = _better(best, _descend(at, options, _squarish(options, target)))
         except NeedsWhole as e:
             if not e.axes - forced:
                 raise Unfusable(e.why) from None
@@ -262,6 +269,16 @@ def search(
                 "a heavy value would be computed several times, or one program would need too much memory"
             )
         return best
+
+
+def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
+    """Another start: blocks as high as they are wide have the smallest halos."""
+    free = [d for d, o in enumerate(options) if len(o) > 2][-2:]
+    return [min(SQUARE, options[d][-1]) if d in free else t for d, t in enumerate(target)]
+
+
+def _better(a: Schedule | None, b: Schedule | None) -> Schedule | None:
+    return min((s for s in (a, b) if s is not None), key=lambda s: s.cost.seconds, default=None)
 
 
 def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> Schedule | None:

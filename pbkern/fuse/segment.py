@@ -17,7 +17,7 @@ from jax.extend import core as jex
 from .._jax import user_line
 from ..dsl.host import HostProgram
 from .blocks import literal
-from .partition import Node
+from .nodes import Node
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ class BodyBuilder:
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
         self._stored: dict[int, Stored] = {}
+        self._layouts: dict[int, tuple[int, ...]] = {}
         self._keep: list = []
         self._infos: dict = {}
         self._order: dict[int, tuple] = {}
@@ -300,7 +301,8 @@ class BodyBuilder:
         if finish is not None:
             finish(env)
         items = self.items
-        plan = decide.decide(items, self)
+        plan, layouts = decide.decide(items, self)
+        self._layouts |= layouts
         self._later.append([])
         for k, item in enumerate(items):
             self._later[-1] = [v for later in items[k + 1 :] for v in decide.uses(later)]
@@ -400,7 +402,7 @@ class BodyBuilder:
         """Appends the nest that stores v, and remembers where."""
         if id(v) in self._stored:
             return self._stored[id(v)]
-        target = into or self.new_buffer(v.shape, v.dtype)
+        target = into or self._buffer_for(v)
         if isinstance(v, Contract):
             dims = {d: n for d, n in v.dims}
             nest = Nest(dims, v.rdims, ordered=v.ordered, at=v.at_line)
@@ -412,6 +414,16 @@ class BodyBuilder:
         self._stored[id(v)] = target
         self._keep.append(v)
         return target
+
+    def _buffer_for(self, v: Value) -> Stored:
+        """Scratch for a value, its axes in the order that its readers walk them."""
+        order = self._layouts.get(id(v))
+        if order is None:
+            return self.new_buffer(v.shape, v.dtype)
+        buf = self.new_buffer(tuple(v.shape[a] for a in order), v.dtype).buf
+        stored = Stored(v.shape, v.dtype, buf, lambda ix: tuple(ix[a] for a in order))
+        self._keep.append(stored)
+        return stored
 
     def _store(self, item: StoreItem) -> None:
         """The nest of a store; contractions and concatenations that only it wants are made in place."""

@@ -26,9 +26,13 @@ def uses(item) -> tuple[Value, ...]:
     return (item.value,) if mask is None else (item.value, mask)
 
 
-def decide(items: list, builder) -> set[int]:
-    """ids of the values to store. Values of no effect are left out."""
-    return _Decision(items, builder).stored
+def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]]]:
+    """(ids of the values to store, order of axes in memory where it is not the usual one).
+
+    Values of no effect are left out.
+    """
+    made = _Decision(items, builder)
+    return made.stored, made.layouts
 
 
 class _Decision:
@@ -38,6 +42,7 @@ class _Decision:
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
         self.whole_stores: dict[object, int] = {}
+        self.layouts: dict[int, tuple[int, ...]] = {}
         self.costs = self._costs(items)
         for item in reversed(items):
             self._visit(item)
@@ -93,6 +98,7 @@ class _Decision:
         elif isinstance(v, Contract):
             if not self._inlines(v, r) and not direct:
                 self.stored.add(id(v))
+                self._lay_out(v, r)
             self._root(id(v), v.dims)
             for a, ix in zip(v.operands, v.routes):
                 self._ask(a, (id(v), tuple(ix)))
@@ -104,11 +110,28 @@ class _Decision:
         if r.forced or self._worth_storing(v, places):
             self.stored.add(id(v))
             dims = [(f"r{k}", n) for k, n in enumerate(v.shape)]
-            self._root(id(v), dims)
+            order = self._lay_out(v, r)
+            self._root(id(v), [dims[a] for a in order])
             places = [(id(v), dims_index(dims))]
         for root, ix in places:
             for a, i in zip(v.operands, v.route(ix)):
                 self._ask(a, (root, tuple(i)))
+
+    def _lay_out(self, v: Value, r: Requests) -> tuple[int, ...]:
+        """Axes from outermost to innermost in memory: as all readers walk them, if they agree."""
+        usual = tuple(range(len(v.shape)))
+        wanted = {self._walked(root, ix, usual) for root, ix in r.places}
+        order = wanted.pop() if len(wanted) == 1 and not r.forced else usual
+        if order != usual:
+            self.layouts[id(v)] = order
+        return order
+
+    def _walked(self, root, ix, usual: tuple[int, ...]) -> tuple[int, ...]:
+        if root in self._contracts():
+            return usual  # operands of products are packed as the microkernel wants them
+        depth = {d: k for k, d in enumerate(self.roots[root])}
+        inner = [max((depth.get(s, -1) for s in i.symbols), default=-1) for i in ix]
+        return tuple(sorted(usual, key=lambda a: (inner[a], a)))
 
     def _worth_storing(self, v: Lazy, places: list) -> bool:
         cost = self.costs[id(v)]

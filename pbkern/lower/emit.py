@@ -53,7 +53,7 @@ class NestEmitter:
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
-        sched = sched or nest.schedule or choose(nest, self.vector_bits)
+        sched = sched or nest.schedule or choose(nest, self.vector_bits, reassociate=self.text.contract)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
@@ -210,8 +210,8 @@ class NestEmitter:
         unsigned = r.dtype.kind == "u"
         match r.op:
             case "dot":
-                return [b.fma(args[0], args[1], acc[0]) if args[0].el in ("f32", "f64") else
-                        b.add(acc[0], b.mul(args[0], args[1]))]
+                fused = b.contract and args[0].el in ("f32", "f64")
+                return [b.fma(args[0], args[1], acc[0]) if fused else b.add(acc[0], b.mul(args[0], args[1]))]
             case "dot_bf16":
                 return [self._pair_product(b, acc[0], args)]
             case "sum":
@@ -239,7 +239,8 @@ class NestEmitter:
         halves = f"vector<{2 * acc.lanes}xbf16>"
         x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {halves}") for a in args)
         name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * acc.lanes}"
-        return acc._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({acc.name}, {x}, {y}) : ({acc.type}, {halves}, {halves}) -> {acc.type}'))
+        types = f"({acc.type}, {halves}, {halves}) -> {acc.type}"
+        return acc._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({acc.name}, {x}, {y}) : {types}'))
 
     def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
@@ -572,7 +573,8 @@ class NestEmitter:
             return self._load_word(block, buf, index, p, wanted)
         if el != wanted:  # the same bits under another type
             root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
-            return self.text.builder(block, lanes).bitcast(self._load_storage(w, block, root, index, p, tail, lanes, guard), wanted)
+            stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
+            return self.text.builder(block, lanes).bitcast(stored, wanted)
         vector = w.sched.vector
         c = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
@@ -639,11 +641,13 @@ class NestEmitter:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
         b, args, total = self.text.builder(block, lanes), iter(e.args), None
-        for i, stride in zip(index, buf.strides):
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
             else:
                 part = self._index(w, block, i, p, lanes, "i64")
+                if not self._axis_is_safe(w, i, extent):
+                    part = b.max(b.min(part, b.c(max(extent - 1, 0), "i64")), b.c(0, "i64"))
             part = b.mul(part, b.c(stride, "i64"))
             total = part if total is None else b.add(total, part)
         if math.prod(buf.shape) == 0:

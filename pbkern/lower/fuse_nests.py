@@ -11,6 +11,8 @@ from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 from .pack import pack
 from .predicates import Bounds, decide_tests
 
+SINGLE = "one"  # a dimension of size 1
+
 
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
@@ -154,6 +156,8 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
         Write(w.buf, w.index, pool.rewrite(w.value, replace), w.inner, w.guard,
               None if w.mask is None else pool.rewrite(w.mask, replace), w.op) for w in second.writes]
     dims = dict(first.dims)
+    if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
+        dims[SINGLE], rdims = 1, (SINGLE,)
     return Nest(dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at)
 
 

@@ -344,6 +344,8 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
 
 def _verify_nest(n: Nest, known: set[str]) -> None:
     symbols = known | n.dims.keys()
+    if n.reductions and not n.rdims:
+        raise InternalError("nest: reductions without a reduced dimension", at=n.at, why=str(n))
 
     def check(buf: Buf, index: tuple, guard: bool, what: str) -> None:
         if len(index) != len(buf.shape):
@@ -359,7 +361,7 @@ def _verify_nest(n: Nest, known: set[str]) -> None:
                     raise InternalError(f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n))
 
     for e in n.loads():
-        check(e.info[0], e.info[1], e.kind == "load" and e.info[2], "load of")
+        check(e.info[0], e.info[1], e.kind == "gather" or e.info[2], "load of")  # gathers clamp
     for w in n.writes:
         check(w.buf, w.index, w.guard, "store to")
         if w.inner and n.rdims and not n.ordered and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes()):

@@ -51,10 +51,12 @@ def register_bits(nest: Nest) -> int:
     return max([w for w in widths if w > 1], default=8)
 
 
-def _score(nest: Nest, dim: str) -> float:
+def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     """How well vectors along `dim` suit the nest: contiguous accesses gain, strided ones lose."""
     size = nest.dims[dim]
     reduced = dim in nest.rdims
+    if reduced and not reassociate and any(r.op in ("sum", "dot") and r.dtype.kind not in "iub" for r in nest.reductions):
+        return -1.0  # lanes would be partial sums
     if nest.ordered and reduced:
         return -1.0
     if reduced and any(r.op in ("prod", "logaddexp") for r in nest.reductions):
@@ -91,11 +93,11 @@ def nest_frequency(nest: Nest):
     return lambda e: 4.0 if id(e) in inside else 1.0
 
 
-def choose(nest: Nest, vector_bits: int = 512) -> NestSchedule:
-    """The schedule of one nest."""
+def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> NestSchedule:
+    """The schedule of one nest. Without `reassociate`, sums of floats are added up in the order of their elements."""
     live = [d for d, n in nest.dims.items() if n > 1]
-    best = max(live, key=lambda d: (_score(nest, d), list(nest.dims).index(d)), default=None)
-    if best is None or _score(nest, best) <= 0 or nest.dims[best] < 2:
+    best = max(live, key=lambda d: (_score(nest, d, reassociate), list(nest.dims).index(d)), default=None)
+    if best is None or _score(nest, best, reassociate) <= 0 or nest.dims[best] < 2:
         best = None
     sched = NestSchedule(vector=best, order=tuple(d for d in nest.dims if d != best))
     if best is None:

@@ -244,7 +244,8 @@ def _gather(builder, eqn, ins):
                 axes[k] = ix[d]
             for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
                 axes[k] = batch[d]
-            starts = {k: indices.at(pool, batch + (Affine((), c),), False) for c, k in enumerate(dn.start_index_map)}
+            # Guarded: a pad around the gather may ask for rows outside.
+            starts = {k: indices.at(pool, batch + (Affine((), c),), True) for c, k in enumerate(dn.start_index_map)}
             return b.gather_expr(operand, axes, starts, sizes, fill if drop else None)
 
         return Lazy(shape, dtype, (), lambda ix: (), combine, cost=12.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pbkern.dsl.host import Cond, Loop, While
+from pbkern.dsl.host import Cond, Copy, Loop, While
 from pbkern.errors import UnsupportedOp
 
 from .checking import check, planned, rand
@@ -168,17 +168,46 @@ def test_kernels_verify_and_print():
             assert same_kernel(kernel, rebuild(source(kernel)))
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [2, 5, 6])
 def test_large_carries_alternate_between_buffers(count):
-    def jacobi(x):
-        def step(_, a):
-            return jnp.pad(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]), 1)
+    def sums(x):
+        return lax.fori_loop(0, count, lambda _, a: jnp.cumsum(jnp.tanh(a), 1), x)
 
-        return lax.fori_loop(0, count, step, x)
+    plan = check(sums, rand(70, 80), kernels=1)  # the counter is gone as well
+    program = plan.programs()[0]
+    loops = [s for s in program.steps if isinstance(s, Loop)]
+    # The first step reads the operand, the last writes the result; in between, two steps per turn.
+    assert [(len(s.steps), s.trip_count) for s in loops] == [(2, (count - 1) // 2)] * (count > 2)
+    assert not any(isinstance(s, Copy) for s in program.steps)
 
-    plan = check(jacobi, rand(70, 80), kernels=1)  # the counter is gone as well
-    (loop,) = [s for s in steps(plan) if isinstance(s, Loop)]
-    assert len(loop.steps) == 2 and loop.trip_count == count // 2
+
+STENCILS = {
+    "zero boundary": lambda a: 0.25 * sum(jnp.roll(jnp.pad(a, 1), s, d)[1:-1, 1:-1] for d in (0, 1) for s in (1, -1)),
+    "fixed boundary": lambda a: a.at[1:-1, 1:-1].set(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])),
+    "periodic": lambda a: a + 0.1 * (jnp.roll(a, 1, 0) + jnp.roll(a, -1, 1) - 2 * a),
+    "lines": lambda a: a.at[:, 1:-1].set(0.5 * a[:, 1:-1] + 0.25 * (a[:, 2:] + a[:, :-2])),
+}
+
+
+@pytest.mark.parametrize("name", STENCILS)
+@pytest.mark.parametrize("count", [4, 13])
+def test_stencils_do_several_steps_per_kernel(name, count):
+    step = STENCILS[name]
+    plan = check(lambda x: lax.fori_loop(0, count, lambda _, a: step(a), x), rand(70, 90))
+    assert len(steps(plan)) < count
+
+
+def test_waves_do_several_steps_per_kernel():
+    def waves(u, v, c):
+        def step(carry, _):
+            u, v = carry
+            p = jnp.pad(v, 1)
+            return (v, 2 * v - u + c * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - 4 * v)), None
+
+        return lax.scan(step, (u, v), None, length=11)[0]
+
+    plan = check(waves, rand(70, 90), rand(70, 90, seed=1), 0.1 * rand(70, 90) ** 2, tolerance=1e-3)
+    assert len(steps(plan)) < 11
 
 
 def test_scan_slices_of_alternating_steps():

@@ -1,0 +1,84 @@
+"""Node, Edge, Partition: what partitioning makes of a jaxpr, and the order in which it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jax.extend import core as jex
+
+from .schedule import Schedule
+
+
+@dataclass(eq=False)
+class Node:
+    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or
+    XLA's.
+    """
+
+    kind: str  # "group", "alias", "kernel", "control", "xla"
+    eqns: list
+    outputs: list = field(default_factory=list)
+    schedule: Schedule | None = None
+    reason: str = ""
+    kernel: str = ""  # name of the kernel made of it
+    inner: dict[str, Inner] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.schedule.cost.seconds if self.schedule else 0.0
+
+    def reads(self) -> set:
+        made = {v for e in self.eqns for v in e.outvars}
+        return {a for e in self.eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One decision: was `producer` fused into its consumers, and what did the model say?"""
+
+    producer: object
+    fused: bool
+    why: str
+    bytes_saved: int = 0
+    before: float = 0.0
+    after: float = 0.0
+
+
+@dataclass
+class Partition:
+    nodes: list[Node]
+    edges: list[Edge]
+
+    def groups(self) -> list[Node]:
+        """Groups of this jaxpr and of the control flow in it."""
+        own = [n for n in self.nodes if n.kind == "group"]
+        return own + [g for n in self.nodes for i in n.inner.values() for g in i.partition.groups()]
+
+
+@dataclass
+class Inner:
+    """A jaxpr of a control-flow equation, partitioned.
+
+    Attributes:
+      ordered: its nodes in an order to run them.
+      steps: of a loop's body, how many steps it does at once.
+    """
+
+    jaxpr: jex.Jaxpr
+    partition: Partition
+    ordered: list[Node]
+    steps: int = 1
+
+
+def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
+    """Nodes such that each comes after those that it reads from."""
+    waiting, known, done = list(nodes)[::-1], set(available), []
+    while waiting:
+        ready = [n for n in waiting if n.reads() <= known]
+        assert ready, "groups depend on each other in a circle"
+        for n in ready:
+            done.append(n)
+            known.update(n.outputs)
+        waiting = [n for n in waiting if n not in ready]
+    return done
