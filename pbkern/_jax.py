@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax._src import ad_util, config, core, dispatch, source_info_util
+from jax._src import ad_util, config, core, debugging, dispatch, source_info_util
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import indexing, types
 from jax._src.state import primitives as state
@@ -321,6 +321,22 @@ def pallas() -> SimpleNamespace:
 def remove_cpu_lowering(primitive) -> None:
     """Undoes `register_lowering(primitive, ..., platform="cpu")`; public JAX has no way."""
     mlir._platform_specific_lowerings["cpu"].pop(primitive, None)
+
+
+def debug_printer(eqn):
+    """f(*operands) -> None: what a `debug_print` equation (jax.debug.print) does with its values."""
+    p = eqn.params
+    options = dict(p["np_printoptions"])
+    callback = functools.partial(
+        debugging._format_print_callback, p["fmt"], options, p["has_placeholders"], p["logging_record"]
+    )
+    return debugging._make_flat_callback(p["in_tree"], callback, p["static_args"])
+
+
+def debug_print_arguments(eqn, operands) -> tuple[tuple, dict]:
+    """Positional and keyword arguments of jax.debug.print after the format, with `operands` in place of values."""
+    p = eqn.params
+    return debugging.merge_callback_args(p["in_tree"], operands, p["static_args"])
 
 
 NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform

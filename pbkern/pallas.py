@@ -19,7 +19,7 @@ from .api import kernel_program
 from .dsl.kernel import Kernel
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
-from .jaxprs import fingerprint
+from .jaxprs import fingerprint, inner_jaxprs
 from .options import CompileOptions
 from .targets import get_target
 from .targets.cpu import compile as cpu_compile
@@ -68,10 +68,17 @@ def _lower(ctx, *nodes, interpret, **params):
 
     def call(*operands):
         held = [_held(operands[i], t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
-        found = jax.ffi.ffi_call(compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases))(*held)
+        program = jax.ffi.ffi_call(
+            compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
+        )
+        found = program(*held)
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)
+
+
+def _prints(jaxpr) -> bool:
+    return any(e.primitive.name == "debug_print" or any(_prints(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
 
 
 def _held(x, dtype):

@@ -268,6 +268,13 @@ def _extremum(scope, eqn):
     return f"jnp.{eqn.primitive.name}imum({beside(scope, a, b).text}, {beside(scope, b, a).text})"
 
 
+@rules.register("debug_print")
+def _debug_print(scope, eqn):
+    args, kwargs = _jax.debug_print_arguments(eqn, scope.operands(eqn))
+    said = [repr(eqn.params["fmt"]), *map(str, args), *(f"{k}={v}" for k, v in kwargs.items())]
+    return f"jax.debug.print({', '.join(said)})"
+
+
 # --- calls with their parameters ---------------------------------------------------------------------------------
 
 

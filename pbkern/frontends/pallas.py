@@ -101,10 +101,8 @@ def _share_safely(params: dict, outputs, aliased: set[int]) -> tuple[dict, tuple
     moves = [None if None in m.starts else frozenset().union(*(s.symbols for s in m.starts)) for m in outputs]
     private = tuple(o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased)
     rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
-    semantics = tuple(
-        "arbitrary" if word == "parallel" and any(d not in symbols for symbols in rest) else word
-        for d, word in enumerate(semantics)
-    )
+    shared = {d for d in range(len(semantics)) if any(d not in symbols for symbols in rest)}
+    semantics = tuple("arbitrary" if d in shared and w == "parallel" else w for d, w in enumerate(semantics))
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 
 

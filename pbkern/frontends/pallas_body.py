@@ -209,6 +209,29 @@ for _name, _rule in VALUE_RULES.items():
     RULES.register(_name)(lambda importer, eqn, *operands, rule=_rule: rule(eqn, *operands))
 
 
+# --- looking inside ------------------------------------------------------------------------------------------------
+
+
+@RULES.register("debug_print")
+def _debug_print(importer, eqn, *operands):
+    """jax.debug.print; of a Ref, its contents."""
+    types = [v.aval for v in eqn.invars]
+    values = [view(x, t.dtype, ()).load() if _jax.is_ref(t) else x for x, t in zip(operands, types)]
+    eqn.primitive.bind(*values, **eqn.params)
+    return []
+
+
+@RULES.register("check")
+def _check(importer, eqn, *operands):
+    """pl.debug_check means nothing unless enabled."""
+    if eqn.params.get("debug"):
+        return []
+    raise UnsupportedOp(
+        "checkify.check in a Pallas kernel", at=_jax.user_line(eqn), why="a program cannot stop its call with an error",
+        hint="return the condition, or use interpret=True",
+    )  # fmt: skip
+
+
 # --- atomics -------------------------------------------------------------------------------------------------------
 
 # Programs that could touch one element run in order (lower/parallel.py), so that a load and a store are atomic.

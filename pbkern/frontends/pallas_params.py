@@ -26,14 +26,13 @@ class Field:
 
 
 TPU = (
-    Field("dimension_semantics", USED,
-          "`parallel`, `core_parallel` and `subcore_parallel` dimensions may run on several threads, "
-          "`arbitrary` ones run in order. Unset: dimensions whose programs provably write disjoint blocks run in parallel."),
+    Field("dimension_semantics", USED, "`parallel`, `core_parallel` and `subcore_parallel` dimensions may run on several "
+          "threads, `arbitrary` ones run in order. Unset: dimensions whose programs provably write disjoint "
+          "blocks run in parallel."),
     Field("allow_input_fusion", HINT, "A pallas_call is compiled by itself here: nothing is fused into its operands."),
     Field("vmem_limit_bytes", HINT, "Scratch is ordinary memory; there is no limit to raise."),
     Field("collective_id", REFUSED, "It names a barrier between devices; kernels here use one device."),
-    Field("has_side_effects", HINT,
-          "It keeps XLA from merging or dropping calls; the results of a call are the same either way."),
+    Field("has_side_effects", HINT, "It keeps XLA from merging or dropping calls; results are the same either way."),
     Field("flags", HINT, "Flags of the TPU compiler."),
     Field("internal_scratch_in_bytes", HINT, "Scratch for the TPU compiler's own use."),
     Field("serialization_format", HINT, "Format of the TPU module; none is made."),
@@ -41,9 +40,9 @@ TPU = (
     Field("disable_semaphore_checks", HINT, "Kernels with semaphores are refused as such."),
     Field("skip_device_barrier", HINT, "There is one device and no barrier."),
     Field("allow_collective_id_without_custom_barrier", HINT, "See collective_id."),
-    Field("shape_invariant_numerics", HINT,
-          "Reductions are accumulated in several registers whose number depends on the shape, "
-          "whatever this says; the error bounds of the math library do not depend on shapes."),
+    Field("shape_invariant_numerics", HINT, "Reductions are accumulated in several registers whose number depends on the "
+          "shape, whatever this says; the "
+          "error bounds of the math library do not depend on shapes."),
     Field("use_tc_tiling_on_sc", HINT, "Tiling of arrays in TPU memory; arrays are row-major here."),
     Field("needs_layout_passes", HINT, "Passes of the TPU compiler."),
     Field("fuse_transposed_lhs_in_matmul", HINT, "Transposed operands of contractions are always read in place or packed."),
@@ -51,8 +50,7 @@ TPU = (
 )  # fmt: skip
 
 GPU = (
-    Field("approx_math", USED,
-          "Cheaper implementations of functions such as exp, with the error bounds of `cpu.CompilerParams`."),
+    Field("approx_math", USED, "Cheaper implementations of functions such as exp, as with `pbkern.cpu.CompilerParams`."),
     Field("dimension_semantics", USED, "`parallel` dimensions may run on several threads, `sequential` ones run in order."),
     Field("max_concurrent_steps", USED, "Blocks of the next max_concurrent_steps - 1 sequential steps are prefetched."),
     Field("delay_release", HINT, "Blocks are read in place: there is no buffer to release."),
@@ -119,9 +117,8 @@ def _given(params: Any, at: str) -> dict[str, Any]:
         if entry is None or entry.use == REFUSED:
             if value != f.default:
                 why = entry.meaning if entry else "this version of pbkern does not know the field"
-                raise UnsupportedOp(
-                    f"{label} field `{f.name}` on CPU", at=at, why=f"{f.name}={value!r}. {why}", hint="leave it out"
-                )
+                what = f"{label} field `{f.name}` on CPU"
+                raise UnsupportedOp(what, at=at, why=f"{f.name}={value!r}. {why}", hint="leave it out")
         elif entry.use == USED:
             found[f.name] = value
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .nest import Buf, For, If, Let, Nest, Sort, Stmt, While
+from .nest import Buf, For, If, Let, Nest, Sort, Stmt, Trace, While
 
 ALIGNMENT = 64
 
@@ -61,6 +61,8 @@ def _touched(stmts: list[Stmt]) -> set[Buf]:
                 found |= _touched(c) | _touched(body)
             case Sort(buffers=buffers, spare=spare):
                 found |= {b.root for b in (*buffers, *spare)}
+            case Trace(buffers=buffers):
+                found |= {b.root for b in buffers}
     return found
 
 

@@ -205,5 +205,6 @@ def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions
     """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered."""
     host = _Host(program, options_of, threads_of)
     host.steps(program.steps)
-    return LoweredProgram("\n".join(k.text for k in host.kernels.values()), host.text(),
+    declared = sorted(frozenset().union(*(k.declarations for k in host.kernels.values())))
+    return LoweredProgram("\n".join([*declared, *(k.text for k in host.kernels.values())]), host.text(),
                           max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), tuple(host.kernels.values()))

@@ -287,7 +287,15 @@ class Sort:
     num_keys: int
 
 
-Stmt = Nest | Let | If | For | While | Sort
+@dataclass
+class Trace:
+    """Hands contiguous scratch buffers to the process that runs the kernel (traces.py)."""
+
+    site: int
+    buffers: list[Buf]
+
+
+Stmt = Nest | Let | If | For | While | Sort | Trace
 
 
 def show(stmts: list[Stmt], indent: str = "") -> str:
@@ -306,6 +314,8 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
                 rows += [f"{indent}for {c} < {t}:", show(b, indent + "  ")]
             case While(condition=c, predicate=p, body=b):
                 rows += [f"{indent}while {p}:", show(c, indent + "    "), f"{indent}do:", show(b, indent + "  ")]
+            case Trace(site=k, buffers=bufs):
+                rows.append(f"{indent}trace {k}: {', '.join(b.name for b in bufs)}")
             case Sort(buffers=bufs, num_keys=k):
                 rows.append(f"{indent}sort {', '.join(b.name for b in bufs)} by {k}")
     return "\n".join(r for r in rows if r)

@@ -15,11 +15,11 @@ import numpy as np
 from ..affine import Affine
 from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from ..errors import UnsupportedOp
-from . import arena, fuse_nests, nest, shift
+from . import arena, fuse_nests, nest, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter, memref
-from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
+from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .parallel import parallel_dimensions
 from .shapes import index_value
 from .sort import emit_sort
@@ -47,7 +47,7 @@ class LoweredKernel:
     """`text` defines func.func @name(operands..., arena, low, high).
 
     programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR;
-    has_scalar_loops: whether LLVM's optimiser is worth its time.
+    has_scalar_loops: whether LLVM's optimiser is worth its time; declarations: functions that the text calls.
     """
 
     name: str
@@ -57,6 +57,7 @@ class LoweredKernel:
     nests: str
     operand_count: int
     has_scalar_loops: bool = False
+    declarations: frozenset[str] = frozenset()
 
 
 class KernelLowering:
@@ -68,6 +69,7 @@ class KernelLowering:
         self.text = Text(approx=options.approx_math, contract=options.contract)
         self.emitter = NestEmitter(self.text, options.vector_bits)
         self.nests: list[str] = []
+        self.declarations: set[str] = set()
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
         self.bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate(mappings)]
@@ -94,7 +96,8 @@ class KernelLowering:
         self._delinearise(block, parallel)
         self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
         return LoweredKernel(self.name, self._function(block), programs, self._arena_bytes(), "\n".join(self.nests),
-                             sum(b.storage is None for b in self.bufs), self.emitter.has_scalar_loops)
+                             sum(b.storage is None for b in self.bufs), self.emitter.has_scalar_loops,
+                             frozenset(self.declarations))
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
@@ -305,6 +308,9 @@ class KernelLowering:
                 case Sort():
                     self.emitter.has_scalar_loops = True
                     emit_sort(self.text, block, s)
+                case Trace():
+                    self.declarations.add(traces.DECLARATION)
+                    traces.emit_trace(self.text, block, s, memref)
 
     def _let(self, block: Block, name: str, value) -> None:
         holder = Nest({})

@@ -375,6 +375,21 @@ def test_8_bit_floats(dtype):
     np.testing.assert_array_equal(narrow.astype(F32), (x.astype(F32) * 0.37).astype(dtype).astype(F32))
 
 
+def test_debug_print(capfd):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        jax.debug.print("x = {}", x_ref)
+
+        @pl.when(pl.program_id(0) == 1)
+        def _():
+            jax.debug.print("last: {a} of {b}", a=x_ref[1] + 1, b=pl.program_id(0))
+
+    spec = pl.BlockSpec((2,), lambda i: (i,))
+    f = pl.pallas_call(kernel, out_shape=struct(4), grid=(2,), in_specs=[spec], out_specs=spec)
+    jax.block_until_ready(f(np.array([4.2, 2.4, 1, 2], "f4")))
+    assert sorted(capfd.readouterr().out.splitlines()) == ["last: 3.0 of 1", "x = [1. 2.]", "x = [4.2 2.4]"]
+
+
 # --- imported kernels are kernels ----------------------------------------------------------------------------------
 
 

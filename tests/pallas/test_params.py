@@ -10,11 +10,10 @@ from jax.experimental.pallas import triton as plt
 
 from pbkern.frontends.pallas_params import TABLES, cpu_params, markdown
 
+CLASSES = [(pltpu.CompilerParams, "mosaic"), (plgpu.CompilerParams, "mosaic_gpu"), (plt.CompilerParams, "triton")]
 
-@pytest.mark.parametrize(
-    "cls, table",
-    [(pltpu.CompilerParams, "mosaic"), (plgpu.CompilerParams, "mosaic_gpu"), (plt.CompilerParams, "triton")],
-)
+
+@pytest.mark.parametrize("cls, table", CLASSES)
 def test_every_field_is_decided(cls, table):
     known = {f.name for f in TABLES[table][1]}
     assert {f.name for f in dataclasses.fields(cls)} <= known

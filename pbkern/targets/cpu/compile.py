@@ -19,8 +19,9 @@ from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
 from ...lower.host import LoweredProgram, default_threads, lower_host
 from ...lower.program import LowerOptions
+from ...lower.traces import TRACE
 from .. import mlir
-from . import runtime
+from . import runtime, traces
 
 # LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
 VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
@@ -100,7 +101,7 @@ def runtime_symbols() -> dict[str, int]:
     mlir.check_lowered(module)
     loaded = mlir.Loaded(module, VECTOR_OPT_LEVEL)
     _runtime.append(loaded)
-    return {name: loaded.address(f"{name}_address") for name in runtime.SYMBOLS}
+    return {name: loaded.address(f"{name}_address") for name in runtime.SYMBOLS} | {TRACE: traces.ADDRESS}
 
 
 def _host_module(text: str):
