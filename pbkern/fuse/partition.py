@@ -404,11 +404,13 @@ class Partitioner:
         slack = CHAIN_SLACK if not a.reads() else 1.0
         ok = schedule is not None and schedule.cost.seconds < before * slack
         if schedule is not None and self.chained(a, b):
-            # Attention gains, two layers of a network do not: the value between must outweigh all other
-            # traffic.
+            # Attention gains, two layers of a network do not: the value between, or what both read, must outweigh
+            # all other traffic.
             between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
-            ok = schedule.cost.seconds < before * CHAIN_SLACK and between > schedule.cost.bytes_moved
-            why = why or ("" if ok else "the value between two contractions is no larger than the rest")
+            shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
+            moved = schedule.cost.bytes_moved
+            ok = schedule.cost.seconds < before * CHAIN_SLACK and (between > moved or shared > 0.5 * moved)
+            why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
             self.drop(a)
