@@ -18,7 +18,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run
 
 lint: $(STAMP)
-	$(BIN)/ruff check pbkern tests tutorials benchmarks
+	$(BIN)/ruff check pbkern tests tutorials examples benchmarks
 	$(BIN)/mypy pbkern/__init__.py
 
 $(STAMP): pyproject.toml

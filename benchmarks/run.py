@@ -18,7 +18,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jaxlib
@@ -70,8 +70,8 @@ class Row:
 
     @property
     def fraction(self) -> float:
-        """Share of the machine's limit that pbkern's median reaches."""
-        return self.limit / self.timings["pbkern"].median
+        """Share of the machine's limit that pbkern's fastest call reaches."""
+        return self.limit / self.timings["pbkern"].minimum
 
 
 # --- one workload ---------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def table(rows: list[Row]) -> list[list[str]]:
     lines = [["workload", "limit", *names, "of the limit", "jax / pbkern", "kernels"]]
     for r in rows:
         cells = [_pair(r.timings.get(n)) for n in names]
-        ratio = f"{r.timings['jax'].median / r.timings['pbkern'].median:.1f}" if "jax" in r.timings else ""
+        ratio = f"{r.timings['jax'].minimum / r.timings['pbkern'].minimum:.1f}" if "jax" in r.timings else ""
         kernels = str(r.kernels) + (f" + {r.left} XLA" if r.left else "")
         lines.append([r.name, f"{r.limit * 1e3:.2f}", *cells, f"{r.fraction:.0%}", ratio, kernels])
     return lines
@@ -224,7 +224,8 @@ it was timed: at small shapes against NumPy in float64, at full size against `ja
 
 Times are minimum / median in milliseconds of calls that take turns in one process; a call includes making its result,
 a new array. The limit is max(flops / peak, compulsory bytes / bandwidth) of this machine, and "of the limit" compares
-it with pbkern's median. "jax / pbkern" compares medians: above 1, pbkern is faster. A peer that is more than
+it with pbkern's minimum. "jax / pbkern" compares minimums: above 1, pbkern is faster. Minimums are what a machine with
+other work on it disturbs least. A peer that is more than
 {HOPELESS} times slower was called twice only.
 
 {as_markdown(rows)}
@@ -240,9 +241,9 @@ Notes:
 
 
 def print_line(r: Row, names: list[str]) -> None:
-    medians = "  ".join(f"{n} {r.timings[n].median * 1e3:8.2f}" for n in names if n in r.timings)
+    times = "  ".join(f"{n} {r.timings[n].minimum * 1e3:8.2f}" for n in names if n in r.timings)
     left = f", {r.left} operations left to XLA" if r.left else ""
-    print(f"{r.name:24} limit {r.limit * 1e3:6.2f}  {medians}  {r.fraction:4.0%} of the limit, "
+    print(f"{r.name:24} limit {r.limit * 1e3:6.2f}  {times}  {r.fraction:4.0%} of the limit, "
           f"{r.kernels} kernel{'s' * (r.kernels != 1)}{left}, error {r.error:.0e}", flush=True)  # fmt: skip
 
 
@@ -257,7 +258,7 @@ def plot(rows: list[Row], path: pathlib.Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2))
     height = 0.8 / len(names)
     for n, name in enumerate(names):
-        shares = [r.limit / r.timings[name].median if name in r.timings else 0 for r in rows]
+        shares = [r.limit / r.timings[name].minimum if name in r.timings else 0 for r in rows]
         axes.barh([i + n * height for i in range(len(rows))], shares, height, label=name)
     axes.set_yticks([i + 0.4 - height / 2 for i in range(len(rows))], [r.name for r in rows])
     axes.invert_yaxis()
@@ -277,7 +278,7 @@ def available(peers: Iterable[str]) -> list[str]:
     return [p for p in peers if not p.startswith("torch") or importlib.util.find_spec("torch")]
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Times pbkern beside its peers.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"workloads, default all: {', '.join(WORKLOADS)}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds at most")
@@ -296,12 +297,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 1 if a result was wrong or a workload did not compile."""
     arguments = parse(argv)
     peers = available(arguments.peers)
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if arguments.quick else (ROUNDS, SECONDS)
-    print(f"{versions()['cpu']}, {os.cpu_count()} cores; medians in milliseconds")
+    print(f"{versions()['cpu']}, {os.cpu_count()} cores; least milliseconds of calls in turn")
     rows, failed = [], []
     for name in arguments.names or WORKLOADS:
         try:

@@ -1,11 +1,18 @@
-"""The workloads in PyTorch, where it is installed: name -> function of torch tensors. Not required by anything."""
+"""The workloads in PyTorch, where it is installed: name -> function of torch tensors. Not required by anything.
+
+PyTorch's OpenMP threads are told to sleep between calls: by default they spin, and slow whatever is called next.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 BINOMIAL = torch.tensor([1.0, 4, 6, 4, 1]) / 16
 

@@ -56,9 +56,13 @@ def user_line(eqn) -> str | None:
 
 
 def source_context(eqn):
-    """Context manager: equations bound inside belong to the user line that made `eqn`."""
+    """Context manager: equations bound inside belong to the user line that made `eqn`.
+
+    Equations of a library function that JAX traced earlier have no user line: they belong to the line of the call.
+    """
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    traceback = eqn.source_info.traceback if user_line(eqn) else None
+    return source_info_util.user_context(traceback, name_stack=stack)
 
 
 # Operands before the index leaves, per Ref primitive.

@@ -1,9 +1,10 @@
-"""The `pbkern` command: explain and dump decorated functions of a file, and list targets.
+"""The `pbkern` command: explain and dump decorated functions of a file, list targets, run the benchmarks.
 
     pbkern explain model.py:loss                     what was fused and why
     pbkern dump model.py:loss --out stages           numbered stages, kernels and a repro script
     pbkern explain model.py:blur --args 'f32[1080,1920,3]' 'f32[5]'
     pbkern targets --coverage                        what kernels may contain, per target
+    pbkern bench softmax --quick                     workloads beside their peers, from a checkout of the repository
 
 Arguments come from --args (types), from `function.example_args`, or from the file's `example_args`: a tuple, or a
 function that returns one. A file that is given is run, as Python would run it.
@@ -12,6 +13,7 @@ function that returns one. A file that is given is run, as Python would run it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import pathlib
 import re
@@ -29,7 +31,7 @@ DTYPES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0, or 2 after an error that was explained on stderr."""
+    """Runs one command; returns the exit status: 0, that of the benchmarks, or 2 after an error explained on stderr."""
     parser = argparse.ArgumentParser(prog="pbkern", description="Look at what pbkern makes of a function.")
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser("explain", help="what was fused and why")
@@ -40,8 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dump.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")
     targets = commands.add_parser("targets", help="targets of this installation")
     targets.add_argument("--coverage", action="store_true", help="list the primitives that kernels may contain")
-    options = parser.parse_args(arguments)
+    commands.add_parser("bench", help="time workloads beside their peers", add_help=False)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "bench":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
+        if options.command == "bench":
+            return _bench(rest)
         {"explain": _explain, "dump": _dump, "targets": _targets}[options.command](options)
     except PbkernError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
@@ -74,6 +81,16 @@ def _targets(options) -> None:
         print(f"{name}: {machine.cores} cores, {machine.vector_bits}-bit vectors ({machine.source})")
         for family, primitives in target.coverage().items() if options.coverage else ():
             print(f"  {family}: {', '.join(primitives)}")
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    """Hands the arguments to benchmarks/run.py, which lies beside the package in a checkout and is not installed."""
+    checkout = pathlib.Path(__file__).parent.parent
+    if not (checkout / "benchmarks" / "run.py").exists():
+        raise OptionError("the benchmarks are not installed", why=f"there is no folder `benchmarks` in {checkout}",
+                          hint="clone the repository and run `make bench` there")  # fmt: skip
+    sys.path.insert(0, str(checkout))
+    return importlib.import_module("benchmarks.run").main(arguments)
 
 
 # --- functions and arguments ----------------------------------------------------------------------------------------

@@ -43,13 +43,13 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
 
 
 def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
-    """Every jaxpr among an equation's parameters."""
+    """Every jaxpr among an equation's parameters; open ones close over nothing that is known here."""
     for value in eqn.params.values():
         for v in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(v, jex.ClosedJaxpr):
                 yield v
             elif isinstance(v, jex.Jaxpr):
-                yield jex.ClosedJaxpr(v, ())
+                yield jex.ClosedJaxpr(v, (None,) * len(v.constvars))
 
 
 def evaluate(

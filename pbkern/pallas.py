@@ -14,10 +14,14 @@ from collections.abc import Iterator
 import jax
 from jax.interpreters import mlir
 
-from . import _jax
-from .dsl.host import Buffer, BufferKind, HostProgram, Launch, View
+from . import _jax, config
+from .api import kernel_program
 from .dsl.kernel import Kernel
+from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
+from .jaxprs import fingerprint
+from .options import CompileOptions
+from .targets import get_target
 from .targets.cpu import compile as cpu_compile
 
 _installed = False
@@ -58,33 +62,41 @@ def _lower(ctx, *nodes, interpret, **params):
     if interpret or _jax.is_for_export(ctx):
         return _jax.pallas().stock_lowering(ctx, *nodes, interpret=interpret or True, **params)
     imported = import_call(**params)
-    compiled = compile_kernel(imported.kernel)
-    avals = [ctx.avals_in[i] for i in imported.operands]
-    rule = jax.ffi.ffi_lowering(compiled.ffi_name, operand_output_aliases=dict(imported.kernel.aliases))
-    return rule(ctx.replace(avals_in=avals), *[nodes[i] for i in imported.operands])
+    kernel = imported.kernel
+    compiled = compile_kernel(kernel)
+    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
+
+    def call(*operands):
+        held = [_held(operands[i], t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
+        found = jax.ffi.ffi_call(compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases))(*held)
+        return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
+
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)
+
+
+def _held(x, dtype):
+    """x as the other side holds it: 8-bit floats are bytes, packed integers a byte each in the kernel."""
+    if x.dtype == dtype:
+        return x
+    bytes_only = is_float8(x.dtype) or is_float8(dtype)
+    return jax.lax.bitcast_convert_type(x, dtype) if bytes_only else x.astype(dtype)
 
 
 def compile_kernel(kernel: Kernel) -> cpu_compile.Compiled:
     """A program of one launch; equal kernels are compiled once."""
     key = content_key(kernel)
     if key not in _compiled:
-        _compiled[key] = cpu_compile.compile_program(one_launch(kernel))
+        target, options = get_target("cpu"), CompileOptions()
+        _compiled[key] = cpu_compile.compile_program(
+            kernel_program(kernel), lambda k: target.lower_options(k, options), target.threads
+        )
     return _compiled[key]
-
-
-def one_launch(kernel: Kernel) -> HostProgram:
-    """The HostProgram that runs a kernel once on whole arrays."""
-    inputs = [Buffer(f"in{n}", t, BufferKind.INPUT, n) for n, t in enumerate(kernel.in_types)]
-    outputs = [Buffer(f"out{n}", t, BufferKind.OUTPUT, n) for n, t in enumerate(kernel.out_types)]
-    views = [tuple(View(b.name, b.type) for b in group) for group in (inputs, outputs)]
-    return HostProgram(kernel.name, (*inputs, *outputs), (Launch(kernel, *views),))
 
 
 def content_key(kernel: Kernel) -> tuple:
     """Equal for kernels with equal code."""
-    from .jaxprs import fingerprint
-
     mappings = [(m.array, m.dims, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs)]
     params = tuple(sorted((k, repr(p)) for k, p in kernel.compiler_params.items()))
-    return (kernel.name, kernel.grid, kernel.dynamic_grid, kernel.num_scoped, len(kernel.inputs), tuple(mappings), kernel.scratch,
-            kernel.aliases, kernel.num_scalar_prefetch, params, fingerprint(kernel.body))  # fmt: skip
+    return (kernel.name, kernel.grid, kernel.dynamic_grid, len(kernel.inputs), tuple(mappings),
+            kernel.scratch, kernel.aliases, kernel.num_scalar_prefetch, params, fingerprint(kernel.body),
+            config.num_threads())  # fmt: skip

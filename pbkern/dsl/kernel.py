@@ -99,11 +99,15 @@ class BlockMapping:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory private to one thread of programs; keeps its contents over sequential grid steps; starts undefined."""
+    """Memory private to one thread of programs; keeps its contents over sequential grid steps; starts undefined.
+
+    `scoped`: each program writes what it reads, so that nothing is carried from one to the next.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     memory_space: str = "any"
+    scoped: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +125,6 @@ class Kernel:
       compiler_params: target name -> that target's CompilerParams.
       dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that i32[] operand, and its
         entry in `grid` only an upper bound.
-      num_scoped: how many scratch buffers, the last ones, a program never reads before it has written them.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
     """
 
@@ -135,7 +138,6 @@ class Kernel:
     compiler_params: Mapping[str, Any] = field(default_factory=dict)
     num_scalar_prefetch: int = 0
     dynamic_grid: tuple[tuple[int, int], ...] = ()
-    num_scoped: int = 0
     defined_at: str = ""
 
     @property

@@ -88,7 +88,7 @@ def scratch(x, n: int, at: str | None = None) -> Scratch:
     if isinstance(x, tuple) and len(x) == 2:
         x = Scratch(*x)
     t = array_type(x, f"scratch {n}", at)
-    return Scratch(t.shape, t.dtype, getattr(x, "memory_space", None) or "any")
+    return Scratch(t.shape, t.dtype, getattr(x, "memory_space", None) or "any", getattr(x, "scoped", False))
 
 
 def block_mapping(

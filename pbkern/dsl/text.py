@@ -67,7 +67,7 @@ def same_kernel(a: Kernel, b: Kernel) -> bool:
 
     def plain(k: Kernel) -> tuple:
         mappings = [(m.array, m.dims, m.memory_space) for m in k.inputs + k.outputs]
-        return k.name, k.grid, mappings, k.scratch, k.aliases, dict(k.compiler_params), k.num_scalar_prefetch
+        return k.name, k.grid, mappings, k.scratch, k.aliases, dict(k.compiler_params), k.num_scalar_prefetch, k.dynamic_grid
 
     index_maps = zip(a.inputs + a.outputs, b.inputs + b.outputs)
     return (
@@ -101,7 +101,8 @@ def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | li
         yield (
             "scratch_shapes",
             [
-                f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)})"
+                f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)}"
+                f"{', scoped=True' if s.scoped else ''})"
                 for s in k.scratch
             ],
         )
@@ -109,6 +110,8 @@ def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | li
         yield "input_output_aliases", repr(dict(k.aliases))
     if k.compiler_params:
         yield "compiler_params", _compiler_params(dict(k.compiler_params), printer)
+    if k.dynamic_grid:
+        yield "dynamic_grid", repr(dict(k.dynamic_grid))
     if k.num_scalar_prefetch:
         yield "num_scalar_prefetch", str(k.num_scalar_prefetch)
     if _x64(k) != needs_x64(_block_dtypes(k)):

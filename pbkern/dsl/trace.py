@@ -50,6 +50,7 @@ def kernel(
     name: str | None = None,
     interpret: bool = False,
     num_scalar_prefetch: int = 0,
+    dynamic_grid: Mapping[int, int] | None = None,
     in_types: Sequence | None = None,
     x64: bool | None = None,
 ) -> Any:
@@ -70,6 +71,7 @@ def kernel(
       name: identifier for messages and generated code; default: the body's.
       interpret: run in the NumPy interpreter, with bounds and races checked.
       num_scalar_prefetch: how many leading operands index maps read, see GridSpec.
+      dynamic_grid: {grid dimension: number of the i32[] operand that is its size}; `grid` then gives an upper bound.
       in_types: operand types, so that .trace() needs no arrays.
       x64: whether Python and index arithmetic in the body is 64-bit; None: if any block is.
 
@@ -79,7 +81,8 @@ def kernel(
 
     def decorate(f: Callable) -> KernelFunction:
         return KernelFunction(
-            f, out_shape, spec, input_output_aliases or {}, compiler_params, name, interpret, in_types, x64
+            f, out_shape, spec, input_output_aliases or {}, compiler_params, name, interpret, in_types, x64,
+            tuple(sorted((dynamic_grid or {}).items())),
         )
 
     return decorate if body is None else decorate(body)
@@ -88,7 +91,7 @@ def kernel(
 class KernelFunction:
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
-    def __init__(self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64):
+    def __init__(self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid):
         self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
         self._at = definition_line(body)
@@ -100,6 +103,7 @@ class KernelFunction:
             "compiler_params": compiler_params,
             "name": name,
             "x64": x64,
+            "dynamic_grid": dynamic_grid,
         }
         self._traced: dict[tuple[ArrayType, ...], Kernel] = {}
 
@@ -157,6 +161,7 @@ def trace_kernel(
     name: str | None = None,
     num_scalar_prefetch: int = 0,
     x64: bool | None = None,
+    dynamic_grid: Sequence[tuple[int, int]] = (),
     source: str | None = None,
 ) -> Kernel:
     """Traces `body` over Refs of block shapes. Arguments as for `kernel`, with flat lists; raises KernelError."""
@@ -183,6 +188,7 @@ def trace_kernel(
         aliases=tuple(aliases),
         compiler_params=params_by_target(compiler_params, at),
         num_scalar_prefetch=num_scalar_prefetch,
+        dynamic_grid=tuple(dynamic_grid),
         defined_at=at or "",
     )
     verify(k)
@@ -334,6 +340,8 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
             why=f"takes ({', '.join(map(str, k.in_types))}), given ({', '.join(map(str, given))})",
             hint="trace it again for these, or convert the arrays",
         )
+    if interpret and not any(isinstance(a, jax.core.Tracer) for a in arrays):
+        return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, arrays))]  # errors arrive as they are
     return (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k)
 
 

@@ -14,13 +14,14 @@ import numpy as np
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Squeezed
+from ..dsl import primitives
+from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from ..dsl.trace import canonical_body, identifier
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
 from ..jaxprs import retrace_into
-from .pallas_body import Importer, allocation, scoped_allocations
+from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
 
 
@@ -51,18 +52,21 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     scratch = tuple(allocation(a) for a in g.scratch_avals)
     scoped = scoped_allocations(jaxpr)
     importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
+    aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
+    params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at)
+    params, private = _share_safely(params, outputs, {o for _, o in aliases})
+    memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in private), *scratch)
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
         grid=grid,
         inputs=inputs,
         outputs=outputs,
-        scratch=scratch + tuple(s for group in scoped.values() for s in group),
-        body=_body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, scratch),
-        aliases=tuple(sorted(tuple(pair) for pair in input_output_aliases)),
-        compiler_params=cpu_params(compiler_params, grid, g.vmapped_dims, at),
+        scratch=memory + tuple(s for group in scoped.values() for s in group),
+        body=_body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, private, len(grid)),
+        aliases=aliases,
+        compiler_params=params,
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
-        num_scoped=sum(map(len, scoped.values())),
         defined_at=at,
     )
     verify(kernel)
@@ -81,18 +85,45 @@ def _defined_at(jaxpr) -> str:
 def _array(aval, at: str) -> ArrayType:
     if not isinstance(aval.dtype, np.dtype):
         raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools")
-    return ArrayType(tuple(int(n) for n in aval.shape), np.dtype(aval.dtype))
+    return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
 
 
-def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch) -> jex.ClosedJaxpr:
-    """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations)."""
-    num_in, num_blocks = len(inputs), len(inputs) + len(outputs) + len(scratch)
+def _share_safely(params: dict, outputs, aliased: set[int]) -> tuple[dict, tuple[int, ...]]:
+    """(CompilerParams, outputs to keep privately) such that programs which run at once write no common block.
+
+    On a TPU each core has its own copy of a block, so authors declare dimensions parallel over which one block serves as
+    scratch. Here such a block becomes scratch, and the last program writes it out. A dimension over which another
+    output's blocks stay the same runs in order.
+    """
+    semantics = params["cpu"].dimension_semantics if params else None
+    if semantics is None or "parallel" not in semantics:
+        return params, ()
+    moves = [None if None in m.starts else frozenset().union(*(s.symbols for s in m.starts)) for m in outputs]
+    private = tuple(o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased)
+    rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
+    semantics = tuple(
+        "arbitrary" if word == "parallel" and any(d not in symbols for symbols in rest) else word for d, word in enumerate(semantics)
+    )
+    return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
+
+
+def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, private, rank) -> jex.ClosedJaxpr:
+    """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).
+
+    `private` outputs live in the first scratch buffers until the last program.
+    """
+    num_in, num_blocks = len(inputs), len(inputs) + len(outputs)
 
     def run(*refs):
-        own = refs[:num_blocks]
-        rest = iter(refs[num_blocks:])
+        operands, results, memory = refs[: num_in - num_sizes], list(refs[num_in:num_blocks]), refs[num_blocks:]
+        kept = {o: (results[o], memory[k]) for k, o in enumerate(private)}
+        for o, (_, copy) in kept.items():
+            results[o] = copy
+        rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
-        retrace_into(jaxpr, (), (*own[: num_in - num_sizes], *own[num_in:]), importer.rewrite)
+        retrace_into(jaxpr, (), (*operands, *results, *memory[len(private) : len(scratch)]), importer.rewrite)
+        if kept:
+            _when_last(rank, kept.values())
 
     types = [(m.ref_shape, m.array.dtype) for m in (*inputs, *outputs)]
     types += [(s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))]
@@ -101,13 +132,27 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
     return canonical_body(closed)
 
 
+def _when_last(rank: int, pairs) -> None:
+    """The last program copies each (target, source)."""
+    last = np.bool_(True)
+    for d in range(rank):
+        last = last & (primitives.program_id(d) == primitives.num_programs(d) - 1)
+
+    @primitives.when(last)
+    def _():
+        for target, source in pairs:
+            target[...] = source[...]
+
+
 # --- block mappings ------------------------------------------------------------------------------------------------
 
 
 def _mapping(m, grid_rank: int, prefetch: list[ArrayType], at: str) -> BlockMapping:
     origin = str(m.origin)
     if m.transforms:
-        raise UnsupportedOp(f"memory transforms of {origin}", at=at, why=f"{m.transforms}", hint="they only mean something on a GPU")
+        raise UnsupportedOp(
+            f"memory transforms of {origin}", at=at, why=f"{m.transforms}", hint="they only mean something on a GPU"
+        )
     array = _array(m.array_aval, at)
     dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
     return BlockMapping(origin, array, dims, _index_map(m, dims, grid_rank, prefetch))

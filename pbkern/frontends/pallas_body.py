@@ -21,6 +21,7 @@ from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs
 from ..rules import RuleTable
+from .float8 import is_float8, quantise
 from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
 from .ref_views import View, view
 
@@ -60,6 +61,10 @@ class Importer:
         return retrace_into(jaxpr, consts, args, self.rewrite)
 
 
+def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
+    return any(e.primitive.name in ATOMICS or any(uses_atomics(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+
+
 def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
     """id of each run_scoped jaxpr -> its allocations, at any depth."""
     found: dict[int, tuple[Scratch, ...]] = {}
@@ -73,7 +78,7 @@ def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
 
 
 def allocation(aval, eqn=None) -> Scratch:
-    """Scratch for a Ref type. Raises UnsupportedOp for semaphores and barriers."""
+    """Scratch for a Ref type: of the kernel, or of a run_scoped equation. Raises UnsupportedOp for semaphores and barriers."""
     dtype = aval.inner_aval.dtype if _jax.is_ref(aval) else aval.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
         raise UnsupportedOp(
@@ -82,9 +87,18 @@ def allocation(aval, eqn=None) -> Scratch:
             why="one device runs the whole kernel: there is nothing to wait for",
             hint="semaphores and barriers need a GPU or TPU, or interpret=pltpu.InterpretParams()",
         )
-    return Scratch(tuple(aval.shape), np.dtype(dtype))
+    return Scratch(tuple(aval.shape), held_as(dtype), scoped=eqn is not None)
 
 
+def held_as(dtype: np.dtype) -> np.dtype:
+    """How Refs hold elements: integers of less than a byte have one each, 8-bit floats are bytes."""
+    name = np.dtype(dtype).name
+    if is_float8(dtype):
+        return np.dtype(np.uint8)
+    return np.dtype({"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype))
+
+
+ATOMICS = ("atomic_rmw", "atomic_cas")
 NEEDS_HARDWARE = {
     name: "one device runs the whole kernel; remote copies, semaphores and barriers have no counterpart here"
     for name in ("dma_start", "dma_wait", "semaphore_read", "semaphore_signal", "semaphore_wait", "get_barrier_semaphore",
@@ -98,7 +112,7 @@ NEEDS_HARDWARE = {
 def _plain_view(eqn, operands) -> tuple[View, Sequence]:
     """(view, operands before the index) of JAX's own get, swap and addupdate."""
     n = _jax.REF_OPERANDS[eqn.primitive.name]
-    return view(operands[0], jax.tree.unflatten(eqn.params["tree"], operands[n:])), operands[1:n]
+    return view(operands[0], eqn.invars[0].aval.dtype, jax.tree.unflatten(eqn.params["tree"], operands[n:])), operands[1:n]
 
 
 @RULES.register("get")
@@ -122,7 +136,7 @@ def _addupdate(importer, eqn, *operands):
 @RULES.register("masked_load")
 def _masked_load(importer, eqn, *operands):
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
-    where = view(ref, transforms)
+    where = view(ref, eqn.invars[0].aval.dtype, transforms)
     if mask is None:
         return [where.load()]
     dtype = eqn.outvars[0].aval.dtype
@@ -132,7 +146,7 @@ def _masked_load(importer, eqn, *operands):
 @RULES.register("masked_swap")
 def _masked_swap(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    where, used = view(ref, transforms), not _jax.is_dropped(eqn.outvars[0])
+    where, used = view(ref, eqn.invars[0].aval.dtype, transforms), not _jax.is_dropped(eqn.outvars[0])
     if mask is None:
         return [where.swap(value, want_old=used)]
     old = where.masked_load(mask, value) if used else None
@@ -181,6 +195,16 @@ def _nothing(importer, eqn, *operands):
     return []
 
 
+@RULES.register("convert_element_type")
+def _convert(importer, eqn, x):
+    """Values of 8-bit float types are float32 in the body."""
+    to = eqn.params["new_dtype"]
+    if not is_float8(to):
+        return None
+    x = lax.convert_element_type(x, np.float32)
+    return [x if is_float8(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to else quantise(x, to)]
+
+
 for _name, _rule in VALUE_RULES.items():
     RULES.register(_name)(lambda importer, eqn, *operands, rule=_rule: rule(eqn, *operands))
 
@@ -202,9 +226,12 @@ _COMBINE = {
 @RULES.register("atomic_rmw")
 def _atomic_rmw(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    where = view(ref, transforms)
+    where = view(ref, eqn.invars[0].aval.dtype, transforms)
+    combine = _COMBINE[eqn.params["atomic_type"].value]
+    if where.gathers():
+        return [where.update_each(combine, value, mask)]
     old = where.load() if mask is None else where.masked_load(mask, np.zeros((), value.dtype))
-    new = _COMBINE[eqn.params["atomic_type"].value](old, value)
+    new = combine(old, value)
     if mask is None:
         where.swap(new, want_old=False)
     else:
@@ -214,7 +241,7 @@ def _atomic_rmw(importer, eqn, *operands):
 
 @RULES.register("atomic_cas")
 def _atomic_cas(importer, eqn, ref, compare, value):
-    where = view(ref, ())
+    where = view(ref, eqn.invars[0].aval.dtype, ())
     old = where.load()
     where.swap(lax.select(lax.eq(old, compare), value, old), want_old=False)
     return [old]

@@ -71,6 +71,15 @@ def _roll_by(x, shift, axis: int):
     return lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)
 
 
+def _platform_index(eqn) -> list:
+    """The branch for the CPU, else the default one."""
+    platforms = eqn.params["platforms"]
+    found = next((n for n, names in enumerate(platforms) if names is None or "cpu" in names), None)
+    if found is None:
+        raise UnsupportedOp("no branch for the CPU", at=_jax.user_line(eqn), why=f"platforms {platforms}")
+    return [np.int32(found)]
+
+
 def _inline_asm(eqn, *operands) -> list:
     """Only what Pallas itself emits has a meaning on other machines."""
     if "tanh.approx" in eqn.params["asm"]:
@@ -146,6 +155,7 @@ VALUE_RULES = {
     "reciprocal": _reciprocal,
     "bitcast": _bitcast,
     "roll": _roll,
+    "platform_index": _platform_index,
     "elementwise_inline_asm_p": _inline_asm,
     "threefry2x32": _threefry2x32,
     "iota_2x32_shape": _iota_2x32,

@@ -18,15 +18,20 @@ from jax import lax
 
 from .. import _jax
 from ..dsl import primitives
-from ..dsl.refs import Gather, Index, Range, add_index, bind_access, mul_index, narrow
+from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
 from ..errors import UnsupportedOp
+from .float8 import decode, encode, is_float8
 
 
 @dataclass(frozen=True)
 class View:
-    """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value."""
+    """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value.
+
+    `dtype` is what the body takes the Ref's elements for; those of int4 and its like are held in a byte each.
+    """
 
     ref: object
+    dtype: np.dtype
     indices: tuple[Index, ...]
     perm: tuple[int, ...] | None  # None: as the access gives them
     rest: tuple
@@ -44,7 +49,7 @@ class View:
         if not self.rest:
             (old,) = bind_access(_jax.REF_PRIMITIVES["swap"], self.ref_shape, [self.ref, self._back(value)], self.indices)
             return self._out(old) if want_old else None
-        head = View(self.ref, self.indices, self.perm, ())
+        head = View(self.ref, self.dtype, self.indices, self.perm, ())
         whole = head.load()
         head.swap(_replace(whole, self.rest, value), want_old=False)
         return _apply_all(whole, self.rest) if want_old else None
@@ -72,21 +77,57 @@ class View:
         mask = self._back(jnp.broadcast_to(mask, value.shape))
         bind_access(primitives.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
 
+    def gathers(self) -> bool:
+        """Whether an array index may name one element twice."""
+        return any(isinstance(i, Gather) for i in self.indices)
+
+    def update_each(self, combine, value, mask):
+        """element = combine(element, value) for one element after the other, in order. Returns what each held before."""
+        if self.rest or any(isinstance(i, Range) for i in self.indices):
+            raise UnsupportedOp(
+                "an atomic update through array indices and slices together", hint="give every dimension an array index"
+            )
+        shape = np.shape(next(i.at for i in self.indices if isinstance(i, Gather)))
+        flat = [lax.reshape(jnp.broadcast_to(i.at, shape), (math.prod(shape),)) for i in self.indices]
+        values = lax.reshape(jnp.broadcast_to(value, shape), (math.prod(shape),))
+        masks = None if mask is None else lax.reshape(jnp.broadcast_to(mask, shape), (math.prod(shape),))
+
+        def step(_, x):
+            at, new, taking_part = x
+            one = View(self.ref, self.dtype, tuple(map(Point, at)), None, ())
+            if taking_part is None:
+                old = one.load()
+                one.swap(combine(old, new), want_old=False)
+            else:
+                old = one.masked_load(taking_part, np.zeros((), self.dtype))
+                one.masked_store(combine(old, new), taking_part)
+            return None, old
+
+        _, old = lax.scan(step, None, (tuple(flat), values, masks))
+        return lax.reshape(old, shape)
+
     def _shape(self) -> tuple[int, ...]:
         """Shape of the value, without the rest."""
         sizes = [i.size for i in self.indices if isinstance(i, Range)]
         if any(isinstance(i, Gather) for i in self.indices):
-            return tuple(np.shape(jax.eval_shape(lambda: View(self.ref, self.indices, None, ()).load())))
+            return tuple(np.shape(jax.eval_shape(lambda: View(self.ref, self.dtype, self.indices, None, ()).load())))
         return tuple(sizes if self.perm is None else (sizes[p] for p in self.perm))
 
     def _out(self, value):
+        """What the body sees of elements read."""
+        value = decode(value, self.dtype) if is_float8(self.dtype) else lax.convert_element_type(value, self.dtype)
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
+        """What the Ref holds of a value of the body."""
+        held = _jax.ref_type(jax.typeof(self.ref))[1]
+        if is_float8(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
+            value = encode(lax.convert_element_type(value, np.float32), self.dtype)
+        value = value if value.dtype != self.dtype else lax.convert_element_type(value, held)
         return value if self.perm is None else lax.transpose(value, tuple(np.argsort(self.perm)))
 
 
-def view(ref, transforms: Sequence) -> View:
+def view(ref, dtype, transforms: Sequence) -> View:
     """Composes as many transforms as an access can express."""
     indices: list[Index] = [Range(0, n) for n in _jax.ref_type(jax.typeof(ref))[0]]
     order = list(range(len(indices)))  # the Ref's dimension that each dimension of the view runs along
@@ -105,7 +146,7 @@ def view(ref, transforms: Sequence) -> View:
     kept = sorted(order)
     perm = tuple(kept.index(d) for d in order)
     natural = perm == tuple(range(len(perm))) or any(isinstance(i, Gather) for i in indices)
-    return View(ref, tuple(indices), None if natural else perm, tuple(transforms))
+    return View(ref, np.dtype(dtype), tuple(indices), None if natural else perm, tuple(transforms))
 
 
 def _from_start(raw, extent: int):

@@ -20,10 +20,11 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..errors import UnsupportedOp
 from . import decide, elementwise
+from .builder import ELEMENTS
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .reductions import CONTRACTIONS
 from .shapes import VIEWS, index_value
-from .values import ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index
+from .values import TEST_COST, ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
@@ -251,7 +252,11 @@ class BodyBuilder:
         in_dtypes = tuple(v.dtype for v in ins)
         if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
             elementwise.RULES.lookup(name, operands=", ".join(f"{v.dtype}{list(v.shape)}" for v in ins), at=at)
-            raise UnsupportedOp(f"`{name}` is not covered for {', '.join(map(str, in_dtypes))} -> {dtype}", at=at)
+            raise UnsupportedOp(
+                f"`{name}` is not lowered for these dtypes", at=at,
+                why=f"({', '.join(map(str, in_dtypes))}) -> {dtype}; covered dtypes: {', '.join(ELEMENTS)}",
+                hint="convert the operands with astype, or leave this operation to XLA",
+            )  # fmt: skip
         info = self.info(name, dtype, in_dtypes, eqn.params, at)
 
         def route(ix: Index):
@@ -261,7 +266,10 @@ class BodyBuilder:
             folded = fold_index(pool, name, dtype, xs)
             return pool.make("op", dtype, info, tuple(xs)) if folded is None else folded
 
-        return Lazy(shape, dtype, tuple(ins), route, combine, cost=elementwise.COST.get(name, 1.0))
+        index_only = all(map(is_index_only, ins))
+        tested = name == "select_n" and is_index_only(ins[0])
+        cost = 0.0 if index_only else TEST_COST if tested else elementwise.COST.get(name, 1.0)
+        return Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
 
     def in_bounds(self, ref: RefView, axis: int) -> Value:
         """Which positions of a block along `axis` lie inside its array."""
@@ -306,7 +314,7 @@ class BodyBuilder:
                 self.stmts.append(Let(name, self.clamped(self.pull(value, ()), clamp)))
             case StoreItem():
                 self._protect({item.buf.root}, direct=item)
-                self.stmts.append(self._store_nest(item))
+                self._store(item)
             case ControlItem(writes=writes, run=run):
                 self._protect({b.root for b in writes}, captured=item.uses)
                 run()
@@ -401,11 +409,23 @@ class BodyBuilder:
         self._keep.append(v)
         return target
 
-    def _make_opaque(self, v: Opaque) -> None:
+    def _store(self, item: StoreItem) -> None:
+        """The nest of a store; contractions and concatenations that only it wants are made in place."""
+        v = self.resolve(item.value)
+        plain = item.mask is None and item.op == "set"
+        target = Stored(v.shape, v.dtype, item.buf, item.place, item.guard)
+        if plain and isinstance(v, Contract):
+            self.materialise(v, into=target)
+        elif plain and isinstance(v, Opaque) and v.takes_target:
+            self._make_opaque(v, target=target)
+        else:
+            self.stmts.append(self._store_nest(item))
+
+    def _make_opaque(self, v: Opaque, **into) -> None:
         if id(v) in self._stored:
             return
         operands = [self.in_memory(o) if v.needs_buffers else o for o in v.operands]
-        self._stored[id(v)] = v.make(self, *operands)
+        self._stored[id(v)] = v.make(self, *operands, **into)
         self._keep.append(v)
 
     def in_memory(self, v: Value) -> Stored:

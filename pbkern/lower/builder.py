@@ -35,7 +35,14 @@ ELEMENTS = {
     "int8": ("i8", "i8"),
     "uint8": ("i8", "i8"),
     "bool": ("i8", "i1"),
+    "int4": ("i8", "i8"),
+    "uint4": ("i8", "i8"),
+    "int2": ("i8", "i8"),
+    "uint2": ("i8", "i8"),
 }
+# Bits of the integers that share a byte in XLA's arrays. In registers and scratch they are extended to a byte;
+# kernels do not take them as operands.
+SUB_BYTE = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 BITS = {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
 NUMPY_FLOAT = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
@@ -512,6 +519,18 @@ class Builder:
             return self.int_resize(x, el, unsigned=True)
         return self.float_resize(x, el) if is_float(el) else x
 
+    def _to_sub_byte(self, x: Value, target: np.dtype) -> Value:
+        """Floats saturate, integers keep their low bits, extended to a byte."""
+        info = ml_dtypes.iinfo(target)
+        if is_float(x.el):
+            wide = self.float_to_int(x, "i8", unsigned=False)
+            low, high = (self.c(int(n), "i8") for n in (info.min, info.max))
+            return self.min(self.max(wide, low, unsigned=False), high, unsigned=False)
+        byte = self.int_resize(x, "i8", unsigned=True)
+        unused = self.c(8 - info.bits, "i8")
+        shifted = self.shl(byte, unused)
+        return self.shr(shifted, unused) if target.name.startswith("u") else self.sar(shifted, unused)
+
     def round_to(self, x: Value, dtype) -> Value:
         """A register value rounded to what `dtype` can hold."""
         return self.from_storage(self.to_storage(x, dtype), dtype) if is_float(x.el) else x
@@ -526,6 +545,8 @@ class Builder:
             if source == target:
                 return x
             return self.float_resize(self.float_resize(x, storage_el(target)), el)
+        if target.name in SUB_BYTE:
+            return self._to_sub_byte(x, target)
         if is_float(x.el):
             return self.float_to_int(x, el, unsigned=target.kind == "u")
         if is_float(el):

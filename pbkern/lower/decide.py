@@ -37,6 +37,7 @@ class _Decision:
         self.requests: dict[int, Requests] = {}
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
+        self.whole_stores: dict[object, int] = {}
         self.costs = self._costs(items)
         for item in reversed(items):
             self._visit(item)
@@ -67,6 +68,8 @@ class _Decision:
             dims = [(f"r{k}", n) for k, n in enumerate(item.shape)]
             key = ("store", id(item))
             self._root(key, dims)
+            # A value that only a store wants, as it is, is made where it goes.
+            self.whole_stores[key] = id(item.value)
             for v in (item.value, item.mask):
                 if v is not None:
                     self._ask(v, (key, dims_index(dims)))
@@ -78,15 +81,17 @@ class _Decision:
         r = self.requests.get(id(v))
         if r is None or isinstance(v, (Stored, Literal)):
             return
+        direct = not r.forced and len(r.places) == 1 and self.whole_stores.get(next(iter(r.places))[0]) == id(v)
         if isinstance(v, Opaque):
-            self.stored.add(id(v))
+            if not (direct and v.takes_target):
+                self.stored.add(id(v))
             for k, a in enumerate(v.operands):
                 dims = [(f"r{j}", n) for j, n in enumerate(a.shape)]
                 key = ("opaque", id(v), k)
                 self._root(key, dims)
                 self._ask(a, (key, dims_index(dims)), forced=v.needs_buffers and not _reads_memory_only(a))
         elif isinstance(v, Contract):
-            if not self._inlines(v, r):
+            if not self._inlines(v, r) and not direct:
                 self.stored.add(id(v))
             self._root(id(v), v.dims)
             for a, ix in zip(v.operands, v.routes):

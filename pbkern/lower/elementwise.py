@@ -15,7 +15,7 @@ import numpy as np
 
 from ..rules import RuleTable
 from . import vector_math
-from .builder import BITS, ELEMENTS, Builder, Value, is_float, storage_el
+from .builder import BITS, ELEMENTS, SUB_BYTE, Builder, Value, is_float, storage_el
 from .costs import COST
 
 __all__ = ["COST", "RULES", "EqnInfo", "supports"]
@@ -42,7 +42,14 @@ _KINDS: dict[str, str] = {}  # primitive -> kinds of its first operand: f, i, u,
 
 def _kind(dtype) -> str:
     dtype = np.dtype(dtype)
+    if dtype.name in SUB_BYTE:
+        return "i"
     return "f" if is_float(ELEMENTS[dtype.name][0]) else dtype.kind
+
+
+# What needs no reduction to the width of an integer that is narrower than its register.
+_ON_SUB_BYTE = ("convert_element_type", "select_n", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "copy", "copy_p", "and",
+                "or", "xor")  # fmt: skip
 
 
 def register(kinds: str, *names: str):
@@ -52,9 +59,11 @@ def register(kinds: str, *names: str):
 
 
 def supports(primitive: str, in_dtypes, out_dtype) -> bool:
-    """Whether a rule covers these dtypes (complex, fp8 and int4 have none)."""
+    """Whether a rule covers these dtypes (complex and fp8 have none, int4 few)."""
     dtypes = [np.dtype(d) for d in (*in_dtypes, out_dtype)]
     if primitive not in RULES or any(d.name not in ELEMENTS for d in dtypes):
+        return False
+    if any(d.name in SUB_BYTE for d in dtypes) and primitive not in _ON_SUB_BYTE:
         return False
     if primitive == "bitcast_convert_type":
         bits = {BITS[storage_el(d)] for d in dtypes}

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..affine import Affine
 from . import elementwise
-from .builder import Builder, compute_el, storage_el
+from .builder import BITS, Builder, compute_el, storage_el
 from .builder import Value as Ssa
 from .nest import Buf, Expr, Nest, Reduction, Write
 from .reductions import IDENTITY
@@ -49,12 +49,14 @@ class NestEmitter:
 
     def __init__(self, text: Text, vector_bits: int = 512):
         self.text, self.vector_bits = text, vector_bits
+        self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
         sched = sched or nest.schedule or choose(nest, self.vector_bits)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
+        self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         top = Block(block)
         walk = _Walk(nest, sched, top, {w.buf.root for w in nest.writes})
         outer = [d for d in sched.order if d not in nest.rdims]
@@ -210,6 +212,8 @@ class NestEmitter:
             case "dot":
                 return [b.fma(args[0], args[1], acc[0]) if args[0].el in ("f32", "f64") else
                         b.add(acc[0], b.mul(args[0], args[1]))]
+            case "dot_bf16":
+                return [self._pair_product(b, acc[0], args)]
             case "sum":
                 return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
             case "prod":
@@ -229,6 +233,14 @@ class NestEmitter:
             case "argmax" | "argmin":
                 return self._better(b, r, acc, args)
         raise AssertionError(r.op)
+
+    def _pair_product(self, b: Builder, acc: Ssa, args: list[Ssa]) -> Ssa:
+        """acc + a.low * b.low + a.high * b.high per lane, on words that hold two bfloat16."""
+        halves = f"vector<{2 * acc.lanes}xbf16>"
+        x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {halves}") for a in args)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * acc.lanes}"
+        types = f"({acc.type}, {halves}, {halves}) -> {acc.type}"
+        return acc._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({acc.name}, {x}, {y}) : {types}'))
 
     def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
@@ -289,7 +301,8 @@ class NestEmitter:
             order = [(k + half) % v.lanes for k in range(v.lanes)]
 
             def turn(s: Ssa, order=order) -> Ssa:
-                return Ssa(self.text.put(block, f"vector.shuffle {s.name}, {s.name} {order} : {s.type}, {s.type}"), s.el, s.lanes)
+                name = self.text.put(block, f"vector.shuffle {s.name}, {s.name} {order} : {s.type}, {s.type}")
+                return Ssa(name, s.el, s.lanes)
 
             v, i = self._combine(b, r, [v, i], [turn(v), turn(i)])
             half //= 2
@@ -315,7 +328,9 @@ class NestEmitter:
             at += count
         return bound
 
-    def _write(self, w: _Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, scalar: bool) -> None:
+    def _write(
+        self, w: _Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, scalar: bool
+    ) -> None:
         vector = None if scalar else w.sched.vector
         coefficient = flat_coefficient(write.buf, write.index, vector) if vector else 0
         moves = bool(vector) and any(vector in i.symbols for i in write.index)
@@ -355,7 +370,8 @@ class NestEmitter:
         elif coefficient == 1:
             block.lines.append(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
         else:
-            offsets = self.text.const(f"arith.constant dense<{[k * coefficient for k in range(v.lanes)]}> : vector<{v.lanes}xi32>")
+            steps = [k * coefficient for k in range(v.lanes)]
+            offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{v.lanes}xi32>")
             live = live or self._tail_mask(Tail(v.lanes), v.lanes)
             block.lines.append(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
                                f"vector<{v.lanes}xi32>, {live.type}, {v.type}")
@@ -495,7 +511,8 @@ class NestEmitter:
     def _load(self, w: _Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         buf, index, guard = e.info
         b = self.text.builder(block, lanes)
-        if lanes and w.sched.transpose and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, w.sched.transpose):
+        turn = w.sched.transpose
+        if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = self._flat(buf, index)
         key = ("load", buf.root.name, storage_el(buf.dtype), flat.linear(),
@@ -528,8 +545,9 @@ class NestEmitter:
                 for r in range(lanes):
                     if not r & step:
                         pair = f"{rows[r].name}, {rows[r | step].name}"
-                        turned[r] = rows[r]._replace(name=self.text.put(block, f"vector.shuffle {pair} {low} : {t}, {t}"))
-                        turned[r | step] = rows[r]._replace(name=self.text.put(block, f"vector.shuffle {pair} {high} : {t}, {t}"))
+                        for place, order in ((r, low), (r | step, high)):
+                            name = self.text.put(block, f"vector.shuffle {pair} {order} : {t}, {t}")
+                            turned[place] = rows[r]._replace(name=name)
                 rows, step = turned, step * 2
             block.memo[key] = rows
         return block.memo[key][p.get(along, 0)]
@@ -541,14 +559,22 @@ class NestEmitter:
         if w.turned_rows == lanes:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
-        return Ssa(self.text.put(block, f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"), el, lanes)
+        load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
+        return Ssa(self.text.put(block, load), el, lanes)
 
     def _guard_key(self, w: _Walk, index, p: Point):
         return tuple((i, tuple((d, o) for d, o in sorted(p.items()) if d in i.symbols)) for i in index)
 
     def _load_storage(self, w: _Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, guard: bool) -> Ssa:
         """The stored element(s); guarded axes are clamped, or masked along the vector dimension."""
-        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        el, m, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
+        wanted = storage_el(buf.dtype)
+        if BITS[el] < BITS[wanted]:
+            return self._load_word(block, buf, index, p, wanted)
+        if el != wanted:  # the same bits under another type
+            root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
+            stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
+            return self.text.builder(block, lanes).bitcast(stored, wanted)
         vector = w.sched.vector
         c = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
@@ -568,7 +594,8 @@ class NestEmitter:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         zero = b.c(0, el).name
         if c == 1:
-            return Ssa(self.text.put(block, f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"), el, lanes)
+            load = f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"
+            return Ssa(self.text.put(block, load), el, lanes)
         if c == -1 and live is None:
             low = self.text.put(block, f"arith.subi {address}, {self.text.index(lanes - 1)} : index")
             v = self.text.put(block, f"vector.load {name}[{low}] : {m}, {t}")
@@ -578,6 +605,16 @@ class NestEmitter:
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
                                  f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
+
+    def _load_word(self, block: Block, buf: Buf, index, p: Point, el: str) -> Ssa:
+        """One element that spans several of the buffer it reinterprets."""
+        small = storage_el(buf.root.dtype)
+        count = BITS[el] // BITS[small]
+        flat = self._flat(buf, index) * count
+        _, address = self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
+        v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{count}x{small}>")
+        word = self.text.put(block, f"vector.bitcast {v} : vector<{count}x{small}> to vector<1x{el}>")
+        return Ssa(self.text.put(block, f"vector.extract {word}[0] : {el} from vector<1x{el}>"), el, 0)
 
     def _guarded_address(self, w: _Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""
@@ -604,11 +641,13 @@ class NestEmitter:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
         b, args, total = self.text.builder(block, lanes), iter(e.args), None
-        for i, stride in zip(index, buf.strides):
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
             else:
                 part = self._index(w, block, i, p, lanes, "i64")
+                if not self._axis_is_safe(w, i, extent):
+                    part = b.max(b.min(part, b.c(max(extent - 1, 0), "i64")), b.c(0, "i64"))
             part = b.mul(part, b.c(stride, "i64"))
             total = part if total is None else b.add(total, part)
         if math.prod(buf.shape) == 0:
@@ -618,7 +657,8 @@ class NestEmitter:
             return b.from_storage(Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0), buf.dtype)
         live = self._tail_mask(tail or Tail(lanes), lanes)
         t = f"vector<{lanes}x{el}>"
-        v = self.text.put(block, f"vector.gather {name}[{self.text.index(0)}] [{total.name}], {live.name}, {b.c(0, el).name} : {m}, "
+        start, zero = self.text.index(0), b.c(0, el).name
+        v = self.text.put(block, f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {m}, "
                           f"{total.type}, {live.type}, {t} into {t}")
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
 

@@ -12,27 +12,30 @@ from .pack import pack
 from .predicates import Bounds, decide_tests
 
 
-def optimise(stmts: list[Stmt], builder, vector_bits: int, bounds: Bounds) -> list[Stmt]:
+SINGLE = "one"  # a dimension of size 1
+
+
+def optimise(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
-    return _shape_all(stmts, builder, vector_bits, Aliases())
+    return _shape_all(stmts, builder, options, Aliases())
 
 
-def _shape_all(stmts: list[Stmt], builder, vector_bits: int, aliases: Aliases) -> list[Stmt]:
+def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases) -> list[Stmt]:
     """Joins dimensions and packs."""
     out: list[Stmt] = []
     for s in stmts:
         match s:
             case If(index=i, branches=bs):
-                s = If(i, [_shape_all(b, builder, vector_bits, aliases) for b in bs])
+                s = If(i, [_shape_all(b, builder, options, aliases) for b in bs])
             case For(counter=c, trips=t, body=b):
-                s = For(c, t, _shape_all(b, builder, vector_bits, aliases))
+                s = For(c, t, _shape_all(b, builder, options, aliases))
             case While(condition=c, predicate=p, body=b):
-                s = While(_shape_all(c, builder, vector_bits, aliases), p, _shape_all(b, builder, vector_bits, aliases))
+                s = While(_shape_all(c, builder, options, aliases), p, _shape_all(b, builder, options, aliases))
         if not isinstance(s, Nest):
             out.append(s)
             continue
-        for t in pack(collapse(s, builder.pool, aliases), builder, vector_bits):
+        for t in pack(collapse(s, builder.pool, aliases), builder, options.vector_bits, options.bf16_pairs):
             out.append(collapse(t, builder.pool, aliases) if isinstance(t, Nest) and t.schedule is None else t)
     return out
 
@@ -154,6 +157,8 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
         Write(w.buf, w.index, pool.rewrite(w.value, replace), w.inner, w.guard,
               None if w.mask is None else pool.rewrite(w.mask, replace), w.op) for w in second.writes]
     dims = dict(first.dims)
+    if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
+        dims[SINGLE], rdims = 1, (SINGLE,)
     return Nest(dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at)
 
 

@@ -126,7 +126,8 @@ class _Host:
             return base
         total = self.const(v.offset.const)
         for symbol, c in v.offset.terms:
-            total = self.put(f"arith.addi {total}, {self.put(f'arith.muli {self.counters[symbol]}, {self.const(c)} : i64')} : i64")
+            term = self.put(f"arith.muli {self.counters[symbol]}, {self.const(c)} : i64")
+            total = self.put(f"arith.addi {total}, {term} : i64")
         size = self.const(buffer.type.dtype.itemsize)
         total = self.put(f"arith.muli {total}, {size} : i64")
         return self.put(f"llvm.getelementptr {base}[{total}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")

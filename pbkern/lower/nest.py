@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..affine import Affine
 from ..errors import InternalError
+
+# Nested operations that a line of printed nests may show.
+TALL = 8
 
 
 @dataclass(eq=False)
@@ -65,7 +69,13 @@ class Expr:
         self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
 
     def __str__(self) -> str:
-        inner = ", ".join(map(str, self.args))
+        return self.text({})
+
+    def text(self, names: dict[int, str]) -> str:
+        """Nested text; nodes that `names` names are written by name (a DAG as a tree is exponential)."""
+        if id(self) in names:
+            return names[id(self)]
+        inner = ", ".join(a.text(names) for a in self.args)
         match self.kind:
             case "const" | "scalar":
                 return str(self.info)
@@ -208,12 +218,27 @@ class Nest:
     def __str__(self) -> str:
         head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "")]
-        rows += [f"  acc{k} {r.op}= {', '.join(map(str, r.args))}" for k, r in enumerate(self.reductions)]
+        names = self._name_shared(rows)
+        rows += [f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}" for k, r in enumerate(self.reductions)]
         for w in self.writes:
             sign = {"set": "=", "add": "+="}[w.op]
-            tail = ("" if w.inner else "  (after)") + (f"  if {w.mask}" if w.mask is not None else "")
-            rows.append(f"  {w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''} {sign} {w.value}{tail}")
+            tail = ("" if w.inner else "  (after)") + (f"  if {w.mask.text(names)}" if w.mask is not None else "")
+            target = f"{w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''}"
+            rows.append(f"  {target} {sign} {w.value.text(names)}{tail}")
         return "\n".join(rows)
+
+    def _name_shared(self, rows: list[str]) -> dict[int, str]:
+        """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
+        nodes = self.nodes()
+        uses = Counter(id(a) for e in nodes for a in e.args)
+        names: dict[int, str] = {}
+        height: dict[int, int] = {}
+        for e in nodes:
+            height[id(e)] = 1 + max((height[id(a)] for a in e.args), default=0)
+            if e.kind in ("op", "gather") and (uses[id(e)] > 1 or height[id(e)] > TALL):
+                rows.append(f"  v{len(names)} = {e.text(names)}")
+                names[id(e)], height[id(e)] = f"v{len(names)}", 0
+        return names
 
 
 @dataclass
@@ -297,7 +322,7 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
                 if not v.symbols <= known:
                     raise InternalError(f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}")
                 known.add(n)
-            case If(index=i, branches=bs):
+            case If(branches=bs):
                 for b in bs:
                     verify(b, frozenset(known))
             case For(counter=c, body=b):
@@ -309,6 +334,8 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
 
 def _verify_nest(n: Nest, known: set[str]) -> None:
     symbols = known | n.dims.keys()
+    if n.reductions and not n.rdims:
+        raise InternalError("nest: reductions without a reduced dimension", at=n.at, why=str(n))
 
     def check(buf: Buf, index: tuple, guard: bool, what: str) -> None:
         if len(index) != len(buf.shape):
@@ -324,7 +351,7 @@ def _verify_nest(n: Nest, known: set[str]) -> None:
                     raise InternalError(f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n))
 
     for e in n.loads():
-        check(e.info[0], e.info[1], e.kind == "load" and e.info[2], "load of")
+        check(e.info[0], e.info[1], e.kind == "gather" or e.info[2], "load of")  # gathers clamp
     for w in n.writes:
         check(w.buf, w.index, w.guard, "store to")
         if w.inner and n.rdims and not n.ordered and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes()):

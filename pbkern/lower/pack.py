@@ -12,6 +12,7 @@ import math
 
 from ..affine import Affine
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from .pairs import pair_products
 from .schedule import contraction_tile, flat_coefficient
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
@@ -23,8 +24,8 @@ CONFLICT_BYTES = 2048
 PADDING = 16
 
 
-def pack(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
-    """The nest alone, or with copies of operands before it."""
+def pack(nest: Nest, builder, vector_bits: int, pairs: bool = False) -> list[Stmt]:
+    """The nest alone, or with copies of operands before it. `pairs`: the machine multiplies pairs of bfloat16."""
     found = _operands(nest)
     if found is None:
         return [nest]
@@ -35,6 +36,10 @@ def pack(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
     staged = _stage_rows(nest, still, moving, vector, builder, out)
     if staged is not None:
         nest, still = staged
+    paired = pair_products(nest, moving, still, builder) if pairs and _reuse(nest, moving) >= 4 else None
+    if paired is not None:
+        nest, moving, still = paired
+        depth //= 2
     if not _panel_pays(nest, moving, vector, depth, width):
         if staged is not None:
             nest.schedule = tile
@@ -98,7 +103,8 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
     inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
     if len(rows) != 1 or len(inner) != 1 or nest.dims[rows[0]] < 4:
         return None
-    collides = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0 and nest.dims[inner[0]] * still.dtype.itemsize >= CONFLICT_BYTES
+    aligned = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0
+    collides = aligned and nest.dims[inner[0]] * still.dtype.itemsize >= CONFLICT_BYTES
     if not collides or _reuse(nest, still) < 2 * MIN_REUSE or flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
         return None
     m, k = rows[0], inner[0]
@@ -133,12 +139,15 @@ def _panels(nest: Nest, moving: Expr, vector: str, width: int, builder, vector_b
     return stmts
 
 
-def _panel(nest: Nest, moving: Expr, vector: str, start: Affine, width: int, counters: dict, builder, vector_bits) -> list[Stmt]:
+def _panel(
+    nest: Nest, moving: Expr, vector: str, start: Affine, width: int, counters: dict, builder, vector_bits
+) -> list[Stmt]:
     pool = builder.pool
     column = builder.names("d")
     rename = {d: Affine.symbol(c) for d, c in counters.items()} | {vector: start + Affine.symbol(column)}
     reduced = [d for d in nest.rdims if nest.dims[d] > 1]
-    buf: Buf = builder.new_buffer((*(nest.dims[d] for d in reduced), width), moving.dtype if moving.kind == "op" else moving.info[0].dtype).buf
+    dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
+    buf: Buf = builder.new_buffer((*(nest.dims[d] for d in reduced), width), dtype).buf
     index = (*map(Affine.symbol, reduced), Affine.symbol(column))
     sizes = {d: nest.dims[d] for d in reduced} | {column: width}
     copy = Nest(sizes, writes=[Write(buf, index, pool.rename(moving, rename))], at=nest.at)

@@ -18,7 +18,7 @@ def parallel_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tu
     if semantics is not None:
         return tuple(d for d in static if semantics[d] == "parallel")
     single = tuple(d for d in static if kernel.grid[d] == 1)
-    if len(kernel.scratch) > kernel.num_scoped or not all(_same_blocks(kernel, *pair) for pair in kernel.aliases):
+    if not all(s.scoped for s in kernel.scratch) or not all(_same_blocks(kernel, *pair) for pair in kernel.aliases):
         return single
     return tuple(d for d in static if d in single or all(_disjoint(m, d) for m in kernel.outputs))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..affine import Affine
-from .nest import Expr, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
@@ -126,7 +126,9 @@ class _Folder:
         a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (x, y))
         low, high = COMPARISONS[name]
         d = a - b
-        return self._range(d.linear(), max(low - d.const, -FAR), min(high - d.const, FAR))
+        low = low if low == -FAR else low - d.const
+        high = high if high == FAR else high - d.const
+        return self._range(d.linear(), max(low, -FAR), min(high, FAR))
 
     def _logic(self, name: str, x: Expr, y: Expr) -> Expr | None:
         absorbing = name == "or"
@@ -138,7 +140,7 @@ class _Folder:
         if x.kind == y.kind == "range" and name == "and" and x.info[0].linear() == y.info[0].linear():
             # One interval from two, both measured from the same expression.
             base = x.info[0].linear()
-            ends = [(low - a.const, high - a.const) for a, low, high in (x.info, y.info)]
+            ends = [(max(low - a.const, -FAR), min(high - a.const, FAR)) for a, low, high in (x.info, y.info)]
             return self._range(base, max(e[0] for e in ends), min(e[1] for e in ends))
         return None
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..affine import Affine
-from ..dsl.kernel import Blocked, BlockMapping, Kernel, Squeezed
+from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
+from ..errors import UnsupportedOp
 from . import arena, fuse_nests, nest, shift
 from .build import BodyBuilder, RefView
+from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter, memref
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, While
 from .parallel import parallel_dimensions
@@ -37,13 +39,15 @@ class LowerOptions:
     vector_bits: int = 512
     semantics: tuple[str, ...] | None = None
     prefetch_steps: int = 0
+    bf16_pairs: bool = False  # the machine has AVX512-BF16
 
 
 @dataclass(frozen=True)
 class LoweredKernel:
     """`text` defines func.func @name(operands..., arena, low, high).
 
-    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR.
+    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR;
+    has_scalar_loops: whether LLVM's optimiser is worth its time.
     """
 
     name: str
@@ -52,6 +56,7 @@ class LoweredKernel:
     scratch_bytes: int
     nests: str
     operand_count: int
+    has_scalar_loops: bool = False
 
 
 class KernelLowering:
@@ -66,6 +71,10 @@ class KernelLowering:
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
         self.bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate(mappings)]
+        for m in mappings:
+            if m.array.dtype.name in SUB_BYTE:
+                raise UnsupportedOp(f"{m.origin} of kernel `{kernel.name}` has elements smaller than a byte",
+                                    at=kernel.defined_at or None, why=str(m.array), hint="pass int8 and convert in the body")
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
@@ -85,7 +94,7 @@ class KernelLowering:
         self._delinearise(block, parallel)
         self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
         return LoweredKernel(self.name, self._function(block), programs, self._arena_bytes(), "\n".join(self.nests),
-                             sum(b.storage is None for b in self.bufs))
+                             sum(b.storage is None for b in self.bufs), self.emitter.has_scalar_loops)
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
@@ -117,7 +126,7 @@ class KernelLowering:
         if operand is None:
             return self.kernel.grid[dim]
         buf = self.bufs[operand]
-        size = self.text.put(block, f"memref.load {buf.name}[] : {memref(buf)}")
+        size = self.text.put(block, f"memref.load {buf.name}[{self.text.index(0)}] : {memref(buf)}")
         return self.text.put(block, f"arith.index_cast {size} : i32 to index")
 
     # ---------------------------------------------------------------- one program
@@ -269,7 +278,7 @@ class KernelLowering:
         return bounds
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt], bounds: dict | None = None) -> list[Stmt]:
-        stmts = fuse_nests.optimise(stmts, builder, self.options.vector_bits, bounds or {})
+        stmts = fuse_nests.optimise(stmts, builder, self.options, bounds or {})
         # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
         offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
         self.offsets |= offsets
@@ -294,6 +303,7 @@ class KernelLowering:
                 case While(condition=c, predicate=p, body=body):
                     self._while(block, c, p, body)
                 case Sort():
+                    self.emitter.has_scalar_loops = True
                     emit_sort(self.text, block, s)
 
     def _let(self, block: Block, name: str, value) -> None:
@@ -355,8 +365,22 @@ class KernelLowering:
         return "\n".join(lines)
 
 
+def check_dtypes(kernel: Kernel) -> None:
+    """Raises UnsupportedOp for blocks and scratch whose dtype has no register type."""
+    found = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
+    found += [(f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)]
+    for what, array in found:
+        if array.dtype.name not in ELEMENTS:
+            raise UnsupportedOp(
+                f"{what} of kernel `{kernel.name}` has a dtype that this target lacks", at=kernel.defined_at or None,
+                why=f"{array}; covered: {', '.join(ELEMENTS)}",
+                hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
+            )  # fmt: skip
+
+
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
     """Text of one kernel's function. Raises UnsupportedOp for equations without a rule."""
+    check_dtypes(kernel)
     options = options or LowerOptions()
     try:
         return KernelLowering(kernel, name, options, shift.find(kernel)).lower()

@@ -13,7 +13,7 @@ from .builder import BITS, compute_el
 from .nest import Expr, Nest
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
-ACCUMULATOR_REGISTERS = 26
+ACCUMULATOR_REGISTERS = 28
 # Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
 MAX_POINT_NODES = 420
 
@@ -197,7 +197,7 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     best = None
     for unroll in range(1, min(4, vectors) + 1):
         for j in range(1, min(room // unroll, rows, 28) + 1):
-            cost = _tiled(rows, j, lambda r: _tiled(vectors, unroll, lambda v: _step_cycles(r, v)))
+            cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v)))
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
     _, j, sched.unroll = best

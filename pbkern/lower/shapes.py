@@ -9,10 +9,7 @@ import numpy as np
 from ..affine import Affine
 from ..rules import RuleTable
 from .nest import Expr, Pool
-from .values import ZERO, Index, Lazy, Literal, Opaque, Stored, Value
-
-# Nests are cut at index tests (predicates.py), so that few points pay for one.
-TEST_COST = 0.4
+from .values import TEST_COST, ZERO, Index, Lazy, Literal, Opaque, Stored, Value, is_index_only
 
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")
@@ -22,7 +19,7 @@ def view(eqn, src: Value, route) -> Lazy:
     """A value that reads one operand elsewhere."""
     out = eqn.outvars[0].aval
     return Lazy(tuple(out.shape), np.dtype(out.dtype), (src,), lambda ix: (route(ix),),
-                lambda pool, ix, xs: xs[0], is_view=True)
+                lambda pool, ix, xs: xs[0], is_view=True, index_only=is_index_only(src))
 
 
 @VIEWS.register("broadcast_in_dim")
@@ -198,13 +195,13 @@ def _concatenate(builder, eqn, ins):
         starts.append(total)
         total += v.shape[axis]
 
-    def make(b, *stored: Stored) -> Stored:
-        result = b.new_buffer(tuple(out.shape), np.dtype(out.dtype))
-        for s, v in zip(starts, stored):
+    def make(b, *operands: Value, target: Stored | None = None) -> Stored:
+        result = target or b.new_buffer(tuple(out.shape), np.dtype(out.dtype))
+        for s, v in zip(starts, operands):
             b.store_value(result, v, lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)))
         return result
 
-    return Opaque(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False)
+    return Opaque(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False, takes_target=True)
 
 
 @VIEWS.register("iota")
@@ -221,7 +218,7 @@ def index_value(shape, dtype, at, builder) -> Lazy:
         e = pool.make("index", integer, at(ix))
         return e if dtype == integer else builder.op("convert_element_type", dtype, e, params={"new_dtype": dtype})
 
-    return Lazy(shape, dtype, (), lambda ix: (), combine)
+    return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
 
 
 @VIEWS.register("copy", "copy_p", "stop_gradient", "optimization_barrier", "reduce_precision_noop")
@@ -247,7 +244,8 @@ def _gather(builder, eqn, ins):
                 axes[k] = ix[d]
             for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
                 axes[k] = batch[d]
-            starts = {k: indices.at(pool, batch + (Affine((), c),), False) for c, k in enumerate(dn.start_index_map)}
+            # Guarded: a pad around the gather may ask for rows outside.
+            starts = {k: indices.at(pool, batch + (Affine((), c),), True) for c, k in enumerate(dn.start_index_map)}
             return b.gather_expr(operand, axes, starts, sizes, fill if drop else None)
 
         return Lazy(shape, dtype, (), lambda ix: (), combine, cost=12.0)

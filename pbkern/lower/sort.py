@@ -6,8 +6,8 @@ Floats: NaN last, -0 equal to 0. Lines are contiguous; `spare` holds one line of
 from __future__ import annotations
 
 from ..affine import Affine
-from .builder import storage_el
 from .builder import Value as Ssa
+from .builder import storage_el
 from .emit import memref
 from .nest import Sort
 from .text import Block, Text
@@ -51,7 +51,8 @@ def _pass(text: Text, block: Block, s: Sort, base: str, width: int, length: int)
         i2 = text.put(step, f"arith.select {take_left}, {i1}, {i} : index")
         j2 = text.put(step, f"arith.select {take_left}, {j}, {j1} : index")
         name = text.name()
-        b.lines += [f"{name}:2 = scf.for {out} = {low} to {high} step {one} iter_args({i} = {low}, {j} = {mid}) -> (index, index) {{",
+        head = f"{name}:2 = scf.for {out} = {low} to {high} step {one}"
+        b.lines += [f"{head} iter_args({i} = {low}, {j} = {mid}) -> (index, index) {{",
                     *step.lines, f"scf.yield {i2}, {j2} : index, index", "}"]
         return []
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import jaxprs
 from . import control_flow, elementwise
-from .builder import ELEMENTS
+from .builder import ELEMENTS, SUB_BYTE
 from .reductions import CONTRACTIONS
 from .shapes import VIEWS
 
@@ -20,7 +20,7 @@ def supports(eqn) -> str | None:
         return next((r for e in jaxprs.called_jaxpr(eqn).jaxpr.eqns if (r := supports(e))), None)
     dtypes = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
     for d in dtypes:
-        if d is not None and (not isinstance(d, np.dtype) or d.name not in ELEMENTS):
+        if d is not None and (not isinstance(d, np.dtype) or d.name not in ELEMENTS or d.name in SUB_BYTE):
             return f"dtype {d} has no register type on this target"
     if name in elementwise.RULES and name not in VIEWS:
         ins = [np.dtype(v.aval.dtype) for v in eqn.invars]

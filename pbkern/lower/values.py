@@ -17,6 +17,8 @@ from .nest import Buf, Expr, Pool, Write
 
 Index = tuple[Affine, ...]
 ZERO = Affine()
+# Vector operations per element of a select on index tests: nests are cut at them (predicates.py), few points pay.
+TEST_COST = 0.4
 
 
 class Value:
@@ -59,7 +61,11 @@ class Literal(Value):
 
 @dataclass(eq=False)
 class Lazy(Value):
-    """combine(pool, ix, operands pulled at route(ix)). `guard`: routes may leave the operands' bounds."""
+    """combine(pool, ix, operands pulled at route(ix)).
+
+    guard: routes may leave the operands' bounds; is_view: an index map of one operand; index_only: a function of its
+    index and of grid indices, which costs next to nothing because nests are cut where such a test changes.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -69,6 +75,7 @@ class Lazy(Value):
     cost: float = 0.0
     guard: bool = False
     is_view: bool = False
+    index_only: bool = False
 
     @property
     def ins(self) -> Sequence[Value]:
@@ -112,6 +119,7 @@ class Opaque(Value):
     operands: tuple[Value, ...]
     make: Callable[..., Stored]
     needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
+    takes_target: bool = False  # make(..., target=) may write where the value is wanted
 
     @property
     def ins(self) -> Sequence[Value]:
@@ -126,8 +134,15 @@ class Requests:
     forced: bool = False
 
 
+def is_index_only(v: Value) -> bool:
+    return isinstance(v, Literal) or (isinstance(v, Lazy) and v.index_only)
+
+
 def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
     return tuple(Affine.symbol(d) if n > 1 else ZERO for d, n in dims)
 
 
-__all__ = ["Contract", "Index", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO", "dims_index"]
+__all__ = [
+    "TEST_COST", "Contract", "Index", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO",
+    "dims_index", "is_index_only",
+]  # fmt: skip

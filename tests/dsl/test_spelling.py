@@ -175,7 +175,8 @@ def test_bodies_with_64_bit_python_numbers():
         f, types = SHAPED[case]
         out = jax.eval_shape(f, *types)
 
-        def body(*refs, f=f, n=len(types)):
+        def body(*refs, f=f, types=types):
+            n = len(types)
             wide = f(*[r[...] for r in refs[:n]]) + lax.iota(jnp.int64, 1)[0]
             refs[n][...] = wide.astype(F32)
 

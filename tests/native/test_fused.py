@@ -47,3 +47,18 @@ def test_random_graphs(seed, shape, count):
     rng = np.random.default_rng(seed)
     x, y = (jnp.asarray(rng.integers(-8, 9, size=shape) / 4, jnp.float32) for _ in range(2))
     checking.check(random_function(seed, count), x, y, tolerance=2e-2, left=True)
+
+
+def test_reductions_over_single_elements():
+    """Found by random graphs: merging nests drops dimensions of size 1, also reduced ones."""
+
+    def f(x):
+        e = jnp.exp(x - x.max(0, keepdims=True))
+        return x.max(0), e / e.sum(0)
+
+    checking.check(f, jnp.asarray([0.7], jnp.float32))
+    checking.check(f, jnp.asarray([[0.7, 0.1]], jnp.float32))
+
+
+def test_padded_gather_stays_inside():
+    checking.check(lambda x, i: jnp.pad(x[i % 4], ((1, 3), (2, 0))), *map(jnp.asarray, (np.eye(4, 5, dtype="f"), np.arange(6))))

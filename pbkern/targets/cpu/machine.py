@@ -72,10 +72,20 @@ def _cgroup_quota() -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
+def cpu_flags(cpuinfo: str) -> set[str]:
+    line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
+    return set(line[1].split()) if line else set()
+
+
+@functools.cache
+def has_bf16_pairs() -> bool:
+    """Whether the processor multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL)."""
+    return {"avx512_bf16", "avx512vl"} <= cpu_flags(_read(CPUINFO))
+
+
 def vector_bits(cpuinfo: str) -> tuple[int, str]:
     """(bits of the widest vectors, the flag that says so)."""
-    line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
-    flags = set(line[1].split()) if line else set()
+    flags = cpu_flags(cpuinfo)
     return next(((bits, f"flag {flag} in {CPUINFO}") for flag, bits in VECTOR_BITS if flag in flags), (128, "assumed"))
 
 

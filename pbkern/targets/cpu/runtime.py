@@ -404,5 +404,6 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
 
 
 GETTERS = "\n".join(
-    ["llvm.func @pbk_handler(!llvm.ptr) -> !llvm.ptr", "llvm.func @pbk_call(!llvm.ptr)", _getter("pbk_handler"), _getter("pbk_call")]
+    ["llvm.func @pbk_handler(!llvm.ptr) -> !llvm.ptr", "llvm.func @pbk_call(!llvm.ptr)",
+     _getter("pbk_handler"), _getter("pbk_call")]
 )

@@ -17,7 +17,7 @@ from ...lower.program import LowerOptions
 from ...machine import Machine
 from ..mlir import bindings
 from . import compile as cpu_compile
-from .machine import detected_machine
+from .machine import detected_machine, has_bf16_pairs
 from .params import CompilerParams
 
 DEFAULT_PARAMS = CompilerParams()
@@ -63,6 +63,7 @@ class CpuTarget:
             vector_bits=p.vector_width or self.machine().vector_bits,
             semantics=p.dimension_semantics,
             prefetch_steps=p.max_concurrent_steps - 1,
+            bf16_pairs=fast and has_bf16_pairs(),
         )
 
     def threads(self, kernel: Kernel) -> int:

@@ -1,0 +1,28 @@
+"""Fixtures for all tests: golden texts."""
+
+import pathlib
+
+import pytest
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts; review the diff as code")
+
+
+@pytest.fixture
+def golden(request):
+    """Compares a text with tests/golden/<test name>.txt."""
+    name = request.node.name.removeprefix("test_").replace("[", "-").replace("]", "")
+    path = GOLDEN / f"{name}.txt"
+
+    def check(text: str) -> None:
+        text = text.rstrip() + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"no golden text {path}; run pytest --update-golden"
+        assert text == path.read_text(), f"differs from {path}; run pytest --update-golden and review the diff"
+
+    return check

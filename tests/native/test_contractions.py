@@ -1,0 +1,94 @@
+"""Contractions through every path of lowering: packed panels, staged rows, pairs of bfloat16, matrix-vector, convolutions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pbkern
+from pbkern.targets.cpu.machine import has_bf16_pairs
+
+
+def draw(shape, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind in "iu":
+        return jnp.asarray(rng.integers(-5, 6, shape), dtype)
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def check(f, args, rtol, reference=None):
+    """Against the same function in float64 (integers: int64): relative to the largest result."""
+    got = np.asarray(pbkern.jit(f)(*args), np.float64)
+    with jax.enable_x64(True):
+        wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(jnp.int64) for a in args]
+        want = np.asarray((reference or f)(*wide), np.float64)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, atol=rtol * max(np.abs(want).max(initial=0), 1e-30), rtol=0)
+
+
+SHAPES = [(1, 1, 1), (3, 7, 5), (37, 50, 70), (128, 512, 96), (65, 1024, 130), (200, 31, 1), (1, 300, 200), (4, 2, 500)]
+
+
+@pytest.mark.parametrize("m,k,n", SHAPES)
+@pytest.mark.parametrize("transpose", ["nn", "nt", "tn", "tt"])
+def test_matmul(m, k, n, transpose):
+    a = draw((m, k) if transpose[0] == "n" else (k, m), seed=1)
+    b = draw((k, n) if transpose[1] == "n" else (n, k), seed=2)
+
+    def f(a, b):
+        return (a if transpose[0] == "n" else a.T) @ (b if transpose[1] == "n" else b.T)
+
+    check(f, (a, b), 1e-6 * max(k, 8) ** 0.5)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int32", "int8"])
+def test_dtypes(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        a, b = draw((33, 66), dtype, 1), draw((66, 50), dtype, 2)
+        f = lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32 if dtype == "int8" else None)  # noqa: E731
+        check(f, (a, b), {"float64": 1e-14, "float16": 2e-3, "bfloat16": 8e-3}.get(dtype, 0), jnp.matmul)
+
+
+@pytest.mark.skipif(not has_bf16_pairs(), reason="the processor has no AVX512-BF16")
+@pytest.mark.parametrize("m,k,n", [(64, 64, 64), (37, 50, 70), (5, 32, 9), (256, 512, 300)])
+def test_pairs_of_bfloat16_accumulate_in_float32(m, k, n):
+    a, b = draw((m, k), jnp.bfloat16, 1), draw((k, n), jnp.bfloat16, 2)
+    f = lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32)  # noqa: E731
+    assert "dpbf16ps" in pbkern.jit(f).as_text(a, b, stage="llvm")
+    check(f, (a, b), 1e-6 * k**0.5, jnp.dot)
+
+
+def test_batched_and_broadcast_operands():
+    check(lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k), (draw((2, 3, 17, 24)), draw((2, 3, 19, 24), seed=3)), 1e-5)
+    check(lambda q, k: jnp.einsum("bqhd,bkd->bhqk", q, k), (draw((2, 17, 3, 24)), draw((2, 19, 24), seed=3)), 1e-5)
+    check(lambda x, w: jnp.einsum("abc,cde->abde", x, w), (draw((2, 5, 24)), draw((24, 3, 33), seed=3)), 1e-5)
+
+
+def test_prologue_and_epilogue_are_fused():
+    def f(x, scale, w, b, r):
+        return jax.nn.gelu((x * scale) @ w + b) + r
+
+    args = (draw((40, 64)), draw((64,)), draw((64, 96)), draw((96,)), draw((40, 96)))
+    check(f, args, 1e-5)
+    pbkern.jit(f).kernels(*args)
+    assert len(pbkern.jit(f).kernels(*args)) == 1
+
+
+CONVOLUTIONS = {
+    "same": dict(window_strides=(1, 1), padding="SAME"),
+    "strided": dict(window_strides=(2, 3), padding="VALID"),
+    "asymmetric": dict(window_strides=(1, 2), padding=((1, 2), (0, 1)), rhs_dilation=(2, 1)),
+    "transposed": dict(window_strides=(1, 1), padding=((1, 2), (2, 1)), lhs_dilation=(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_convolution(name, layout, dtype):
+    x, w = draw((2, 9, 11, 4), dtype, 1), draw((3, 3, 4, 10), dtype, 2)
+    if layout[0] == "NCHW":
+        x, w = x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1)
+    f = lambda x, w: lax.conv_general_dilated(x, w, dimension_numbers=layout, **CONVOLUTIONS[name])  # noqa: E731
+    check(f, (x, w), 1e-5 if dtype == "float32" else 1e-2)

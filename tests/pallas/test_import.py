@@ -1,0 +1,414 @@
+"""pl.pallas_call kernels on CPU: blocks, grids, scratch, aliases, control flow and Refs mean what they mean in Pallas."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plt
+
+import pbkern
+from pbkern.dsl.text import rebuild, same_kernel
+from pbkern.errors import UnsupportedOp
+from pbkern.frontends.pallas import import_call
+
+F32 = jnp.float32
+
+
+def struct(*shape, dtype=F32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def imported(f, *args):
+    """The dsl.Kernel of the pallas_call in f."""
+    eqn = next(e for e in jax.make_jaxpr(f)(*args).jaxpr.eqns if e.primitive.name == "pallas_call")
+    return import_call(**{k: v for k, v in eqn.params.items() if k != "interpret"}).kernel
+
+
+def add_kernel(x_ref, y_ref, o_ref):
+    o_ref[...] = x_ref[...] + y_ref[...]
+
+
+def add(x, y, **options):
+    spec = pl.BlockSpec((8,), lambda i: (i,))
+    return pl.pallas_call(add_kernel, out_shape=x, grid=(4,), in_specs=[spec, spec], out_specs=spec, **options)(x, y)
+
+
+X, Y = np.arange(32, dtype="f4"), np.ones(32, "f4")
+
+
+def matmul(x, y, semantics=None):
+    def kernel(x_ref, y_ref, o_ref, acc_ref):
+        @pl.when(pl.program_id(2) == 0)
+        def _():
+            acc_ref[...] = jnp.zeros_like(acc_ref)
+
+        acc_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=F32)
+
+        @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+        def _():
+            o_ref[...] = acc_ref[...]
+
+    return pl.pallas_call(
+        kernel,
+        out_shape=struct(64, 64),
+        grid=(2, 2, 4),
+        in_specs=[pl.BlockSpec((32, 16), lambda i, j, k: (i, k)), pl.BlockSpec((16, 32), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((32, 32), lambda i, j, k: (i, j)),
+        scratch_shapes=[pltpu.VMEM((32, 32), F32)],
+        compiler_params=None if semantics is None else pltpu.CompilerParams(dimension_semantics=semantics),
+    )(x, y)
+
+
+# --- transformations -----------------------------------------------------------------------------------------------
+
+
+def test_works_under_jit_vmap_jvp_and_scan():
+    np.testing.assert_array_equal(jax.jit(add)(X, Y), X + 1)
+    batch = np.stack([X, 2 * X])
+    np.testing.assert_array_equal(jax.vmap(add, (0, None))(batch, Y), batch + 1)
+    np.testing.assert_array_equal(jax.jvp(add, (X, Y), (X, Y))[1], X + 1)
+    three = jax.jit(lambda x: jax.lax.scan(lambda c, _: (add(c, Y), None), x, None, length=3)[0])
+    np.testing.assert_array_equal(three(X), X + 3)
+
+
+def test_exports_as_the_interpreters_program():
+    exported = jax.export.export(jax.jit(add), platforms=["cpu"])(X, Y)
+    assert "pbkern" not in exported.mlir_module()
+    np.testing.assert_array_equal(exported.call(X, Y), X + 1)
+
+
+def test_interpret_mode_reaches_jax():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    for interpret in (True, pltpu.InterpretParams()):
+        f = jax.jit(pl.pallas_call(kernel, out_shape=struct(8, 128), interpret=interpret))
+        assert "pbkern" not in f.lower(np.ones((8, 128), "f4")).as_text()
+        np.testing.assert_array_equal(f(np.ones((8, 128), "f4")), 2)
+
+
+def test_uninstalled_lowering_is_jax_s():
+    pbkern.pallas.uninstall()
+    try:
+        with pytest.raises(Exception, match="interpret mode"):
+            jax.jit(add)(X, Y)
+    finally:
+        pbkern.pallas.install()
+    np.testing.assert_array_equal(jax.jit(add)(X, Y), X + 1)
+
+
+# --- grids and blocks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", [None, ("parallel", "parallel", "arbitrary"), ("arbitrary",) * 3])
+def test_scratch_accumulates_over_steps_in_order(semantics):
+    x, y = np.random.default_rng(0).standard_normal((2, 64, 64)).astype("f4")
+    np.testing.assert_allclose(jax.jit(functools.partial(matmul, semantics=semantics))(x, y), x @ y, rtol=1e-4, atol=1e-4)
+
+
+def test_revisited_outputs_accumulate():
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += x_ref[...]
+
+    f = pl.pallas_call(
+        kernel, out_shape=struct(1, 8), grid=(4,), in_specs=[pl.BlockSpec((1, 8), lambda i: (i, 0))],
+        out_specs=pl.BlockSpec((1, 8), lambda i: (0, 0)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(f(X.reshape(4, 8)), X.reshape(4, 8).sum(0, keepdims=True))
+
+
+def test_an_output_used_as_scratch_is_private_to_a_thread():
+    def kernel(x_ref, o_ref, total_ref):
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            total_ref[...] = jnp.zeros_like(total_ref)
+
+        total_ref[...] += x_ref[...]
+        o_ref[...] = total_ref[...]
+
+    x = np.random.default_rng(3).integers(0, 9, (64, 8, 512)).astype("f4")
+    block = pl.BlockSpec((None, None, 512), lambda i, j: (i, j, 0))
+    f = pl.pallas_call(
+        kernel, out_shape=(struct(64, 8, 512), struct(512)), grid=(64, 8), in_specs=[block],
+        out_specs=(block, pl.BlockSpec((512,), lambda i, j: (0,))),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+    )  # fmt: skip
+    for _ in range(5):
+        sums, last = f(x)
+        np.testing.assert_array_equal(sums, np.cumsum(x, 1))
+        np.testing.assert_array_equal(last, x[-1].sum(0))
+
+
+def test_dynamic_grid():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * pl.num_programs(0)
+
+    @jax.jit
+    def f(n, x):
+        spec = pl.BlockSpec((8,), lambda i: (i,))
+        return pl.pallas_call(
+            kernel, out_shape=x, grid=(n,), in_specs=[spec], out_specs=spec, input_output_aliases={0: 0}
+        )(x)
+
+    want = np.where(np.arange(32) < 16, X * 2, X)
+    np.testing.assert_array_equal(f(2, X), want)
+
+
+def test_scalar_prefetch_chooses_blocks():
+    def kernel(table_ref, x_ref, o_ref):
+        o_ref[...] = x_ref[...] + table_ref[pl.program_id(0)].astype(F32)
+
+    spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1, grid=(4,), in_specs=[pl.BlockSpec((8,), lambda i, table: (table[i],))],
+        out_specs=pl.BlockSpec((8,), lambda i, table: (i,)),
+    )  # fmt: skip
+    table = np.array([3, 1, 1, 0], np.int32)
+    got = pl.pallas_call(kernel, out_shape=struct(32), grid_spec=spec)(table, X)
+    np.testing.assert_array_equal(got, (X.reshape(4, 8)[table] + table[:, None]).ravel())
+
+
+def test_squeezed_element_and_ragged_blocks():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[1:] - x_ref[:-1]
+
+    f = pl.pallas_call(
+        kernel, out_shape=struct(3, 29), grid=(3, 4),
+        in_specs=[pl.BlockSpec((None, pl.Element(9, (0, 4))), lambda i, j: (i, j * 8))],
+        out_specs=pl.BlockSpec((None, 8), lambda i, j: (i, j)),
+    )  # fmt: skip
+    x = np.random.default_rng(1).standard_normal((3, 30)).astype("f4")
+    np.testing.assert_array_equal(f(x), np.diff(x))
+
+
+def test_named_grid():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + jax.lax.axis_index("row") * pl.num_programs(0)
+
+    spec = pl.BlockSpec((8,), lambda i: (i,))
+    f = pl.pallas_call(kernel, out_shape=struct(32), grid=(("row", 4),), in_specs=[spec], out_specs=spec)
+    np.testing.assert_array_equal(f(X), X + np.repeat(np.arange(4), 8) * 4)
+
+
+def test_blocks_that_are_not_written_keep_the_aliased_operand():
+    def kernel(x_ref, o_ref):
+        @pl.when(pl.program_id(0) % 2 == 0)
+        def _():
+            o_ref[...] = x_ref[...] * 2
+
+    spec = pl.BlockSpec((8,), lambda i: (i,))
+    f = pl.pallas_call(
+        kernel, out_shape=struct(32), grid=(4,), in_specs=[spec], out_specs=spec, input_output_aliases={0: 0}
+    )
+    want = X * np.repeat([2, 1, 2, 1], 8)
+    x = jnp.asarray(X)
+    np.testing.assert_array_equal(jax.jit(f)(x), want)
+    np.testing.assert_array_equal(x, X)  # not donated, so not overwritten
+    donating = jax.jit(f, donate_argnums=0)
+    address = x.unsafe_buffer_pointer()
+    got = donating(x)
+    np.testing.assert_array_equal(got, want)
+    assert got.unsafe_buffer_pointer() == address
+
+
+# --- Refs ----------------------------------------------------------------------------------------------------------
+
+
+def one_program(kernel, out, *args, **options):
+    return pl.pallas_call(kernel, out_shape=out, **options)(*args)
+
+
+A = np.arange(48, dtype="f4").reshape(6, 8)
+
+
+READS = [
+    (lambda r: r[1:5:2, pl.ds(2, 3)], A[1:5:2, 2:5]),
+    (lambda r: r.at[2:5].at[1][3:], A[3, 3:]),
+    (lambda r: r[jnp.arange(3) * 2], A[:6:2]),
+    (lambda r: r[-jnp.arange(3) - 1, jnp.arange(3)], A[[-1, -2, -3], [0, 1, 2]]),
+    (lambda r: r.reshape(8, 6)[2:4], A.reshape(8, 6)[2:4]),
+    (lambda r: r.reshape(2, 3, 8).at[1][1:, 2], A.reshape(2, 3, 8)[1, 1:, 2]),
+    (lambda r: r.T[3:5], A.T[3:5]),
+    (lambda r: r.T.at[3:5].at[1][2:], A.T[4, 2:]),
+    (lambda r: r.bitcast(jnp.int32)[1], A.view("i4")[1]),
+    (lambda r: r[jnp.int32(2) + jnp.arange(2)[0]], A[2]),
+]
+
+
+@pytest.mark.parametrize("read, want", READS)
+def test_reads_through_indices_and_transforms(read, want):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = read(x_ref)
+
+    np.testing.assert_array_equal(one_program(kernel, jax.ShapeDtypeStruct(want.shape, want.dtype), A), want)
+
+
+def changed(subscript, value, view=lambda a: a):
+    """A after view(A)[subscript] = value."""
+    out = A.copy()
+    view(out)[subscript] = value
+    return out
+
+
+WRITES = [
+    (lambda r: r.at[1:5:2, pl.ds(2, 3)].set(-jnp.ones((2, 3))), changed(np.s_[1:5:2, 2:5], -1)),
+    (lambda r: r.at[2:5].at[1].set(-jnp.ones(8)), changed(3, -1)),
+    (lambda r: r.reshape(8, 6).at[2:4].set(-jnp.ones((2, 6))), changed(np.s_[2:4], -1, lambda a: a.reshape(8, 6))),
+    (lambda r: r.T.at[3].set(jnp.arange(6.0)), changed(3, np.arange(6), lambda a: a.T)),
+    (lambda r: r.bitcast(jnp.int32).at[1].set(jnp.ones(8, jnp.int32)), changed(1, 1, lambda a: a.view("i4"))),
+]
+
+
+@pytest.mark.parametrize("write, want", WRITES)
+def test_writes_through_indices_and_transforms(write, want):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        write(o_ref)
+
+    np.testing.assert_array_equal(one_program(kernel, struct(6, 8), A), want)
+
+
+def test_masked_loads_and_stores():
+    def kernel(x_ref, o_ref):
+        at = pl.program_id(0) * 16 + jnp.arange(16)
+        value = plt.load(x_ref.at[at], mask=at < 20, other=7.0)
+        plt.store(o_ref.at[at], value + 1, mask=at < 30)
+
+    got = pl.pallas_call(kernel, out_shape=struct(30), grid=(2,))(np.arange(20, dtype="f4"))
+    np.testing.assert_array_equal(got, np.concatenate([np.arange(20) + 1, np.full(10, 8)]))
+
+
+def test_run_scoped_gives_private_memory_and_stays_parallel():
+    def f(x):
+        def kernel(x_ref, o_ref):
+            def scoped(a, b):
+                a[...] = x_ref[...] * 2
+                b[...] = a[...] + 1
+                o_ref[...] = a[...] + b[...]
+
+            pl.run_scoped(scoped, pltpu.VMEM((8,), F32), b=pltpu.VMEM((8,), F32))
+
+        spec = pl.BlockSpec((8,), lambda i: (i,))
+        return pl.pallas_call(kernel, out_shape=x, grid=(4,), in_specs=[spec], out_specs=spec)(x)
+
+    np.testing.assert_array_equal(f(X), X * 4 + 1)
+    assert all(s.scoped for s in imported(f, X).scratch)
+
+
+ATOMICS = {
+    plt.atomic_add: np.add,
+    plt.atomic_max: np.maximum,
+    plt.atomic_min: np.minimum,
+    plt.atomic_and: np.bitwise_and,
+    plt.atomic_or: np.bitwise_or,
+    plt.atomic_xor: np.bitwise_xor,
+}
+
+
+@pytest.mark.parametrize("atomic", ATOMICS)
+def test_atomics_reach_every_element_in_turn(atomic):
+    rng = np.random.default_rng(2)
+    at, values = rng.integers(0, 8, 64).astype("i4"), rng.integers(0, 255, 64).astype("i4")
+
+    def kernel(at_ref, x_ref, start_ref, o_ref):
+        atomic(o_ref, (at_ref[...],), x_ref[...])
+
+    spec = pl.BlockSpec((16,), lambda i: (i,))
+    whole = pl.BlockSpec((8,), lambda i: (0,))
+    f = pl.pallas_call(
+        kernel, out_shape=struct(8, dtype=jnp.int32), grid=(4,), in_specs=[spec, spec, whole], out_specs=whole,
+        input_output_aliases={2: 0}, compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+    )  # fmt: skip
+    want = np.full(8, 99, np.int32)
+    ATOMICS[atomic].at(want, at, values)
+    np.testing.assert_array_equal(f(at, values, np.full(8, 99, np.int32)), want)
+
+
+def test_compare_and_swap():
+    def kernel(lock_ref, o_ref, old_ref):
+        old_ref[0] = plt.atomic_cas(o_ref, 1, 5)
+        old_ref[1] = plt.atomic_cas(o_ref, 1, 6)
+
+    out = (struct(dtype=jnp.int32), struct(2, dtype=jnp.int32))
+    value, old = pl.pallas_call(kernel, out_shape=out, input_output_aliases={0: 0})(np.int32(1))
+    assert value == 5 and list(old) == [1, 5]
+
+
+def test_scan_with_inputs_and_outputs():
+    def kernel(x_ref, o_ref):
+        def step(total, row):
+            return total + row, total * 2
+
+        o_ref[...] = jax.lax.scan(step, jnp.zeros(8), x_ref[...])[1]
+
+    want = jax.lax.scan(lambda t, r: (t + r, t * 2), jnp.zeros(8), A)[1]
+    np.testing.assert_allclose(one_program(kernel, struct(6, 8), A), want)
+
+
+def test_int4_blocks():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = (x_ref[...].astype(jnp.int32) + 3).astype(jnp.int4)
+
+    x = jnp.arange(-8, 8).astype(jnp.int4)
+    got = one_program(kernel, jax.ShapeDtypeStruct((16,), jnp.int4), x)
+    np.testing.assert_array_equal(got.astype(int), ((np.arange(-8, 8) + 3 + 8) % 16) - 8)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e5m2, jnp.float8_e4m3fn])
+def test_8_bit_floats(dtype):
+    x = jnp.arange(256).astype(jnp.uint8).view(dtype)
+
+    def kernel(x_ref, wide_ref, narrow_ref):
+        wide_ref[...] = x_ref[...].astype(F32)
+        narrow_ref[...] = (x_ref[...].astype(F32) * 0.37).astype(dtype)
+
+    wide, narrow = one_program(kernel, (struct(256), jax.ShapeDtypeStruct((256,), dtype)), x)
+    np.testing.assert_array_equal(wide, x.astype(F32))
+    np.testing.assert_array_equal(narrow.astype(F32), (x.astype(F32) * 0.37).astype(dtype).astype(F32))
+
+
+# --- imported kernels are kernels ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("f, args", [(add, (X, Y)), (matmul, (np.ones((64, 64), "f4"),) * 2)])
+def test_imported_kernels_print_as_source_that_rebuilds_them(f, args):
+    k = imported(f, *args)
+    assert same_kernel(rebuild(str(k)), k)
+    np.testing.assert_allclose(pbkern.interpret(k, *args)[0], f(*args), rtol=1e-5)
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_what_needs_hardware_is_refused_at_the_user_s_line():
+    def kernel(x_ref, o_ref, sem):
+        pltpu.semaphore_signal(sem)
+        o_ref[...] = x_ref[...]
+
+    f = pl.pallas_call(kernel, out_shape=struct(8), scratch_shapes=[pltpu.SemaphoreType.REGULAR])
+    with pytest.raises(UnsupportedOp, match="semaphores"):
+        f(np.ones(8, "f4"))
+
+
+def test_a_primitive_without_rule_is_named_with_its_line():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.linalg.cholesky(x_ref[...])
+
+    with pytest.raises(UnsupportedOp, match=r"cholesky[^`]*`[\s\S]*test_import.py"):
+        one_program(kernel, struct(4, 4), np.eye(4, dtype="f4"))
+
+
+@pytest.mark.parametrize(
+    "params", [pltpu.CompilerParams(collective_id=1), plgpu.CompilerParams(profile_space=3, profile_dir="x")]
+)
+def test_compiler_params_without_counterpart_are_refused(params):
+    with pytest.raises(UnsupportedOp, match="collective_id|profile_space"):
+        add(X, Y, compiler_params=params)

@@ -1,0 +1,75 @@
+"""The benchmark command checks, measures and reports; the demo's cases agree with jax.jit."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import run
+from benchmarks.workloads import WORKLOADS
+from pbkern import cli, demo
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workload_equals_numpy_in_float64(name):
+    import pbkern
+
+    w = WORKLOADS[name]
+    assert run.check(w, pbkern.jit(w.function)) <= w.tolerance
+
+
+def test_command_writes_what_it_measured(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    assert run.main(["rms_norm", "--quick", "--peers", "jax,numpy", "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert set(row["timings"]) == {"pbkern", "jax", "numpy"}
+    assert all(0 < t["minimum"] <= t["median"] for t in row["timings"].values())
+    assert "rms_norm" in capsys.readouterr().out
+
+
+def test_pbkern_bench_passes_its_arguments_on(capsys):
+    assert cli.main(["bench", "rms_norm", "--quick", "--peers", ""]) == 0
+    assert "rms_norm" in capsys.readouterr().out
+
+
+def test_unknown_names_are_refused_with_the_known_ones(capsys):
+    for arguments in (["rms_norn"], ["rms_norm", "--peers", "jaxx"]):
+        with pytest.raises(SystemExit):
+            run.main(arguments)
+    assert "the workloads are blur" in capsys.readouterr().err
+
+
+def test_wrong_results_fail(monkeypatch, capsys):
+    w = WORKLOADS["rms_norm"]
+    monkeypatch.setitem(WORKLOADS, "rms_norm", run.dataclasses.replace(w, numpy=lambda x, g: x * 2))
+    assert run.main(["rms_norm", "--quick", "--peers", ""]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_the_limit_is_the_longest_of_arithmetic_memory_and_l3():
+    import pbkern
+
+    machine = pbkern.cpu.machine()
+    w = WORKLOADS["sum_of_squares"]
+    assert run.limit_seconds(w, machine) == pytest.approx((4 * 2**26 + 4) / machine.dram_bandwidth)
+    busy = run.dataclasses.replace(w, flops=1e15)
+    assert run.limit_seconds(busy, machine) == pytest.approx(1e15 / machine.flops("float32"))
+
+
+def test_demo_cases_agree_on_a_small_picture(monkeypatch):
+    monkeypatch.setattr(demo, "ROUNDS", 3)
+    image = np.random.default_rng(0).random((64, 96, 3), np.float32)
+    for case in demo.cases(image):
+        outcome = demo.run(case)
+        assert outcome.error <= case.tolerance, case.title
+        assert case.title in demo.line(case, outcome)
+
+
+def test_corners_are_marked_inside_the_picture(monkeypatch):
+    monkeypatch.setattr(demo, "HEIGHT", 96)
+    monkeypatch.setattr(demo, "WIDTH", 120)
+    response = np.zeros((92, 116), np.float32)
+    response[30, 40] = 1
+    marked = demo.mark_corners(np.zeros((96, 120, 3), np.float32), response, count=1)
+    ys, xs = np.nonzero(marked.any(-1))
+    assert (ys.min(), ys.max(), xs.min(), xs.max()) == (25, 39, 35, 49)

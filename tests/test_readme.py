@@ -1,0 +1,37 @@
+"""The README's Python runs, from top to bottom in one program, and prints what the README says it prints."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+README = pathlib.Path(__file__).parent.parent / "README.md"
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_snippets_run_in_order(tmp_path):
+    program = tmp_path / "readme.py"
+    program.write_text("\n".join(snippets("python")))
+    command = [sys.executable, program]
+    environment = os.environ | {"PYTHONPATH": str(README.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for printed in snippets("text"):
+        assert printed in done.stdout
+
+
+def test_links_lead_to_files():
+    for target in re.findall(r"\]\(([^)#]+)\)", README.read_text()):
+        assert (README.parent / target).exists(), target
+
+
+def test_every_option_is_documented():
+    from pbkern.options import AOT_ONLY, GPU_ONLY, TORCH_ONLY, CompileOptions
+
+    elsewhere = {*AOT_ONLY, *GPU_ONLY, *TORCH_ONLY, "execution_backend"}
+    table = README.read_text().split("## Compile options")[1].split("##")[0]
+    assert set(CompileOptions.__dataclass_fields__) - elsewhere <= set(re.findall(r"`(\w+)`", table))
