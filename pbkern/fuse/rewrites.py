@@ -174,6 +174,14 @@ def _reduce(eqn, operands):
     return results
 
 
+def _reduce_units(eqn, operands):
+    """Reductions over dimensions of size 1 only rename elements."""
+    (x,), axes = operands, eqn.params["axes"]
+    if x.dtype != eqn.outvars[0].aval.dtype or any(x.shape[d] != 1 for d in axes):
+        return None
+    return [lax.squeeze(x, axes) if axes else x]
+
+
 # Longer lines are left to a selection, which does not sort all of them.
 TOP_K_LINE = 1 << 14
 
@@ -240,6 +248,9 @@ REWRITES: dict[str, Rewrite] = {
     "reshape": _same,
     "split": _split,
     "reduce": _reduce,
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
+    ),
     "top_k": _top_k,
     "stack": _stack,
     "concatenate": _concatenate,
