@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from .access_windows import greatest, least
+from .pooling import scatter_to_winners
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
 
@@ -248,6 +249,7 @@ REWRITES: dict[str, Rewrite] = {
     "reshape": _same,
     "split": _split,
     "reduce": _reduce,
+    "select_and_scatter_add": scatter_to_winners,
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
     ),
