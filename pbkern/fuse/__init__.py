@@ -14,6 +14,7 @@ from ..machine import Machine
 from .carries import drop_dead_carries
 from .explain import Explanation, explain
 from .indexed import place_updates
+from .layouts import move_transposes
 from .literals import operands_as_equations
 from .partition import partition
 from .precision import set_precision
@@ -44,7 +45,8 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = drop_dead_carries(place_updates(simplify(closed, unsafe_math=unsafe)))
+    simple = move_transposes(simplify(closed, unsafe_math=unsafe))
+    simple = drop_dead_carries(place_updates(simple))
     simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
     if not getattr(options, "mlir_disable_fast_math", False):  # two stages reassociate sums
         simple = split_reductions(simple, machine)

@@ -31,9 +31,10 @@ from .time_blocks import block_time
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
 
-# Two contractions with a large value between them share a kernel even at this multiple of the modelled time:
-# what is not stored cannot fall out of the cache.
-CHAIN_SLACK = 1.02
+# Two contractions with a large value between them share a kernel even at this multiple of the modelled time, and so
+# do others at a smaller one: what is not stored cannot fall out of the cache.
+LARGE_SLACK = 1.05
+CHAIN_SLACK = 1.2
 
 
 def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
@@ -401,14 +402,18 @@ class Partitioner:
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
         # What is made of indices alone, such as a mask, needs no memory at all when it is fused.
-        slack = CHAIN_SLACK if not a.reads() else 1.0
+        slack = 1.0 if a.reads() else CHAIN_SLACK
+        between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
+        moved = schedule.cost.bytes_moved if schedule is not None else 0
+        if between > 0.5 * moved:
+            slack = max(slack, LARGE_SLACK)
         ok = schedule is not None and schedule.cost.seconds < before * slack
         if schedule is not None and self.chained(a, b):
-            # Attention gains, two layers of a network do not: the value between must outweigh all other
-            # traffic.
-            between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
-            ok = schedule.cost.seconds < before * CHAIN_SLACK and between > schedule.cost.bytes_moved
-            why = why or ("" if ok else "the value between two contractions is no larger than the rest")
+            # Attention gains, two layers of a network do not: the value between, or what both read, must outweigh
+            # all other traffic.
+            shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
+            ok = schedule.cost.seconds < before * CHAIN_SLACK and (between > moved or shared > 0.5 * moved)
+            why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
             self.drop(a)

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from .access_windows import greatest, least
+from .pooling import scatter_to_winners
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
 
@@ -174,6 +175,14 @@ def _reduce(eqn, operands):
     return results
 
 
+def _reduce_units(eqn, operands):
+    """Reductions over dimensions of size 1 only rename elements."""
+    (x,), axes = operands, eqn.params["axes"]
+    if x.dtype != eqn.outvars[0].aval.dtype or any(x.shape[d] != 1 for d in axes):
+        return None
+    return [lax.squeeze(x, axes) if axes else x]
+
+
 # Longer lines are left to a selection, which does not sort all of them.
 TOP_K_LINE = 1 << 14
 
@@ -240,6 +249,10 @@ REWRITES: dict[str, Rewrite] = {
     "reshape": _same,
     "split": _split,
     "reduce": _reduce,
+    "select_and_scatter_add": scatter_to_winners,
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
+    ),
     "top_k": _top_k,
     "stack": _stack,
     "concatenate": _concatenate,

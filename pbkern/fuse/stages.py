@@ -1,9 +1,10 @@
-"""Reductions of little parallelism -> two stages: partial results over runs of one axis, then the rest.
+"""Reductions and contractions of little parallelism -> two stages: partial results over runs of one axis, then the rest.
 
 A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output
 alone. `reduce(x, axes)` becomes `reduce(partial_reduce(x, axis, block), 0)`: the first is parallel over runs
-of `block` elements along one axis and takes the producers of x with it, the second is small. Sums are
-reassociated.
+of `block` elements along one axis and takes the producers of x with it, the second is small. A contraction whose
+result is small beside its operands becomes a batch of contractions over runs of the contracted axis and a sum; where a
+producer reads the same rows of a matrix, as in X^T (X w - y), one pass over it is left. Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
 from ..machine import Machine
@@ -19,13 +21,18 @@ from .simplify import retrace
 
 # Elements of one program of the first stage.
 RUN_ELEMENTS = 1 << 16
+# Bytes of the result of a contraction that is split, at most, and of its operands, at least.
+SPLIT_RESULT_BYTES = 1 << 17
+SPLIT_OPERAND_BYTES = 1 << 20
+# A split contraction is this many times as deep as its result is wide.
+SPLIT_DEPTH = 8
 # Below this many bytes a second kernel costs more than one core alone.
 SMALL_BYTES = 1 << 18
 
 
 def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
     """Splits the reductions that need it."""
-    if not any(_choose(e, machine) for e in closed.jaxpr.eqns):
+    if not any(_choose(e, machine) or _choose_depth(e, machine) for e in closed.jaxpr.eqns):
         return closed
 
     def split(eqn, operands):
@@ -39,7 +46,11 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
         )
         return [eqn.primitive.bind(partial, **reducer_params(name, (0,)))]
 
-    return retrace(closed, dict.fromkeys(REDUCERS, split))
+    def deepen(eqn, operands):
+        block = _choose_depth(eqn, machine)
+        return None if block is None else [_split_contraction(eqn, *operands, block)]
+
+    return retrace(closed, dict.fromkeys(REDUCERS, split) | {"dot_general": deepen})
 
 
 def _choose(eqn, machine: Machine) -> tuple[int, int] | None:
@@ -63,6 +74,45 @@ def _choose(eqn, machine: Machine) -> tuple[int, int] | None:
     line = math.prod(shape[d] for d in axes if d != axis) * (shape[-1] if width > 1 else 1)
     block = max(1, min(RUN_ELEMENTS // line, -(-shape[axis] // (4 * machine.cores))))
     return axis, _near_divisor(shape[axis], block)
+
+
+def _choose_depth(eqn, machine: Machine) -> int | None:
+    """Elements per run of the contracted axis of a contraction to be split, or None."""
+    if eqn.primitive.name != "dot_general":
+        return None
+    (lc, rc), batch = eqn.params["dimension_numbers"]
+    if len(lc) != 1 or batch != ((), ()):
+        return None
+    (lhs, rhs), out = (a.aval for a in eqn.invars[:2]), eqn.outvars[0].aval
+    depth = lhs.shape[lc[0]]
+    operand_bytes = sum(a.size * a.dtype.itemsize for a in (lhs, rhs))
+    result_bytes = out.size * max(out.dtype.itemsize, 4)
+    wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
+    if operand_bytes < SPLIT_OPERAND_BYTES or result_bytes > SPLIT_RESULT_BYTES or depth < SPLIT_DEPTH * wide:
+        return None
+    # A run's operands stay in the private cache; partial results are a small part of all traffic.
+    block = max(machine.l2_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
+    block = min(block, -(-depth // (4 * machine.cores)))
+    return _near_divisor(depth, block) if block else None
+
+
+def _split_contraction(eqn, x, y, block: int):
+    """dot(x, y) -> sum over runs of dot(run of x, run of y). Ragged last runs end in zeros."""
+    (lc, rc), _ = eqn.params["dimension_numbers"]
+    runs = -(-x.shape[lc[0]] // block)
+
+    def in_runs(z, axis: int):
+        missing = runs * block - z.shape[axis]
+        if missing:
+            z = lax.pad(z, np.zeros((), z.dtype), [(0, missing if d == axis else 0, 0) for d in range(z.ndim)])
+        return lax.reshape(z, (*z.shape[:axis], runs, block, *z.shape[axis + 1 :]))
+
+    out = eqn.outvars[0].aval
+    wide = out.dtype if out.dtype.itemsize >= 4 else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
+    (a, b), (l, r) = (in_runs(x, lc[0]), in_runs(y, rc[0])), (lc[0], rc[0])
+    params = {**eqn.params, "preferred_element_type": wide, "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,)))}
+    total = lax.reduce_sum_p.bind(eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,)))
+    return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)
 
 
 def _near_divisor(n: int, block: int) -> int:

@@ -75,3 +75,14 @@ def test_top_k():
     x = jnp.asarray([[3.0, 1, 3, jnp.nan, 2], [0, 0, 5, 5, -1]])
     check(lambda x: lax.top_k(x, 3), x)
     check(lambda x: lax.top_k(x, 4), ints(7, 40))
+
+
+@pytest.mark.parametrize("shape, window", [((2, 8, 12, 3), (2, 2)), ((1, 9, 7, 2), (3, 2)), ((2, 10, 8, 4), (1, 4))])
+def test_gradient_of_max_pooling(shape, window, monkeypatch):
+    def pool(x):
+        sizes = (1, *window, 1)
+        return (lax.reduce_window(x, -jnp.inf, lax.max, sizes, sizes, "VALID") ** 2).sum()
+
+    x = ints(*shape, high=4).astype(jnp.float32)  # with ties
+    check(jax.grad(pool), x)
+    check_blocks(monkeypatch, jax.grad(pool), x, seeds=range(2))

@@ -1,0 +1,54 @@
+"""Deep contractions are split into partial results, and a matrix that two products read is passed over once."""
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from pbkern.fuse import stages
+
+from .checking import check, check_blocks, planned, rand
+from .workloads import f32
+
+
+def descent(x, y, w):
+    return lax.fori_loop(0, 3, lambda _, w: w - 1e-3 * (x.T @ (x @ w - y)), w)
+
+
+DEEP = {
+    "X^T Y": (lambda x, y: x.T @ y, (400, 5), (400, 3)),
+    "ragged runs": (lambda x, y: x.T @ y, (397, 5), (397, 3)),
+    "rows": (lambda x, y: x @ y, (3, 401), (401, 2)),
+    "vectors": (lambda x, y: x @ y, (501,), (501,)),
+    "producers": (lambda x, y: (jnp.tanh(x) * 2).T @ jnp.exp(-y * y), (397, 5), (397, 3)),
+    "two products": (lambda x, w: x.T @ (x @ w), (397, 6), (6,)),
+    "gradient descent": (descent, (397, 6), (397,), (6,)),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_contractions_equal_jax(name, monkeypatch):
+    monkeypatch.setattr(stages, "SPLIT_OPERAND_BYTES", 1)
+    monkeypatch.setattr(stages, "SPLIT_DEPTH", 1)
+    f, *shapes = DEEP[name]
+    args = [rand(*s, seed=n) for n, s in enumerate(shapes)]
+    check(f, *args, tolerance=1e-3)
+    check_blocks(monkeypatch, f, *args, seeds=range(2), tolerance=1e-3)
+
+
+def test_half_precision_adds_partial_results_in_single(monkeypatch):
+    monkeypatch.setattr(stages, "SPLIT_OPERAND_BYTES", 1)
+    monkeypatch.setattr(stages, "SPLIT_DEPTH", 1)
+    x = rand(640, 6, dtype="bfloat16")
+    plan = check(lambda x: x.T @ x, x, tolerance=2e-2)
+    assert any(e.params.get("preferred_element_type") == jnp.float32 for e in plan.jaxpr.eqns)
+
+
+@pytest.mark.parametrize("rows, columns", [(10000, 200), (20011, 64)])
+def test_gradient_descent_reads_its_matrix_once_per_step(rows, columns):
+    plan = planned(descent, f32(rows, columns), f32(rows), f32(columns))
+    assert len(plan.kernels()) == 2, str(plan.explanation)
+
+
+def test_wide_results_are_not_split():
+    plan = planned(lambda x, y: x.T @ y, f32(4096, 512), f32(4096, 512))
+    assert len(plan.kernels()) == 1
