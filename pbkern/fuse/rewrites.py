@@ -36,7 +36,7 @@ def _convert(eqn, operands):
     same = _same(eqn, operands)
     if same is not None:
         return same
-    return [lax.convert_element_type_p.bind(x, **{**eqn.params, "weak_type": False})]
+    return [lax.convert_element_type_p.bind(x, new_dtype=eqn.params["new_dtype"], weak_type=False, sharding=None)]
 
 
 def _mul(eqn, operands):
