@@ -540,7 +540,12 @@ class Builder:
         source, target = np.dtype(source), np.dtype(target)
         el = compute_el(target)
         if el == "i1":
-            return self.cmp("ne", x, self.c(0, x.el)) if x.el != "i1" else x
+            if x.el == "i1":
+                return x
+            if is_float(x.el) and source.itemsize < 4:  # as XLA: what is subnormal only in 16 bits is true on every thread
+                whole = int_el(x.el)
+                x = self.and_(self.bitcast(x, whole), self.c((1 << (BITS[whole] - 1)) - 1, whole))
+            return self.cmp("ne", x, self.c(0, x.el))
         if is_float(x.el) and is_float(el):
             if source == target:
                 return x
