@@ -46,14 +46,15 @@ def plan(
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = move_transposes(simplify(closed, unsafe_math=unsafe))
-    simple = drop_dead_carries(place_updates(simple))
+    strict = bool(getattr(options, "strict_target", False))
+    simple = drop_dead_carries(place_updates(simple, strict))
     simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
     if not getattr(options, "mlir_disable_fast_math", False):  # two stages reassociate sums
         simple = split_reductions(simple, machine)
     simple = operands_as_equations(simple)
     parts = partition(simple, machine, supports, options)
     segments = make_segments(name, simple, parts.nodes, params_for)
-    if getattr(options, "strict_target", False):
+    if strict:
         refuse_leftovers(name, segments)
     made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, nodes=parts.nodes)
     made.explanation = explain(name, parts, made)

@@ -183,21 +183,6 @@ def _reduce_units(eqn, operands):
     return [lax.squeeze(x, axes) if axes else x]
 
 
-# Longer lines are left to a selection, which does not sort all of them.
-TOP_K_LINE = 1 << 14
-
-
-def _top_k(eqn, operands):
-    """A stable sort of the line turned round, turned back: NaN is largest, earlier elements win ties."""
-    (x,), p = operands, eqn.params
-    axis, k = p.get("axis", x.ndim - 1), p["k"]
-    if k == 0 or x.shape[axis] > TOP_K_LINE or x.dtype.kind == "c":
-        return None
-    index = lax.broadcasted_iota(np.int32, x.shape, axis)
-    found = lax.sort((lax.rev(x, (axis,)), lax.rev(index, (axis,))), dimension=axis, num_keys=1)
-    return [lax.slice_in_dim(lax.rev(y, (axis,)), 0, k, axis=axis) for y in found]
-
-
 def _conv(eqn, operands):
     """Padding and input dilation become pad."""
     (x, w), p = operands, eqn.params
@@ -253,7 +238,6 @@ REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
     ),
-    "top_k": _top_k,
     "stack": _stack,
     "concatenate": _concatenate,
     "conv_general_dilated": _conv,

@@ -73,8 +73,10 @@ def test_reductions_with_bodies():
 
 def test_top_k():
     x = jnp.asarray([[3.0, 1, 3, jnp.nan, 2], [0, 0, 5, 5, -1]])
-    check(lambda x: lax.top_k(x, 3), x)
-    check(lambda x: lax.top_k(x, 4), ints(7, 40))
+    check(lambda x: lax.top_k(x, 3), x, strict_target=True)
+    check(lambda x: lax.top_k(x, 4), ints(7, 40), strict_target=True)
+    check(lambda x: lax.top_k(x, 4), ints(7, 40), left=True)
+    check(lambda x: lax.scan(lambda c, r: (c, lax.top_k(r + c, 2)), x[0], x)[1], X)
 
 
 @pytest.mark.parametrize("shape, window", [((2, 8, 12, 3), (2, 2)), ((1, 9, 7, 2), (3, 2)), ((2, 10, 8, 4), (1, 4))])
