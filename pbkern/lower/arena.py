@@ -67,4 +67,5 @@ def _touched(stmts: list[Stmt]) -> set[Buf]:
 
 
 def _nodes(e) -> list:
-    return [e, *(n for a in e.args for n in _nodes(a))]
+    """Every distinct node of an expression."""
+    return Nest({}, writes=[Write(Buf("", (), e.dtype), (), e)]).nodes()
