@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .nest import Buf, For, If, Let, Nest, Sort, Stmt, Trace, While
+from .nest import Buf, For, If, Let, Nest, Sort, Stmt, Trace, While, Write
 
 ALIGNMENT = 64
 
