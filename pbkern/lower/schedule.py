@@ -16,6 +16,8 @@ from .nest import Expr, Nest
 ACCUMULATOR_REGISTERS = 28
 # Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
 MAX_POINT_NODES = 420
+# An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
+MAX_TILE_NODES = 1200
 
 
 @dataclass
@@ -240,7 +242,8 @@ def _cap(nest: Nest, sched: NestSchedule) -> None:
     if sched.transpose is not None:
         return
     nodes = max(len(nest.nodes()), 1)
-    while math.prod(sched.jam.values()) * sched.unroll * nodes > MAX_POINT_NODES:
+    limit = MAX_TILE_NODES if any(r.op.startswith("dot") for r in nest.reductions) else MAX_POINT_NODES
+    while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:
         if sched.unroll > 1:
             sched.unroll //= 2
         elif any(n > 1 for n in sched.jam.values()):
