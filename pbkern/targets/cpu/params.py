@@ -29,7 +29,7 @@ class CompilerParams:
         asynchronous copies; it prefetches the blocks of the next max_concurrent_steps - 1 steps. Default 1: none.
       allow_input_fusion: per operand, whether a producer outside may be computed in this kernel in place of being
         read. A permission, not an order, and one that this target does not use yet: producers of hand-written
-        kernels run as kernels of their own. None, the default: wherever it pays.
+        kernels run as kernels of their own. None, the default: permitted for all.
     """
 
     approx_math: bool = False
