@@ -75,12 +75,12 @@ def test_long_functions_are_cut_quickly():
             x = jax.nn.softmax(jnp.tanh(x * 1.1) + x) + x
         return x.sum()
 
-    start = time.perf_counter()
+    start = time.process_time()
     jax.make_jaxpr(jax.grad(f))(X)
-    plain = time.perf_counter() - start
-    start = time.perf_counter()
+    plain = time.process_time() - start
+    start = time.process_time()
     jax.make_jaxpr(jax.grad(pbkern.jit(f)))(X)
-    assert time.perf_counter() - start < 5 * plain + 2
+    assert time.process_time() - start < 5 * plain + 2
 
 
 def test_maximum_flow_finds_the_bottleneck():

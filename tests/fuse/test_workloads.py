@@ -31,6 +31,6 @@ def test_equals_jax_at_odd_blocks(name, monkeypatch):
 def test_planning_ten_ops_is_quick():
     f, _, types, _ = WORKLOADS["bias_gelu"]
     planned(f, *types)
-    begin = time.perf_counter()
+    begin = time.process_time()
     planned(f, *types)
-    assert time.perf_counter() - begin < 0.1
+    assert time.process_time() - begin < 0.1
