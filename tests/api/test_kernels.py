@@ -152,3 +152,16 @@ def test_targets_command(capsys):
 def test_command_errors(script, capsys, where, args, message):
     assert main(["explain", where.format(script), *(["--args", *args] if args else [])]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_shardings_over_an_empty_mesh_are_dropped():
+    """Derivatives leave them in parameters; they say nothing, and have no place in printed source."""
+    nowhere = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((), ()), jax.sharding.PartitionSpec(None))
+
+    def f(x):
+        convert = jax.lax.convert_element_type_p
+        return convert.bind(x * 2, new_dtype=np.dtype(np.int32), weak_type=False, sharding=nowhere) + 1
+
+    x = jnp.arange(4.0)
+    np.testing.assert_array_equal(pbkern.jit(f)(x), [1, 3, 5, 7])
+    assert "sharding" not in pbkern.jit(f).kernels(x)[0].source()
