@@ -63,7 +63,6 @@ class StoreItem:
     value: Value
     mask: Value | None = None
     guard: bool = False
-    op: str = "set"
     at: str | None = None
 
 
@@ -394,7 +393,7 @@ class BodyBuilder:
             args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
         nest.reductions.append(Reduction(v.op, tuple(args), v.acc_dtype))
         acc = self.pool.make("acc", v.acc_dtype, len(nest.reductions) - 1)
-        return acc if v.finish is None else v.finish(self.pool, acc)
+        return acc
 
     # ---------------------------------------------------------------- statements
 
@@ -428,7 +427,7 @@ class BodyBuilder:
     def _store(self, item: StoreItem) -> None:
         """The nest of a store; contractions and concatenations that only it wants are made in place."""
         v = self.resolve(item.value)
-        plain = item.mask is None and item.op == "set"
+        plain = item.mask is None
         target = Stored(v.shape, v.dtype, item.buf, item.place, item.guard)
         if plain and isinstance(v, Contract):
             self.materialise(v, into=target)
@@ -477,7 +476,7 @@ class BodyBuilder:
         memo: dict = {}
         e = self.pull(value, ix, nest, False, memo)
         mask = None if item.mask is None else self.pull(item.mask, ix, nest, False, memo)
-        nest.writes.append(Write(item.buf, item.place(ix), e, not nest.rdims, item.guard, mask, item.op))
+        nest.writes.append(Write(item.buf, item.place(ix), e, not nest.rdims, item.guard, mask))
         return nest
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:

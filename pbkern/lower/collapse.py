@@ -106,7 +106,7 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
     def write(w: Write) -> Write:
         buf, index = access(w.buf, w.index)
         mask = None if w.mask is None else pool.rewrite(w.mask, replace)
-        return Write(buf, index, pool.rewrite(w.value, replace), w.inner, w.guard, mask, w.op)
+        return Write(buf, index, pool.rewrite(w.value, replace), w.inner, w.guard, mask)
 
     dims = {d: n * nest.dims[a] if d == b else n for d, n in nest.dims.items() if d != a}
     return Nest(dims, tuple(d for d in nest.rdims if d != a),

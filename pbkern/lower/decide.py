@@ -42,6 +42,9 @@ class _Decision:
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
         self.whole_stores: dict[object, int] = {}
+        self.contracts = {id(v) for v in items if isinstance(v, Contract)}
+        self.products = {id(v) for v in items if isinstance(v, Contract) and v.op == "dot"}
+        self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
         self.layouts: dict[int, tuple[int, ...]] = {}
         self.costs = self._costs(items)
         for item in reversed(items):
@@ -127,7 +130,7 @@ class _Decision:
         return order
 
     def _walked(self, root, ix, usual: tuple[int, ...]) -> tuple[int, ...]:
-        if root in self._contracts():
+        if root in self.products:
             return usual  # operands of products are packed as the microkernel wants them
         depth = {d: k for k, d in enumerate(self.roots[root])}
         inner = [max((depth.get(s, -1) for s in i.symbols), default=-1) for i in ix]
@@ -137,7 +140,7 @@ class _Decision:
         cost = self.costs[id(v)]
         if v.is_view or cost == 0:
             return False
-        if v.guard and any(isinstance(root, int) and self._is_contract(root) for root, _ in places):
+        if v.guard and any(root in self.contracts for root, _ in places):
             return True  # a padded operand of a reduction: tests would run at every step
         if any(self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places):
             return True
@@ -148,17 +151,7 @@ class _Decision:
         return cost > STORE_WORTH and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
 
     def _is_contract_operand(self, root) -> bool:
-        return isinstance(root, int) and bool(self.roots[root]) and root in self._contracts()
-
-    def _is_contract(self, root: int) -> bool:
-        if not hasattr(self, "_all_contracts"):
-            self._all_contracts = {id(v) for v in self.builder.items if isinstance(v, Contract)}
-        return root in self._all_contracts
-
-    def _contracts(self) -> set[int]:
-        if not hasattr(self, "_contract_ids"):
-            self._contract_ids = {id(v) for v in self.builder.items if isinstance(v, Contract) and v.op == "dot"}
-        return self._contract_ids
+        return root in self.products and bool(self.roots[root])
 
     def _reuse(self, root, ix) -> int:
         """How many points of the root's space read one element."""
@@ -175,10 +168,8 @@ class _Decision:
         if r.forced or len(r.places) != 1 or v.ordered:
             return False
         ((root, ix),) = r.places
-        if not (isinstance(root, tuple) or root not in self._contract_like(root)):
-            return False
-        if self.roots.get(("contracts in", root)) or isinstance(root, tuple) and root[0] == "let":
-            return False
+        if root in self.contracts or root in self.hosts or isinstance(root, tuple) and root[0] == "let":
+            return False  # no nest of its own, or it has a contraction inside already
         space = {d for d, n in self.roots[root].items() if n > 1}
         named = [i for i in ix if i.terms]
         if any(len(i.terms) != 1 or i.terms[0][1] != 1 or i.const for i in named):
@@ -191,12 +182,8 @@ class _Decision:
         symbols = [i.terms[0][0] for i in named]
         if len(set(symbols)) != len(symbols) or set(symbols) != space:
             return False
-        self.roots[("contracts in", root)] = {"taken": 1}
+        self.hosts.add(root)
         return True
-
-    def _contract_like(self, root) -> set:
-        """Roots that are contractions themselves cannot take another one inside."""
-        return {root} if any(id(v) == root and isinstance(v, Contract) for v in self.builder.items) else set()
 
 
 def _reads_memory_only(v: Value) -> bool:

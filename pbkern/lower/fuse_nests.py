@@ -101,7 +101,7 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
                   if d not in dims or dims[d].terms)
     return Nest(kept, rdims, [Reduction(r.op, tuple(pool.rename(e, dims) for e in r.args), r.dtype) for r in n.reductions],
                 [Write(w.buf, ix(w.index), pool.rename(w.value, dims), w.inner, w.guard,
-                       None if w.mask is None else pool.rename(w.mask, dims), w.op) for w in n.writes], n.ordered, n.at)
+                       None if w.mask is None else pool.rename(w.mask, dims)) for w in n.writes], n.ordered, n.at)
 
 
 def _independent(first: Nest, second: Nest) -> bool:
@@ -154,7 +154,7 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
         Reduction(r.op, tuple(pool.rewrite(e, replace) for e in r.args), r.dtype) for r in second.reductions]
     writes = list(first.writes) + [
         Write(w.buf, w.index, pool.rewrite(w.value, replace), w.inner, w.guard,
-              None if w.mask is None else pool.rewrite(w.mask, replace), w.op) for w in second.writes]
+              None if w.mask is None else pool.rewrite(w.mask, replace)) for w in second.writes]
     dims = dict(first.dims)
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)

@@ -169,8 +169,7 @@ class Reduction:
 class Write:
     """buf[index] = value. `inner` writes run at every point, others once the reduction dimensions are done.
 
-    `mask` (an Expr) and `guard` (indices may lie outside: such points are dropped) make it conditional; `op` is
-    "set", or "add" to accumulate into memory.
+    `mask` (an Expr) and `guard` (indices may lie outside: such points are dropped) make it conditional.
     """
 
     buf: Buf
@@ -179,7 +178,6 @@ class Write:
     inner: bool = True
     guard: bool = False
     mask: Expr | None = None
-    op: str = "set"
 
 
 @dataclass
@@ -221,10 +219,9 @@ class Nest:
         names = self._name_shared(rows)
         rows += [f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}" for k, r in enumerate(self.reductions)]
         for w in self.writes:
-            sign = {"set": "=", "add": "+="}[w.op]
             tail = ("" if w.inner else "  (after)") + (f"  if {w.mask.text(names)}" if w.mask is not None else "")
             target = f"{w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''}"
-            rows.append(f"  {target} {sign} {w.value.text(names)}{tail}")
+            rows.append(f"  {target} = {w.value.text(names)}{tail}")
         return "\n".join(rows)
 
     def _name_shared(self, rows: list[str]) -> dict[int, str]:

@@ -161,7 +161,7 @@ def _panel(
     r = nest.reductions[0]
     args = tuple(packed if a is moving else renamed(a) for a in r.args)
     writes = [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), renamed(w.value), w.inner, w.guard,
-                    None if w.mask is None else renamed(w.mask), w.op) for w in nest.writes]
+                    None if w.mask is None else renamed(w.mask)) for w in nest.writes]
     product = Nest(dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at)
     product.schedule = contraction_tile(product, column, vector_bits)[1]
     return [copy, product]

@@ -63,9 +63,9 @@ def _simplified(n: Nest, pool: Pool, bounds: Bounds) -> Nest:
     known = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
     fold = _Folder(pool, known)
     writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not fold.inside(w.buf, w.index),
-                    None if w.mask is None else fold(w.mask), w.op) for w in n.writes]
+                    None if w.mask is None else fold(w.mask)) for w in n.writes]
     writes = [w if w.mask is None or not _is(w.mask, True) else
-              Write(w.buf, w.index, w.value, w.inner, w.guard, None, w.op) for w in writes]
+              Write(w.buf, w.index, w.value, w.inner, w.guard, None) for w in writes]
     reductions = [Reduction(r.op, tuple(map(fold, r.args)), r.dtype) for r in n.reductions]
     return Nest(n.dims, n.rdims, reductions, writes, n.ordered, n.at)
 
@@ -189,4 +189,4 @@ def _piece(n: Nest, d: str, low: int, high: int, pool: Pool) -> Nest:
         {k: (high - low if k == d else size) for k, size in n.dims.items()}, n.rdims,
         [Reduction(r.op, tuple(pool.rename(e, rename) for e in r.args), r.dtype) for r in n.reductions],
         [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), pool.rename(w.value, rename), w.inner, w.guard,
-               None if w.mask is None else pool.rename(w.mask, rename), w.op) for w in n.writes], n.ordered, n.at)
+               None if w.mask is None else pool.rename(w.mask, rename)) for w in n.writes], n.ordered, n.at)

@@ -120,7 +120,7 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
 
     def nest(n: Nest) -> Nest:
         writes = [Write(w.buf, tuple(map(affine, w.index)), expr(w.value), w.inner, w.guard,
-                        None if w.mask is None else expr(w.mask), w.op) for w in n.writes]
+                        None if w.mask is None else expr(w.mask)) for w in n.writes]
         return Nest(n.dims, n.rdims, [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in n.reductions],
                     writes, n.ordered, n.at)
 

@@ -88,7 +88,6 @@ class Contract(Value):
 
     dims: (name, size) of every dimension; rdims: the reduced ones; out: index of the result per axis of `shape`;
     operands at `routes`; `op` as in nest.Reduction. `ordered` (cumulative): the result is written at every point.
-    `finish` maps the accumulator expression to the value (or None).
     """
 
     shape: tuple[int, ...]
@@ -101,7 +100,6 @@ class Contract(Value):
     op: str
     acc_dtype: np.dtype
     ordered: bool = False
-    finish: Callable[[Pool, Expr], Expr] | None = None
     index_arg: Affine | None = None  # argmax / argmin: position along the reduced axis
     at_line: str | None = None
 
