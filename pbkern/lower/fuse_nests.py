@@ -10,6 +10,7 @@ from .collapse import Aliases, collapse
 from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 from .pack import pack
 from .predicates import Bounds, decide_tests
+from .strips import skip_masked
 
 SINGLE = "one"  # a dimension of size 1
 
@@ -17,6 +18,7 @@ SINGLE = "one"  # a dimension of size 1
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
+    stmts = skip_masked(stmts, builder, options.vector_bits)
     return _shape_all(stmts, builder, options, Aliases())
 
 
