@@ -604,6 +604,8 @@ class NestEmitter:
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
         t = f"vector<{lanes}x{el}>"
+        if c == 1 and buf.root in w.nest.fetch:
+            self._fetch(w, block, buf, index, p)
         if c == 1 and live is None:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         zero = b.c(0, el).name
@@ -619,6 +621,13 @@ class NestEmitter:
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
                                  f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
+
+    def _fetch(self, w: _Walk, block: Block, buf: Buf, index, p: Point) -> None:
+        """Asks for the line that a later step loads; addresses behind the end do not fault."""
+        flat = self._flat(buf, index)
+        offset = sum(flat.coefficient(d) * o for d, o in p.items()) + w.nest.fetch[buf.root]
+        _, address = self.text.affine(block, flat, offset)
+        block.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
 
     def _load_word(self, block: Block, buf: Buf, index, p: Point, el: str) -> Ssa:
         """One element that spans several of the buffer it reinterprets."""

@@ -1,16 +1,12 @@
-"""Nests that walk one long dimension -> loops over strips of it, which skip strips that masks silence.
+"""Runs of nests that walk one dimension in step -> loops over strips of it, inside of which the nests take turns.
 
-Before -> after, for causal attention (rows r of a block, keys k; every nest over all 1024 keys):
+    for all k: s[k] = ...                      for each strip:  s = ..., m' = max(m', s)
+    m = max s[k]                               m = max m'
+    for all k: p[k] = f(s[k], m)       ->      for each strip:  p = f(s, m), l' += p
+    l = sum p[k]                               l = sum l'
 
-    s[r, k] = sum q[r] k[k]                         m' = lowest
-    m[r] = max where(r >= k, s[r, k], c)            for strip < live strips:  s[strip] = ..., m' = max(m', ...)
-    p[r, k] = exp(where(r >= k, s, c) - m[r])       m = max m'
-    l[r] = sum p[r, k]                              test that exp(c - m[r]) is 0 in all rows; if not, all strips are live
-    o[r] = sum p[r, k] v[k]                         for strip < live strips:  p = ..., l' += p, o' += p v[strip]
-
-A reduction keeps its state between strips in memory, one value per lane. The masked elements contribute what `spans.outside`
-finds: the fill value of a maximum is its starting value, a sum must find zeros. Values under a product's zeros are not
-read: an infinity there would have made the result NaN.
+A reduction along the dimension keeps its state between strips in memory, one value per lane; what reads its result waits
+for another loop. Scratch that one loop alone touches holds one strip. masked.py and reuse.py say when this pays.
 """
 
 from __future__ import annotations
@@ -18,43 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..affine import Affine
-from . import arena
-from .nest import Buf, Expr, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from .reductions import IDENTITY
 from .schedule import flat_coefficient, register_bits
-from .spans import EVERYWHERE, Span, live_span, outside
 
-INT32 = np.dtype(np.int32)
-# A power of two: strip numbers are shifts. A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
-STRIP = 64
-# Shorter dimensions are not worth the loops.
-MIN_STRIPS = 4
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
 
 
-def skip_masked(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
-    """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too."""
-    out: list[Stmt] = []
-    for s in stmts:
-        match s:
-            case If(index=i, branches=bs):
-                s = If(i, [skip_masked(b, builder, vector_bits) for b in bs])
-            case For(counter=c, trips=t, body=b):
-                s = For(c, t, skip_masked(b, builder, vector_bits))
-            case While(condition=c, predicate=p, body=b):
-                s = While(skip_masked(c, builder, vector_bits), p, skip_masked(b, builder, vector_bits))
-        out.append(s)
-    for low, high in list(_runs(out))[::-1]:
-        out[low:high] = _strips_of_run(out[low:high], arena.touched(out[:low] + out[high:]), builder, vector_bits)
-    return out
-
-
-def _runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests."""
+def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
+    """[low, high) of neighbouring nests, two at least."""
     low = 0
     for at in range(len(stmts) + 1):
         if at == len(stmts) or not isinstance(stmts[at], Nest):
@@ -63,58 +33,38 @@ def _runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
             low = at + 1
 
 
-def _strips_of_run(run: list[Stmt], elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt]:
-    seeds, span = _masked(run)
-    chain = _Chain.find(run, seeds, elsewhere) if seeds else None
-    if chain is None or not chain.settle(span, builder.pool):
-        return run
-    return _Rewrite(run, chain, span, builder, vector_bits).statements() or run
-
-
-def _masked(run: list[Nest]) -> tuple[dict[int, str], Span]:
-    """Position -> dimension of the nests with masks that move with the program, and the span of those masks."""
-    found = {(at, d): span for at, n in enumerate(run) for d, size in n.dims.items()
-             if size >= STRIP * MIN_STRIPS and (span := live_span(n, d))}
-    return ({at: d for at, d in found}, next(iter(found.values()))) if len(set(found.values())) == 1 else ({}, EVERYWHERE)
-
-
 # ---------------------------------------------------------------- which nests take part
 
 
 @dataclass
-class _Chain:
-    """Nests of a run that walk the long dimension: position -> their name of it. `axes`: of the scratch between them.
+class Chain:
+    """Nests of a run that walk one dimension in step.
 
-    needs: position -> values that must be zero for the nest to do without what lies outside the span.
-    starts: (position, reduction) -> what a maximum or minimum takes from outside.
-    fills: buffer -> (its write, value outside the span in the writer's dimensions, None where that is anything).
+    dims: position in the run -> the nest's name of the dimension; size: its length; axes: where it is in what they write
+    for each other.
     """
 
     run: list[Nest]
     dims: dict[int, str]
     size: int
     axes: dict[Buf, int] = field(default_factory=dict)
-    needs: dict[int, list[Expr]] = field(default_factory=dict)
-    starts: dict[tuple[int, int], Expr] = field(default_factory=dict)
-    fills: dict[Buf, tuple[Write, Expr | None]] = field(default_factory=dict)
 
     @staticmethod
-    def find(run: list[Nest], seeds: dict[int, str], elsewhere: set[Buf]) -> _Chain | None:
-        """Follows scratch buffers from the seeds; None where some access is not at the very index of the dimension."""
+    def find(run: list[Nest], seeds: dict[int, str]) -> Chain | None:
+        """Follows what nests write from the seeds; None where some access is not at the very index of the dimension."""
         sizes = {run[at].dims[d] for at, d in seeds.items()}
-        if len(sizes) != 1:
+        if len(sizes) != 1 or any(run[at].ordered for at in seeds):
             return None
-        chain, followed = _Chain(run, dict(seeds), sizes.pop()), -1
+        users = _users(run)
+        chain, followed = Chain(run, dict(seeds), sizes.pop()), -1
         while followed != len(chain.dims):
             followed = len(chain.dims)
             for at, d in list(chain.dims.items()):
-                for buf, index, written in _accesses(run[at]):
-                    if buf in chain.axes or not any(i is not None and d in i.symbols for i in index):
-                        continue
-                    if not buf.arena or buf.storage is not None or buf in elsewhere:
-                        if written:
-                            return None  # all of it is wanted
-                    elif not chain._take(buf, index, d):
+                for buf, index, written in accesses(run[at]):
+                    if not any(i is not None and d in i.symbols for i in index):
+                        if written and d not in run[at].rdims:
+                            return None  # every strip would write it
+                    elif buf not in chain.axes and len(users.get(buf.root, ())) > 1 and not chain._take(buf, index, d):
                         return None
         return chain
 
@@ -125,8 +75,8 @@ class _Chain:
             return False
         self.axes[buf], writers = axis, 0
         for at, n in enumerate(self.run):
-            for other, i, written in _accesses(n):
-                if other.root is not buf:
+            for other, i, written in accesses(n):
+                if other.root is not buf.root:
                     continue
                 d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
                 if d not in n.dims or n.dims[d] != self.size or n.ordered or _axis_of(i, d) != axis:
@@ -136,58 +86,43 @@ class _Chain:
                 writers += written
         return writers == 1
 
-    def settle(self, span: Span, pool: Pool) -> bool:
-        """Finds what lies outside the span for every nest, in order; False where one of them needs it."""
-        for at, d in sorted(self.dims.items()):
-            nest = self.run[at]
+    def groups(self) -> list[list[int] | Nest]:
+        """Runs of chain nests that can share a loop: none reads what another reduces."""
+        groups: list[list[int] | Nest] = []
+        for at, nest in enumerate(self.run):
+            if at not in self.dims:
+                groups.append(nest)
+            elif groups and isinstance(groups[-1], list) and not self._waits(nest, groups[-1]):
+                groups[-1].append(at)
+            else:
+                groups.append([at])
+        return groups
 
-            def value(e: Expr, nest=nest, d=d) -> Expr | None:
-                return outside(e, nest, d, span, lambda load: self._fill_of(load, pool), pool)
+    def _waits(self, nest: Nest, group: list[int]) -> bool:
+        results = {w.buf.root for at in group for w in self.run[at].writes if not w.inner and self._reduces(at)}
+        inner = Nest({}, reductions=nest.reductions, writes=[w for w in nest.writes if w.inner])
+        return any(buf.root in results for buf, _, _ in accesses(inner if nest.rdims else nest))
 
-            if d in nest.rdims and not all(self._settle_reduction(at, k, r, value) for k, r in enumerate(nest.reductions)):
-                return False
-            for w in nest.writes:
-                if any(d in i.symbols for i in w.index):
-                    self.fills[w.buf] = (w, value(w.value) if w.mask is None else None)
-                elif d not in nest.rdims:
-                    return False
-        return True
-
-    def _settle_reduction(self, at: int, k: int, r: Reduction, value) -> bool:
-        found = [v for v in map(value, r.args) if v is not None]
-        if not found or r.op not in JOINS or r.dtype.kind == "b":
-            return False
-        if r.op in ("max", "min"):
-            self.starts[at, k] = found[0]
-            return found[0].kind == "const"
-        if not any(v.kind == "const" and v.info == 0 for v in found):
-            self.needs.setdefault(at, []).append(found[0])
-        return True
-
-    def _fill_of(self, load: Expr, pool: Pool) -> tuple[bool, Expr | None]:
-        """(whether a load is of a chain's buffer, its value outside the span in the reader's dimensions)."""
-        buf, index = load.info[0], load.info[1]
-        if buf not in self.axes:
-            return False, None
-        w, fill = self.fills.get(buf, (None, None))
-        if w is None or fill is None or load.kind != "load":
-            return True, None
-        names: dict[str, Affine] = {}
-        for mine, theirs in zip(w.index, index):
-            if len(mine.terms) != 1 or mine != Affine.symbol(mine.terms[0][0]):
-                if mine.terms:
-                    return True, None
-                continue
-            names[mine.terms[0][0]] = theirs
-        return True, pool.rename(fill, names)
+    def _reduces(self, at: int) -> bool:
+        return self.dims[at] in self.run[at].rdims
 
 
-def _accesses(n: Nest) -> Iterator[tuple[Buf, tuple, bool]]:
+def accesses(n: Nest) -> Iterator[tuple[Buf, tuple, bool]]:
     """(buffer, index, whether it is a write) of every access."""
     for e in n.loads():
         yield e.info[0], e.info[1], False
     for w in n.writes:
         yield w.buf, w.index, True
+
+
+def _users(run: list[Nest]) -> dict[Buf, set[int]]:
+    """Root buffers that nests of the run write -> positions of all nests that touch them."""
+    found: dict[Buf, set[int]] = {w.buf.root: set() for n in run for w in n.writes}
+    for at, n in enumerate(run):
+        for buf, _, _ in accesses(n):
+            if buf.root in found:
+                found[buf.root].add(at)
+    return found
 
 
 def _axis_of(index: tuple, d: str) -> int | None:
@@ -199,66 +134,61 @@ def _axis_of(index: tuple, d: str) -> int | None:
 # ---------------------------------------------------------------- the loops
 
 
-class _Rewrite:
-    """Statements of a run whose chain is cut into strips."""
+@dataclass(frozen=True)
+class Trips:
+    """Which strips a loop walks: the first, how many, and whether it takes the rest, if strips leave one.
 
-    def __init__(self, run: list[Nest], chain: _Chain, span: Span, builder, vector_bits: int):
-        self.run, self.chain, self.span, self.builder, self.vector_bits = run, chain, span, builder, vector_bits
-        self.pool = builder.pool
-        self.full, self.rest = divmod(chain.size, STRIP)
+    Numbers or names of Lets. all_live: an expression that says whether nothing is left out; None: it is known.
+    """
+
+    first: Affine
+    count: str | int
+    rest: str | int
+    all_live: Expr | None = None
+
+
+class Strips:
+    """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too."""
+
+    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], builder, vector_bits: int):
+        self.run, self.chain, self.length, self.elsewhere = chain.run, chain, length, elsewhere
+        self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
+        self.full, self.rest = divmod(chain.size, length)
         self.out: list[Stmt] = []
 
-    def statements(self) -> list[Stmt] | None:
-        """None where a later loop would need what an earlier one skipped."""
-        for group in self._groups():
+    def statements(self) -> list[Stmt]:
+        for group in self.chain.groups():
             if isinstance(group, Nest):
                 self.out.append(group)
-            elif self._reads_skipped(group):
-                return None
             else:
                 self._emit(group)
         return self.out
 
-    def _groups(self) -> list[list[int] | Nest]:
-        """Runs of chain nests that can share a loop: none reads what another reduces."""
-        groups: list[list[int] | Nest] = []
-        for at, nest in enumerate(self.run):
-            if at not in self.chain.dims:
-                groups.append(nest)
-            elif groups and isinstance(groups[-1], list) and not self._waits(nest, groups[-1]):
-                groups[-1].append(at)
-            else:
-                groups.append([at])
-        return groups
+    def trips(self, group: list[int]) -> Trips:
+        """All strips."""
+        return Trips(Affine(), self.full, 1)
 
-    def _waits(self, nest: Nest, group: list[int]) -> bool:
-        results = {w.buf.root for at in group for w in self.run[at].writes if not w.inner and self._reduces(at)}
-        inner = Nest({}, reductions=nest.reductions, writes=[w for w in nest.writes if w.inner])
-        return any(buf.root in results for buf, _, _ in _accesses(inner if nest.rdims else nest))
+    def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:
+        """The nests of one loop as they are to be."""
+        return nests
 
-    def _reduces(self, at: int) -> bool:
-        return self.chain.dims[at] in self.run[at].rdims
-
-    def _reads_skipped(self, group: list[int]) -> bool:
-        """Whether the group may have to run everywhere and would then read what an earlier loop left out."""
-        if not any(at in self.chain.needs for at in group):
-            return False
-        own = {w.buf for at in group for w in self.run[at].writes}
-        read = {buf for at in group for buf, _, written in _accesses(self.run[at]) if not written}
-        return any(buf in self.chain.axes and buf not in own and self.chain.fills[buf][1] is not None for buf in read)
+    def missed(self, at: int, k: int) -> Expr | None:
+        """What reduction k of nest `at` takes from strips that are left out; None: nothing that changes it."""
+        return None
 
     def _emit(self, group: list[int]) -> None:
-        trips = self._trips([e for at in group for e in self.chain.needs.get(at, ())], group)
+        trips = self.trips(group)
         small = self._strip_buffers(group)
         nests = [_StripNest(self, at, small, trips) for at in group]
         for n in nests:
             self.out += n.before()
         counter = self.builder.names("%i")
-        start = (Affine.symbol(counter) + trips.first) * STRIP
-        self.out.append(For(counter, trips.count, [n.body(start, STRIP) for n in nests]))
+        start = (Affine.symbol(counter) + trips.first) * self.length
+        self.out.append(For(counter, trips.count, self.bodies(group, [n.body(start, self.length) for n in nests])))
         if self.rest:
-            counter, start = self.builder.names("%i"), Affine((), self.full * STRIP)
-            self.out.append(For(counter, trips.rest, [n.body(start, self.rest) for n in nests]))
+            start = Affine((), self.full * self.length)
+            rest = [n.body(start, self.rest) for n in nests]
+            self.out += rest if trips.rest == 1 else [For(self.builder.names("%i"), trips.rest, rest)]
         for n in nests:
             self.out += n.after()
 
@@ -267,92 +197,21 @@ class _Rewrite:
         found = {}
         inside = {id(self.run[at]) for at in group}
         for buf, axis in self.chain.axes.items():
-            users = {id(n) for n in self.run for b, _, _ in _accesses(n) if b is buf}
+            if not buf.arena or buf.storage is not None or buf in self.elsewhere:
+                continue
+            users = {id(n) for n in self.run for b, _, _ in accesses(n) if b is buf}
             if users <= inside:
-                shape = (*buf.shape[:axis], STRIP, *buf.shape[axis + 1 :])
+                shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
                 found[buf] = self.builder.new_buffer(shape, buf.dtype).buf
         return found
-
-    # ------------------------------------------------------------ how many strips
-
-    def _op(self, name: str, *args: Expr) -> Expr:
-        return self.builder.op(name, INT32, *args)
-
-    def _number(self, n: int) -> Expr:
-        return self.builder.const(n, INT32)
-
-    def _let(self, value: Expr) -> str:
-        name = self.builder.names("%s")
-        self.out.append(Let(name, value))
-        return name
-
-    def _clamped(self, e: Expr, high: int) -> Expr:
-        return self._op("min", self._op("max", e, self._number(0)), self._number(high))
-
-    def _extreme(self, name: str, ends: frozenset[Affine]) -> Expr:
-        values = [self.pool.make("index", INT32, a) for a in sorted(ends, key=str)]
-        for v in values[1:]:
-            values[0] = self._op(name, values[0], v)
-        return values[0]
-
-    def _strip_of(self, e: Expr, up: int) -> Expr:
-        moved = self._op("add", e, self._number(up)) if up else e
-        return self._clamped(self._op("shift_right_arithmetic", moved, self._number(STRIP.bit_length() - 1)), self.full)
-
-    def _trips(self, needs: list[Expr], group: list[int]) -> _Trips:
-        everywhere = self._test_needs(needs, group) if needs else None
-
-        def unless(normal: Expr, otherwise: int) -> Expr:
-            if everywhere is None:
-                return normal
-            test = self.builder.op("eq", bool, everywhere, self._number(0))
-            return self.builder.select(test, normal, self._number(otherwise))
-
-        low = self._strip_of(self._extreme("max", self.span.lows), 0) if self.span.lows else None
-        high = self._number(self.full)
-        last = self._number(1)
-        if self.span.highs:
-            end = self._extreme("min", self.span.highs)
-            high = self._strip_of(end, STRIP - 1)
-            last = self._clamped(self._op("sub", end, self._number(self.full * STRIP)), 1)
-        count = high if low is None else self._op("max", self._op("sub", high, low), self._number(0))
-        first = Affine() if low is None else Affine.symbol(self._let(unless(low, 0)))
-        return _Trips(first, self._let(unless(count, self.full)), self._let(unless(last, 1)) if self.rest else None)
-
-    def _test_needs(self, needs: list[Expr], group: list[int]) -> Expr:
-        """1 if one of the values is not zero at some point (NaN is not), as a scalar; else 0."""
-        flags = []
-        sizes = {d: n for at in group for d, n in self.run[at].dims.items()}
-        for e in dict.fromkeys(needs):
-            dims = {d: sizes[d] for d in sizes if d in e.symbols} or {self.builder.names("d"): 1}
-            buf = self.builder.new_buffer((1,), INT32).buf
-            test = self.builder.op("ne", bool, e, self.builder.const(0, e.dtype))
-            value = self.builder.select(test, self._number(1), self._number(0))
-            result = Write(buf, (Affine(),), self.pool.make("acc", INT32, 0), inner=False)
-            self.out.append(Nest(dims, tuple(dims), [Reduction("max", (value,), INT32)], [result]))
-            flags.append(self.pool.make("load", INT32, (buf, (Affine(),), False)))
-        for f in flags[1:]:
-            flags[0] = self._op("max", flags[0], f)
-        return flags[0]
-
-
-@dataclass(frozen=True)
-class _Trips:
-    """Names of Lets: the number of strips and, where the size is no multiple of a strip, whether the rest is live."""
-
-    first: Affine
-    count: str
-    rest: str | None
-
 
 class _StripNest:
     """One nest of a chain: its state between strips, its form on a strip, and its results."""
 
-    def __init__(self, rewrite: _Rewrite, at: int, small: dict[Buf, Buf], trips: _Trips):
-        self.nest, self.d = rewrite.run[at], rewrite.chain.dims[at]
-        self.rewrite, self.builder, self.pool = rewrite, rewrite.builder, rewrite.pool
-        self.small, self.axes, self.trips = small, rewrite.chain.axes, trips
-        self.starts = {k: e for (a, k), e in rewrite.chain.starts.items() if a == at}
+    def __init__(self, strips: Strips, at: int, small: dict[Buf, Buf], trips: Trips):
+        self.nest, self.d, self.at = strips.run[at], strips.chain.dims[at], at
+        self.strips, self.builder, self.pool = strips, strips.builder, strips.pool
+        self.small, self.axes, self.trips = small, strips.chain.axes, trips
         self.states: list[Buf] = []
         self.reduces = self.d in self.nest.rdims
         self.outer = {d: n for d, n in self.nest.dims.items() if d not in self.nest.rdims}
@@ -363,7 +222,7 @@ class _StripNest:
         if any(r.op == "dot" for r in self.nest.reductions):
             return 0
         contiguous = any(flat_coefficient(e.info[0], e.info[1], self.d) == 1 for e in self.nest.loads())
-        return min(self.rewrite.vector_bits // register_bits(self.nest), STRIP) if contiguous else 0
+        return min(self.strips.vector_bits // register_bits(self.nest, self.d), self.strips.length) if contiguous else 0
 
     def _state_index(self, lane: Affine) -> tuple[Affine, ...]:
         return (*map(Affine.symbol, self.outer), *((lane,) if self.lanes else ()))
@@ -379,17 +238,11 @@ class _StripNest:
             buf = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf
             self.states.append(buf)
             start = self.builder.const(IDENTITY[r.op](r.dtype), r.dtype)
-            if k in self.starts:
-                start = self.builder.select(self._all_live(), start, self.starts[k])
+            missed = self.strips.missed(self.at, k)
+            if missed is not None:
+                start = self.builder.select(self.trips.all_live, start, missed)
             writes.append(Write(buf, self._state_index(Affine.symbol(lane)), start))
         return [Nest(dims, writes=writes, at=self.nest.at)]
-
-    def _all_live(self) -> Expr:
-        full = self.rewrite.full
-        tests = [self.pool.make("range", np.dtype(bool), (Affine.symbol(self.trips.count), full, full + 1))]
-        if self.trips.rest is not None:
-            tests.append(self.pool.make("range", np.dtype(bool), (Affine.symbol(self.trips.rest), 1, 2)))
-        return tests[0] if len(tests) == 1 else self.builder.op("and", bool, *tests)
 
     def body(self, start: Affine, size: int) -> Nest:
         """The nest on elements start .. start + size - 1."""
