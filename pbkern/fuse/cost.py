@@ -25,6 +25,8 @@ VIEWS = frozenset(
     "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
+# Equations that read few elements of their first operand, at places that are data.
+LOOKUPS = frozenset(("gather", "dynamic_slice"))
 
 # Reductions that take each element once, in any order.
 SINGLE_PASS = frozenset(
@@ -285,13 +287,22 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
     )
 
 
+def elements_read(requests: Requests, v, access: Access) -> int:
+    """Elements of an input that one program reads: of a table that is only looked up, those it finds there."""
+    readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
+    looked_up = [s for s in readers if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
+    if not readers or len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
+        return volume(access)
+    return min(volume(access), sum(volume(s.out) for s in looked_up))
+
+
 def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts."""
     run = size
     for s, n in zip(reversed(access), reversed(shape)):
         run *= s.size
         if s.size != n:
-            return max(1.0, 256 / run)
+            return max(256 / run, 1 + 128 / run)
     return 1.0
 
 
@@ -301,7 +312,7 @@ def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:
     far = near = 0.0
     moved = blocks = 0
     for v, access in requests.inputs:
-        size, block = nbytes(v.aval), volume(access) * itemsize(v)
+        size, block = nbytes(v.aval), elements_read(requests, v, access) * itemsize(v)
         total = int(block * programs * _line_waste(access, v.aval.shape, itemsize(v)))
         once = min(size, total)  # overlap and half-used lines come from caches
         far += once / far_bandwidth(size, machine)

@@ -15,7 +15,7 @@ from ..affine import Affine
 from ..machine import Machine
 from .access import Access, NeedsWhole, Span, whole
 from .blocks import Requests, request
-from .cost import CONTRACTIONS, Cost, evaluate, is_heavy
+from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
 
 # Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
 # square blocks.
@@ -123,6 +123,12 @@ def _powers(limit: int, among: Sequence[int]) -> list[int]:
     return [n for n in among if n < limit] + [limit]
 
 
+def _even(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
+    """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
+    counts = {-(-limit // n) for n in among if n < limit}
+    return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})
+
+
 def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]:
     """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under
     one).
@@ -153,8 +159,9 @@ def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]
                 for axis in s.start.symbols:
                     roles.setdefault(axes[axis], names[d])
             break
-    moving = (h for _, h in requests.inputs if any(s.start.terms for s in h))
-    return forced, roles, max(map(_own_elements, moving), default=1)
+    moving = ((v, h) for v, h in requests.inputs if any(s.start.terms for s in h))
+    grain = max((min(_own_elements(h), elements_read(requests, v, h)) for v, h in moving), default=1)
+    return forced, roles, grain
 
 
 def _own_elements(access: Access) -> int:
@@ -189,9 +196,9 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
         case "batch" | "run" | "column_outer":
             return [1], 1
         case "row":
-            return _powers(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
+            return _even(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
         case "column":
-            return _powers(extent, (64, 128, 256, 512, 1024)), 512
+            return _even(extent, (64, 128, 256, 512, 1024), 16), 512
         case "channel":
             return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":

@@ -67,6 +67,24 @@ def touched(stmts: list[Stmt]) -> set[Buf]:
     return found
 
 
+def written(stmts: list[Stmt]) -> set[Buf]:
+    """Root buffers that statements write, inner ones too."""
+    found: set[Buf] = set()
+    for s in stmts:
+        match s:
+            case Nest():
+                found |= {w.buf.root for w in s.writes}
+            case If(branches=branches):
+                found |= written([s for b in branches for s in b])
+            case For(body=body):
+                found |= written(body)
+            case While(condition=c, body=body):
+                found |= written([*c, *body])
+            case Sort(buffers=buffers, spare=spare):
+                found |= {b.root for b in (*buffers, *spare)}
+    return found
+
+
 def _nodes(e) -> list:
     """Every distinct node of an expression."""
     return Nest({}, writes=[Write(Buf("", (), e.dtype), (), e)]).nodes()

@@ -663,6 +663,8 @@ class NestEmitter:
         buf, index = e.info
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
+        if lanes and self._is_run(w, e):
+            return self._gather_run(w, block, e, p, tail, lanes, accs)
         b, args, total = self.text.builder(block, lanes), iter(e.args), None
         for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
@@ -683,6 +685,39 @@ class NestEmitter:
         start, zero = self.text.index(0), b.c(0, el).name
         v = self.text.put(block, f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {m}, "
                           f"{total.type}, {live.type}, {t} into {t}")
+        return b.from_storage(Ssa(v, el, lanes), buf.dtype)
+
+
+    def _is_run(self, w: _Walk, e: Expr) -> bool:
+        """Whether a vector of a gather is contiguous: only affine axes move along it, and by one element."""
+        buf, index = e.info
+        vector = w.sched.vector
+        affine = [i for i in index if i is not None]
+        return (buf.size > 0 and not any(vector in a.symbols for a in e.args) and flat_coefficient(buf, index, vector) == 1
+                and all(self._axis_is_safe(w, i, n) for i, n in zip(index, buf.shape) if i is not None) and bool(affine))
+
+    def _gather_run(self, w: _Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs) -> Ssa:
+        """A row of a table: one address, contiguous elements."""
+        buf, index = e.info
+        el, m, args = storage_el(buf.dtype), memref(buf), iter(e.args)
+        affine, address = Affine(), None
+        for i, stride in zip(index, buf.strides):
+            if i is not None:
+                affine = affine + i * stride
+                continue
+            part = self._value(w, block, next(args), p, tail, accs)
+            part = self.text.put(block, f"arith.index_cast {part.name} : {part.el} to index")
+            part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
+            address = part if address is None else self.text.put(block, f"arith.addi {address}, {part} : index")
+        _, start = self.text.affine(block, affine, sum(affine.coefficient(d) * o for d, o in p.items()))
+        address = self.text.put(block, f"arith.addi {address}, {start} : index")
+        b, t = self.text.builder(block, lanes), f"vector<{lanes}x{el}>"
+        if tail is None:
+            v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {m}, {t}")
+        else:
+            live, zero = self._tail_mask(tail, lanes), b.c(0, el)
+            v = self.text.put(block, f"vector.maskedload {buf.root.name}[{address}], {live.name}, {zero.name} : {m}, "
+                              f"{live.type}, {t} into {t}")
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
 
 

@@ -6,10 +6,11 @@ Merging keeps meaning because the later nest reads what the earlier one writes o
 from __future__ import annotations
 
 from ..affine import Affine
+from . import arena
 from .collapse import Aliases, collapse
 from .masked import skip_masked
 from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
-from .pack import pack
+from .pack import Staged, pack
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 
@@ -22,24 +23,26 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
     if options.contract:  # sums are added up strip by strip
         stmts = skip_masked(stmts, builder, options.vector_bits)
         stmts = keep_near(stmts, builder, options.vector_bits, options.l1_bytes * 2)
-    return _shape_all(stmts, builder, options, Aliases())
+    return _shape_all(stmts, builder, options, Aliases(), arena.written(stmts))
 
 
-def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases) -> list[Stmt]:
-    """Joins dimensions and packs."""
+def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: set[Buf]) -> list[Stmt]:
+    """Joins dimensions and packs; what several contractions of a list stage alike is staged once."""
     out: list[Stmt] = []
+    staged = Staged(written)
     for s in stmts:
         match s:
             case If(index=i, branches=bs):
-                s = If(i, [_shape_all(b, builder, options, aliases) for b in bs])
+                s = If(i, [_shape_all(b, builder, options, aliases, written) for b in bs])
             case For(counter=c, trips=t, body=b):
-                s = For(c, t, _shape_all(b, builder, options, aliases))
+                s = For(c, t, _shape_all(b, builder, options, aliases, written))
             case While(condition=c, predicate=p, body=b):
-                s = While(_shape_all(c, builder, options, aliases), p, _shape_all(b, builder, options, aliases))
+                parts = [_shape_all(x, builder, options, aliases, written) for x in (c, b)]
+                s = While(parts[0], p, parts[1])
         if not isinstance(s, Nest):
             out.append(s)
             continue
-        for t in pack(collapse(s, builder.pool, aliases), builder, options.vector_bits, options.bf16_pairs):
+        for t in pack(collapse(s, builder.pool, aliases), builder, options.vector_bits, options.bf16_pairs, staged):
             out.append(collapse(t, builder.pool, aliases) if isinstance(t, Nest) and t.schedule is None else t)
     return out
 

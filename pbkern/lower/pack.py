@@ -9,39 +9,56 @@ register tile to one cache set. Source: Goto & van de Geijn 2008, "Anatomy of hi
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 from ..affine import Affine
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from .pairs import pair_products
-from .schedule import contraction_tile, flat_coefficient
+from .schedule import ACCUMULATOR_REGISTERS, NestSchedule, contraction_tile, flat_coefficient, register_bits
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
 # Points that must share an element before copying it pays.
-MIN_REUSE = 24
+MIN_REUSE, MIN_ROW_REUSE = 24, 16
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
 CONFLICT_BYTES = 2048
 PADDING = 16
+# Vectors along a reduction that are worth the sums across lanes at its end.
+MIN_DEPTH = 8
+# Columns that fill enough of a vector for a register tile; up to how many its broadcasts cost more than they bring: rows of
+# the other operand are not copied for so few, and often fall into one cache set.
+MIN_COLUMNS, FEW_COLUMNS = 8, 15
 
 
-def pack(nest: Nest, builder, vector_bits: int, pairs: bool = False) -> list[Stmt]:
+@dataclass
+class Staged:
+    """Copies of operands that were made earlier in a list of statements; `written` buffers may have changed since."""
+
+    written: set[Buf]
+    copies: dict[tuple, Buf] = field(default_factory=dict)
+
+
+def pack(nest: Nest, builder, vector_bits: int, pairs: bool = False, staged: Staged | None = None) -> list[Stmt]:
     """The nest alone, or with copies of operands before it. `pairs`: the machine multiplies pairs of bfloat16."""
     found = _operands(nest)
     if found is None:
         return [nest]
     vector, moving, still = found
+    narrow = _along_reduction(nest, vector, moving, still, builder, vector_bits)
+    if narrow is not None or nest.dims[vector] < MIN_COLUMNS:
+        return narrow or [nest]
     width, tile = contraction_tile(nest, vector, vector_bits)
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     out: list[Stmt] = []
-    staged = _stage_rows(nest, still, moving, vector, builder, out)
-    if staged is not None:
-        nest, still = staged
+    rows = _stage_rows(nest, still, moving, vector, builder, out, staged or Staged(set()))
+    if rows is not None:
+        nest, still = rows
     paired = pair_products(nest, moving, still, builder) if pairs and _reuse(nest, moving) >= 4 else None
     if paired is not None:
         nest, moving, still = paired
         depth //= 2
     if not _panel_pays(nest, moving, vector, depth, width):
-        if staged is not None:
+        if rows is not None:
             nest.schedule = tile
         return [*out, nest]
     return out + _panels(nest, moving, vector, width, builder, vector_bits)
@@ -52,7 +69,7 @@ def _operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     if len(nest.reductions) != 1 or nest.reductions[0].op != "dot" or nest.ordered or not nest.writes:
         return None
     vector = _contiguous_dim(nest)
-    if vector is None or nest.dims[vector] < 8:
+    if vector is None:
         return None
     a, b = nest.reductions[0].args
     if (vector in a.symbols) == (vector in b.symbols):
@@ -61,6 +78,31 @@ def _operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     if moving.kind not in ("load", "op") or moving.dtype.itemsize < 2:
         return None
     return vector, moving, still
+
+
+def _along_reduction(nest: Nest, vector: str, moving: Expr, still: Expr, builder, vector_bits: int) -> list[Stmt] | None:
+    """A product with few columns: vectors along the reduction, on the columns' transpose. None where that does not suit.
+
+    Each row of the other operand, contiguous along the reduction, is then read once in whole vectors.
+    """
+    inner = [d for d in nest.rdims if nest.dims[d] > 1]
+    lanes = vector_bits // register_bits(nest)
+    if len(inner) != 1 or nest.dims[vector] > FEW_COLUMNS or nest.dims[inner[0]] < MIN_DEPTH * lanes or still.kind != "load":
+        return None
+    k, columns = inner[0], nest.dims[vector]
+    plain = not still.info[2] and flat_coefficient(still.info[0], still.info[1], k) == 1
+    rows = [d for d in nest.dims if d in still.symbols and d not in nest.rdims]
+    if not plain or len(rows) != 1 or moving.symbols & nest.dims.keys() != {vector, k} or still.dtype.itemsize < 4:
+        return None
+    buf = builder.new_buffer((columns, nest.dims[k]), moving.dtype).buf
+    index = (Affine.symbol(vector), Affine.symbol(k))
+    copy = Nest({vector: columns, k: nest.dims[k]}, writes=[Write(buf, index, moving)], at=nest.at)
+    product = _replace_operand(nest, moving, builder.pool.make("load", moving.dtype, (buf, index, False)), builder)
+    jammed = -(-columns // -(-columns // 8))
+    jam = {vector: jammed, rows[0]: min(ACCUMULATOR_REGISTERS // jammed, nest.dims[rows[0]], 4)}
+    order = tuple(d for d in nest.dims if d != k)
+    product.schedule = NestSchedule(lanes=lanes, vector=k, jam=jam, order=order)
+    return [copy, product]
 
 
 def _contiguous_dim(nest: Nest) -> str | None:
@@ -95,7 +137,7 @@ def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
     return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
 
 
-def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out: list[Stmt]):
+def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out: list[Stmt], staged: Staged):
     """Copies the broadcast operand to rows of padded length when its rows collide in the cache."""
     if still.kind != "load" or still.info[2]:
         return None
@@ -105,12 +147,19 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
         return None
     aligned = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0
     collides = aligned and nest.dims[inner[0]] * still.dtype.itemsize >= CONFLICT_BYTES
-    if not collides or _reuse(nest, still) < 2 * MIN_REUSE or flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
+    if not collides or _reuse(nest, still) < MIN_ROW_REUSE or flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
         return None
     m, k = rows[0], inner[0]
-    buf = builder.new_buffer((nest.dims[m], nest.dims[k] + PADDING), still.info[0].dtype).buf
     index = (Affine.symbol(m), Affine.symbol(k))
-    out.append(Nest({m: nest.dims[m], k: nest.dims[k]}, writes=[Write(buf, index, still)], at=nest.at))
+    source = still.info[0]
+    names = {m: Affine.symbol("row"), k: Affine.symbol("column")}
+    key = (source, tuple(i.substitute(names.get) for i in still.info[1]), nest.dims[m], nest.dims[k])
+    buf = staged.copies.get(key)
+    if buf is None:
+        buf = builder.new_buffer((nest.dims[m], nest.dims[k] + PADDING), source.dtype).buf
+        out.append(Nest({m: nest.dims[m], k: nest.dims[k]}, writes=[Write(buf, index, still)], at=nest.at))
+        if source.root not in staged.written:
+            staged.copies[key] = buf
     copy = builder.pool.make("load", still.dtype, (buf, index, False))
     return _replace_operand(nest, still, copy, builder), copy
 

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from ..affine import Affine
 from . import arena
 from .nest import Buf, For, If, Nest, Reduction, Stmt, While
-from .schedule import choose
-from .strips import Chain, Strips, accesses, runs
+from .schedule import choose, flat_coefficient
+from .strips import JOINS, Chain, Strips, accesses, runs
 
 # Inputs that do not fit into the caches of the cores are worth fetching ahead.
 FETCH_BYTES = 2 << 20
+# Rows that a sum over rows takes at once, and how far apart they are where that pays.
+ROWS_AT_ONCE = 8
+FAR_BYTES, FAR_BLOCK = 1024, 512 << 10
 # A nest with so many times fewer points than all together may lose its vectors: scalars of a row, say.
 MINOR = 64
 
@@ -46,6 +49,11 @@ def keep_near(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int) -> 
             case While(condition=c, predicate=p, body=b):
                 s = While(keep_near(c, builder, vector_bits, near_bytes), p, keep_near(b, builder, vector_bits, near_bytes))
         out.append(s)
+    for at in range(len(out) - 1, -1, -1):
+        if isinstance(out[at], Nest) and (d := _far_rows(out[at], vector_bits)) is not None:
+            chain = Chain.find([out[at]], {0: d})
+            if chain is not None:
+                out[at : at + 1] = Strips(chain, ROWS_AT_ONCE, set(), builder, vector_bits).statements()
     for low, high in list(runs(out))[::-1]:
         run = out[low:high]
         found = _best_chain(run, vector_bits, near_bytes)
@@ -53,6 +61,27 @@ def keep_near(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int) -> 
             elsewhere = arena.touched(out[:low] + out[high:])
             out[low:high] = _NearStrips(*found, elsewhere, builder, vector_bits).statements()
     return out
+
+
+def _far_rows(nest: Nest, vector_bits: int) -> str | None:
+    """The dimension of a reduction over rows that lie far apart, of which each element is used once.
+
+    Columns in registers would be added up one line of memory after the other, rows apart: a few rows at a time, along their
+    whole length, are what prefetchers follow.
+    """
+    live = [d for d in nest.rdims if nest.dims[d] > 1]
+    if len(live) != 1 or nest.ordered or nest.dims[live[0]] < 4 * ROWS_AT_ONCE or any(w.inner for w in nest.writes):
+        return None
+    d, vector = live[0], choose(nest, vector_bits).vector
+    if vector is None or vector == d or any(r.op not in JOINS or _is_matrix_product(nest, r) for r in nest.reductions):
+        return None
+    for e in nest.loads():
+        if e.kind == "load" and not e.info[0].arena and {d, vector} <= e.symbols:
+            size = e.info[0].dtype.itemsize
+            step = abs(flat_coefficient(e.info[0], e.info[1], d) or 0) * size
+            if step >= FAR_BYTES and _extent(nest, e.info[1]) * size > FAR_BLOCK:
+                return d
+    return None
 
 
 def _best_chain(run: list[Nest], vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:

@@ -92,3 +92,33 @@ def test_convolution(name, layout, dtype):
         x, w = x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1)
     f = lambda x, w: lax.conv_general_dilated(x, w, dimension_numbers=layout, **CONVOLUTIONS[name])  # noqa: E731
     check(f, (x, w), 1e-5 if dtype == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 7, 8, 10, 13, 16, 17, 40])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_few_columns(columns, transposed):
+    """Rows whose length maps them to one cache set, times few columns."""
+    rng = np.random.default_rng(columns)
+    a = rng.normal(size=(67, 1024)).astype(np.float32)
+    b = rng.normal(size=(columns, 1024) if transposed else (1024, columns)).astype(np.float32)
+    f = (lambda a, b: a @ b.T) if transposed else (lambda a, b: a @ b)
+    np.testing.assert_allclose(pbkern.jit(f)(a, b), f(a.astype(np.float64), b.astype(np.float64)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(8192, 512), (5003, 600), (4096, 1024)])
+def test_sums_over_far_rows(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    w = np.random.default_rng(1).normal(size=shape[:1]).astype(np.float32)
+    got = pbkern.jit(lambda w, x: (w @ x, x.sum(0), x.max(0)))(w, x)
+    wide = x.astype(np.float64)
+    for g, want in zip(got, (w.astype(np.float64) @ wide, wide.sum(0), wide.max(0))):
+        np.testing.assert_allclose(g, want, rtol=1e-4, atol=2e-3)
+
+
+def test_rows_of_a_table():
+    """Looked-up rows are contiguous; indices wrap and clamp as in JAX."""
+    rng = np.random.default_rng(2)
+    table = rng.normal(size=(500, 77)).astype(np.float32)
+    index = jnp.asarray([[0, -1, 499], [500, 7, -500]])
+    f = lambda t, i: t[i] * 2 + 1
+    np.testing.assert_allclose(pbkern.jit(f)(table, index), jax.jit(f)(table, index), rtol=1e-6)
