@@ -72,6 +72,11 @@ def _cgroup_quota() -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
+def cpuinfo() -> str:
+    """The system's description of its processors."""
+    return _read(CPUINFO)
+
+
 def cpu_flags(cpuinfo: str) -> set[str]:
     line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
     return set(line[1].split()) if line else set()
