@@ -48,6 +48,7 @@ def polyblocks_jit_jax(
       .explain(*args)         what was fused and why, `str()` is a report
       .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
       .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+      .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
     Args:
       compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
@@ -98,7 +99,7 @@ def _jitted(fn: Callable, options: CompileOptions, jit_kw: dict) -> Callable:
         return front.traced_call(fn, static, donated, name, options, args, kwargs)
 
     jitted = jax.jit(traced, **static.as_jit("static"), **donated.as_jit("donate"), **jit_kw)
-    for method in (explain, kernels, as_text):
+    for method in (explain, kernels, as_text, memory_analysis):
         setattr(jitted, method.__name__, functools.partial(method, jitted))
     jitted.__wrapped__ = fn  # as jax.jit's: the user's own function
     return jitted
@@ -302,6 +303,15 @@ def as_text(jitted: Callable, *args, stage: str = "kernels", **kwargs) -> str:
     if stage not in build.record.texts:
         compile_programs(build, options)
     return build.record.text(stage)
+
+
+def memory_analysis(jitted: Callable, *args, **kwargs) -> stages.MemoryAnalysis:
+    """Bytes that one call on arguments like these needs: arrays, temporaries, code. Compiles, runs nothing."""
+    build, options = _build_for(jitted, args, kwargs)
+    target = get_target(options.target)
+    compiled = compile_programs(build, options).compiled.values()
+    arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
+    return stages.MemoryAnalysis.of(jitted.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
 
 
 def dump(jitted: Callable, folder: pathlib.Path, *args, **kwargs) -> pathlib.Path:

@@ -40,5 +40,8 @@ class Target(Protocol):
     def text(self, compiled: Any, stage: str) -> str:
         """One of STAGES of compiled code, for reading."""
 
+    def memory(self, compiled: Any) -> tuple[int, int]:
+        """(bytes that one call needs beside its operands and results, bytes of code)."""
+
     def coverage(self) -> dict[str, list[str]]:
         """Primitives that kernel bodies may contain, by family."""

@@ -78,6 +78,9 @@ class CpuTarget:
                 return compiled.llvm
         return assembly(compiled)
 
+    def memory(self, compiled: cpu_compile.Compiled) -> tuple[int, int]:
+        return compiled.code.arena_bytes, len(compiled.code.object)
+
     def coverage(self) -> dict[str, list[str]]:
         return support.coverage()
 
