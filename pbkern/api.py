@@ -20,7 +20,7 @@ import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse, stages
+from . import _jax, config, fuse, progress, stages
 from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
@@ -235,7 +235,8 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
+            with progress.compiling(name):
+                build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
             return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)

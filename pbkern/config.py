@@ -65,6 +65,8 @@ VARIABLES = (
     Variable("PBKERN_CACHE", True, _flag, "0 or 1", "whether compiled programs and tuned schedules are kept on disk"),
     Variable("PBKERN_CACHE_DIR", None, pathlib.Path, "a folder", "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern"),
     Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
+    Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
+             "compilations that take longer print what they are at on stderr"),
 )
 
 
@@ -79,6 +81,7 @@ class Config:
     cache: bool = True
     cache_dir: pathlib.Path | None = None
     cache_megabytes: int = 512
+    progress: float = 2.0
 
 
 def read(environment) -> Config:

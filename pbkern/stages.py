@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import progress
 from .dsl.kernel import Kernel
 from .errors import OptionError, TargetError
 
@@ -39,6 +40,7 @@ class Record:
 
     def run(self, what: str, make: Callable, *args, verify: Callable[[Any], None] | None = None) -> Any:
         """make(*args), timed; then `verify` of the result, which raises where it is not well-formed."""
+        progress.step(what)
         start = time.perf_counter()
         result = make(*args)
         self.milliseconds[what] = (time.perf_counter() - start) * 1e3

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from ... import cache
+from ... import cache, progress
 from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
 from ...errors import InternalError
@@ -33,6 +33,8 @@ from . import content, objects, runtime, traces
 # LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
 VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
 KIND = "code"
+# What progress lines call the stages that may take long.
+STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function"}
 _serial = itertools.count()
 _resident: list[Compiled] = []
 _runtime: list[objects.Image] = []
@@ -112,13 +114,20 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     times: dict[str, float] = {}
 
     def timed(stage: str, f, *args):
+        progress.step(f"{program.name}: {STAGES.get(stage, stage)}")
         start = time.perf_counter()
         result = f(*args)
         times[stage] = (time.perf_counter() - start) * 1e3
         return result
 
     def lower() -> LoweredProgram:
-        return lower_host(program, options_of, threads_of)
+        count = itertools.count(1)
+
+        def announced(kernel: Kernel) -> LowerOptions:  # asked for as each kernel's turn comes
+            progress.step(f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering")
+            return options_of(kernel)
+
+        return lower_host(program, announced, threads_of)
 
     made: list[LoweredProgram] = []
 
@@ -127,9 +136,10 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
         made.append(timed("lower", lower))
         return _generate(program, made[0], opt_level, timed)
 
-    symbols = runtime_symbols()
-    key = key or timed("key", content.program_key, program, options_of, threads_of, opt_level)
-    code, image, found = _kept(key, symbols, make, timed)
+    with progress.compiling(program.name):
+        symbols = runtime_symbols()
+        key = key or timed("key", content.program_key, program, options_of, threads_of, opt_level)
+        code, image, found = _kept(key, symbols, make, timed)
     name = f"pbkern_{next(_serial)}_{program.name}"
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(image.address("pbk_handler")), platform="cpu")
     compiled = Compiled(program, name, code, image, lower, found, times)
