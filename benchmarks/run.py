@@ -47,6 +47,15 @@ class Timing:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelTime:
+    """One kernel: seconds as predicted and as measured, alone, on random operands."""
+
+    name: str
+    predicted: float
+    measured: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Row:
     """What was measured of one workload.
 
@@ -57,6 +66,7 @@ class Row:
       first_call: seconds of pbkern's first call: tracing, fusion, compilation and one run.
       kernels: how many kernels pbkern made; left: operations that it left to XLA.
       timings: implementation -> Timing; "pbkern" is ours.
+      each: every fused kernel alone: name, seconds that the cost model predicts, seconds measured.
     """
 
     name: str
@@ -67,6 +77,7 @@ class Row:
     kernels: int
     left: int
     timings: dict[str, Timing]
+    each: tuple[KernelTime, ...] = ()
 
     @property
     def fraction(self) -> float:
@@ -161,12 +172,14 @@ def measure(w: Workload, peers: Iterable[str], rounds: int = ROUNDS, seconds: fl
     assert error <= w.tolerance, f"{w.name}: error {error:.2e} against float64, accepted {w.tolerance:.0e}"
     assert difference <= 10 * w.tolerance, f"{w.name}: differs from jax.jit by {difference:.2e}"
     arguments = w.arguments(w.full)
-    explanation = ours.explain(*arguments)
+    explanation = ours.explain(*arguments, measure=True)
+    each = tuple(KernelTime(k.name, k.cost.seconds, k.measured) for k in explanation.kernels)
     kernels, left = len(ours.kernels(*arguments)), len(explanation.left)
     for call in calls.values():
         call()
     limit = limit_seconds(w, pbkern.cpu.machine())
-    return Row(w.name, limit, error, difference, first_call, kernels, left, interleaved(calls, rounds, seconds))
+    timings = interleaved(calls, rounds, seconds)
+    return Row(w.name, limit, error, difference, first_call, kernels, left, timings, each)
 
 
 # --- reports --------------------------------------------------------------------------------------------------------
@@ -214,6 +227,17 @@ def as_markdown(rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
+def kernel_table(rows: list[Row]) -> str:
+    """What the cost model predicts beside what is measured, per kernel."""
+    lines = ["| workload | kernel | predicted, us | measured, us | measured / predicted |"]
+    lines.append("| --- | --- | ---: | ---: | ---: |")
+    for r in rows:
+        for k in r.each:
+            ratio = f"{k.measured / k.predicted:.2f}" if k.predicted else ""
+            lines.append(f"| {r.name} | {k.name} | {k.predicted * 1e6:.0f} | {k.measured * 1e6:.0f} | {ratio} |")
+    return "\n".join(lines)
+
+
 def document(rows: list[Row]) -> str:
     """The text of docs/benchmarks.md."""
     about = "\n".join(f"- {name}: {value}" for name, value in versions().items())
@@ -230,6 +254,16 @@ other work on it disturbs least. A peer that is more than
 {HOPELESS} times slower was called twice only.
 
 {as_markdown(rows)}
+
+## Kernels
+
+Each fused kernel alone, on random operands of its sizes: what the cost model predicts, and the least time measured, which
+contains XLA's own microseconds for a call. Fusion compares predictions with each other; their ratio to the measured time
+matters less than that it is the same everywhere.
+
+{kernel_table(rows)}
+
+## Machine and notes
 
 Measured with:
 

@@ -9,6 +9,7 @@ is the fuser's decision.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import warnings
@@ -21,14 +22,16 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from . import _jax, config, fuse, progress, stages
-from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
+from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
 from .dsl.verify import verify
 from .errors import OptionError, TargetError
 from .frontends import jax as front
 from .jaxprs import inner_jaxprs
+from .measure import kernel_seconds
 from .options import CompileOptions, check_for_jax_jit
+from .programs import kernel_program, repeated
 from .targets import get_target
 
 # --- the decorator --------------------------------------------------------------------------------------------------
@@ -45,7 +48,7 @@ def polyblocks_jit_jax(
     The result is a `jax.jit` function: it composes with grad, vmap, scan, remat, shard_map and other jits, has
     `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
 
-      .explain(*args)         what was fused and why, `str()` is a report
+      .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
       .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
       .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
       .memory_analysis(*args) bytes of arguments, results, temporaries and code
@@ -189,13 +192,6 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     return build
 
 
-def repeated(program: HostProgram, times: int) -> HostProgram:
-    """The program that runs `times` times on the same inputs (option num_iters)."""
-    if times == 1:
-        return program
-    return HostProgram(program.name, program.buffers, (Loop("iteration", times, program.steps),))
-
-
 def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:
     """Raises OptionError where an integer mode meets a contraction of floats."""
     if mode not in ("int32", "mixed_int8_int32"):
@@ -268,14 +264,6 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
 
-def kernel_program(kernel: Kernel) -> HostProgram:
-    """The HostProgram of one launch."""
-    sides = ((kernel.in_types, BufferKind.INPUT, "in"), (kernel.out_types, BufferKind.OUTPUT, "out"))
-    buffers = [[Buffer(f"{stem}{n}", t, kind, n) for n, t in enumerate(types)] for types, kind, stem in sides]
-    operands, results = (tuple(View(b.name, b.type) for b in side) for side in buffers)
-    return HostProgram(kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),))
-
-
 mlir.register_lowering(front.call_p, _lower_call)
 mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
 
@@ -288,9 +276,21 @@ def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
     return build_plan(p["jaxpr"], p["name"], p["options"], config.current()), p["options"]
 
 
-def explain(jitted: Callable, *args, **kwargs) -> fuse.Explanation:
-    """What was fused for arguments like these, what was not, at which price, and what XLA keeps."""
-    return _build_for(jitted, args, kwargs)[0].plan.explanation
+def explain(jitted: Callable, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
+    """What was fused for arguments like these, what was not, at which price, and what XLA keeps.
+
+    Args:
+      measure: compiles each fused kernel and runs it alone on random operands of its sizes, a fraction of a second
+        each; the report then has the measured times beside the predicted ones. Default: nothing is compiled or run.
+      verbose: lists every fusion in place of counting them.
+      args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are given by position.
+    """
+    build, options = _build_for(jitted, args, kwargs)
+    found = dataclasses.replace(build.plan.explanation, verbose=verbose)
+    if not measure:
+        return found
+    reported = {k.name for k in found.kernels}
+    return found.with_times({k.name: kernel_seconds(k, options) for k in build.plan.kernels() if k.name in reported})
 
 
 def kernels(jitted: Callable, *args, **kwargs) -> list[Kernel]:

@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (explain, dump):
         command.add_argument("function", metavar="FILE.py:FUNCTION")
         command.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
+    explain.add_argument("--measure", action="store_true", help="run each kernel alone and print its time")
+    explain.add_argument("--verbose", action="store_true", help="list every fusion")
     dump.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")
     targets = commands.add_parser("targets", help="targets of this installation")
     targets.add_argument("--coverage", action="store_true", help="list the primitives that kernels may contain")
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(options) -> None:
     fn, args = load(options.function, options.args)
-    print(fn.explain(*args))
+    print(fn.explain(*args, measure=options.measure, verbose=options.verbose))
 
 
 def _dump(options) -> None:

@@ -15,11 +15,11 @@ import jax
 from jax.interpreters import mlir
 
 from . import _jax
-from .api import kernel_program
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
+from .programs import kernel_program
 from .targets import get_target
 
 _installed = False

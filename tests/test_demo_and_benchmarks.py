@@ -24,7 +24,16 @@ def test_command_writes_what_it_measured(tmp_path, capsys):
     (row,) = json.loads(out.read_text())["rows"]
     assert set(row["timings"]) == {"pbkern", "jax", "numpy"}
     assert all(0 < t["minimum"] <= t["median"] for t in row["timings"].values())
+    (kernel,) = row["each"]
+    assert 0 < kernel["predicted"] < 1 and 0 < kernel["measured"] < 1
     assert "rms_norm" in capsys.readouterr().out
+
+
+def test_the_document_has_every_kernel_with_both_times():
+    each = (run.KernelTime("k0", 2e-6, 3e-6), run.KernelTime("k1", 1e-3, 5e-4))
+    timings = {"pbkern": run.Timing(1e-3, 2e-3, 5)}
+    text = run.document([run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 2, 0, timings, each)])
+    assert "| rms_norm | k0 | 2 | 3 | 1.50 |" in text and "| rms_norm | k1 | 1000 | 500 | 0.50 |" in text
 
 
 def test_pbkern_bench_passes_its_arguments_on(capsys):

@@ -17,6 +17,7 @@ import pytest
 import pbkern
 from pbkern import cache, cli, config
 from pbkern.errors import InternalError
+from pbkern.programs import kernel_program
 from pbkern.targets.cpu import compile as cpu_compile
 from pbkern.targets.cpu import content, objects
 from pbkern.targets.cpu.target import CpuTarget
@@ -153,7 +154,7 @@ def test_printing_kernels_are_compiled_by_each_process(store, capfd):
         o_ref[...] = x_ref[...] * 2
 
     kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
-    host = pbkern.api.kernel_program(kernel.trace(X))
+    host = kernel_program(kernel.trace(X))
     one, other = (CpuTarget().compile(host, pbkern.CompileOptions()) for _ in range(2))
     assert not other.from_disk and cpu_compile.prints(other.code)
     for c in (one, other):
