@@ -21,7 +21,7 @@ import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse, progress, stages
+from . import _jax, config, fuse, progress, stages, tuned
 from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
@@ -142,10 +142,17 @@ class Build:
     plan: fuse.Plan | None = None
     compiled: dict[str, Any] = field(default_factory=dict)
 
+    def groups(self) -> list:
+        """The fused kernels' groups, in the order of their choices."""
+        return fuse.groups_of(self.plan.nodes) if self.plan else []
+
 
 @_jax.cached_by_jaxpr
-def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _settings: config.Config) -> Build:
-    """Fuses a jaxpr for its target."""
+def build_plan(
+    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _settings: config.Config,
+    choices: tuple[fuse.Choice, ...] = (),
+) -> Build:  # fmt: skip
+    """Fuses a jaxpr for its target. `choices`: what tuning found for it (tuned.py)."""
     target, record = get_target(options.target), stages.Record(name)
 
     def verified(plan: fuse.Plan) -> None:
@@ -156,7 +163,7 @@ def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _sett
         check_precision(jaxpr, options.mm_conv_precision_mode)
         return fuse.plan(
             jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
-            params_for=lambda semantics: target.fused_params(semantics, options),
+            params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
         )  # fmt: skip
 
     plan = record.run("plan", fused, verify=verified)
@@ -164,6 +171,11 @@ def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _sett
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)
+
+
+def current_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> Build:
+    """The plan under the present configuration and what tuning has found for this program."""
+    return build_plan(jaxpr, name, options, config.current(), tuned.choices_for(jaxpr, options))
 
 
 def build_kernel(kernel: Kernel) -> Build:
@@ -232,7 +244,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
             with progress.compiling(name):
-                build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
+                build = compile_programs(current_plan(jaxpr, name, options), options)
             return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
@@ -271,9 +283,20 @@ mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
 # --- looking inside -------------------------------------------------------------------------------------------------
 
 
-def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
+def call_of(jitted: Callable, args, kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
+    """(jaxpr, name, options) of what a decorated function compiles for arguments like these."""
     p = next(e.params for e in walk(jitted.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
-    return build_plan(p["jaxpr"], p["name"], p["options"], config.current()), p["options"]
+    return p["jaxpr"], p["name"], p["options"]
+
+
+def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
+    jaxpr, name, options = call_of(jitted, args, kwargs)
+    return current_plan(jaxpr, name, options), options
+
+
+def undonated(jitted: Callable, options: CompileOptions) -> Callable:
+    """A decorated function anew, with nothing compiled yet, that leaves its arguments alone."""
+    return _jitted(jitted.__wrapped__, dataclasses.replace(options, donate_argnums=(), donate_argnames=()), {})
 
 
 def explain(jitted: Callable, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:

@@ -39,8 +39,16 @@ class CpuTarget:
     def supports(self, eqn) -> str | None:
         return support.supports(eqn)
 
-    def fused_params(self, semantics: tuple[str, ...], options) -> Mapping[str, Any]:
-        return {self.name: CompilerParams(dimension_semantics=semantics)}
+    def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
+        return {self.name: CompilerParams(dimension_semantics=semantics, **chosen)}
+
+    def variations(self) -> list[tuple[str, list]]:
+        cores = config.num_threads() or self.machine().cores
+        threads = sorted({n for n in (1, cores // 2) if 1 <= n < cores})
+        return [("max_concurrent_steps", [2, 3]), ("num_threads", threads)]
+
+    def identity(self) -> str:
+        return content.environment()
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
         lower_options = functools.partial(self.lower_options, options=options)
