@@ -206,7 +206,8 @@ def test_other_processes_use_what_was_found(tmp_path):
 
     def child(**environment):
         env = os.environ | {"PBKERN_CACHE_DIR": str(tmp_path)} | environment
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(CHILD)], env=env, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", textwrap.dedent(CHILD)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     assert child() == "(256,)" != str(default)
