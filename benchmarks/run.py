@@ -1,5 +1,7 @@
 """Checks and measures the workloads: `python -m benchmarks.run [names] [--quick] [--peers jax,numpy] [--json out]`.
 
+`pbkern bench` is the same command; benchmarks are part of a checkout and are not installed with the package.
+
 Correctness comes first: small arguments against NumPy in float64, full-size results against jax.jit. Then every
 implementation is called in turn, round after round, in one process, so that all of them see the same machine.
 The machine's limit is max(flops / peak, bytes / bandwidth) with the rates of pbkern.cpu.machine(); arguments are
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -29,12 +32,15 @@ from pbkern.errors import PbkernError
 
 from .workloads import WORKLOADS, Workload
 
-PEERS = ("jax", "numpy", "torch", "torch.compile")
+PEERS = ("jax", "numpy", "torch", "torch.compile", "iree", "halide")
+# The package that each peer needs, beside those that pbkern needs itself.
+PACKAGES = {"torch": "torch", "torch.compile": "torch", "iree": "iree.compiler", "halide": "halide"}
 ROUNDS, SECONDS = 30, 4.0
 QUICK_ROUNDS, QUICK_SECONDS = 5, 0.5
 # A peer whose first two calls take longer than this many times ours is timed no further.
 HOPELESS = 40
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PLOT = DOCUMENT.with_suffix(".png")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +146,36 @@ def implementations(w: Workload, peers: Iterable[str]) -> dict[str, Callable[[],
             if f is not None:
                 tensors = [torch_peers.tensor(a) for a in arguments]
                 calls[peer] = lambda f=f, tensors=tensors: f(*tensors)
+        elif peer in ("iree", "halide"):
+            f = (_iree if peer == "iree" else _halide)(w, arguments)
+            calls |= {peer: f} if f is not None else {}
     return calls
+
+
+def _iree(w: Workload, arguments: list) -> Callable | None:
+    """The workload in IREE, checked against jax.jit. Raises AssertionError where results differ."""
+    from . import iree_peer
+
+    call = iree_peer.compiled(w.function, arguments)
+    if call is not None:
+        _check_peer(w, "iree", iree_peer.arrays(call()), arguments)
+    return call
+
+
+def _halide(w: Workload, arguments: list) -> Callable | None:
+    """The pipeline of this name in Halide, checked against jax.jit. Raises AssertionError where results differ."""
+    from . import halide_peers
+
+    if w.name not in halide_peers.PIPELINES:
+        return None
+    call = halide_peers.pipeline(w.name, np.asarray(arguments[0]), jax.eval_shape(w.function, *arguments).shape)
+    _check_peer(w, "halide", [call()], arguments)
+    return call
+
+
+def _check_peer(w: Workload, peer: str, got: list, arguments: list) -> None:
+    difference = relative_error(got, jax.tree.leaves(jax.jit(w.function)(*arguments)))
+    assert difference <= 10 * w.tolerance, f"{w.name}: {peer} differs from jax.jit by {difference:.2e}"
 
 
 def interleaved(calls: dict[str, Callable], rounds: int, seconds: float) -> dict[str, Timing]:
@@ -197,8 +232,8 @@ def versions() -> dict[str, str]:
         "jaxlib": jaxlib.__version__,
         "numpy": np.__version__,
     }
-    torch = sys.modules.get("torch")
-    return found | ({"torch": torch.__version__} if torch else {})
+    peers = {"torch": "torch", "iree.compiler": "iree-base-compiler", "halide": "halide"}
+    return found | {package: importlib.metadata.version(package) for name, package in peers.items() if name in sys.modules}
 
 
 def columns(rows: list[Row]) -> list[str]:
@@ -238,10 +273,11 @@ def kernel_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def document(rows: list[Row]) -> str:
-    """The text of docs/benchmarks.md."""
+def document(rows: list[Row], plotted: bool = False) -> str:
+    """The text of docs/benchmarks.md; `plotted`: with the picture beside it."""
     about = "\n".join(f"- {name}: {value}" for name, value in versions().items())
     notes = "\n".join(f"- `{r.name}`: {WORKLOADS[r.name].note}" for r in rows if WORKLOADS[r.name].note)
+    picture = f"\n![shares of the machine's limit]({PLOT.name})\n" if plotted else ""
     return f"""# Benchmarks
 
 Written by `python -m benchmarks.run --write`; `benchmarks/workloads.py` defines the rows. Each row was checked before
@@ -254,7 +290,7 @@ other work on it disturbs least. A peer that is more than
 {HOPELESS} times slower was called twice only.
 
 {as_markdown(rows)}
-
+{picture}
 ## Kernels
 
 Each fused kernel alone, on random operands of its sizes: what the cost model predicts, and the least time measured, which
@@ -310,7 +346,14 @@ def plot(rows: list[Row], path: pathlib.Path) -> None:
 
 def available(peers: Iterable[str]) -> list[str]:
     """The peers that are installed."""
-    return [p for p in peers if not p.startswith("torch") or importlib.util.find_spec("torch")]
+    return [p for p in peers if p not in PACKAGES or _is_installed(PACKAGES[p])]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -319,7 +362,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds at most")
     parser.add_argument("--peers", default=",".join(PEERS[:2]), help=f"of {','.join(PEERS)}; default %(default)s")
     parser.add_argument("--json", type=pathlib.Path, help="write the measurements to this file")
-    parser.add_argument("--plot", type=pathlib.Path, help="write a PNG of shares of the limit (needs matplotlib)")
+    parser.add_argument("--plot", type=pathlib.Path, nargs="?", const=PLOT, metavar="PNG",
+                        help="draw shares of the limit (needs matplotlib); default docs/benchmarks.png")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args(argv)
     for name in arguments.names:
@@ -353,7 +397,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.json.write_text(json.dumps(data, indent=1) + "\n")
     if arguments.write:
         DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(document(rows))
+        DOCUMENT.write_text(document(rows, plotted=arguments.plot == PLOT))
     if arguments.plot:
         plot(rows, arguments.plot)
     return 1 if failed else 0

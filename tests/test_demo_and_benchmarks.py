@@ -36,6 +36,30 @@ def test_the_document_has_every_kernel_with_both_times():
     assert "| rms_norm | k0 | 2 | 3 | 1.50 |" in text and "| rms_norm | k1 | 1000 | 500 | 0.50 |" in text
 
 
+def test_the_document_shows_the_picture_where_there_is_one(tmp_path):
+    pytest.importorskip("matplotlib")
+    row = run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 1, 0, {"pbkern": run.Timing(1e-3, 2e-3, 5)})
+    assert "benchmarks.png" in run.document([row], plotted=True) and "benchmarks.png" not in run.document([row])
+    run.plot([row], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("peer, package", [("iree", "iree.compiler"), ("halide", "halide")])
+@pytest.mark.parametrize("name", ["blur", "unsharp", "harris"])
+def test_optional_peers_compute_the_same(peer, package, name):
+    if not run.available([peer]):
+        pytest.skip(f"{package} is not installed")
+    w = WORKLOADS[name]
+    small = run.dataclasses.replace(w, full=tuple(run.dataclasses.replace(s, shape=tuple(max(n, 80) if n > 3 else n
+                                                                          for n in s.shape)) for s in w.small))
+    assert set(run.implementations(small, [peer])) == {"pbkern", peer}  # compared with jax.jit on the way
+
+
+def test_peers_that_are_not_installed_are_left_out(monkeypatch):
+    monkeypatch.setattr(run, "PACKAGES", {"iree": "no_such_package.inner", "halide": "no_such_package"})
+    assert run.available(["jax", "iree", "halide"]) == ["jax"]
+
+
 def test_pbkern_bench_passes_its_arguments_on(capsys):
     assert cli.main(["bench", "rms_norm", "--quick", "--peers", ""]) == 0
     assert "rms_norm" in capsys.readouterr().out
