@@ -153,29 +153,29 @@ def implementations(w: Workload, peers: Iterable[str]) -> dict[str, Callable[[],
 
 
 def _iree(w: Workload, arguments: list) -> Callable | None:
-    """The workload in IREE, checked against jax.jit. Raises AssertionError where results differ."""
+    """The workload in IREE; None where IREE cannot compile it, or computes something else."""
     from . import iree_peer
 
     call = iree_peer.compiled(w.function, arguments)
-    if call is not None:
-        _check_peer(w, "iree", iree_peer.arrays(call()), arguments)
-    return call
+    return call if call is not None and _agrees(w, "iree", iree_peer.arrays(call()), arguments) else None
 
 
 def _halide(w: Workload, arguments: list) -> Callable | None:
-    """The pipeline of this name in Halide, checked against jax.jit. Raises AssertionError where results differ."""
+    """The pipeline of this name in Halide, if there is one."""
     from . import halide_peers
 
     if w.name not in halide_peers.PIPELINES:
         return None
     call = halide_peers.pipeline(w.name, np.asarray(arguments[0]), jax.eval_shape(w.function, *arguments).shape)
-    _check_peer(w, "halide", [call()], arguments)
-    return call
+    return call if _agrees(w, "halide", [call()], arguments) else None
 
 
-def _check_peer(w: Workload, peer: str, got: list, arguments: list) -> None:
+def _agrees(w: Workload, peer: str, got: list, arguments: list) -> bool:
+    """Whether a peer's results are those of jax.jit; a peer whose results are not is left out, with a line that says so."""
     difference = relative_error(got, jax.tree.leaves(jax.jit(w.function)(*arguments)))
-    assert difference <= 10 * w.tolerance, f"{w.name}: {peer} differs from jax.jit by {difference:.2e}"
+    if difference > 10 * w.tolerance:
+        print(f"{w.name:24} {peer} left out: it differs from jax.jit by {difference:.1e}", flush=True)
+    return difference <= 10 * w.tolerance
 
 
 def interleaved(calls: dict[str, Callable], rounds: int, seconds: float) -> dict[str, Timing]:

@@ -1,8 +1,9 @@
-"""The `pbkern` command: explain and dump decorated functions of a file, list targets, run benchmarks, look after the cache.
+"""The `pbkern` command: explain, dump and tune functions of a file, list targets, run benchmarks, look after the cache.
 
     pbkern explain model.py:loss                     what was fused and why
     pbkern dump model.py:loss --out stages           numbered stages, kernels and a repro script
     pbkern explain model.py:blur --args 'f32[1080,1920,3]' 'f32[5]'
+    pbkern tune model.py:loss --budget 30            measured schedules, kept for later compilations
     pbkern targets --coverage                        what kernels may contain, per target
     pbkern bench softmax --quick                     workloads beside their peers, from a checkout of the repository
     pbkern cache size                                what is kept on disk; also `where` and `clear`
@@ -40,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser("explain", help="what was fused and why")
     dump = commands.add_parser("dump", help="write every stage of compilation to files")
-    for command in (explain, dump):
+    tune = commands.add_parser("tune", help="search schedules with measured times, and keep what is faster")
+    tune.add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s")
+    for command in (explain, dump, tune):
         command.add_argument("function", metavar="FILE.py:FUNCTION")
         command.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
     explain.add_argument("--measure", action="store_true", help="run each kernel alone and print its time")
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "bench":
             return _bench(rest)
-        {"explain": _explain, "dump": _dump, "targets": _targets, "cache": _cache}[options.command](options)
+        {"explain": _explain, "dump": _dump, "targets": _targets, "cache": _cache, "tune": _tune}[options.command](options)
     except PbkernError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 2
@@ -74,6 +77,13 @@ def _dump(options) -> None:
 
     fn, args = load(options.function, options.args)
     print(dump(fn, options.out, *args))
+
+
+def _tune(options) -> None:
+    from .tuning import tune
+
+    fn, args = load(options.function, options.args)
+    tune(fn, *args, budget=options.budget)
 
 
 def _targets(options) -> None:

@@ -55,6 +55,15 @@ def test_optional_peers_compute_the_same(peer, package, name):
     assert set(run.implementations(small, [peer])) == {"pbkern", peer}  # compared with jax.jit on the way
 
 
+def test_peers_with_other_results_are_left_out(capsys):
+    w = WORKLOADS["rms_norm"]
+    arguments = w.arguments(w.small)
+    right = np.asarray(w.function(*arguments))
+    assert run._agrees(w, "iree", [right], arguments) and not capsys.readouterr().out
+    assert not run._agrees(w, "iree", [right * 1.01], arguments)
+    assert "iree left out" in capsys.readouterr().out
+
+
 def test_peers_that_are_not_installed_are_left_out(monkeypatch):
     monkeypatch.setattr(run, "PACKAGES", {"iree": "no_such_package.inner", "halide": "no_such_package"})
     assert run.available(["jax", "iree", "halide"]) == ["jax"]

@@ -3,11 +3,11 @@
 import json
 import multiprocessing
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
 import time
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -203,8 +203,9 @@ def test_an_entry_that_is_whole_but_no_object_is_made_again(store):
         assert compiled(norm, X).from_disk
 
 
-def write_and_read(folder, seed, failures):
+def write_and_read(folder, seed, failures, barrier):
     """Writes and reads entries of a few keys as fast as it can; every read must be whole."""
+    barrier.wait(60)
     s, rng = cache.Store(folder, 1 << 20), np.random.default_rng(seed)
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
@@ -218,13 +219,11 @@ def write_and_read(folder, seed, failures):
 
 
 def test_processes_do_not_disturb_each_other(tmp_path):
-    context = multiprocessing.get_context("fork")
-    failures = context.Queue()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX's threads are not used in the children
-        workers = [context.Process(target=write_and_read, args=(tmp_path, n, failures)) for n in range(2)]
-        for w in workers:
-            w.start()
+    context = multiprocessing.get_context("spawn")
+    failures, barrier = context.Queue(), context.Barrier(2)
+    workers = [context.Process(target=write_and_read, args=(tmp_path, n, failures, barrier)) for n in range(2)]
+    for w in workers:
+        w.start()
     for w in workers:
         w.join(60)
     assert [w.exitcode for w in workers] == [0, 0] and failures.empty()
@@ -305,6 +304,12 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", str(tmp_path))
         assert cache.folder() == tmp_path / ".cache" / "pbkern"
+
+
+def test_the_readme_names_every_variable():
+    readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
+    for v in config.VARIABLES:
+        assert f"`{v.name}`" in readme
 
 
 def test_the_command_counts_and_clears(store, capsys):

@@ -49,4 +49,4 @@ def test_the_peak_of_this_machine_is_one_that_a_chain_of_multiply_adds_reaches()
 
     stated = pbkern.cpu.machine()
     measured = max(peaks.giga_operations("fma", stated.vector_bits, "f32") for _ in range(2))
-    assert 0.5 < measured * 1e9 * stated.cores / stated.flops("float32") < 1.9
+    assert 0.4 < measured * 1e9 * stated.cores / stated.flops("float32") < 1.9

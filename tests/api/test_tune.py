@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import api, cache, config, measure, tune, tuned, tuning
+from pbkern import api, cache, cli, config, measure, tune, tuned, tuning
 from pbkern.errors import OptionError, ScheduleError
 from pbkern.fuse import Choice, choices
 from pbkern.targets import get_target
@@ -161,6 +161,14 @@ def test_donated_arguments_survive():
     x = jnp.ones((64, 64))
     tune(f, x, budget=1.0)
     np.testing.assert_array_equal(x, np.ones((64, 64)))
+
+
+def test_the_command_tunes(tmp_path, capsys):
+    (tmp_path / "model.py").write_text("import jax.numpy as jnp\ndef f(x):\n    return jnp.exp(x) * 2 + x\n")
+    where = f"{tmp_path}/model.py:f"
+    assert cli.main(["tune", where, "--args", "f32[256,256]", "--budget", "1"]) == 0
+    assert capsys.readouterr().out.startswith("f: ")
+    assert cli.main(["tune", where, "--args", "f32[256,256]", "--budget", "0"]) == 2
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])

@@ -34,7 +34,7 @@ from . import content, objects, runtime, traces
 VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
 KIND = "code"
 # What progress lines call the stages that may take long.
-STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function"}
+STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function", "load": "loading"}
 _serial = itertools.count()
 _resident: list[Compiled] = []
 _runtime: list[objects.Image] = []
