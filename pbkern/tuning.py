@@ -2,8 +2,8 @@
 
 Each fused kernel is tried alone, on random operands of its sizes: first other blocks, cheapest first by the model, then
 the target's variations (prefetched steps, threads) of the best. Every candidate's results are compared with the model's
-choice. The best few are measured once more, in turn, and have to gain. At last the whole function runs with all that was
-chosen beside the function as it was, in turn: what is not faster then is not kept.
+choice. The best few are measured once more, in turn and twice, and have to gain both times. At last the whole function
+runs with all that was chosen beside the function as it was, likewise: what is not faster then is not kept.
 
 Fusion itself is not searched: which operations share a kernel stays the cost model's decision. Groups of the function and
 their candidates are fuse/choices.py; what was found is kept by tuned.py.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,8 @@ from .targets import get_target
 
 # Candidates of blocks per kernel, finalists that are measured again, and what these must gain over the model's choice.
 CANDIDATES, FINALISTS, GAIN = 16, 3, 0.97
-# What the whole function must gain.
-WHOLE_GAIN = 0.99
+# What the whole function must gain. Comparisons are made in so many parts.
+WHOLE_GAIN, ROUNDS = 0.99, 2
 # Parts of the budget: for kernels, and for the whole function at the end. A candidate's own part of its kernel's.
 KERNELS_SHARE, WHOLE_SHARE, CANDIDATE_SHARE = 0.75, 0.2, 0.03
 FINAL_PAUSES = 2  # a finalist is measured for so many times as long as a candidate
@@ -79,7 +79,7 @@ class Tuning:
         better = any(k.choice != Choice() for k in self.kernels)
         why = "not faster as a whole" if better else "nothing better"
         verdict = "kept" if self.kept else f"{why}: the model's choices stay"
-        times = f"{self.before * 1e3:.3f} ms before, {self.after * 1e3:.3f} ms tuned"
+        times = f"{self.before * 1e3:.3f} ms" + (f" before, {self.after * 1e3:.3f} ms tuned" if better else "")
         head = f"{self.name}: {times}, {verdict}; {self.seconds:.1f} s"
         return "\n".join([head, *(f"  {k}" for k in self.kernels)])
 
@@ -108,8 +108,8 @@ def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning
     found = _tune_kernels(groups, options, begin + budget * KERNELS_SHARE)
     chosen = tuple(k.choice for k in found)
     both = [api.undonated(jitted, options) for _ in range(2)]
-    before, after, same = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
-    kept = same and after < WHOLE_GAIN * before and any(c != Choice() for c in chosen)
+    before, after, faster = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
+    kept = faster and any(c != Choice() for c in chosen)
     tuned.remember(jaxpr, options, chosen if kept else (Choice(),) * len(chosen))
     jitted.clear_cache()  # what was compiled before is compiled anew
     result = Tuning(name, tuple(found), before, after, kept, time.monotonic() - begin)
@@ -212,11 +212,19 @@ class _Search:
         """(best, seconds of the default, seconds of the best): the fastest few again, in turn with the default."""
         ranked = sorted((c for c in self.times if c != Choice()), key=self.times.__getitem__)[:FINALISTS]
         ranked = [Choice(), *ranked]
-        seconds = dict(zip(ranked, least_seconds([self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked))))
-        best = min(ranked, key=seconds.__getitem__)
-        if seconds[best] > GAIN * seconds[Choice()]:
-            best = Choice()
-        return best, seconds[Choice()], seconds[best]
+        seconds, faster = compared([self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN)
+        best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
+        return ranked[best], seconds[0], seconds[best]
+
+
+def compared(calls: Sequence[Callable[[], Any]], seconds: float, gain: float) -> tuple[list[float], list[bool]]:
+    """(least time of each, whether it takes at most `gain` times the first's), calls in turn for about `seconds`.
+
+    Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine decides.
+    """
+    parts = [least_seconds(calls, seconds / ROUNDS) for _ in range(ROUNDS)]
+    faster = [all(p[n] <= gain * p[0] for p in parts) for n in range(len(calls))]
+    return [min(times) for times in zip(*parts)], faster
 
 
 def agree(got, want) -> bool:
@@ -234,12 +242,12 @@ def agree(got, want) -> bool:
 
 
 def _whole(both: list[Callable], arguments: tuple, chosen: tuple, seconds: float) -> tuple[float, float, bool]:
-    """(seconds of the first, seconds of the second, whether results agree): one function under two sets of choices."""
+    """(seconds of the first, of the second, whether that is faster with equal results): one function, two sets of choices."""
     args, kwargs = arguments
     results = []
     for f, c in zip(both, chosen):
         with tuned.trial(c):
             results.append(jax.tree.leaves(f(*args, **kwargs)))  # compiled here
     same = all(map(agree, *results))
-    before, after = least_seconds([functools.partial(f, *args, **kwargs) for f in both], seconds)
-    return before, after, same
+    times, faster = compared([functools.partial(f, *args, **kwargs) for f in both], seconds, WHOLE_GAIN)
+    return times[0], times[1], same and faster[1]

@@ -132,6 +132,14 @@ def test_kernels_that_are_faster_alone_but_not_together_are_not_kept(monkeypatch
     assert f.kernels(X)[0].source() == before
 
 
+def test_what_is_faster_only_now_and_then_is_not_kept(monkeypatch):
+    turns = iter([[2.0, 1.0, 3.0], [2.0, 2.5, 1.0]])
+    monkeypatch.setattr(tuning, "least_seconds", lambda calls, seconds: next(turns))
+    assert tuning.compared([None] * 3, 1.0, 0.97) == ([2.0, 1.0, 1.0], [False, False, False])
+    turns = iter([[2.0, 1.95, 1.5], [2.0, 1.9, 1.6]])
+    assert tuning.compared([None] * 3, 1.0, 0.97) == ([2.0, 1.9, 1.5], [False, False, True])
+
+
 def test_equal_times_keep_the_models_choice(monkeypatch):
     timed_by(monkeypatch, lambda turn, calls: [1.0] * len(calls))
     result = tune(pbkern.jit(softmax), X, budget=10.0)
