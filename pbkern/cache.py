@@ -3,7 +3,7 @@
 An entry is one file, `<kind>-<key>.pbk`, whose name is a digest of everything that its content depends on. It is written
 beside its place and renamed into it, so that no process ever sees half of one, and begins with a checksum of the rest:
 what does not agree with it is dropped and made again. Entries that were not used for longest go first once all of them
-together exceed the limit. A folder that cannot be used costs one warning; everything works without.
+together exceed the limit. A folder that cannot be written to costs one warning; everything works without.
 
 The folder is PBKERN_CACHE_DIR, else $XDG_CACHE_HOME/pbkern, else ~/.cache/pbkern; PBKERN_CACHE=0 does without.
 Entries hold machine code: a folder that other users may write to is not used.
@@ -45,8 +45,10 @@ class Store:
 
     folder: pathlib.Path
     limit: int
-    _usable: bool | None = None
-    _unchecked: int | None = field(default=None)  # bytes written since the folder was last looked at
+    _usable: bool | None = field(default=None, init=False)  # whether entries can be written; None: not tried
+    _trust: bool | None = field(default=None, init=False)  # whether nobody else can write them
+    _warned: bool = field(default=False, init=False)
+    _unchecked: int | None = field(default=None, init=False)  # bytes written since the folder was last looked at
 
     def get(self, kind: str, key: str) -> bytes | None:
         """The entry's bytes; None where there is none, or none that is whole."""
@@ -124,25 +126,27 @@ class Store:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._usable = os.access(self.folder, os.W_OK | os.X_OK) or self._give_up("it may not be written to")
             except OSError as e:
-                self._usable = self._give_up(str(e))
-        return self._usable and self._trusted()
+                self._give_up(str(e))
+        return bool(self._usable) and self._trusted()
 
     def _trusted(self) -> bool:
         """Whether nobody else may put code here that this process would then run."""
-        if self._usable is False:
-            return False
-        try:
-            found = self.folder.stat()
-        except OSError as e:
-            return self._give_up(str(e))
-        if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
-            return self._give_up(f"other users may write to it (owner {found.st_uid}, mode {stat.filemode(found.st_mode)})")
-        return True
+        if self._trust is None:
+            try:
+                found = self.folder.stat()
+            except OSError as e:
+                return self._give_up(str(e))
+            self._trust = found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
+            if not self._trust:
+                owner = f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
+                self._give_up(f"other users may write to it ({owner})")
+        return self._trust
 
     def _give_up(self, why: str) -> bool:
-        """False, from now on, with one warning."""
-        if self._usable is not False:
-            self._usable = False
+        """False: nothing more is written. Warns, once; what is there is read all the same, if it can be trusted."""
+        self._usable = False
+        if not self._warned:
+            self._warned = True
             warnings.warn(
                 f"pbkern keeps nothing on disk: {self.folder} cannot be used: {why}. "
                 "PBKERN_CACHE_DIR names another folder, PBKERN_CACHE=0 does without", stacklevel=2,

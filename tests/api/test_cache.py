@@ -282,9 +282,11 @@ def test_a_read_only_folder_is_read(store):
     compiled(norm, X)
     store.folder.chmod(0o500)
     try:
+        reader = cache.Store(store.folder, store.limit)
         with pytest.warns(UserWarning, match="keeps nothing on disk"):
-            assert not cache.Store(store.folder, store.limit).put("code", "a", b"x")
-        assert compiled(norm, X).from_disk
+            assert not reader.put("code", "a", b"x")
+        (path,) = code_files_of(store, norm)
+        assert reader.get("code", path.stem.removeprefix("code-")) is not None
     finally:
         store.folder.chmod(0o700)
 
@@ -295,6 +297,16 @@ def test_a_folder_without_write_permission_costs_one_warning(store, monkeypatch)
     with pytest.warns(UserWarning, match="may not be written to") as caught:
         assert not store.put("code", "a", b"x") and not store.put("code", "b", b"x")
     assert len(caught) == 1
+
+
+def test_what_can_be_read_is_read_where_nothing_can_be_written(store, monkeypatch):
+    assert store.put("code", "a", b"x")
+    reader = cache.Store(store.folder, store.limit)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "utime", lambda path: (_ for _ in ()).throw(PermissionError()))
+    with pytest.warns(UserWarning, match="may not be written to"):
+        assert not reader.put("code", "b", b"y")
+    assert reader.get("code", "a") == b"x" and reader.get("code", "b") is None
 
 
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
