@@ -106,16 +106,15 @@ class HostProgram:
     def outputs(self) -> tuple[Buffer, ...]:
         return self.of_kind(BufferKind.OUTPUT)
 
-    def kernels(self) -> list[Kernel]:
-        """Kernels in program order, each once."""
-        found: list[Kernel] = []
+    def launches(self) -> list[Launch]:
+        """Launches in program order, those inside loops and branches once."""
+        found: list[Launch] = []
 
         def visit(steps: tuple[Step, ...]) -> None:
             for step in steps:
                 match step:
-                    case Launch(kernel=k):
-                        if k not in found:
-                            found.append(k)
+                    case Launch():
+                        found.append(step)
                     case Loop(steps=inner):
                         visit(inner)
                     case While(condition=c, steps=inner):
@@ -126,6 +125,14 @@ class HostProgram:
                             visit(b)
 
         visit(self.steps)
+        return found
+
+    def kernels(self) -> list[Kernel]:
+        """Kernels in program order, each once."""
+        found: list[Kernel] = []
+        for launch in self.launches():
+            if launch.kernel not in found:
+                found.append(launch.kernel)
         return found
 
     def __str__(self) -> str:

@@ -20,6 +20,7 @@ from .literals import operands_as_equations
 from .partition import partition
 from .precision import set_precision
 from .program import build_program
+from .quotients import divide_late
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
 from .simplify import simplify
 from .stages import split_reductions
@@ -52,8 +53,8 @@ def plan(
     strict = bool(getattr(options, "strict_target", False))
     simple = drop_dead_carries(place_updates(simple, strict))
     simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
-    if not getattr(options, "mlir_disable_fast_math", False):  # two stages reassociate sums
-        simple = split_reductions(simple, machine)
+    if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
+        simple = split_reductions(divide_late(simple), machine)
     simple = operands_as_equations(simple)
     parts = partition(simple, machine, supports, options)
     apply(parts.groups(), choices, machine)

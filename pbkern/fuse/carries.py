@@ -15,7 +15,7 @@ def _live_carries(body: jex.Jaxpr, n_consts: int, n_carry: int, wanted: set[int]
     """Carries that reach a wanted one or a ys result, directly or over several steps."""
     live = set(wanted)
     while True:
-        read = {a for k, a in enumerate(body.outvars) if k >= n_carry or k in live}
+        read = {a for k, a in enumerate(body.outvars) if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)}
         for eqn in reversed(body.eqns):
             if eqn.effects or any(v in read for v in eqn.outvars):
                 read.update(a for a in eqn.invars if not isinstance(a, jex.Literal))

@@ -25,7 +25,7 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
     """
     lives: dict[Buf, tuple[int, int]] = {}
     for at, s in enumerate(stmts):
-        for b in _touched([s]):
+        for b in touched([s]):
             if b.arena and b not in fixed:
                 lives[b] = (lives.get(b, (at, at))[0], at)
     placed: dict[Buf, int] = {}
@@ -44,7 +44,8 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
     return placed, end
 
 
-def _touched(stmts: list[Stmt]) -> set[Buf]:
+def touched(stmts: list[Stmt]) -> set[Buf]:
+    """Root buffers that statements read or write, inner ones too."""
     found: set[Buf] = set()
     for s in stmts:
         match s:
@@ -54,11 +55,11 @@ def _touched(stmts: list[Stmt]) -> set[Buf]:
                 found |= {e.info[0].root for e in _nodes(v) if e.kind in ("load", "gather")}
             case If(branches=branches):
                 for b in branches:
-                    found |= _touched(b)
+                    found |= touched(b)
             case For(body=body):
-                found |= _touched(body)
+                found |= touched(body)
             case While(condition=c, body=body):
-                found |= _touched(c) | _touched(body)
+                found |= touched(c) | touched(body)
             case Sort(buffers=buffers, spare=spare):
                 found |= {b.root for b in (*buffers, *spare)}
             case Trace(buffers=buffers):

@@ -23,6 +23,7 @@ from .text import Block, Text
 
 Point = dict[str, int]
 INDEX_BITS_32 = 2**31 - 1
+CACHE_LINE = 64
 
 
 @dataclass
@@ -49,6 +50,8 @@ class NestEmitter:
 
     def __init__(self, text: Text, vector_bits: int = 512):
         self.text, self.vector_bits = text, vector_bits
+        self.streamed: frozenset[Buf] = frozenset()  # too large for the caches: written past them
+        self.streams = False  # whether some store went past the caches
         self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
@@ -366,7 +369,10 @@ class NestEmitter:
         _, address = self._address(block, write.buf, write.index, p)
         m, name = memref(write.buf), write.buf.root.name
         if coefficient == 1 and live is None:
-            block.lines.append(f"vector.store {v.name}, {name}[{address}] : {m}, {v.type}")
+            past = ""
+            if write.buf.root in self.streamed and self._fills_lines(w, write, v.lanes, p):
+                past, self.streams = f" {{alignment = {CACHE_LINE} : i64, nontemporal = true}}", True
+            block.lines.append(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
         elif coefficient == 1:
             block.lines.append(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
         else:
@@ -375,6 +381,14 @@ class NestEmitter:
             live = live or self._tail_mask(Tail(v.lanes), v.lanes)
             block.lines.append(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
                                f"vector<{v.lanes}xi32>, {live.type}, {v.type}")
+
+    def _fills_lines(self, w: _Walk, write: Write, lanes: int, p: Point) -> bool:
+        """Whether a vector is one whole cache line at its boundary, wherever the loops are."""
+        size = write.buf.root.dtype.itemsize
+        flat = self._flat(write.buf, write.index)
+        start = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
+        steps = [c * lanes if s == w.sched.vector else c for s, c in flat.terms]
+        return lanes * size == CACHE_LINE and all(n * size % CACHE_LINE == 0 for n in (start, *steps))
 
     def _store_scalar(self, w: _Walk, block: Block, write: Write, v: Ssa, mask: Ssa | None, p: Point) -> None:
         conditions = [] if mask is None else [mask.name]
@@ -590,6 +604,8 @@ class NestEmitter:
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
         t = f"vector<{lanes}x{el}>"
+        if c == 1 and buf.root in w.nest.fetch:
+            self._fetch(w, block, buf, index, p)
         if c == 1 and live is None:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         zero = b.c(0, el).name
@@ -605,6 +621,13 @@ class NestEmitter:
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
                                  f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
+
+    def _fetch(self, w: _Walk, block: Block, buf: Buf, index, p: Point) -> None:
+        """Asks for the line that a later step loads; addresses behind the end do not fault."""
+        flat = self._flat(buf, index)
+        offset = sum(flat.coefficient(d) * o for d, o in p.items()) + w.nest.fetch[buf.root]
+        _, address = self.text.affine(block, flat, offset)
+        block.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
 
     def _load_word(self, block: Block, buf: Buf, index, p: Point, el: str) -> Ssa:
         """One element that spans several of the buffer it reinterprets."""

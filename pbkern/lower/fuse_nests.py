@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from ..affine import Affine
 from .collapse import Aliases, collapse
+from .masked import skip_masked
 from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 from .pack import pack
 from .predicates import Bounds, decide_tests
+from .reuse import keep_near
 
 SINGLE = "one"  # a dimension of size 1
 
@@ -17,6 +19,9 @@ SINGLE = "one"  # a dimension of size 1
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
+    if options.contract:  # sums are added up strip by strip
+        stmts = skip_masked(stmts, builder, options.vector_bits)
+        stmts = keep_near(stmts, builder, options.vector_bits, options.l1_bytes * 2)
     return _shape_all(stmts, builder, options, Aliases())
 
 

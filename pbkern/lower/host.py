@@ -7,6 +7,7 @@ text refers to kernels by their lowered signature, so the two modules are lowere
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from ..affine import Affine
 from ..dsl.host import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from ..dsl.kernel import Kernel
-from .program import LoweredKernel, LowerOptions, lower_kernel
+from .program import NEVER, LoweredKernel, LowerOptions, lower_kernel
 from .work import tasks
 
 ALIGNMENT = 64
@@ -36,8 +37,12 @@ class _Host:
     def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int]):
         self.program, self.threads_of = program, threads_of
         self.kernels: dict[int, LoweredKernel] = {}
+        shifted = {id(x.kernel) for x in program.launches() if any(v.offset != Affine() for v in x.results)}
         for n, k in enumerate(program.kernels()):
-            self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options_of(k))
+            options = options_of(k)
+            if id(k) in shifted:  # results may start anywhere in a cache line
+                options = dataclasses.replace(options, stream_bytes=NEVER)
+            self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options)
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0

@@ -191,6 +191,7 @@ class Nest:
     ordered: bool = False
     at: str | None = None
     schedule: object = None  # a NestSchedule decided with the nest; None: emit chooses
+    fetch: dict[Buf, int] = field(default_factory=dict)  # root buffer -> elements that its loads are fetched ahead
 
     def expressions(self) -> list[Expr]:
         found = [e for r in self.reductions for e in r.args] + [w.value for w in self.writes]
@@ -215,7 +216,8 @@ class Nest:
 
     def __str__(self) -> str:
         head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
-        rows = [f"nest [{head}]" + (" ordered" if self.ordered else "")]
+        ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())
+        rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + ahead]
         names = self._name_shared(rows)
         rows += [f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}" for k, r in enumerate(self.reductions)]
         for w in self.writes:

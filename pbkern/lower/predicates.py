@@ -108,9 +108,14 @@ class _Folder:
             return self._logic(name, *e.args)
         if name == "not" and e.dtype == BOOL and e.args[0].kind == "const":
             return self._bool(not e.args[0].info)
-        if name == "select_n" and e.args[0].dtype == BOOL and e.args[0].kind == "const":
-            return e.args[2] if e.args[0].info else e.args[1]
+        if name == "select_n" and e.args[0].dtype == BOOL:
+            return self._select(e, *e.args)
         return None
+
+    def _select(self, e: Expr, test: Expr, *cases: Expr) -> Expr | None:
+        if test.kind == "const":
+            return cases[int(test.info)]
+        return test if e.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, a: Affine, low: int, high: int) -> Expr:
         found = interval(a, self.bounds)

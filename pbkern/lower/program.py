@@ -28,6 +28,7 @@ from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
 CACHE_LINE = 64
+NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class LowerOptions:
     semantics: tuple[str, ...] | None = None
     prefetch_steps: int = 0
     bf16_pairs: bool = False  # the machine has AVX512-BF16
+    l1_bytes: int = 32 << 10
+    stream_bytes: int = NEVER  # results of this size and more are written past the caches; they start at a cache line
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class KernelLowering:
     def __init__(self, kernel: Kernel, name: str, options: LowerOptions, shifts: dict[int, shift.Shift]):
         self.kernel, self.name, self.options, self.shifts = kernel, name, options, shifts
         self.names = Names()
-        self.text = Text(approx=options.approx_math, contract=options.contract)
+        self.text = Text(approx=options.approx_math, contract=options.contract, pins=options.vector_bits == 512)
         self.emitter = NestEmitter(self.text, options.vector_bits)
         self.nests: list[str] = []
         self.declarations: set[str] = set()
@@ -79,6 +82,9 @@ class KernelLowering:
                                     at=kernel.defined_at or None, why=str(m.array), hint="pass int8 and convert in the body")
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
+        if not kernel.aliases and shift.is_function(kernel):
+            results = zip(kernel.outputs, self.bufs[len(kernel.inputs):])
+            self.emitter.streamed = frozenset(b for m, b in results if m.array.nbytes >= options.stream_bytes)
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
         self.offsets: dict[Buf, int] = {}
         self.arena_bytes = 0
@@ -366,8 +372,10 @@ class KernelLowering:
         one = self.text.index(1)
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
         args += [f"%arena: memref<{self._arena_bytes()}xi8> {{llvm.noalias}}", "%low: index", "%high: index"]
+        # Stores past the caches are not ordered with others: the fence comes before any word that the work is done.
+        fence = ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()'] if self.emitter.streams else []
         lines = [f"func.func @{self.name}({', '.join(args)}) {{", *constants, *head, *self.text.top.lines,
-                 f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", "return", "}"]
+                 f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", *fence, "return", "}"]
         return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from .builder import BITS, compute_el
+from .costs import COST
 from .nest import Expr, Nest
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
@@ -18,6 +19,8 @@ ACCUMULATOR_REGISTERS = 28
 MAX_POINT_NODES = 420
 # An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
 MAX_TILE_NODES = 1200
+# Vector operations of a point beyond which a few points fill the processor's window.
+LONG_POINT = 8.0
 
 
 @dataclass
@@ -45,8 +48,11 @@ def flat_coefficient(buf, index, dim: str) -> int | None:
     return total
 
 
-def register_bits(nest: Nest) -> int:
-    """Width of the widest element that vectors of this nest hold."""
+def register_bits(nest: Nest, along: str | None = None) -> int:
+    """Width of the widest element that vectors of this nest hold, if they run along `along`: an epilogue behind a reduced
+    dimension is scalar."""
+    if along in nest.rdims:
+        nest = Nest(nest.dims, nest.rdims, nest.reductions, [w for w in nest.writes if w.inner])
     widths = [BITS[compute_el(e.dtype)] for e in nest.nodes() if e.kind not in ("index", "range", "acc")]
     widths += [BITS[compute_el(r.dtype)] for r in nest.reductions]
     widths += [BITS[compute_el(w.buf.dtype)] for w in nest.writes]
@@ -104,7 +110,7 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
     sched = NestSchedule(vector=best, order=tuple(d for d in nest.dims if d != best))
     if best is None:
         return sched
-    full = max(vector_bits // register_bits(nest), 2)
+    full = max(vector_bits // register_bits(nest, best), 2)
     sched.lanes = min(full, 1 << (nest.dims[best] - 1).bit_length())
     if nest.reductions and best in nest.rdims:
         _tile_horizontal(nest, sched)
@@ -180,12 +186,18 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
 def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
     """Vectors along a reduced dimension: several accumulators hide latency; rows share an operand where there is one."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
-    sched.unroll = max(1, min(8 // count if count < 8 else 1, vectors))
+    sched.unroll = max(1, min((2 if _is_long(nest) else 8) // count, vectors))
     rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
     shared = [d for d in rows if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())]
     if shared and any(r.op == "dot" for r in nest.reductions):
         sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
         sched.unroll = min(4, vectors)
+
+
+def _is_long(nest: Nest) -> bool:
+    """Whether one point of the reductions is so much work that out-of-order execution overlaps few of them; more only spill."""
+    inside = Nest({}, reductions=nest.reductions).nodes()
+    return sum(COST.get(e.info.primitive, 1.0) for e in inside if e.kind == "op") >= LONG_POINT
 
 
 def _tile_register(nest: Nest, sched: NestSchedule) -> None:

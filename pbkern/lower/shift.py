@@ -33,14 +33,16 @@ def symbol(dim: int) -> str:
 
 def find(kernel: Kernel) -> dict[int, Shift]:
     """Grid dimensions whose last block can be moved back."""
-    if kernel.scratch or kernel.aliases or not kernel.outputs or not _is_function(kernel):
+    if kernel.aliases or not kernel.outputs or not is_function(kernel):
         return {}
     found = {d: _shift(kernel, d) for d in range(len(kernel.grid))}
     return {d: s for d, s in found.items() if s is not None}
 
 
-def _is_function(kernel: Kernel) -> bool:
-    """Inputs are read, each output is written whole exactly once and never read."""
+def is_function(kernel: Kernel) -> bool:
+    """Inputs are read, each output is written whole exactly once and never read; nothing is kept in scratch."""
+    if kernel.scratch:
+        return False
     refs = kernel.body.jaxpr.invars
     outputs = set(refs[len(kernel.inputs) :])
     used = {a for eqn in kernel.body.jaxpr.eqns for a in eqn.invars if not hasattr(a, "val")}

@@ -6,9 +6,17 @@ block that knows their symbols, so that loops hold additions of constants only.
 
 from __future__ import annotations
 
+import re
+
 from ..affine import Affine
 from .builder import Builder
 from .builder import Value as Ssa
+
+NAME = re.compile(r"%v\d+")
+# Types of constants that are kept in registers through a loop, from how many trips on, and how many: the rest holds values.
+PINNED = ("xf32>", "xf64>", "xi32>", "xi64>")
+PIN_TRIPS = 4
+MAX_PINNED = 26
 
 
 class Block:
@@ -41,8 +49,8 @@ class Block:
 class Text:
     """One function's text: names, constants, blocks."""
 
-    def __init__(self, *, approx: bool, contract: bool):
-        self.approx, self.contract = approx, contract
+    def __init__(self, *, approx: bool, contract: bool, pins: bool = False):
+        self.approx, self.contract, self.pins = approx, contract, pins
         self._count = 0
         self.constants: dict[str, str] = {}
         self.top = Block(None)
@@ -102,6 +110,7 @@ class Text:
     def loop(self, block: Block, symbol: str, low: int, high: int | str, step: int, fill,
              carried: list[Ssa] = []) -> list[Ssa]:  # noqa: B006 (never mutated)
         """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind."""
+        pin = self.pins and (isinstance(high, str) or high - low >= PIN_TRIPS * step)
         if isinstance(high, int) and high <= low:
             return list(carried)
         inner = Block(block)
@@ -124,8 +133,26 @@ class Text:
             head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
             inner.lines.append(f"scf.yield {', '.join(r.name for r in results)} : {types}")
             made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
+        if pin:
+            self._pin(block, inner)
         block.lines += [head + " {", *inner.lines, "}"]
         return made
+
+    def _pin(self, block: Block, inner: Block) -> None:
+        """Loads the vector constants of an innermost loop before it.
+
+        LLVM hoists constants out of whole loop nests, finds too many for the registers, and then loads those of the
+        hottest loop in every step. What an (empty) assembly statement has returned is no constant to it.
+        """
+        if any(line.startswith(("scf.for", "scf.if", "scf.while")) or " = scf." in line for line in inner.lines):
+            return
+        vectors = {name: text.rsplit(" : ", 1)[1] for text, name in self.constants.items()
+                   if text.startswith("arith.constant dense<") and text.endswith(PINNED)}
+        used = dict.fromkeys(n for line in inner.lines for n in NAME.findall(line) if n in vectors)
+        if not used or len(used) > MAX_PINNED:
+            return
+        pins = {n: self.put(block, f'llvm.inline_asm "", "=v,0" {n} : ({vectors[n]}) -> {vectors[n]}') for n in used}
+        inner.lines = [NAME.sub(lambda m: pins.get(m[0], m[0]), line) for line in inner.lines]
 
     def when(self, block: Block, condition: str, fill, otherwise=None) -> None:
         """scf.if without results."""

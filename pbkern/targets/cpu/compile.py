@@ -22,9 +22,9 @@ import numpy as np
 
 from ... import cache, progress
 from ...dsl.host import HostProgram
-from ...dsl.kernel import Kernel
+from ...dsl.kernel import ArrayType, Kernel
 from ...errors import InternalError
-from ...lower.host import LoweredProgram, default_threads, lower_host
+from ...lower.host import ALIGNMENT, LoweredProgram, default_threads, lower_host
 from ...lower.program import LowerOptions
 from ...lower.traces import TRACE
 from .. import mlir
@@ -93,10 +93,17 @@ class Compiled:
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs on this thread on NumPy arrays; inputs must be contiguous."""
         ins = [np.ascontiguousarray(a) for a in arrays]
-        outs = [np.empty(b.type.shape, b.type.dtype) for b in self.program.outputs]
+        outs = [_aligned(b.type) for b in self.program.outputs]
         pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(*(a.ctypes.data for a in (*ins, *outs)))
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.image.address("pbk_call"))(pointers)
         return outs
+
+
+def _aligned(t: ArrayType) -> np.ndarray:
+    """A new array that starts at a cache line, as XLA's do."""
+    memory = np.empty(t.nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + t.nbytes].view(t.dtype).reshape(t.shape)
 
 
 def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOptions] = lambda k: LowerOptions(),

@@ -11,10 +11,10 @@ import functools
 import hashlib
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ... import cache
-from ...dsl.host import Cond, HostProgram, Launch, Loop, While
+from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
 from ...jaxprs import fingerprint
 from ...lower.program import LowerOptions
@@ -31,7 +31,8 @@ def program_key(program: HostProgram, options_of: Callable[[Kernel], LowerOption
     """Digest of everything above but the environment."""
     kernels = program.kernels()
     number = {id(k): n for n, k in enumerate(kernels)}
-    order = tuple(number[id(k)] for k in _launched(program.steps))
+    # The text of the steps does not tell kernels of one name apart.
+    order = tuple(number[id(launch.kernel)] for launch in program.launches())
     contents = tuple((kernel_content(k), options_of(k), threads_of(k)) for k in kernels)
     positions = tuple(b.position for b in program.buffers)
     return cache.digest((str(program), positions, order, contents, opt_level))
@@ -42,21 +43,6 @@ def kernel_content(kernel: Kernel) -> tuple:
     mappings = tuple((m.array, m.dims, m.memory_space, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs))
     return (kernel.name, kernel.grid, kernel.dynamic_grid, len(kernel.inputs), mappings, kernel.scratch, kernel.aliases,
             kernel.num_scalar_prefetch, fingerprint(kernel.body))  # fmt: skip
-
-
-def _launched(steps) -> Iterator[Kernel]:
-    """The kernel of every launch, in the order of the steps' text: kernels of one name are not told apart there."""
-    for step in steps:
-        match step:
-            case Launch(kernel=k):
-                yield k
-            case Loop(steps=inner):
-                yield from _launched(inner)
-            case While(condition=c, steps=inner):
-                yield from _launched((*c, *inner))
-            case Cond(branches=branches):
-                for b in branches:
-                    yield from _launched(b)
 
 
 @functools.cache

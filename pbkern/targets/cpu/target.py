@@ -70,6 +70,8 @@ class CpuTarget:
             semantics=p.dimension_semantics,
             prefetch_steps=p.max_concurrent_steps - 1,
             bf16_pairs=fast and has_bf16_pairs(),
+            l1_bytes=self.machine().l1_bytes,
+            stream_bytes=self.machine().l3_bytes,
         )
 
     def threads(self, kernel: Kernel) -> int:

@@ -1,0 +1,93 @@
+"""ClosedJaxpr -> the same with divisions of softmax moved behind the products that follow.
+
+    dot(p / l, v)  ->  dot(p, v) / l        where l does not vary along the contracted dimensions
+
+One division per result instead of one per probability, and p needs no second pass once l is known. Only for
+p = exp(x - max(x)): p is at most 1, so that the product overflows only where the sum of |v| nearly does.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from .simplify import drop_dead, retrace
+
+
+def divide_late(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
+    if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in closed.jaxpr.eqns}:
+        return closed
+    seen = _Quotients()
+    names = ("reduce_max", "broadcast_in_dim", "sub", "exp", "div", "convert_element_type", "dot_general")
+    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
+
+
+class _Quotients:
+    """Remembers, by value: what it is the maximum of, exponentials that are at most 1, and their quotients."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], tuple] = {}
+
+    def _note(self, kind: str, eqn, operands, *what) -> list:
+        value = eqn.primitive.bind(*operands, **eqn.params)
+        self._kept[kind, id(value)] = (value, *what)  # the value is kept alive: its id stays its own
+        return [value]
+
+    def _find(self, kind: str, x) -> tuple | None:
+        kept = self._kept.get((kind, id(x)))
+        return kept and kept[1:]
+
+    def reduce_max(self, eqn, operands):
+        return self._note("max", eqn, operands, operands[0])
+
+    def broadcast_in_dim(self, eqn, operands):
+        found = self._find("max", operands[0])
+        return found and self._note("max", eqn, operands, *found)
+
+    def sub(self, eqn, operands):
+        x, y = operands
+        found = self._find("max", y)
+        return self._note("negative", eqn, operands) if found and found[0] is x else None
+
+    def exp(self, eqn, operands):
+        return self._note("at most 1", eqn, operands) if self._find("negative", operands[0]) is not None else None
+
+    def div(self, eqn, operands):
+        x, y = operands
+        bounded = self._find("at most 1", x) is not None and jnp.ndim(x) == jnp.ndim(y)
+        return self._note("quotient", eqn, operands, x, y) if bounded else None
+
+    def convert_element_type(self, eqn, operands):
+        """A quotient that is rounded to fewer bits: its numerator is rounded instead, to the same relative error."""
+        found = self._find("quotient", operands[0])
+        if found is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
+            return None
+        return self._note("quotient", eqn, operands, lax.convert_element_type(found[0], eqn.params["new_dtype"]), found[1])
+
+    def dot_general(self, eqn, operands):
+        for side in (0, 1):
+            found = self._find("quotient", operands[side])
+            if found is not None and (made := _divided(eqn, operands, side, *found)) is not None:
+                return [made]
+        return None
+
+
+def _divided(eqn, operands, side: int, numerator, denominator):
+    """The product with the numerator, divided; None where the denominator varies along a contracted dimension."""
+    contracted, batch = (pair[side] for pair in eqn.params["dimension_numbers"])
+    rank = operands[side].ndim
+    if any(denominator.shape[d] != 1 for d in contracted) or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        return None
+    given = [numerator if k == side else x for k, x in enumerate(operands)]
+    product = eqn.primitive.bind(*given, **eqn.params)
+    free = [d for d in range(rank) if d not in contracted and d not in batch]
+    others = product.ndim - len(batch) - len(free)
+    row = lax.squeeze(denominator, tuple(contracted))
+    kept = [d for d in range(rank) if d not in contracted]
+    row = lax.transpose(row, [kept.index(d) for d in (*batch, *free)])
+    first = len(batch) + (others if side == 1 else 0)
+    places = (*range(len(batch)), *range(first, first + len(free)))
+    row = lax.convert_element_type(row, product.dtype)
+    return lax.div(product, lax.broadcast_in_dim(row, product.shape, places))

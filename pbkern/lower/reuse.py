@@ -1,0 +1,164 @@
+"""Runs of nests that pass over the same data -> loops over rows of it that stay in the nearest cache.
+
+    for all rows: m[row] = max x[row]                       for each row:  m = max x[row]
+    for all rows: l[row] = sum exp(x[row] - m[row])    ->                  l = sum exp(x[row] - m)
+    for all rows: y[row] = exp(x[row] - m[row]) / l[row]                   y[row] = exp(x[row] - m) / l
+
+Each nest alone would find its operands in a cache further away, or in memory. While the last nest of a step reads a row, the
+step's next one is fetched: a step computes more than it loads, and a row's first reader would wait for memory instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..affine import Affine
+from . import arena
+from .nest import Buf, For, If, Nest, Reduction, Stmt, While
+from .schedule import choose
+from .strips import Chain, Strips, accesses, runs
+
+# Inputs that do not fit into the caches of the cores are worth fetching ahead.
+FETCH_BYTES = 2 << 20
+# A nest with so many times fewer points than all together may lose its vectors: scalars of a row, say.
+MINOR = 64
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A buffer that several nests walk: bytes of it in one program, and per axis each nest's dimension there."""
+
+    nbytes: int
+    axes: tuple[dict[int, str] | None, ...]
+
+
+def keep_near(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int) -> list[Stmt]:
+    """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, inner statements too."""
+    out: list[Stmt] = []
+    for s in stmts:
+        match s:
+            case If(index=i, branches=bs):
+                s = If(i, [keep_near(b, builder, vector_bits, near_bytes) for b in bs])
+            case For(counter=c, trips=t, body=b):
+                s = For(c, t, keep_near(b, builder, vector_bits, near_bytes))
+            case While(condition=c, predicate=p, body=b):
+                s = While(keep_near(c, builder, vector_bits, near_bytes), p, keep_near(b, builder, vector_bits, near_bytes))
+        out.append(s)
+    for low, high in list(runs(out))[::-1]:
+        run = out[low:high]
+        found = _best_chain(run, vector_bits, near_bytes)
+        if found is not None:
+            elsewhere = arena.touched(out[:low] + out[high:])
+            out[low:high] = _NearStrips(*found, elsewhere, builder, vector_bits).statements()
+    return out
+
+
+def _best_chain(run: list[Nest], vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
+    """The nests that share most, along the outermost dimension that allows it, and the length of a strip."""
+    shared = sorted(_shared(run), key=lambda s: -s.nbytes)
+    for s in shared:
+        if s.nbytes <= near_bytes:
+            break
+        for seeds in s.axes:
+            chain = Chain.find(run, seeds) if seeds else None
+            if chain is None or not _pays(chain, seeds, vector_bits, near_bytes):
+                continue
+            length = max(near_bytes // _bytes_per_index(chain), 1)
+            if length < chain.size:
+                return chain, _even(length, chain.size)
+    return None
+
+
+def _shared(run: list[Nest]) -> Iterator[_Shared]:
+    places: dict[Buf, list[tuple[int, tuple]]] = {}
+    for at, n in enumerate(run):
+        for buf, index, _ in accesses(n):
+            if all(i is not None for i in index) and (at, index) not in places.setdefault(buf, []):
+                places[buf].append((at, index))
+    for buf, found in places.items():
+        if len({at for at, _ in found}) < 2:
+            continue
+        nbytes = max(_extent(run[at], index) for at, index in found) * buf.dtype.itemsize
+        axes = tuple(_walk(run, [(at, index[k]) for at, index in found]) for k in range(len(buf.shape)))
+        yield _Shared(nbytes, axes)
+
+
+def _extent(nest: Nest, index: tuple) -> int:
+    """Elements that a nest touches."""
+    names = frozenset().union(*(i.symbols for i in index)) & nest.dims.keys()
+    return math.prod(nest.dims[d] for d in names)
+
+
+def _walk(run: list[Nest], places: list[tuple[int, Affine]]) -> dict[int, str] | None:
+    """Position -> dimension, if all nests walk an axis step by step from the same start."""
+    dims: dict[int, str] = {}
+    starts = set()
+    for at, i in places:
+        names = i.symbols & run[at].dims.keys()
+        if len(names) != 1:
+            return None
+        (d,) = names
+        if i.coefficient(d) != 1 or dims.setdefault(at, d) != d:
+            return None
+        starts.add(i - Affine.symbol(d))
+    sizes = {run[at].dims[d] for at, d in dims.items()}
+    return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
+
+
+def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int, near_bytes: int) -> bool:
+    """Whether one loop holds several of the nests that share, and no nest loses its vectors or its register tile."""
+    loops = [g for g in chain.groups() if isinstance(g, list)]
+    if not any(len(seeds.keys() & set(g)) > 1 for g in loops):
+        return False
+    points = {at: math.prod(chain.run[at].dims.values()) for at in chain.dims}
+    for at, d in chain.dims.items():
+        nest = chain.run[at]
+        if points[at] * MINOR < sum(points.values()):
+            continue
+        if choose(nest, vector_bits).vector == d:
+            return False
+        if any(_is_matrix_product(nest, r) for r in nest.reductions):
+            return False  # bound by arithmetic: it has tiles and packing of its own
+    return True
+
+
+def _is_matrix_product(nest: Nest, r: Reduction) -> bool:
+    """Whether both operands of a product have rows of their own, so that each element is used many times."""
+    rows = [{d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1} for e in r.args]
+    return r.op == "dot" and all(rows)
+
+
+def _bytes_per_index(chain: Chain) -> int:
+    total: dict[Buf, int] = {}
+    for at, d in chain.dims.items():
+        for buf, index, _ in accesses(chain.run[at]):
+            if all(i is not None for i in index) and any(d in i.symbols for i in index):
+                size = _extent(chain.run[at], index) // chain.size * buf.dtype.itemsize
+                total[buf.root] = max(total.get(buf.root, 0), size)
+    return max(sum(total.values()), 1)
+
+
+def _even(length: int, size: int) -> int:
+    """A length that divides the size, if there is one nearby."""
+    return next((n for n in range(length, length // 2, -1) if size % n == 0), length)
+
+
+class _NearStrips(Strips):
+    """Strips that fetch the next one."""
+
+    def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:
+        ahead: dict[Buf, Nest] = {}
+        steps: dict[Buf, int] = {}
+        for at, nest in zip(group, nests):
+            for buf, index, written in accesses(self.run[at]):
+                d = self.chain.dims[at]
+                if written or buf.arena or any(i is None for i in index) or buf.size * buf.dtype.itemsize < FETCH_BYTES:
+                    continue
+                step = sum(i.coefficient(d) * s for i, s in zip(index, buf.strides)) * self.length
+                if step:
+                    ahead[buf.root], steps[buf.root] = nest, step
+        for buf, nest in ahead.items():
+            nest.fetch[buf] = steps[buf]
+        return nests

@@ -1,0 +1,303 @@
+"""Runs of nests that walk one dimension in step -> loops over strips of it, inside of which the nests take turns.
+
+    for all k: s[k] = ...                      for each strip:  s = ..., m' = max(m', s)
+    m = max s[k]                               m = max m'
+    for all k: p[k] = f(s[k], m)       ->      for each strip:  p = f(s, m), l' += p
+    l = sum p[k]                               l = sum l'
+
+A reduction along the dimension keeps its state between strips in memory, one value per lane; what reads its result waits
+for another loop. Scratch that one loop alone touches holds one strip. masked.py and reuse.py say when this pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..affine import Affine
+from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from .reductions import IDENTITY
+from .schedule import flat_coefficient, register_bits
+
+# reduction -> the operation that joins two states
+JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
+
+
+def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
+    """[low, high) of neighbouring nests, two at least."""
+    low = 0
+    for at in range(len(stmts) + 1):
+        if at == len(stmts) or not isinstance(stmts[at], Nest):
+            if at - low >= 2:
+                yield low, at
+            low = at + 1
+
+
+# ---------------------------------------------------------------- which nests take part
+
+
+@dataclass
+class Chain:
+    """Nests of a run that walk one dimension in step.
+
+    dims: position in the run -> the nest's name of the dimension; size: its length; axes: where it is in what they write
+    for each other.
+    """
+
+    run: list[Nest]
+    dims: dict[int, str]
+    size: int
+    axes: dict[Buf, int] = field(default_factory=dict)
+
+    @staticmethod
+    def find(run: list[Nest], seeds: dict[int, str]) -> Chain | None:
+        """Follows what nests write from the seeds; None where some access is not at the very index of the dimension."""
+        sizes = {run[at].dims[d] for at, d in seeds.items()}
+        if len(sizes) != 1 or any(run[at].ordered for at in seeds):
+            return None
+        users = _users(run)
+        chain, followed = Chain(run, dict(seeds), sizes.pop()), -1
+        while followed != len(chain.dims):
+            followed = len(chain.dims)
+            for at, d in list(chain.dims.items()):
+                for buf, index, written in accesses(run[at]):
+                    if not any(i is not None and d in i.symbols for i in index):
+                        if written and d not in run[at].rdims:
+                            return None  # every strip would write it
+                    elif buf not in chain.axes and len(users.get(buf.root, ())) > 1 and not chain._take(buf, index, d):
+                        return None
+        return chain
+
+    def _take(self, buf: Buf, index: tuple, d: str) -> bool:
+        """Takes in every nest that touches `buf`, if each walks it at its own name of the dimension and one writes it."""
+        axis = _axis_of(index, d)
+        if axis is None:
+            return False
+        self.axes[buf], writers = axis, 0
+        for at, n in enumerate(self.run):
+            for other, i, written in accesses(n):
+                if other.root is not buf.root:
+                    continue
+                d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
+                if d not in n.dims or n.dims[d] != self.size or n.ordered or _axis_of(i, d) != axis:
+                    return False
+                if self.dims.setdefault(at, d) != d:
+                    return False
+                writers += written
+        return writers == 1
+
+    def groups(self) -> list[list[int] | Nest]:
+        """Runs of chain nests that can share a loop: none reads what another reduces."""
+        groups: list[list[int] | Nest] = []
+        for at, nest in enumerate(self.run):
+            if at not in self.dims:
+                groups.append(nest)
+            elif groups and isinstance(groups[-1], list) and not self._waits(nest, groups[-1]):
+                groups[-1].append(at)
+            else:
+                groups.append([at])
+        return groups
+
+    def _waits(self, nest: Nest, group: list[int]) -> bool:
+        results = {w.buf.root for at in group for w in self.run[at].writes if not w.inner and self._reduces(at)}
+        inner = Nest({}, reductions=nest.reductions, writes=[w for w in nest.writes if w.inner])
+        return any(buf.root in results for buf, _, _ in accesses(inner if nest.rdims else nest))
+
+    def _reduces(self, at: int) -> bool:
+        return self.dims[at] in self.run[at].rdims
+
+
+def accesses(n: Nest) -> Iterator[tuple[Buf, tuple, bool]]:
+    """(buffer, index, whether it is a write) of every access."""
+    for e in n.loads():
+        yield e.info[0], e.info[1], False
+    for w in n.writes:
+        yield w.buf, w.index, True
+
+
+def _users(run: list[Nest]) -> dict[Buf, set[int]]:
+    """Root buffers that nests of the run write -> positions of all nests that touch them."""
+    found: dict[Buf, set[int]] = {w.buf.root: set() for n in run for w in n.writes}
+    for at, n in enumerate(run):
+        for buf, _, _ in accesses(n):
+            if buf.root in found:
+                found[buf.root].add(at)
+    return found
+
+
+def _axis_of(index: tuple, d: str) -> int | None:
+    """The one axis that is walked by `d` alone, step by step from 0."""
+    axes = [k for k, i in enumerate(index) if i is not None and d in i.symbols]
+    return axes[0] if len(axes) == 1 and index[axes[0]] == Affine.symbol(d) else None
+
+
+# ---------------------------------------------------------------- the loops
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Which strips a loop walks: the first, how many, and whether it takes the rest, if strips leave one.
+
+    Numbers or names of Lets. all_live: an expression that says whether nothing is left out; None: it is known.
+    """
+
+    first: Affine
+    count: str | int
+    rest: str | int
+    all_live: Expr | None = None
+
+
+class Strips:
+    """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too."""
+
+    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], builder, vector_bits: int):
+        self.run, self.chain, self.length, self.elsewhere = chain.run, chain, length, elsewhere
+        self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
+        self.full, self.rest = divmod(chain.size, length)
+        self.out: list[Stmt] = []
+
+    def statements(self) -> list[Stmt]:
+        for group in self.chain.groups():
+            if isinstance(group, Nest):
+                self.out.append(group)
+            else:
+                self._emit(group)
+        return self.out
+
+    def trips(self, group: list[int]) -> Trips:
+        """All strips."""
+        return Trips(Affine(), self.full, 1)
+
+    def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:
+        """The nests of one loop as they are to be."""
+        return nests
+
+    def missed(self, at: int, k: int) -> Expr | None:
+        """What reduction k of nest `at` takes from strips that are left out; None: nothing that changes it."""
+        return None
+
+    def _emit(self, group: list[int]) -> None:
+        trips = self.trips(group)
+        small = self._strip_buffers(group)
+        nests = [_StripNest(self, at, small, trips) for at in group]
+        for n in nests:
+            self.out += n.before()
+        counter = self.builder.names("%i")
+        start = (Affine.symbol(counter) + trips.first) * self.length
+        self.out.append(For(counter, trips.count, self.bodies(group, [n.body(start, self.length) for n in nests])))
+        if self.rest:
+            start = Affine((), self.full * self.length)
+            rest = [n.body(start, self.rest) for n in nests]
+            self.out += rest if trips.rest == 1 else [For(self.builder.names("%i"), trips.rest, rest)]
+        for n in nests:
+            self.out += n.after()
+
+    def _strip_buffers(self, group: list[int]) -> dict[Buf, Buf]:
+        """Scratch that only this group touches holds one strip."""
+        found = {}
+        inside = {id(self.run[at]) for at in group}
+        for buf, axis in self.chain.axes.items():
+            if not buf.arena or buf.storage is not None or buf in self.elsewhere:
+                continue
+            users = {id(n) for n in self.run for b, _, _ in accesses(n) if b is buf}
+            if users <= inside:
+                shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
+                found[buf] = self.builder.new_buffer(shape, buf.dtype).buf
+        return found
+
+class _StripNest:
+    """One nest of a chain: its state between strips, its form on a strip, and its results."""
+
+    def __init__(self, strips: Strips, at: int, small: dict[Buf, Buf], trips: Trips):
+        self.nest, self.d, self.at = strips.run[at], strips.chain.dims[at], at
+        self.strips, self.builder, self.pool = strips, strips.builder, strips.pool
+        self.small, self.axes, self.trips = small, strips.chain.axes, trips
+        self.states: list[Buf] = []
+        self.reduces = self.d in self.nest.rdims
+        self.outer = {d: n for d, n in self.nest.dims.items() if d not in self.nest.rdims}
+        self.lanes = self._lanes() if self.reduces else 0
+
+    def _lanes(self) -> int:
+        """Values per state: a vector where the dimension is contiguous, so that strips end without a horizontal step."""
+        if any(r.op == "dot" for r in self.nest.reductions):
+            return 0
+        contiguous = any(flat_coefficient(e.info[0], e.info[1], self.d) == 1 for e in self.nest.loads())
+        return min(self.strips.vector_bits // register_bits(self.nest, self.d), self.strips.length) if contiguous else 0
+
+    def _state_index(self, lane: Affine) -> tuple[Affine, ...]:
+        return (*map(Affine.symbol, self.outer), *((lane,) if self.lanes else ()))
+
+    def before(self) -> list[Stmt]:
+        """The states' starting values: what a reduction has seen of the masked elements that are skipped."""
+        if not self.reduces:
+            return []
+        lane = self.builder.names("d")
+        dims = self.outer | ({lane: self.lanes} if self.lanes else {})
+        writes = []
+        for k, r in enumerate(self.nest.reductions):
+            buf = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf
+            self.states.append(buf)
+            start = self.builder.const(IDENTITY[r.op](r.dtype), r.dtype)
+            missed = self.strips.missed(self.at, k)
+            if missed is not None:
+                start = self.builder.select(self.trips.all_live, start, missed)
+            writes.append(Write(buf, self._state_index(Affine.symbol(lane)), start))
+        return [Nest(dims, writes=writes, at=self.nest.at)]
+
+    def body(self, start: Affine, size: int) -> Nest:
+        """The nest on elements start .. start + size - 1."""
+        lane, step = self.builder.names("d"), self.builder.names("d")
+        rdims = tuple(step if x == self.d else x for x in self.nest.rdims)
+        if not self.lanes or size % self.lanes:
+            return self._renamed(start, Affine.symbol(step), {step: size}, rdims, Affine())
+        within = Affine.symbol(step, self.lanes) + Affine.symbol(lane)
+        return self._renamed(start, within, {lane: self.lanes, step: size // self.lanes}, rdims, Affine.symbol(lane))
+
+    def _renamed(self, start: Affine, within: Affine, named: dict[str, int], rdims: tuple[str, ...], lane: Affine) -> Nest:
+        nest, whole = self.nest, {self.d: start + within}
+
+        def place(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
+            moved = tuple(i if i is None else i.substitute(whole.get) for i in index)
+            if buf not in self.small:
+                return buf, moved
+            return self.small[buf], tuple(within if k == self.axes[buf] else i for k, i in enumerate(moved))
+
+        def replace(x: Expr) -> Expr | None:
+            if x.kind == "load" and x.info[0] in self.small:
+                return self.pool.make("load", x.dtype, (*place(*x.info[:2]), x.info[2]))
+            return None
+
+        def expr(e: Expr) -> Expr:
+            return self.pool.rename(self.pool.rewrite(e, replace), whole)
+
+        reductions = [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in nest.reductions]
+        writes = [Write(*place(w.buf, w.index), expr(w.value), w.inner, w.guard, None if w.mask is None else expr(w.mask))
+                  for w in nest.writes if w.inner or not self.reduces]
+        for k, (r, state) in enumerate(zip(nest.reductions, self.states)):
+            index = self._state_index(lane)
+            before = self.pool.make("load", r.dtype, (state, index, False))
+            joined = self.builder.op(JOINS[r.op], r.dtype, before, self.pool.make("acc", r.dtype, k))
+            writes.append(Write(state, index, joined, inner=False))
+        dims: dict[str, int] = {}
+        for d, n in nest.dims.items():
+            dims |= named if d == self.d else {d: n}
+        return Nest(dims, rdims, reductions, writes, at=nest.at)
+
+    def after(self) -> list[Stmt]:
+        """The nest's results from the states."""
+        if not self.reduces:
+            return []
+        lane = self.builder.names("d")
+        index = self._state_index(Affine.symbol(lane))
+        states = [self.pool.make("load", r.dtype, (b, index, False)) for r, b in zip(self.nest.reductions, self.states)]
+        finals = [w for w in self.nest.writes if not w.inner]
+        if self.lanes:
+            reductions = [Reduction(r.op, (e,), r.dtype) for r, e in zip(self.nest.reductions, states)]
+            return [Nest(self.outer | {lane: self.lanes}, (lane,), reductions, finals, at=self.nest.at)]
+
+        def result(e: Expr) -> Expr:
+            return self.pool.rewrite(e, lambda x: states[x.info] if x.kind == "acc" else None)
+
+        writes = [Write(w.buf, w.index, result(w.value), True, w.guard, None if w.mask is None else result(w.mask))
+                  for w in finals]
+        return [Nest(dict(self.outer), writes=writes, at=self.nest.at)]

@@ -1,0 +1,62 @@
+"""Nests that pass over the same data, cut into rows that stay near (lower/reuse.py), at ragged and long rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+
+
+def softmax(x):
+    return jax.nn.softmax(x, axis=-1)
+
+
+def layer_norm(x):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def logsumexp(x):
+    return jax.nn.logsumexp(x, axis=-1)
+
+
+def row_then_column(x):
+    """One pass over x: a product with its rows, then one with its columns."""
+    w = jnp.cos(jnp.arange(x.shape[1], dtype=x.dtype))
+    return jnp.tanh(x @ w / x.shape[1]) @ x
+
+
+def in_float64(f, x):
+    with jax.enable_x64(True):
+        return np.asarray(f(jnp.asarray(np.asarray(x, np.float64))))
+
+
+@pytest.mark.parametrize("f", [softmax, layer_norm, logsumexp, row_then_column], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("shape", [(64, 4096), (37, 5001), (129, 1000), (1, 40000), (3, 7, 2048)])
+def test_rows(f, shape):
+    if f is row_then_column:
+        shape = shape[-2:]
+    x = jnp.asarray(np.random.default_rng(5).normal(size=shape) * 3, jnp.float32)
+    want = in_float64(f, x)
+    np.testing.assert_allclose(np.asarray(pbkern.jit(f)(x)), want, rtol=3e-5, atol=3e-6 * np.abs(want).max())
+
+
+def test_special_rows():
+    x = np.random.default_rng(6).normal(size=(16, 4096)).astype(np.float32)
+    x[1] = -np.inf
+    x[2, 5], x[3, 7], x[4, 9] = np.nan, np.inf, -np.inf
+    for f in (softmax, logsumexp):
+        got, want = np.asarray(pbkern.jit(f)(x)), np.asarray(jax.jit(f)(x))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_mechanism_is_at_work():
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    assert "fetch" in pbkern.jit(softmax).as_text(x, stage="nests")
+
+
+def test_fast_math_off_keeps_the_order_of_sums():
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    f = pbkern.jit(softmax, compile_options={"mlir_disable_fast_math": True})
+    assert "fetch" not in f.as_text(x, stage="nests")

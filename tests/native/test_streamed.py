@@ -1,0 +1,33 @@
+"""Results that are written past the caches: the same values, whatever the shape leaves at the ends of rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern.api import kernel_program
+from pbkern.lower.program import LowerOptions
+from pbkern.targets.cpu.compile import compile_program
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (7, 100), (5, 33), (16, 16), (3, 1000)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64, jnp.bfloat16, jnp.int8])
+def test_streamed_result(shape, dtype):
+    with jax.enable_x64(True):
+        x = np.asarray(np.random.default_rng(1).integers(-9, 9, shape), dtype)
+        (kernel,) = pbkern.jit(lambda x: x * 2 + 1).kernels(jnp.asarray(x))
+        compiled = compile_program(kernel_program(kernel), options_of=lambda k: LowerOptions(stream_bytes=0))
+        (got,) = compiled(x)
+    np.testing.assert_array_equal(got, x * 2 + 1)
+
+
+def text(f, *args) -> str:
+    return pbkern.jit(f).as_text(*args, stage="mlir")
+
+
+def test_large_results_only():
+    large = jax.ShapeDtypeStruct((pbkern.cpu.machine().l3_bytes // 16384 + 64, 4096), jnp.float32)
+    assert "nontemporal" in text(lambda x: x + 1, large)
+    assert "nontemporal" not in text(lambda x: x + 1, jnp.zeros((64, 4096)))
+    assert "nontemporal" not in text(lambda x: x.sum(1), large)
