@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from . import config
+from .errors import OptionError
 
 MAGIC = b"pbkern entry 1\n"
 SUFFIX = ".pbk"
@@ -186,18 +187,33 @@ def _payload(content: bytes, kind: str, key: str) -> bytes | None:
 
 
 def folder() -> pathlib.Path:
-    """Where entries are kept."""
+    """Where entries are kept. Raises OptionError where nothing says, and the user has no home."""
     chosen = config.current().cache_dir
     if chosen is not None:
         return chosen.expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base and os.path.isabs(base) else pathlib.Path("~/.cache").expanduser()) / "pbkern"
+    try:
+        return (pathlib.Path(base) if base and os.path.isabs(base) else pathlib.Path("~/.cache").expanduser()) / "pbkern"
+    except RuntimeError as e:
+        raise OptionError("there is no folder for the cache", why=str(e), hint="PBKERN_CACHE_DIR names one") from None
 
 
 def current() -> Store | None:
-    """The store that configuration names; None where it says to do without."""
+    """The store that configuration names; None where it says to do without, or there is no place for one."""
     c = config.current()
-    return _store(folder(), c.cache_megabytes << 20) if c.cache else None
+    if not c.cache:
+        return None
+    try:
+        return _store(folder(), c.cache_megabytes << 20)
+    except OptionError as e:
+        _warn(str(e))
+        return None
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Once per text and process."""
+    warnings.warn(f"pbkern keeps nothing on disk: {text}", stacklevel=3)
 
 
 @functools.cache

@@ -318,6 +318,20 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
         assert cache.folder() == tmp_path / ".cache" / "pbkern"
 
 
+def test_users_without_a_home_get_one_warning(monkeypatch, capsys):
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(pathlib.Path, "expanduser", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    cache._warn.cache_clear()
+    with config.override(cache_dir=None):
+        with pytest.warns(UserWarning, match="no folder for the cache") as caught:
+            assert cache.current() is None and cache.current() is None
+        assert cli.main(["cache", "where"]) == 2 and "PBKERN_CACHE_DIR" in capsys.readouterr().err
+    assert len(caught) == 1
+
+
 def test_the_readme_names_every_variable():
     readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
     for v in config.VARIABLES:
