@@ -1,5 +1,7 @@
 """Checks and measures the workloads: `python -m benchmarks.run [names] [--quick] [--peers jax,numpy] [--json out]`.
 
+`pbkern bench` is the same command; benchmarks are part of a checkout and are not installed with the package.
+
 Correctness comes first: small arguments against NumPy in float64, full-size results against jax.jit. Then every
 implementation is called in turn, round after round, in one process, so that all of them see the same machine.
 The machine's limit is max(flops / peak, bytes / bandwidth) with the rates of pbkern.cpu.machine(); arguments are
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -29,12 +32,15 @@ from pbkern.errors import PbkernError
 
 from .workloads import WORKLOADS, Workload
 
-PEERS = ("jax", "numpy", "torch", "torch.compile")
+PEERS = ("jax", "numpy", "torch", "torch.compile", "iree", "halide")
+# The package that each peer needs, beside those that pbkern needs itself.
+PACKAGES = {"torch": "torch", "torch.compile": "torch", "iree": "iree.compiler", "halide": "halide"}
 ROUNDS, SECONDS = 30, 4.0
 QUICK_ROUNDS, QUICK_SECONDS = 5, 0.5
 # A peer whose first two calls take longer than this many times ours is timed no further.
 HOPELESS = 40
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PLOT = DOCUMENT.with_suffix(".png")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +50,15 @@ class Timing:
     minimum: float
     median: float
     calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelTime:
+    """One kernel: seconds as predicted and as measured, alone, on random operands."""
+
+    name: str
+    predicted: float
+    measured: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +72,7 @@ class Row:
       first_call: seconds of pbkern's first call: tracing, fusion, compilation and one run.
       kernels: how many kernels pbkern made; left: operations that it left to XLA.
       timings: implementation -> Timing; "pbkern" is ours.
+      each: every fused kernel alone: name, seconds that the cost model predicts, seconds measured.
     """
 
     name: str
@@ -67,6 +83,7 @@ class Row:
     kernels: int
     left: int
     timings: dict[str, Timing]
+    each: tuple[KernelTime, ...] = ()
 
     @property
     def fraction(self) -> float:
@@ -129,7 +146,36 @@ def implementations(w: Workload, peers: Iterable[str]) -> dict[str, Callable[[],
             if f is not None:
                 tensors = [torch_peers.tensor(a) for a in arguments]
                 calls[peer] = lambda f=f, tensors=tensors: f(*tensors)
+        elif peer in ("iree", "halide"):
+            f = (_iree if peer == "iree" else _halide)(w, arguments)
+            calls |= {peer: f} if f is not None else {}
     return calls
+
+
+def _iree(w: Workload, arguments: list) -> Callable | None:
+    """The workload in IREE; None where IREE cannot compile it, or computes something else."""
+    from . import iree_peer
+
+    call = iree_peer.compiled(w.function, arguments)
+    return call if call is not None and _agrees(w, "iree", iree_peer.arrays(call()), arguments) else None
+
+
+def _halide(w: Workload, arguments: list) -> Callable | None:
+    """The pipeline of this name in Halide, if there is one."""
+    from . import halide_peers
+
+    if w.name not in halide_peers.PIPELINES:
+        return None
+    call = halide_peers.pipeline(w.name, np.asarray(arguments[0]), jax.eval_shape(w.function, *arguments).shape)
+    return call if _agrees(w, "halide", [call()], arguments) else None
+
+
+def _agrees(w: Workload, peer: str, got: list, arguments: list) -> bool:
+    """Whether a peer's results are those of jax.jit; a peer whose results are not is left out, with a line that says so."""
+    difference = relative_error(got, jax.tree.leaves(jax.jit(w.function)(*arguments)))
+    if difference > 10 * w.tolerance:
+        print(f"{w.name:24} {peer} left out: it differs from jax.jit by {difference:.1e}", flush=True)
+    return difference <= 10 * w.tolerance
 
 
 def interleaved(calls: dict[str, Callable], rounds: int, seconds: float) -> dict[str, Timing]:
@@ -152,20 +198,23 @@ def measure(w: Workload, peers: Iterable[str], rounds: int = ROUNDS, seconds: fl
     ours = pbkern.jit(w.function)
     error = check(w, ours)
     calls = implementations(w, peers)
-    start = time.perf_counter()
-    result = calls["pbkern"]()
-    first_call = time.perf_counter() - start
+    with pbkern.config.override(cache=False):  # the first call of all, not of this process
+        start = time.perf_counter()
+        result = calls["pbkern"]()
+        first_call = time.perf_counter() - start
     difference = relative_error(result, calls["jax"]()) if "jax" in calls else 0.0
     del result
     assert error <= w.tolerance, f"{w.name}: error {error:.2e} against float64, accepted {w.tolerance:.0e}"
     assert difference <= 10 * w.tolerance, f"{w.name}: differs from jax.jit by {difference:.2e}"
     arguments = w.arguments(w.full)
-    explanation = ours.explain(*arguments)
+    explanation = ours.explain(*arguments, measure=True)
+    each = tuple(KernelTime(k.name, k.cost.seconds, k.measured) for k in explanation.kernels)
     kernels, left = len(ours.kernels(*arguments)), len(explanation.left)
     for call in calls.values():
         call()
     limit = limit_seconds(w, pbkern.cpu.machine())
-    return Row(w.name, limit, error, difference, first_call, kernels, left, interleaved(calls, rounds, seconds))
+    timings = interleaved(calls, rounds, seconds)
+    return Row(w.name, limit, error, difference, first_call, kernels, left, timings, each)
 
 
 # --- reports --------------------------------------------------------------------------------------------------------
@@ -183,8 +232,8 @@ def versions() -> dict[str, str]:
         "jaxlib": jaxlib.__version__,
         "numpy": np.__version__,
     }
-    torch = sys.modules.get("torch")
-    return found | ({"torch": torch.__version__} if torch else {})
+    peers = {"torch": "torch", "iree.compiler": "iree-base-compiler", "halide": "halide"}
+    return found | {package: importlib.metadata.version(package) for name, package in peers.items() if name in sys.modules}
 
 
 def columns(rows: list[Row]) -> list[str]:
@@ -213,10 +262,22 @@ def as_markdown(rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
-def document(rows: list[Row]) -> str:
-    """The text of docs/benchmarks.md."""
+def kernel_table(rows: list[Row]) -> str:
+    """What the cost model predicts beside what is measured, per kernel."""
+    lines = ["| workload | kernel | predicted, us | measured, us | measured / predicted |"]
+    lines.append("| --- | --- | ---: | ---: | ---: |")
+    for r in rows:
+        for k in r.each:
+            ratio = f"{k.measured / k.predicted:.2f}" if k.predicted else ""
+            lines.append(f"| {r.name} | {k.name} | {k.predicted * 1e6:.0f} | {k.measured * 1e6:.0f} | {ratio} |")
+    return "\n".join(lines)
+
+
+def document(rows: list[Row], plotted: bool = False) -> str:
+    """The text of docs/benchmarks.md; `plotted`: with the picture beside it."""
     about = "\n".join(f"- {name}: {value}" for name, value in versions().items())
     notes = "\n".join(f"- `{r.name}`: {WORKLOADS[r.name].note}" for r in rows if WORKLOADS[r.name].note)
+    picture = f"\n![shares of the machine's limit]({PLOT.name})\n" if plotted else ""
     return f"""# Benchmarks
 
 Written by `python -m benchmarks.run --write`; `benchmarks/workloads.py` defines the rows. Each row was checked before
@@ -229,6 +290,16 @@ other work on it disturbs least. A peer that is more than
 {HOPELESS} times slower was called twice only.
 
 {as_markdown(rows)}
+{picture}
+## Kernels
+
+Each fused kernel alone, on random operands of its sizes: what the cost model predicts, and the least time measured, which
+contains XLA's own microseconds for a call. Fusion compares predictions with each other; their ratio to the measured time
+matters less than that it is the same everywhere.
+
+{kernel_table(rows)}
+
+## Machine and notes
 
 Measured with:
 
@@ -275,7 +346,14 @@ def plot(rows: list[Row], path: pathlib.Path) -> None:
 
 def available(peers: Iterable[str]) -> list[str]:
     """The peers that are installed."""
-    return [p for p in peers if not p.startswith("torch") or importlib.util.find_spec("torch")]
+    return [p for p in peers if p not in PACKAGES or _is_installed(PACKAGES[p])]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -284,7 +362,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds at most")
     parser.add_argument("--peers", default=",".join(PEERS[:2]), help=f"of {','.join(PEERS)}; default %(default)s")
     parser.add_argument("--json", type=pathlib.Path, help="write the measurements to this file")
-    parser.add_argument("--plot", type=pathlib.Path, help="write a PNG of shares of the limit (needs matplotlib)")
+    parser.add_argument("--plot", type=pathlib.Path, nargs="?", const=PLOT, metavar="PNG",
+                        help="draw shares of the limit (needs matplotlib); default docs/benchmarks.png")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args(argv)
     for name in arguments.names:
@@ -318,7 +397,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.json.write_text(json.dumps(data, indent=1) + "\n")
     if arguments.write:
         DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(document(rows))
+        DOCUMENT.write_text(document(rows, plotted=arguments.plot == PLOT))
     if arguments.plot:
         plot(rows, arguments.plot)
     return 1 if failed else 0

@@ -28,6 +28,7 @@ from .dsl import (
     when,
 )
 from .options import CompileOptions
+from .tuning import tune
 
 __all__ = [
     "BlockSpec",
@@ -57,5 +58,6 @@ __all__ = [
     "rebuild",
     "source",
     "store",
+    "tune",
     "when",
 ]

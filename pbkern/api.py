@@ -9,6 +9,7 @@ is the fuser's decision.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import warnings
@@ -20,15 +21,17 @@ import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse, stages
-from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
+from . import _jax, config, fuse, progress, stages, tuned
+from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
 from .dsl.verify import verify
 from .errors import OptionError, TargetError
 from .frontends import jax as front
 from .jaxprs import inner_jaxprs
+from .measure import kernel_seconds
 from .options import CompileOptions, check_for_jax_jit
+from .programs import kernel_program, repeated
 from .targets import get_target
 
 # --- the decorator --------------------------------------------------------------------------------------------------
@@ -45,9 +48,10 @@ def polyblocks_jit_jax(
     The result is a `jax.jit` function: it composes with grad, vmap, scan, remat, shard_map and other jits, has
     `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
 
-      .explain(*args)         what was fused and why, `str()` is a report
+      .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
       .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
       .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+      .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
     Args:
       compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
@@ -98,7 +102,7 @@ def _jitted(fn: Callable, options: CompileOptions, jit_kw: dict) -> Callable:
         return front.traced_call(fn, static, donated, name, options, args, kwargs)
 
     jitted = jax.jit(traced, **static.as_jit("static"), **donated.as_jit("donate"), **jit_kw)
-    for method in (explain, kernels, as_text):
+    for method in (explain, kernels, as_text, memory_analysis):
         setattr(jitted, method.__name__, functools.partial(method, jitted))
     jitted.__wrapped__ = fn  # as jax.jit's: the user's own function
     return jitted
@@ -138,10 +142,17 @@ class Build:
     plan: fuse.Plan | None = None
     compiled: dict[str, Any] = field(default_factory=dict)
 
+    def groups(self) -> list:
+        """The fused kernels' groups, in the order of their choices."""
+        return fuse.groups_of(self.plan.nodes) if self.plan else []
+
 
 @_jax.cached_by_jaxpr
-def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _settings: config.Config) -> Build:
-    """Fuses a jaxpr for its target."""
+def build_plan(
+    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _settings: config.Config,
+    choices: tuple[fuse.Choice, ...] = (),
+) -> Build:  # fmt: skip
+    """Fuses a jaxpr for its target. `choices`: what tuning found for it (tuned.py)."""
     target, record = get_target(options.target), stages.Record(name)
 
     def verified(plan: fuse.Plan) -> None:
@@ -152,7 +163,7 @@ def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _sett
         check_precision(jaxpr, options.mm_conv_precision_mode)
         return fuse.plan(
             jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
-            params_for=lambda semantics: target.fused_params(semantics, options),
+            params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
         )  # fmt: skip
 
     plan = record.run("plan", fused, verify=verified)
@@ -160,6 +171,11 @@ def build_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _sett
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)
+
+
+def current_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> Build:
+    """The plan under the present configuration and what tuning has found for this program."""
+    return build_plan(jaxpr, name, options, config.current(), tuned.choices_for(jaxpr, options))
 
 
 def build_kernel(kernel: Kernel) -> Build:
@@ -186,13 +202,6 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if config.current().dump is not None:
         stages.dump(record, config.current().dump)
     return build
-
-
-def repeated(program: HostProgram, times: int) -> HostProgram:
-    """The program that runs `times` times on the same inputs (option num_iters)."""
-    if times == 1:
-        return program
-    return HostProgram(program.name, program.buffers, (Loop("iteration", times, program.steps),))
 
 
 def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:
@@ -234,7 +243,8 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
+            with progress.compiling(name):
+                build = compile_programs(current_plan(jaxpr, name, options), options)
             return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
@@ -266,14 +276,6 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
 
-def kernel_program(kernel: Kernel) -> HostProgram:
-    """The HostProgram of one launch."""
-    sides = ((kernel.in_types, BufferKind.INPUT, "in"), (kernel.out_types, BufferKind.OUTPUT, "out"))
-    buffers = [[Buffer(f"{stem}{n}", t, kind, n) for n, t in enumerate(types)] for types, kind, stem in sides]
-    operands, results = (tuple(View(b.name, b.type) for b in side) for side in buffers)
-    return HostProgram(kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),))
-
-
 mlir.register_lowering(front.call_p, _lower_call)
 mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
 
@@ -281,14 +283,37 @@ mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
 # --- looking inside -------------------------------------------------------------------------------------------------
 
 
-def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
+def call_of(jitted: Callable, args, kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
+    """(jaxpr, name, options) of what a decorated function compiles for arguments like these."""
     p = next(e.params for e in walk(jitted.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
-    return build_plan(p["jaxpr"], p["name"], p["options"], config.current()), p["options"]
+    return p["jaxpr"], p["name"], p["options"]
 
 
-def explain(jitted: Callable, *args, **kwargs) -> fuse.Explanation:
-    """What was fused for arguments like these, what was not, at which price, and what XLA keeps."""
-    return _build_for(jitted, args, kwargs)[0].plan.explanation
+def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
+    jaxpr, name, options = call_of(jitted, args, kwargs)
+    return current_plan(jaxpr, name, options), options
+
+
+def undonated(jitted: Callable, options: CompileOptions) -> Callable:
+    """A decorated function anew, with nothing compiled yet, that leaves its arguments alone."""
+    return _jitted(jitted.__wrapped__, dataclasses.replace(options, donate_argnums=(), donate_argnames=()), {})
+
+
+def explain(jitted: Callable, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
+    """What was fused for arguments like these, what was not, at which price, and what XLA keeps.
+
+    Args:
+      measure: compiles each fused kernel and runs it alone on random operands of its sizes, a fraction of a second
+        each; the report then has the measured times beside the predicted ones. Default: nothing is compiled or run.
+      verbose: lists every fusion in place of counting them.
+      args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are given by position.
+    """
+    build, options = _build_for(jitted, args, kwargs)
+    found = dataclasses.replace(build.plan.explanation, verbose=verbose)
+    if not measure:
+        return found
+    reported = {k.name for k in found.kernels}
+    return found.with_times({k.name: kernel_seconds(k, options) for k in build.plan.kernels() if k.name in reported})
 
 
 def kernels(jitted: Callable, *args, **kwargs) -> list[Kernel]:
@@ -302,6 +327,15 @@ def as_text(jitted: Callable, *args, stage: str = "kernels", **kwargs) -> str:
     if stage not in build.record.texts:
         compile_programs(build, options)
     return build.record.text(stage)
+
+
+def memory_analysis(jitted: Callable, *args, **kwargs) -> stages.MemoryAnalysis:
+    """Bytes that one call on arguments like these needs: arrays, temporaries, code. Compiles, runs nothing."""
+    build, options = _build_for(jitted, args, kwargs)
+    target = get_target(options.target)
+    compiled = compile_programs(build, options).compiled.values()
+    arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
+    return stages.MemoryAnalysis.of(jitted.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
 
 
 def dump(jitted: Callable, folder: pathlib.Path, *args, **kwargs) -> pathlib.Path:

@@ -1,10 +1,12 @@
-"""The `pbkern` command: explain and dump decorated functions of a file, list targets, run the benchmarks.
+"""The `pbkern` command: explain, dump and tune functions of a file, list targets, run benchmarks, look after the cache.
 
     pbkern explain model.py:loss                     what was fused and why
     pbkern dump model.py:loss --out stages           numbered stages, kernels and a repro script
     pbkern explain model.py:blur --args 'f32[1080,1920,3]' 'f32[5]'
+    pbkern tune model.py:loss --budget 30            measured schedules, kept for later compilations
     pbkern targets --coverage                        what kernels may contain, per target
     pbkern bench softmax --quick                     workloads beside their peers, from a checkout of the repository
+    pbkern cache size                                what is kept on disk; also `where` and `clear`
 
 Arguments come from --args (types), from `function.example_args`, or from the file's `example_args`: a tuple, or a
 function that returns one. A file that is given is run, as Python would run it.
@@ -18,11 +20,14 @@ import importlib.util
 import pathlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from . import cache, config
 from .errors import OptionError, PbkernError, TargetError
 
+CACHE_ACTIONS = ("where", "size", "clear")
 DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
     "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "bool": "bool",
@@ -36,12 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser("explain", help="what was fused and why")
     dump = commands.add_parser("dump", help="write every stage of compilation to files")
-    for command in (explain, dump):
+    tune = commands.add_parser("tune", help="search schedules with measured times, and keep what is faster")
+    tune.add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s")
+    for command in (explain, dump, tune):
         command.add_argument("function", metavar="FILE.py:FUNCTION")
         command.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
+    explain.add_argument("--measure", action="store_true", help="run each kernel alone and print its time")
+    explain.add_argument("--verbose", action="store_true", help="list every fusion")
     dump.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")
     targets = commands.add_parser("targets", help="targets of this installation")
     targets.add_argument("--coverage", action="store_true", help="list the primitives that kernels may contain")
+    kept = commands.add_parser("cache", help="compiled programs and tuned schedules on disk")
+    kept.add_argument("action", choices=CACHE_ACTIONS, help="print the folder, count what is in it, or empty it")
     commands.add_parser("bench", help="time workloads beside their peers", add_help=False)
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "bench":
@@ -49,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "bench":
             return _bench(rest)
-        {"explain": _explain, "dump": _dump, "targets": _targets}[options.command](options)
+        {"explain": _explain, "dump": _dump, "targets": _targets, "cache": _cache, "tune": _tune}[options.command](options)
     except PbkernError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 2
@@ -58,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(options) -> None:
     fn, args = load(options.function, options.args)
-    print(fn.explain(*args))
+    print(fn.explain(*args, measure=options.measure, verbose=options.verbose))
 
 
 def _dump(options) -> None:
@@ -66,6 +77,13 @@ def _dump(options) -> None:
 
     fn, args = load(options.function, options.args)
     print(dump(fn, options.out, *args))
+
+
+def _tune(options) -> None:
+    from .tuning import tune
+
+    fn, args = load(options.function, options.args)
+    tune(fn, *args, budget=options.budget)
 
 
 def _targets(options) -> None:
@@ -81,6 +99,20 @@ def _targets(options) -> None:
         print(f"{name}: {machine.cores} cores, {machine.vector_bits}-bit vectors ({machine.source})")
         for family, primitives in target.coverage().items() if options.coverage else ():
             print(f"  {family}: {', '.join(primitives)}")
+
+
+def _cache(options) -> None:
+    """One of CACHE_ACTIONS; what the environment switches off can be looked at and emptied all the same."""
+    store = cache.Store(cache.folder(), config.current().cache_megabytes << 20)
+    if options.action == "where":
+        print(store.folder)
+    elif options.action == "clear":
+        count, size = store.clear()
+        print(f"removed {count} files, {size / 2**20:.1f} MB")
+    else:
+        kinds = Counter(path.name.partition("-")[0] for path, _ in store.entries())
+        shown = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or "nothing"
+        print(f"{store.size() / 2**20:.1f} of {store.limit >> 20} MB in {store.folder}: {shown}")
 
 
 def _bench(arguments: Sequence[str]) -> int:

@@ -50,11 +50,23 @@ def _flag(text: str) -> bool:
     return {"0": False, "1": True}[text]
 
 
+def _seconds(text: str) -> float:
+    n = float(text)
+    if not 0 <= n < float("inf"):
+        raise ValueError
+    return n
+
+
 VARIABLES = (
     Variable("PBKERN_DUMP", None, pathlib.Path, "a folder", "write the numbered stages of every compilation there"),
     Variable("PBKERN_NUM_THREADS", None, _positive, "an integer of at least 1", "most threads of one kernel"),
     Variable("PBKERN_TARGET", "cpu", _target, ", ".join(TARGETS), "target of decorators that name none"),
     Variable("PBKERN_DEBUG", False, _flag, "0 or 1", "as compile_options={'debug': True} for every decorator"),
+    Variable("PBKERN_CACHE", True, _flag, "0 or 1", "whether compiled programs and tuned schedules are kept on disk"),
+    Variable("PBKERN_CACHE_DIR", None, pathlib.Path, "a folder", "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern"),
+    Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
+    Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
+             "compilations that take longer print what they are at on stderr"),
 )
 
 
@@ -66,6 +78,10 @@ class Config:
     num_threads: int | None = None
     target: str = "cpu"
     debug: bool = False
+    cache: bool = True
+    cache_dir: pathlib.Path | None = None
+    cache_megabytes: int = 512
+    progress: float = 2.0
 
 
 def read(environment) -> Config:

@@ -14,18 +14,15 @@ from collections.abc import Iterator
 import jax
 from jax.interpreters import mlir
 
-from . import _jax, config
-from .api import kernel_program
-from .dsl.kernel import Kernel
+from . import _jax
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
-from .jaxprs import fingerprint, inner_jaxprs
+from .jaxprs import inner_jaxprs
 from .options import CompileOptions
+from .programs import kernel_program
 from .targets import get_target
-from .targets.cpu import compile as cpu_compile
 
 _installed = False
-_compiled: dict[tuple, cpu_compile.Compiled] = {}
 
 
 def install() -> None:
@@ -63,7 +60,8 @@ def _lower(ctx, *nodes, interpret, **params):
         return _jax.pallas().stock_lowering(ctx, *nodes, interpret=interpret or True, **params)
     imported = import_call(**params)
     kernel = imported.kernel
-    compiled = compile_kernel(kernel)
+    target = get_target("cpu")
+    compiled = target.compile(kernel_program(kernel), CompileOptions())  # equal kernels are compiled once
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):
@@ -87,23 +85,3 @@ def _held(x, dtype):
         return x
     bytes_only = is_float8(x.dtype) or is_float8(dtype)
     return jax.lax.bitcast_convert_type(x, dtype) if bytes_only else x.astype(dtype)
-
-
-def compile_kernel(kernel: Kernel) -> cpu_compile.Compiled:
-    """A program of one launch; equal kernels are compiled once."""
-    key = content_key(kernel)
-    if key not in _compiled:
-        target, options = get_target("cpu"), CompileOptions()
-        _compiled[key] = cpu_compile.compile_program(
-            kernel_program(kernel), lambda k: target.lower_options(k, options), target.threads
-        )
-    return _compiled[key]
-
-
-def content_key(kernel: Kernel) -> tuple:
-    """Equal for kernels with equal code."""
-    mappings = [(m.array, m.dims, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs)]
-    params = tuple(sorted((k, repr(p)) for k, p in kernel.compiler_params.items()))
-    return (kernel.name, kernel.grid, kernel.dynamic_grid, len(kernel.inputs), tuple(mappings),
-            kernel.scratch, kernel.aliases, kernel.num_scalar_prefetch, params, fingerprint(kernel.body),
-            config.num_threads())  # fmt: skip

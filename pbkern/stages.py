@@ -2,7 +2,7 @@
 
 A Record collects the stages of one decorated function. Texts are made when somebody looks, because printing costs more
 than many stages. PBKERN_DUMP=<folder> writes every record to a folder of its own there, with a script that rebuilds
-the kernels and compares each, compiled, with the interpreter.
+the kernels and compares each, compiled, with the interpreter. MemoryAnalysis is what a compiled function needs to run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import progress
 from .dsl.kernel import Kernel
 from .errors import OptionError, TargetError
 
@@ -39,6 +40,7 @@ class Record:
 
     def run(self, what: str, make: Callable, *args, verify: Callable[[Any], None] | None = None) -> Any:
         """make(*args), timed; then `verify` of the result, which raises where it is not well-formed."""
+        progress.step(what)
         start = time.perf_counter()
         result = make(*args)
         self.milliseconds[what] = (time.perf_counter() - start) * 1e3
@@ -59,6 +61,46 @@ class Record:
 
     def times(self) -> str:
         return "\n".join(f"{ms:10.2f} ms  {what}" for what, ms in self.milliseconds.items())
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Memory of one call, in bytes. Names are those of XLA's memory_analysis() where it has them.
+
+    Attributes:
+      argument_size_in_bytes, output_size_in_bytes: arrays that the caller holds before and after.
+      alias_size_in_bytes: the part of the results that lies in donated arguments.
+      arena_size_in_bytes: what compiled programs hold for temporaries between kernels and for scratch of all threads;
+        calls that run at the same time have one each. Programs keep their arenas from call to call.
+      temp_size_in_bytes: the arenas, and what XLA allocates between programs and for operations left to it.
+      peak_memory_in_bytes: arguments, results and temporaries together; what is aliased counts once.
+      generated_code_size_in_bytes: object files of the compiled programs.
+    """
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    arena_size_in_bytes: int
+    temp_size_in_bytes: int
+    generated_code_size_in_bytes: int
+
+    @classmethod
+    def of(cls, xla: Any, arenas: int, code: int) -> MemoryAnalysis:
+        """From the statistics of XLA's executable, which knows nothing of arenas."""
+        return cls(xla.argument_size_in_bytes, xla.output_size_in_bytes, xla.alias_size_in_bytes, arenas,
+                   xla.temp_size_in_bytes + arenas, xla.generated_code_size_in_bytes + code)  # fmt: skip
+
+    @property
+    def peak_memory_in_bytes(self) -> int:
+        held = self.argument_size_in_bytes + self.output_size_in_bytes - self.alias_size_in_bytes
+        return held + self.temp_size_in_bytes
+
+    def __str__(self) -> str:
+        rows = {"arguments": self.argument_size_in_bytes, "results": self.output_size_in_bytes,
+                "of them aliased": self.alias_size_in_bytes, "temporaries": self.temp_size_in_bytes,
+                "of them arenas": self.arena_size_in_bytes, "peak": self.peak_memory_in_bytes,
+                "code": self.generated_code_size_in_bytes}  # fmt: skip
+        return "\n".join(f"{name:16} {n / 2**20:10.3f} MB" for name, n in rows.items())
 
 
 _serial = itertools.count()

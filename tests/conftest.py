@@ -1,8 +1,16 @@
-"""Fixtures for all tests: golden texts."""
+"""Fixtures for all tests: golden texts. No test reads or writes the user's own cache."""
 
+import atexit
+import os
 import pathlib
+import shutil
+import tempfile
 
 import pytest
+
+# Set before pbkern reads its environment, and inherited by the processes that tests start.
+os.environ["PBKERN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pbkern-tests-")
+atexit.register(shutil.rmtree, os.environ["PBKERN_CACHE_DIR"], ignore_errors=True)
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 

@@ -24,7 +24,49 @@ def test_command_writes_what_it_measured(tmp_path, capsys):
     (row,) = json.loads(out.read_text())["rows"]
     assert set(row["timings"]) == {"pbkern", "jax", "numpy"}
     assert all(0 < t["minimum"] <= t["median"] for t in row["timings"].values())
+    (kernel,) = row["each"]
+    assert 0 < kernel["predicted"] < 1 and 0 < kernel["measured"] < 1
     assert "rms_norm" in capsys.readouterr().out
+
+
+def test_the_document_has_every_kernel_with_both_times():
+    each = (run.KernelTime("k0", 2e-6, 3e-6), run.KernelTime("k1", 1e-3, 5e-4))
+    timings = {"pbkern": run.Timing(1e-3, 2e-3, 5)}
+    text = run.document([run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 2, 0, timings, each)])
+    assert "| rms_norm | k0 | 2 | 3 | 1.50 |" in text and "| rms_norm | k1 | 1000 | 500 | 0.50 |" in text
+
+
+def test_the_document_shows_the_picture_where_there_is_one(tmp_path):
+    pytest.importorskip("matplotlib")
+    row = run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 1, 0, {"pbkern": run.Timing(1e-3, 2e-3, 5)})
+    assert "benchmarks.png" in run.document([row], plotted=True) and "benchmarks.png" not in run.document([row])
+    run.plot([row], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("peer, package", [("iree", "iree.compiler"), ("halide", "halide")])
+@pytest.mark.parametrize("name", ["blur", "unsharp", "harris"])
+def test_optional_peers_compute_the_same(peer, package, name):
+    if not run.available([peer]):
+        pytest.skip(f"{package} is not installed")
+    w = WORKLOADS[name]
+    small = run.dataclasses.replace(w, full=tuple(run.dataclasses.replace(s, shape=tuple(max(n, 80) if n > 3 else n
+                                                                          for n in s.shape)) for s in w.small))
+    assert set(run.implementations(small, [peer])) == {"pbkern", peer}  # compared with jax.jit on the way
+
+
+def test_peers_with_other_results_are_left_out(capsys):
+    w = WORKLOADS["rms_norm"]
+    arguments = w.arguments(w.small)
+    right = np.asarray(w.function(*arguments))
+    assert run._agrees(w, "iree", [right], arguments) and not capsys.readouterr().out
+    assert not run._agrees(w, "iree", [right * 1.01], arguments)
+    assert "iree left out" in capsys.readouterr().out
+
+
+def test_peers_that_are_not_installed_are_left_out(monkeypatch):
+    monkeypatch.setattr(run, "PACKAGES", {"iree": "no_such_package.inner", "halide": "no_such_package"})
+    assert run.available(["jax", "iree", "halide"]) == ["jax"]
 
 
 def test_pbkern_bench_passes_its_arguments_on(capsys):

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
 from .carries import drop_dead_carries
+from .choices import Choice, apply, groups_of
 from .explain import Explanation, explain
 from .indexed import place_updates
 from .layouts import move_transposes
@@ -24,7 +25,7 @@ from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xl
 from .simplify import simplify
 from .stages import split_reductions
 
-__all__ = ["Explanation", "Left", "Plan", "Segment", "plan"]
+__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "plan"]
 
 
 def plan(
@@ -34,7 +35,8 @@ def plan(
     options: object,
     machine: Machine,
     supports: Callable[[object], str | None],
-    params_for: Callable[[tuple[str, ...]], Mapping] = lambda semantics: {},
+    params_for: Callable[..., Mapping] = lambda semantics, **params: {},
+    choices: Sequence[Choice] = (),
 ) -> Plan:
     """Fuses a jaxpr into HostPrograms and what is left to XLA.
 
@@ -42,7 +44,8 @@ def plan(
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
         disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
-      params_for: grid semantics of a fused kernel -> its compiler_params.
+      params_for: grid semantics of a fused kernel, and fields that were chosen by name -> its compiler_params.
+      choices: one per fused kernel, in the order of choices.groups_of; (): the model's.
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
@@ -54,6 +57,7 @@ def plan(
         simple = split_reductions(divide_late(simple), machine)
     simple = operands_as_equations(simple)
     parts = partition(simple, machine, supports, options)
+    apply(parts.groups(), choices, machine)
     segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)

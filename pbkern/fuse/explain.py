@@ -1,9 +1,9 @@
-"""Partition, Plan -> Explanation: kernels and their ops, each fusion decision with its price, what XLA keeps
-and why.
-"""
+"""Partition, Plan -> Explanation: kernels and their ops, what was not fused and why, with prices, and what XLA keeps."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._jax import user_line
@@ -13,19 +13,24 @@ from .nodes import Edge, Node, Partition
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One fused kernel: its ops as (primitive, user line), its grid and the model's figures."""
+    """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
+
+    `measured`: seconds of one run of the kernel alone, where that was asked for.
+    """
 
     name: str
     grid: tuple[int, ...]
     ops: tuple[tuple[str, str | None], ...]
     cost: Cost
+    measured: float | None = None
 
     def __str__(self) -> str:
         c = self.cost
+        measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
         head = (
-            f"{self.name}: grid {list(self.grid)}, {c.seconds * 1e6:.1f} us predicted, "
-            f"{100 * c.share_of_limit:.0f} % of the machine's limit, {c.bytes_moved / 1e6:.2f} MB, "
-            f"{c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
+            f"{self.name}: grid {list(self.grid)}, {c.seconds * 1e6:.1f} us predicted, {measured}"
+            f"{100 * c.limit / (self.measured or c.seconds or c.limit or 1):.0f} % of the machine's limit, "
+            f"{c.bytes_moved / 1e6:.2f} MB, {c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
             f"{c.working_set // 1024} KB per program"
         )
         lines: dict[str, list[str]] = {}
@@ -36,28 +41,42 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the fuser did. `str()` is the report."""
+    """What the fuser did. `str()` is the report: kernels, then what was not fused, then a count of what was.
+
+    With `verbose`, the fusions are listed too.
+    """
 
     name: str
     kernels: tuple[KernelReport, ...]
     edges: tuple[Edge, ...]
     left: tuple
+    verbose: bool = False
 
     def __str__(self) -> str:
+        edges = [e for e in self.edges if e.producer.primitive.name not in VIEWS]
+        fused = [e for e in edges if e.fused]
         out = [f"{self.name}: {len(self.kernels)} kernel(s), {len(self.left)} operation(s) left to XLA"]
         out += [f"  kernel {k}" for k in self.kernels]
-        out += [f"  {_edge(e)}" for e in self.edges if e.producer.primitive.name not in VIEWS]
+        out += [f"  {_edge(e)}" for e in edges if not e.fused]
+        if self.verbose:
+            out += [f"  {_edge(e)}" for e in fused]
+        elif fused:
+            saved = sum(e.bytes_saved for e in fused) / 1e6
+            out.append(f"  fused: {len(fused)} operation(s), which saves {saved:.2f} MB; verbose=True lists them")
         out += [f"  XLA: {x.op} at {x.at or 'unknown line'}: {x.why}" for x in self.left]
         return "\n".join(out)
+
+    def with_times(self, seconds: Mapping[str, float]) -> Explanation:
+        """The same with measured times of kernels, by name."""
+        kernels = tuple(dataclasses.replace(k, measured=seconds.get(k.name, k.measured)) for k in self.kernels)
+        return dataclasses.replace(self, kernels=kernels)
 
 
 def _edge(e: Edge) -> str:
     verdict = "fused" if e.fused else "not fused"
     price = f", {e.before * 1e6:.1f} us apart, {e.after * 1e6:.1f} us together" if e.after else ""
-    at = user_line(e.producer) or "unknown line"
-    return (
-        f"{verdict}: {e.producer.primitive.name} at {at}: {e.why}; saves {e.bytes_saved / 1e6:.2f} MB{price}"
-    )
+    saved = f"{'saves' if e.fused else 'would save'} {e.bytes_saved / 1e6:.2f} MB"
+    return f"{verdict}: {e.producer.primitive.name} at {user_line(e.producer) or 'unknown line'}: {e.why}; {saved}{price}"
 
 
 def report(name: str, node: Node) -> KernelReport:

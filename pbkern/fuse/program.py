@@ -33,7 +33,7 @@ class Builder:
       views: value -> where it lies.
       names: counter of buffer and kernel names.
       kernels: id of a node -> its kernel; a loop's steps may use one twice.
-      params_for: grid semantics -> compiler_params of a fused kernel.
+      params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Builder:
         s = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        return emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics)))
+        return emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics, **dict(s.params))))
 
     def alias(self, eqn) -> list[Step]:
         (source, *_), (v,) = eqn.invars, eqn.outvars

@@ -7,6 +7,7 @@ descent in the cost model pick among them. Emission is emit.py, prices are cost.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Schedule:
       outputs: (value, access) of every result.
       requests: what one program reads and computes.
       cost: prediction.
+      params: fields of the target's CompilerParams that were chosen too (choices.py), by name.
       semantics: per grid axis; fused kernels are parallel throughout.
     """
 
@@ -45,6 +47,7 @@ class Schedule:
     outputs: tuple[tuple[object, Access], ...]
     requests: Requests
     cost: Cost
+    params: tuple[tuple[str, object], ...] = ()
 
     @property
     def semantics(self) -> tuple[str, ...]:
@@ -311,3 +314,40 @@ def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> S
                         break
                     place, best, improved = moved, min(cost, best), improved or cost < math.inf
     return known[tuple(place)]
+
+
+# How many schedules are priced for each that `alternatives` returns.
+PRICED_PER_RESULT = 5
+
+
+def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine, count: int) -> list[Schedule]:
+    """Up to `count` schedules, cheapest first by the model, around the one with the given root blocks.
+
+    `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes one option up and down.
+    """
+    forced, roles, grain = _roles(eqns, outputs[0], machine)
+    options, _ = _options(outputs[0].aval.shape, forced, roles, grain)
+    options = [sorted({*o, b}) for o, b in zip(options, blocks)]
+    start = tuple(o.index(b) for o, b in zip(options, blocks))
+    known: dict[tuple[int, ...], Schedule] = {}
+    waiting, seen = [(0.0, start)], {start}
+    while waiting and len(seen) <= PRICED_PER_RESULT * count:
+        _, place = heapq.heappop(waiting)
+        for near in _neighbours(place, options):
+            if near in seen and near != start:
+                continue
+            seen.add(near)
+            try:
+                made = schedule_at(eqns, outputs, [o[k] for o, k in zip(options, near)], machine)
+            except (NeedsWhole, Unfusable):
+                continue
+            if made is not None and near not in known:
+                known[near] = made
+                heapq.heappush(waiting, (made.cost.seconds, near))
+    return sorted(known.values(), key=lambda s: s.cost.seconds)[:count]
+
+
+def _neighbours(place: tuple[int, ...], options: list[list[int]]) -> list[tuple[int, ...]]:
+    """The place itself, and those one option away in one dimension."""
+    steps = [(d, step) for d, o in enumerate(options) for step in (1, -1) if 0 <= place[d] + step < len(o)]
+    return [place, *(tuple(k + step * (e == d) for e, k in enumerate(place)) for d, step in steps)]

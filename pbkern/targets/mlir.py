@@ -1,4 +1,4 @@
-"""MLIR's Python bindings: found once, loaded on first compile. Text -> passes -> LLVM dialect -> machine code.
+"""MLIR's Python bindings: found once, loaded on first compile. Text -> passes -> LLVM dialect -> object file.
 
 A real `mlir` package is preferred; otherwise the bindings inside the torch-mlir wheel are used, which is upstream
 MLIR and needs no torch. Nothing else in pbkern imports either.
@@ -9,10 +9,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import importlib.util
+import pathlib
+import tempfile
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 from ..errors import InternalError, TargetError
 
+PACKAGES = ("mlir", "torch_mlir")
+# The execution engine calls registered functions by their name with this in front.
+ENGINE_PREFIX = "_mlir_ciface_"
 KERNEL_PASSES = (
     "canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
     "convert-vector-to-llvm{reassociate-fp-reductions=1},convert-math-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"
@@ -28,7 +35,7 @@ HOST_PASSES = (
 @functools.cache
 def bindings() -> SimpleNamespace:
     """Modules ir, passmanager, execution_engine and registration. Raises TargetError if neither package is there."""
-    for package in ("mlir", "torch_mlir"):
+    for package in PACKAGES:
         try:
             ir = importlib.import_module(f"{package}.ir")
             return SimpleNamespace(
@@ -41,6 +48,17 @@ def bindings() -> SimpleNamespace:
             continue
     raise TargetError("MLIR's Python bindings are not installed", why="neither `mlir` nor `torch_mlir` can be imported",
                       hint="pip install torch-mlir==20261001 (MLIR only; torch is not needed)")
+
+
+def installed() -> tuple:
+    """What tells one installation of the bindings from another, without importing them: libraries, sizes, dates."""
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in spec.submodule_search_locations or () if spec else ():
+            libraries = sorted((pathlib.Path(folder) / "_mlir_libs").glob("*.so*"))
+            if libraries:
+                return package, tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in libraries)
+    return ()
 
 
 @functools.cache
@@ -101,23 +119,20 @@ def check_lowered(module) -> None:
         visit(module.operation)
 
 
-class Loaded:
-    """Machine code of a module, resident for as long as this object."""
+def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int]) -> bytes:
+    """The module's ELF object file.
 
-    def __init__(self, module, opt_level: int, symbols: dict[str, int] | None = None):
-        m = bindings()
-        with context():
-            self.engine = m.engine.ExecutionEngine(module, opt_level=opt_level)
-            for name, address in (symbols or {}).items():
-                self.engine.register_runtime(name, ctypes.CFUNCTYPE(None)(address))
-            self.engine.initialize()
-
-    def address(self, getter: str) -> int:
-        """C address that the function `getter() -> ptr` of the module returns."""
-        result = ctypes.c_void_p()
-        packed = (ctypes.c_void_p * 1)(ctypes.addressof(result))
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.raw_lookup(getter))(packed)
-        return result.value or 0
-
-    def object_code(self, path: str) -> None:
-        self.engine.dump_to_object_file(path)
+    Args:
+      function: one that the module defines: looking it up makes the engine compile.
+      symbols: addresses of the functions that the module declares, which the engine wants to know beforehand.
+    """
+    m = bindings()
+    with context():
+        engine = m.engine.ExecutionEngine(module, opt_level=opt_level)
+        for name, address in symbols.items():
+            engine.register_runtime(name.removeprefix(ENGINE_PREFIX), ctypes.CFUNCTYPE(None)(address))
+        engine.initialize()
+        engine.raw_lookup(function)
+        with tempfile.NamedTemporaryFile(suffix=".o") as file:
+            engine.dump_to_object_file(file.name)
+            return file.read()

@@ -28,8 +28,14 @@ class Target(Protocol):
     def supports(self, eqn) -> str | None:
         """None if kernel bodies can contain the equation, else why not."""
 
-    def fused_params(self, semantics: tuple[str, ...], options) -> Mapping[str, Any]:
-        """compiler_params of a kernel that fusion makes, from the semantics of its grid."""
+    def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
+        """compiler_params of a kernel that fusion makes: the semantics of its grid, and fields that were tuned."""
+
+    def variations(self) -> list[tuple[str, list]]:
+        """Fields of compiler_params that are worth trying on a fused kernel, each with values beside the default."""
+
+    def identity(self) -> str:
+        """Differs between devices, and between versions of what makes code for them."""
 
     def compile(self, program: HostProgram, options) -> Any:
         """Machine code of a program, kept for the life of the process. Equal programs are compiled once."""
@@ -39,6 +45,9 @@ class Target(Protocol):
 
     def text(self, compiled: Any, stage: str) -> str:
         """One of STAGES of compiled code, for reading."""
+
+    def memory(self, compiled: Any) -> tuple[int, int]:
+        """(bytes that one call needs beside its operands and results, bytes of code)."""
 
     def coverage(self) -> dict[str, list[str]]:
         """Primitives that kernel bodies may contain, by family."""

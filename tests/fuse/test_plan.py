@@ -1,5 +1,7 @@
 """Plans: control flow, segments left to XLA, forwarding, constants, aliases, options, explanations."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,9 +132,11 @@ def test_division_by_a_constant_keeps_its_rounding_on_request():
 
 
 def test_explanation_names_kernels_lines_and_prices():
-    text = str(planned(lambda x: jnp.fft.fft(jax.nn.softmax(x)).real, X).explanation)
-    for part in ("kernel(s)", "test_plan.py", "us predicted", "fused: exp", "XLA: fft"):
-        assert part in text
+    explanation = planned(lambda x: jnp.fft.fft(jax.nn.softmax(x)).real, X).explanation
+    for part in ("kernel(s)", "test_plan.py", "us predicted", "operation(s), which saves", "XLA: fft"):
+        assert part in str(explanation)
+    assert "fused: exp" not in str(explanation)
+    assert "fused: exp at" in str(dataclasses.replace(explanation, verbose=True))
 
 
 def test_temporaries_share_slots():

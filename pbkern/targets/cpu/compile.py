@@ -1,4 +1,8 @@
-"""HostProgram -> machine code and a registered XLA FFI target.
+"""HostProgram -> machine code and a registered XLA FFI target. The one place that compiles.
+
+A program's code is an object file, made by MLIR and LLVM or found in the store on disk (cache.py) under the program's
+content (content.py), and loaded by objects.py either way. With a hit nothing is lowered and MLIR is not imported: the
+nests and texts of such a program are made when somebody asks for them.
 
 Compiled programs are kept for the life of the process: XLA holds raw addresses of their handlers.
 """
@@ -8,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,19 +20,45 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from ... import cache, progress
 from ...dsl.host import HostProgram
 from ...dsl.kernel import ArrayType, Kernel
+from ...errors import InternalError
 from ...lower.host import ALIGNMENT, LoweredProgram, default_threads, lower_host
 from ...lower.program import LowerOptions
 from ...lower.traces import TRACE
 from .. import mlir
-from . import runtime, traces
+from . import content, objects, runtime, traces
 
 # LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
 VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
+KIND = "code"
+# What progress lines call the stages that may take long.
+STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function", "load": "loading"}
 _serial = itertools.count()
 _resident: list[Compiled] = []
-_runtime: list[mlir.Loaded] = []
+_runtime: list[objects.Image] = []
+
+
+@dataclass(frozen=True)
+class Code:
+    """Machine code of one program, as it is kept on disk.
+
+    Attributes:
+      object: an ELF object file with @pbk_handler and @pbk_call.
+      arena_bytes: memory of one call for temporaries and scratch.
+    """
+
+    object: bytes
+    arena_bytes: int = 0
+
+    def packed(self) -> bytes:
+        return json.dumps({"arena_bytes": self.arena_bytes}).encode() + b"\n" + self.object
+
+    @classmethod
+    def unpacked(cls, payload: bytes) -> Code:
+        head, _, code = payload.partition(b"\n")
+        return cls(code, json.loads(head)["arena_bytes"])
 
 
 @dataclass
@@ -36,28 +67,35 @@ class Compiled:
 
     Attributes:
       ffi_name: name under which the handler is registered with XLA.
-      lowered: its MLIR text and nests.
+      code: its machine code.
+      from_disk: whether an earlier process had compiled it.
       times: milliseconds per stage.
     """
 
     program: HostProgram
     ffi_name: str
-    lowered: LoweredProgram
-    module: object
-    loaded: mlir.Loaded
+    code: Code
+    image: objects.Image
+    lower: Callable[[], LoweredProgram]
+    from_disk: bool = False
     times: dict[str, float] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
+    def lowered(self) -> LoweredProgram:
+        """MLIR text and nests; lowered again where the code came from disk."""
+        return self.lower()
+
+    @functools.cached_property
     def llvm(self) -> str:
         """Text of the LLVM dialect module."""
-        return str(self.module)
+        return str(_module(self.program, self.lowered, lambda stage, f, *args: f(*args)))
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs on this thread on NumPy arrays; inputs must be contiguous."""
         ins = [np.ascontiguousarray(a) for a in arrays]
         outs = [_aligned(b.type) for b in self.program.outputs]
         pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(*(a.ctypes.data for a in (*ins, *outs)))
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.loaded.address("pbk_call_address"))(pointers)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.image.address("pbk_call"))(pointers)
         return outs
 
 
@@ -69,46 +107,112 @@ def _aligned(t: ArrayType) -> np.ndarray:
 
 
 def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOptions] = lambda k: LowerOptions(),
-                    threads_of: Callable[[Kernel], int] | None = None, opt_level: int | None = None) -> Compiled:
-    """Lowers, compiles, loads and registers a program. Raises UnsupportedOp or InternalError."""
+                    threads_of: Callable[[Kernel], int] | None = None, opt_level: int | None = None,
+                    key: str | None = None) -> Compiled:
+    """Finds or makes a program's code, loads and registers it. Raises UnsupportedOp or InternalError.
+
+    Args:
+      options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and every core.
+      opt_level: of LLVM; None: as its loops need.
+      key: content.program_key of these arguments, where the caller has made it.
+    """
     runtime.check_api_version()
-    symbols = runtime_symbols()
+    threads_of = threads_of or (lambda k: default_threads())
     times: dict[str, float] = {}
 
     def timed(stage: str, f, *args):
+        progress.step(f"{program.name}: {STAGES.get(stage, stage)}")
         start = time.perf_counter()
         result = f(*args)
         times[stage] = (time.perf_counter() - start) * 1e3
         return result
 
-    lowered = timed("lower", lower_host, program, options_of, threads_of or (lambda k: default_threads()))
-    module = timed("parse", mlir.parse, lowered.kernels)
-    timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
-    sizes = tuple(b.type.nbytes for b in program.outputs)
-    host = timed("host", _host_module, lowered.host + runtime.program_text(lowered.arena_bytes, len(program.inputs), sizes))
-    mlir.join(module, host)
-    mlir.join(module, mlir.parse(runtime.GETTERS))
-    mlir.check_lowered(module)
-    if opt_level is None:
-        opt_level = SCALAR_OPT_LEVEL if any(k.has_scalar_loops for k in lowered.lowered) else VECTOR_OPT_LEVEL
-    loaded = timed("llvm", mlir.Loaded, module, opt_level, symbols)
-    address = timed("load", loaded.address, "pbk_handler_address")
+    def lower() -> LoweredProgram:
+        count = itertools.count(1)
+
+        def announced(kernel: Kernel) -> LowerOptions:  # asked for as each kernel's turn comes
+            progress.step(f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering")
+            return options_of(kernel)
+
+        return lower_host(program, announced, threads_of)
+
+    made: list[LoweredProgram] = []
+
+    def make() -> Code:
+        mlir.bindings()  # a missing package is reported before any work
+        made.append(timed("lower", lower))
+        return _generate(program, made[0], opt_level, timed)
+
+    with progress.compiling(program.name):
+        symbols = runtime_symbols()
+        key = key or timed("key", content.program_key, program, options_of, threads_of, opt_level)
+        code, image, found = _kept(key, symbols, make, timed)
     name = f"pbkern_{next(_serial)}_{program.name}"
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
-    compiled = Compiled(program, name, lowered, module, loaded, times)
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(image.address("pbk_handler")), platform="cpu")
+    compiled = Compiled(program, name, code, image, lower, found, times)
+    if made:
+        compiled.lowered = made[0]
     _resident.append(compiled)
     return compiled
 
 
+def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
+    """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored."""
+    store = cache.current()
+    if store is not None:
+        key = cache.digest((key, timed("environment", content.environment)))
+        payload = timed("read", store.get, KIND, key)
+        if payload is not None:
+            try:
+                code = Code.unpacked(payload)
+                return code, timed("load", objects.Image, code.object, symbols), True
+            except (InternalError, ValueError, KeyError):  # no object of ours: make it anew
+                store.remove(KIND, key)
+    code = make()
+    image = timed("load", objects.Image, code.object, symbols)
+    if store is not None and not prints(code):
+        timed("write", store.put, KIND, key, code.packed())
+    return code, image, False
+
+
+def prints(code: Code) -> bool:
+    """Whether the code holds numbers of print sites, which mean nothing in another process."""
+    return bool(objects.undefined_symbols(code.object) & {TRACE, runtime.PREFIX + TRACE})
+
+
+def _generate(program: HostProgram, lowered: LoweredProgram, opt_level: int | None, timed: Callable) -> Code:
+    """Machine code of a lowered program. `timed(stage, f, *args)` calls f."""
+    module = _module(program, lowered, timed)
+    mlir.check_lowered(module)
+    if opt_level is None:
+        opt_level = SCALAR_OPT_LEVEL if any(k.has_scalar_loops for k in lowered.lowered) else VECTOR_OPT_LEVEL
+    made = timed("llvm", mlir.object_code, module, opt_level, "pbk_handler", runtime_symbols())
+    return Code(made, lowered.arena_bytes)
+
+
+def _module(program: HostProgram, lowered: LoweredProgram, timed: Callable):
+    """LLVM dialect of the kernels and of the host functions."""
+    module = timed("parse", mlir.parse, lowered.kernels)
+    timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
+    sizes = tuple(b.type.nbytes for b in program.outputs)
+    text = lowered.host + runtime.program_text(lowered.arena_bytes, len(program.inputs), sizes)
+    mlir.join(module, timed("host", _host_module, text))
+    return module
+
+
 @functools.cache
 def runtime_symbols() -> dict[str, int]:
-    """Addresses of the runtime's entry points, compiled on first use."""
-    module = _host_module(runtime.runtime_module_text())
-    mlir.join(module, mlir.parse(runtime.runtime_getters()))
-    mlir.check_lowered(module)
-    loaded = mlir.Loaded(module, VECTOR_OPT_LEVEL)
-    _runtime.append(loaded)
-    return {name: loaded.address(f"{name}_address") for name in runtime.SYMBOLS} | {TRACE: traces.ADDRESS}
+    """Addresses of what compiled programs call, by the names that they call it by."""
+
+    def make() -> Code:
+        module = _host_module(runtime.runtime_module_text())
+        mlir.check_lowered(module)
+        return Code(mlir.object_code(module, VECTOR_OPT_LEVEL, runtime.SYMBOLS[0], {}))
+
+    _, image, _ = _kept("runtime", {}, make)
+    _runtime.append(image)
+    addresses = {name: image.address(name) for name in runtime.SYMBOLS} | {TRACE: traces.ADDRESS}
+    return {runtime.PREFIX + name: address for name, address in addresses.items()}
 
 
 def _host_module(text: str):

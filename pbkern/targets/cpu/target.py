@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -10,13 +11,12 @@ from typing import Any
 from ... import config
 from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
-from ...dsl.text import source
 from ...errors import TargetError
 from ...lower import support
 from ...lower.program import LowerOptions
 from ...machine import Machine
-from ..mlir import bindings
 from . import compile as cpu_compile
+from . import content
 from .machine import detected_machine, has_bf16_pairs
 from .params import CompilerParams
 
@@ -31,7 +31,7 @@ class CpuTarget:
     STAGES = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):
-        self._compiled: dict[tuple, cpu_compile.Compiled] = {}
+        self._compiled: dict[str, cpu_compile.Compiled] = {}
 
     def machine(self) -> Machine:
         return detected_machine()
@@ -39,16 +39,22 @@ class CpuTarget:
     def supports(self, eqn) -> str | None:
         return support.supports(eqn)
 
-    def fused_params(self, semantics: tuple[str, ...], options) -> Mapping[str, Any]:
-        return {self.name: CompilerParams(dimension_semantics=semantics)}
+    def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
+        return {self.name: CompilerParams(dimension_semantics=semantics, **chosen)}
+
+    def variations(self) -> list[tuple[str, list]]:
+        cores = config.num_threads() or self.machine().cores
+        threads = sorted({n for n in (1, cores // 2) if 1 <= n < cores})
+        return [("max_concurrent_steps", [2, 3]), ("num_threads", threads)]
+
+    def identity(self) -> str:
+        return content.environment()
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
-        bindings()  # a missing package is reported before any work
-        key = (content_key(program), options.mlir_disable_fast_math, config.num_threads())
+        lower_options = functools.partial(self.lower_options, options=options)
+        key = content.program_key(program, lower_options, self.threads, None)
         if key not in self._compiled:
-            self._compiled[key] = cpu_compile.compile_program(
-                program, lambda k: self.lower_options(k, options), self.threads
-            )
+            self._compiled[key] = cpu_compile.compile_program(program, lower_options, self.threads, key=key)
         return self._compiled[key]
 
     def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
@@ -82,19 +88,18 @@ class CpuTarget:
                 return compiled.llvm
         return assembly(compiled)
 
+    def memory(self, compiled: cpu_compile.Compiled) -> tuple[int, int]:
+        return compiled.code.arena_bytes, len(compiled.code.object)
+
     def coverage(self) -> dict[str, list[str]]:
         return support.coverage()
-
-
-def content_key(program: HostProgram) -> tuple:
-    """What a program means: its steps and the source of its kernels."""
-    return (str(program), *map(source, program.kernels()))
 
 
 def assembly(compiled: cpu_compile.Compiled) -> str:
     """Machine code as objdump prints it. Raises TargetError where objdump is not installed."""
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
-        compiled.loaded.object_code(file.name)
+        file.write(compiled.code.object)
+        file.flush()
         try:
             command = ["objdump", "--disassemble", "--no-show-raw-insn", file.name]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,66 @@
+"""What the machine code of a program depends on, as a key: equal for programs with equal code, in any process.
+
+The key is made of kernels, before anything is lowered: a hit costs neither lowering nor MLIR. It names the program's
+steps, each kernel's blocks and body, the options and threads that lowering bakes in, and the environment: pbkern's own
+sources, the MLIR package, the version of XLA's FFI and the processor's instructions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Callable
+
+from ... import cache
+from ...dsl.host import HostProgram
+from ...dsl.kernel import Kernel
+from ...jaxprs import fingerprint
+from ...lower.program import LowerOptions
+from .. import mlir
+from . import machine, runtime
+
+PACKAGE = pathlib.Path(__file__).parent.parent.parent
+# What fusion and frontends decide is in the kernels; these decide what becomes of a kernel.
+SOURCES = ("*.py", "dsl/*.py", "lower/*.py", "targets/**/*.py")
+
+
+def program_key(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
+                opt_level: int | None) -> str:
+    """Digest of everything above but the environment."""
+    kernels = program.kernels()
+    number = {id(k): n for n, k in enumerate(kernels)}
+    # The text of the steps does not tell kernels of one name apart.
+    order = tuple(number[id(launch.kernel)] for launch in program.launches())
+    contents = tuple((kernel_content(k), options_of(k), threads_of(k)) for k in kernels)
+    positions = tuple(b.position for b in program.buffers)
+    return cache.digest((str(program), positions, order, contents, opt_level))
+
+
+def kernel_content(kernel: Kernel) -> tuple:
+    """Equal for kernels with equal code. What a target's options mean is not in it: see program_key."""
+    mappings = tuple((m.array, m.dims, m.memory_space, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs))
+    return (kernel.name, kernel.grid, kernel.dynamic_grid, len(kernel.inputs), mappings, kernel.scratch, kernel.aliases,
+            kernel.num_scalar_prefetch, fingerprint(kernel.body))  # fmt: skip
+
+
+@functools.cache
+def environment() -> str:
+    """Digest of what code depends on beside its program."""
+    return cache.digest((sources(), mlir.installed(), runtime.API_VERSION, runtime.runtime_module_text(), processor()))
+
+
+def sources() -> str:
+    """Digest of the part of pbkern that turns kernels into code."""
+    found = hashlib.sha256()
+    for path in sorted({p for pattern in SOURCES for p in PACKAGE.glob(pattern)}):
+        found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def processor() -> tuple:
+    """What tells LLVM which instructions there are: the model, and the flags that the system admits."""
+    text = machine.cpuinfo()
+    model = tuple(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", text, re.MULTILINE)[:3])
+    return model, tuple(sorted(machine.cpu_flags(text)))

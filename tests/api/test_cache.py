@@ -1,0 +1,359 @@
+"""Programs on disk: found by other processes, never half written, rebuilt where damaged, bounded, and not needed."""
+
+import json
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern import cache, cli, config
+from pbkern.errors import InternalError
+from pbkern.programs import kernel_program
+from pbkern.targets.cpu import compile as cpu_compile
+from pbkern.targets.cpu import content, objects
+from pbkern.targets.cpu.target import CpuTarget
+
+X = np.random.default_rng(0).normal(size=(64, 128)).astype("f")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An empty store, and a target that has compiled nothing yet."""
+    with config.override(cache_dir=tmp_path / "kept", cache=True):
+        yield cache.current()
+
+
+def program(f, *args):
+    """The one HostProgram of a function."""
+    build, _ = pbkern.api._build_for(pbkern.jit(f), args, {})
+    (found,) = build.programs
+    return found
+
+
+def compiled(f, *args, options=None):
+    """f's program compiled by a target that knows nothing, as in a new process."""
+    return CpuTarget().compile(program(f, *args), options or pbkern.CompileOptions())
+
+
+def code_files(store):
+    return [p for p, _ in store.entries() if p.name.startswith("code-")]
+
+
+def norm(x):
+    return x / jnp.sqrt((x * x).sum(-1, keepdims=True))
+
+
+# --- hits -----------------------------------------------------------------------------------------------------------
+
+CHILD = """
+    import json, sys, time
+    import jax, jax.numpy as jnp, numpy as np
+    import pbkern
+    from pbkern.targets.cpu import compile as cpu_compile
+
+    @pbkern.jit
+    def f(x):
+        return jnp.sort(jnp.tanh(x) * 2 + jnp.cumsum(x, 1), axis=1), x.astype(jnp.float16), jnp.sin(x)
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 128)).astype("f"))
+    results = [np.asarray(a, np.float64).sum() for a in f(x)]
+    (c,) = cpu_compile._resident
+    print(json.dumps({
+        "from_disk": c.from_disk, "results": results, "ms": sum(c.times.values()),
+        "mlir": any(m.split(".")[0] in ("mlir", "torch_mlir") for m in sys.modules),
+    }))
+"""
+
+
+def child(folder, **environment):
+    env = os.environ | {"PBKERN_CACHE_DIR": str(folder)} | environment
+    command = [sys.executable, "-c", textwrap.dedent(CHILD)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_second_process_neither_lowers_nor_imports_mlir(tmp_path):
+    first, second = child(tmp_path), child(tmp_path)
+    assert not first["from_disk"] and first["mlir"]
+    assert second["from_disk"] and not second["mlir"]
+    assert second["results"] == first["results"]
+    assert second["ms"] < first["ms"] / 4
+
+
+def test_the_environment_switches_it_off(tmp_path):
+    child(tmp_path, PBKERN_CACHE="0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hit_computes_the_same_and_shows_the_same_stages(store):
+    fresh, found = compiled(norm, X), compiled(norm, X)
+    assert not fresh.from_disk and found.from_disk
+    np.testing.assert_array_equal(fresh(X)[0], found(X)[0])
+    target = CpuTarget()
+    for stage in ("nests", "mlir", "llvm"):
+        assert target.text(found, stage) == target.text(fresh, stage) != ""
+    assert found.code == fresh.code and fresh.code.arena_bytes > 0
+
+
+def test_content_and_options_decide(store):
+    compiled(norm, X)
+    exact = pbkern.CompileOptions(mlir_disable_fast_math=True)
+    assert not compiled(norm, X[:32]).from_disk
+    assert not compiled(lambda x: norm(x) + 1, X).from_disk
+    assert not compiled(norm, X, options=exact).from_disk
+    with config.override(num_threads=1):
+        assert not compiled(norm, X).from_disk
+    assert compiled(norm, X).from_disk and compiled(norm, X, options=exact).from_disk
+
+
+def test_the_environment_decides(store, monkeypatch):
+    compiled(norm, X)
+    for name, value in (("sources", "others"), ("processor", ("other",))):
+        content.environment.cache_clear()
+        with monkeypatch.context() as m:
+            m.setattr(content, name, lambda value=value: value)
+            assert not compiled(norm, X).from_disk
+        content.environment.cache_clear()
+    assert compiled(norm, X).from_disk
+
+
+def test_kernels_of_one_name_are_told_apart():
+    rows = pbkern.BlockSpec((8, 128), lambda i: (i, 0))
+
+    def kernel(k):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * k
+
+        shape = jax.ShapeDtypeStruct(X.shape, "float32")
+        return pbkern.kernel(body, out_shape=shape, grid=(8,), in_specs=[rows], out_specs=rows)
+
+    two, three = kernel(2.0), kernel(3.0)
+    for chain in ((two, three, two), (two, three, three)):
+        want = X * np.prod([{two: 2, three: 3}[k] for k in chain])
+        f = lambda x, chain=chain: chain[2](chain[1](chain[0](x)))
+        np.testing.assert_allclose(pbkern.jit(f)(X), want, rtol=1e-6)
+
+
+def test_printing_kernels_are_compiled_by_each_process(store, capfd):
+    def f(x):
+        jax.debug.print("first {}", x[0, 0])
+        return x * 2
+
+    def body(x_ref, o_ref):
+        jax.debug.print("first {}", x_ref[0, 0])
+        o_ref[...] = x_ref[...] * 2
+
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
+    host = kernel_program(kernel.trace(X))
+    one, other = (CpuTarget().compile(host, pbkern.CompileOptions()) for _ in range(2))
+    assert not other.from_disk and cpu_compile.prints(other.code)
+    for c in (one, other):
+        c(X)
+    assert capfd.readouterr().out.count(f"first {X[0, 0]}"[:9]) == 2
+
+
+# --- damage and company ---------------------------------------------------------------------------------------------
+
+
+def damaged_ways(whole: bytes):
+    yield "empty", b""
+    yield "truncated", whole[: len(whole) // 2]
+    yield "last byte missing", whole[:-1]
+    yield "garbage", os.urandom(len(whole))
+    yield "one bit", whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:]
+    yield "another's", cache.MAGIC + cache._checksum("code", "other", b"x") + b"x"
+
+
+def test_damaged_entries_are_made_again(store):
+    want = compiled(norm, X)(X)[0]
+    (path,) = code_files_of(store, norm)
+    whole = path.read_bytes()
+    for what, content_ in damaged_ways(whole):
+        path.write_bytes(content_)
+        again = compiled(norm, X)
+        assert not again.from_disk, what
+        np.testing.assert_array_equal(again(X)[0], want)
+        assert path.read_bytes() == whole, what
+    assert compiled(norm, X).from_disk
+
+
+def code_files_of(store, f):
+    """Files of f's program: all but the runtime's, which is written before."""
+    runtime = cache.digest(("runtime", content.environment()))
+    return [p for p in code_files(store) if runtime not in p.name]
+
+
+def test_an_entry_that_is_whole_but_no_object_is_made_again(store):
+    compiled(norm, X)
+    (path,) = code_files_of(store, norm)
+    key = path.stem.removeprefix("code-")
+    for payload in (b"{}\n", b'{"arena_bytes": 64}\nno object', b"\xff\xfe"):
+        assert store.put("code", key, payload)
+        assert not compiled(norm, X).from_disk
+        assert compiled(norm, X).from_disk
+
+
+def write_and_read(folder, seed, failures, barrier):
+    """Writes and reads entries of a few keys as fast as it can; every read must be whole."""
+    barrier.wait(60)
+    s, rng = cache.Store(folder, 1 << 20), np.random.default_rng(seed)
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        key = str(rng.integers(3))
+        expected = {key.encode() * n for n in (10, 100_000)}
+        s.put("code", key, key.encode() * int(rng.choice([10, 100_000])))
+        if (found := s.get("code", key)) is not None and found not in expected:
+            failures.put(f"{len(found)} bytes")
+        if found is None:
+            failures.put("an entry vanished")
+
+
+def test_processes_do_not_disturb_each_other(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    failures, barrier = context.Queue(), context.Barrier(2)
+    workers = [context.Process(target=write_and_read, args=(tmp_path, n, failures, barrier)) for n in range(2)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join(60)
+    assert [w.exitcode for w in workers] == [0, 0] and failures.empty()
+    assert not list(tmp_path.glob(".new-*"))
+
+
+def test_two_processes_may_compile_the_same_at_once(tmp_path):
+    env = os.environ | {"PBKERN_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(CHILD)]
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    results = [json.loads(p.communicate(timeout=300)[0].splitlines()[-1])["results"] for p in running]
+    assert results[0] == results[1]
+    assert child(tmp_path)["from_disk"]
+
+
+# --- bounds and permissions -----------------------------------------------------------------------------------------
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path):
+    s = cache.Store(tmp_path, 10_000)
+    for n in range(9):
+        s.put("code", str(n), bytes(900))
+        os.utime(tmp_path / f"code-{n}.pbk", (1000 + n, 1000 + n))
+    assert s.get("code", "0") is not None  # used: young again
+    for n in range(9, 13):
+        s.put("code", str(n), bytes(900))
+    assert s.size() <= s.limit
+    assert s.get("code", "0") is not None and s.get("code", "12") is not None
+    assert s.get("code", "1") is None and s.get("code", "2") is None
+
+
+def test_an_entry_larger_than_all_is_not_written(tmp_path):
+    s = cache.Store(tmp_path, 1000)
+    assert not s.put("code", "a", bytes(2000)) and s.size() == 0
+
+
+@pytest.mark.parametrize("what", ["a file", "below a file", "open to all"])
+def test_a_folder_that_cannot_be_used_costs_one_warning(tmp_path, what):
+    folder = tmp_path / "kept"
+    if what == "open to all":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        folder.write_text("")
+        folder = folder / "deeper" if what == "below a file" else folder
+    with config.override(cache_dir=folder):
+        with pytest.warns(UserWarning, match="keeps nothing on disk") as caught:
+            results = [compiled(norm, X) for _ in range(3)]
+    assert len(caught) == 1 and str(folder) in str(caught[0].message)
+    assert not any(c.from_disk for c in results)
+    np.testing.assert_allclose(results[-1](X)[0], np.asarray(norm(X)), rtol=1e-5)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_read(store):
+    compiled(norm, X)
+    store.folder.chmod(0o500)
+    try:
+        reader = cache.Store(store.folder, store.limit)
+        with pytest.warns(UserWarning, match="keeps nothing on disk"):
+            assert not reader.put("code", "a", b"x")
+        (path,) = code_files_of(store, norm)
+        assert reader.get("code", path.stem.removeprefix("code-")) is not None
+    finally:
+        store.folder.chmod(0o700)
+
+
+def test_a_folder_without_write_permission_costs_one_warning(store, monkeypatch):
+    store.folder.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.warns(UserWarning, match="may not be written to") as caught:
+        assert not store.put("code", "a", b"x") and not store.put("code", "b", b"x")
+    assert len(caught) == 1
+
+
+def test_what_can_be_read_is_read_where_nothing_can_be_written(store, monkeypatch):
+    assert store.put("code", "a", b"x")
+    reader = cache.Store(store.folder, store.limit)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "utime", lambda path: (_ for _ in ()).throw(PermissionError()))
+    with pytest.warns(UserWarning, match="may not be written to"):
+        assert not reader.put("code", "b", b"y")
+    assert reader.get("code", "a") == b"x" and reader.get("code", "b") is None
+
+
+def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
+    with config.override(cache_dir=None):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert cache.folder() == tmp_path / "pbkern"
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert cache.folder() == tmp_path / ".cache" / "pbkern"
+
+
+def test_users_without_a_home_get_one_warning(monkeypatch, capsys):
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(pathlib.Path, "expanduser", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    cache._warn.cache_clear()
+    with config.override(cache_dir=None):
+        with pytest.warns(UserWarning, match="no folder for the cache") as caught:
+            assert cache.current() is None and cache.current() is None
+        assert cli.main(["cache", "where"]) == 2 and "PBKERN_CACHE_DIR" in capsys.readouterr().err
+    assert len(caught) == 1
+
+
+def test_the_readme_names_every_variable():
+    readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
+    for v in config.VARIABLES:
+        assert f"`{v.name}`" in readme
+
+
+def test_the_command_counts_and_clears(store, capsys):
+    compiled(norm, X)
+    assert cli.main(["cache", "where"]) == 0 and capsys.readouterr().out.strip() == str(store.folder)
+    assert cli.main(["cache", "size"]) == 0 and " code" in capsys.readouterr().out
+    assert cli.main(["cache", "clear"]) == 0 and "removed" in capsys.readouterr().out
+    assert store.size() == 0
+    assert cli.main(["cache", "size"]) == 0 and "nothing" in capsys.readouterr().out
+
+
+# --- objects --------------------------------------------------------------------------------------------------------
+
+
+def test_objects_that_nobody_completes_are_refused(store):
+    code = compiled(norm, X).code.object
+    with pytest.raises(InternalError, match="which nothing defines"):
+        objects.Image(code, {})
+    for damaged in (b"", b"\x7fELF", code[:64], code[: len(code) // 2], code[:18] + b"\x07" + code[19:]):
+        with pytest.raises(InternalError):
+            objects.Image(damaged, cpu_compile.runtime_symbols())
