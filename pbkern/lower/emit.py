@@ -24,6 +24,8 @@ from .text import Block, Text
 Point = dict[str, int]
 INDEX_BITS_32 = 2**31 - 1
 CACHE_LINE = 64
+# Strided vectors are put together from whole ones up to this step.
+MAX_STEP = 4
 
 
 @dataclass
@@ -617,10 +619,30 @@ class NestEmitter:
             v = self.text.put(block, f"vector.load {name}[{low}] : {m}, {t}")
             order = list(range(lanes))[::-1]
             return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
+        if 2 <= c <= MAX_STEP and live is None:
+            return self._load_steps(block, buf, address, c, lanes)
         offsets = self.text.const(f"arith.constant dense<{[k * c for k in range(lanes)]}> : vector<{lanes}xi32>")
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
                                  f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
+
+    def _load_steps(self, block: Block, buf: Buf, address: str, c: int, lanes: int) -> Ssa:
+        """Every c-th element: c whole vectors and shuffles, which are far cheaper than a gather.
+
+        The vectors lie side by side but for the last, which ends at the last element wanted: nothing behind it is read.
+        """
+        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        t = f"vector<{lanes}x{el}>"
+        starts = [k * lanes for k in range(c - 1)] + [(lanes - 1) * (c - 1)]
+        found = ""
+        for k, start in enumerate(starts):
+            at = self.text.put(block, f"arith.addi {address}, {self.text.index(start)} : index")
+            v = self.text.put(block, f"vector.load {name}[{at}] : {m}, {t}")
+            # Lanes that this vector or an earlier one holds; the others are filled later.
+            order = [lane if not k or lane * c < start else lanes + lane * c - start for lane in range(lanes)]
+            order = [o if o < 2 * lanes else 0 for o in order] if k else [min(lane * c, lanes - 1) for lane in range(lanes)]
+            found = self.text.put(block, f"vector.shuffle {found or v}, {v} {order} : {t}, {t}")
+        return Ssa(found, el, lanes)
 
     def _fetch(self, w: _Walk, block: Block, buf: Buf, index, p: Point) -> None:
         """Asks for the line that a later step loads; addresses behind the end do not fault."""

@@ -85,3 +85,14 @@ def test_handwritten_kernel(name, monkeypatch):
     """The same tests, other engine."""
     monkeypatch.setattr(test_kernels, "run", run_native)
     getattr(test_kernels, name)()
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+@pytest.mark.parametrize("count", [1, 16, 31, 33, 64, 100])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, jnp.bfloat16])
+def test_strided_reads(step, count, dtype):
+    """Up to four whole vectors are shuffled into one; nothing behind the last element is read."""
+    x = np.asarray(np.random.default_rng(step).integers(-60, 60, (3, count * step)), dtype)
+    for offset in (0, 1):
+        f = lambda x: x[:, offset::step] * 2  # noqa: B023
+        np.testing.assert_array_equal(np.asarray(pbkern.jit(f)(x)), np.asarray(f(x)))

@@ -319,18 +319,6 @@ def runtime_module_text() -> str:
     return text
 
 
-def runtime_getters() -> str:
-    """Functions `<symbol>_address` that return the C addresses of the runtime's entry points."""
-    signatures = {"pbk_parallel": "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64)", "pbk_huge": "(!llvm.ptr, i64)",
-                  "pbk_acquire": "(!llvm.ptr, i64, i64, !llvm.ptr) -> i64", "pbk_release": "(!llvm.ptr, !llvm.ptr, i64)"}
-    return "\n".join(f"llvm.func @{n}{t}\n{_getter(n)}" for n, t in signatures.items())
-
-
-def _getter(name: str) -> str:
-    return (f"llvm.func @{name}_address() -> !llvm.ptr {{\n  %0 = llvm.mlir.addressof @{name} : !llvm.ptr\n"
-            "  llvm.return %0 : !llvm.ptr\n}")
-
-
 def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:
     """Host functions of one program: @pbk_call (plain pointers) and @pbk_handler (XLA FFI)."""
     align = HUGE_PAGE if arena_bytes >= HUGE_BYTES else 4096
@@ -401,9 +389,3 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
   return %null : !llvm.ptr
 }}
 """
-
-
-GETTERS = "\n".join(
-    ["llvm.func @pbk_handler(!llvm.ptr) -> !llvm.ptr", "llvm.func @pbk_call(!llvm.ptr)",
-     _getter("pbk_handler"), _getter("pbk_call")]
-)
