@@ -323,6 +323,11 @@ def remove_cpu_lowering(primitive) -> None:
     mlir._platform_specific_lowerings["cpu"].pop(primitive, None)
 
 
+def has_cpu_lowering(name: str) -> bool:
+    """Whether a primitive of this name has a lowering for the CPU alone, as pbkern.pallas.install() registers."""
+    return any(p.name == name for p in mlir._platform_specific_lowerings["cpu"])
+
+
 def debug_printer(eqn):
     """f(*operands) -> None: what a `debug_print` equation (jax.debug.print) does with its values."""
     p = eqn.params

@@ -20,7 +20,7 @@ import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse, stages
+from . import _jax, config, fuse, stages, written
 from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
@@ -288,7 +288,9 @@ def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
 
 def explain(jitted: Callable, *args, **kwargs) -> fuse.Explanation:
     """What was fused for arguments like these, what was not, at which price, and what XLA keeps."""
-    return _build_for(jitted, args, kwargs)[0].plan.explanation
+    build, options = _build_for(jitted, args, kwargs)
+    native = _jax.has_cpu_lowering("pallas_call")
+    return written.explained(build.plan.explanation, build.plan.jaxpr, get_target(options.target).name, native)
 
 
 def kernels(jitted: Callable, *args, **kwargs) -> list[Kernel]:

@@ -35,17 +35,37 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class WrittenKernel:
+    """A kernel that fusion did not make: `origin` says who wrote it, `lines` how the dimensions of its grid run."""
+
+    name: str
+    origin: str
+    at: str | None
+    grid: tuple
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.name} ({self.origin}): grid [{', '.join(map(str, self.grid))}]  at {self.at or 'unknown line'}"
+        return "\n".join([head, *(f"    {line}" for line in self.lines)])
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """What the fuser did. `str()` is the report."""
+    """What the fuser did. `str()` is the report.
+
+    `kernels` are those of the fuser, `written` those of the function's author (api.py adds them).
+    """
 
     name: str
     kernels: tuple[KernelReport, ...]
     edges: tuple[Edge, ...]
     left: tuple
+    written: tuple[WrittenKernel, ...] = ()
 
     def __str__(self) -> str:
-        out = [f"{self.name}: {len(self.kernels)} kernel(s), {len(self.left)} operation(s) left to XLA"]
-        out += [f"  kernel {k}" for k in self.kernels]
+        written = f" and {len(self.written)} that you wrote" if self.written else ""
+        out = [f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"]
+        out += [f"  kernel {k}" for k in (*self.kernels, *self.written)]
         out += [f"  {_edge(e)}" for e in self.edges if e.producer.primitive.name not in VIEWS]
         out += [f"  XLA: {x.op} at {x.at or 'unknown line'}: {x.why}" for x in self.left]
         return "\n".join(out)
