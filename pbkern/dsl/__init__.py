@@ -1,5 +1,7 @@
 """The kernel DSL: write, trace, verify, print and interpret kernels."""
 
+from .atomics import atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg, atomic_xor
+from .bounded import BoundedSlice
 from .interpret import interpret
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from .primitives import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
@@ -15,6 +17,7 @@ __all__ = [
     "BlockMapping",
     "BlockSpec",
     "Blocked",
+    "BoundedSlice",
     "Element",
     "Gather",
     "GridSpec",
@@ -25,6 +28,14 @@ __all__ = [
     "RefAccess",
     "Scratch",
     "Squeezed",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xchg",
+    "atomic_xor",
     "bind",
     "call_kernel",
     "cdiv",

@@ -27,7 +27,7 @@ from jax.interpreters import ad, batching, mlir
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
 from ..jaxprs import inner_jaxprs, retrace
-from . import refs
+from . import atomics, bounded, primitives, refs
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
@@ -174,6 +174,7 @@ def trace_kernel(
     out_specs = _check_count("out_specs", out_specs, out_types, "results", at)
     labels = _labels(body, len(in_types), len(out_types))
     specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
+    specs, sizes = _without_slices(specs, labels, at)
     mappings = tuple(
         block_mapping(s, t, label, len(grid), prefetch, at)
         for s, t, label in zip(specs, in_types + out_types, labels)
@@ -192,12 +193,35 @@ def trace_kernel(
         defined_at=at or "",
     )
     verify(k)
-    k = dataclasses.replace(k, body=_trace_body(body, k, x64))
+    closed = _trace_body(body, k, x64)
+    if atomics.is_used(closed.jaxpr):
+        k, closed = atomics.in_order(k), atomics.expand(closed)
+    if sizes:
+        closed = bounded.bound(closed, lambda refs: limits_of(k, sizes, refs))
+    k = dataclasses.replace(k, body=canonical_body(closed, k.name))
     verify(k)
     return k
 
 
+def _without_slices(specs: list, labels: Sequence[str], at: str | None) -> tuple[list, dict[int, Callable]]:
+    """(specs without BoundedSlice dimensions, number of each that had some -> its index map for sizes)."""
+    plain, sizes = list(specs), {}
+    for n, (spec, label) in enumerate(zip(specs, labels)):
+        if isinstance(spec, BlockSpec) and bounded.is_bounded(spec.block_shape):
+            starts, sizes[n] = bounded.split_index_map(spec.index_map, spec.block_shape, label, at)
+            shape = [bounded.element_of(d) if isinstance(d, bounded.BoundedSlice) else d for d in spec.block_shape]
+            plain[n] = BlockSpec(shape, starts, memory_space=spec.memory_space)
+    return plain, sizes
+
+
+def limits_of(k: Kernel, sizes: Mapping[int, Callable], refs: Sequence) -> bounded.Limits:
+    """This program's sizes of BoundedSlice dimensions; `sizes`: number of a Ref -> index map for sizes."""
+    args = [primitives.program_id(d) for d in range(len(k.grid))] + list(refs[: k.num_scalar_prefetch])
+    return {id(refs[n]): f(*args) for n, f in sizes.items()}
+
+
 def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
+    """The body as traced, not yet canonical."""
     types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [
         (s.shape, s.dtype) for s in k.scratch
     ]
@@ -222,7 +246,7 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
 
     with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
-    return canonical_body(closed, k.name)
+    return closed
 
 
 def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJaxpr:

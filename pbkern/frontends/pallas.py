@@ -7,6 +7,8 @@ pallas_params.py.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -14,10 +16,10 @@ import numpy as np
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import primitives
+from ..dsl import bounded, primitives
 from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
-from ..dsl.trace import canonical_body, identifier
+from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
 from ..jaxprs import retrace_into
@@ -56,19 +58,24 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at)
     params, private = _share_safely(params, outputs, {o for _, o in aliases})
     memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in private), *scratch)
+    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, private, len(grid))
+    slices = _slice_sizes(g, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
         grid=grid,
         inputs=inputs,
         outputs=outputs,
         scratch=memory + tuple(s for group in scoped.values() for s in group),
-        body=_body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, private, len(grid)),
+        body=body,
         aliases=aliases,
         compiler_params=params,
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
         defined_at=at,
     )
+    if slices:
+        body = bounded.bound(body, lambda refs: limits_of(kernel, slices, refs))
+        kernel = dataclasses.replace(kernel, body=canonical_body(body))
     verify(kernel)
     n, k = len(inputs), len(dynamic)
     return Imported(kernel, (*range(k, n), *range(k)))
@@ -162,23 +169,45 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
     match d:
         case p.Squeezed():
             return Squeezed()
+        case p.BoundedSlice(block_size=n):
+            return bounded.element_of(bounded.BoundedSlice(int(n)))
         case p.Element(block_size=n, padding=padding):
             return Element(int(n), tuple(map(int, padding)))
         case p.Blocked(block_size=n) if n <= extent:
             return Blocked(int(n))
         case p.Blocked(block_size=n):  # one block that reaches over the array's end
             return Element(int(n), (0, int(n) - extent))
-    raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed or Element")
+    raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed, Element or BoundedSlice")
+
+
+def _indices(m, grid_rank: int, args) -> list:
+    """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
+    closed = m.index_map_jaxpr
+    found = retrace_into(closed.jaxpr, closed.consts, args, Importer(tuple(range(grid_rank))).rewrite)
+    return list(jax.tree.unflatten(m.index_map_out_tree, found))
+
+
+def _slice_sizes(g, prefetch: list[ArrayType], num_sizes: int) -> dict[int, Callable]:
+    """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
+    found = {}
+    for n, m in enumerate(g.block_mappings):
+        if any(isinstance(d, _jax.pallas().BoundedSlice) for d in m.block_shape):
+            kept = [not isinstance(d, _jax.pallas().Squeezed) for d in m.block_shape]
+            ref = len(prefetch) + n + (num_sizes if n >= g.num_inputs else 0)
+            found[ref] = lambda *args, m=m, kept=kept: {
+                sum(kept[:d]): jax.numpy.asarray(i.size, np.int32)
+                for d, i in enumerate(_indices(m, len(g.grid), args))
+                if _jax.is_slice(i)
+            }
+    return found
 
 
 def _index_map(m, dims: tuple[BlockDim, ...], grid_rank: int, prefetch: list[ArrayType]) -> jex.ClosedJaxpr:
     """i32 grid indices and prefetched Refs -> one i32 per dimension."""
-    closed = m.index_map_jaxpr
-    importer = Importer(tuple(range(grid_rank)))
     types = [jax.core.ShapedArray((), np.dtype(np.int32))] * grid_rank + [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
 
     def run(*args):
-        found = retrace_into(closed.jaxpr, closed.consts, args, importer.rewrite)
+        found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid_rank, args))
         return [jax.lax.convert_element_type(i, np.int32) for i in found]
 
     with jax.enable_x64(True):

@@ -17,6 +17,7 @@ from jax.extend import core as jex
 
 from .. import _jax
 from ..dsl import primitives
+from ..dsl.atomics import COMBINE
 from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs
@@ -234,37 +235,16 @@ def _check(importer, eqn, *operands):
 
 # --- atomics -------------------------------------------------------------------------------------------------------
 
-# Programs that could touch one element run in order (lower/parallel.py), so that a load and a store are atomic.
-_COMBINE = {
-    "xchg": lambda old, new: new,
-    "add": lax.add,
-    "max": lax.max,
-    "min": lax.min,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-    "xor": lax.bitwise_xor,
-}
+# Programs that could touch one element run in order (`cpu_params`, lower/parallel.py).
 
 
 @RULES.register("atomic_rmw")
 def _atomic_rmw(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
     where = view(ref, eqn.invars[0].aval.dtype, transforms)
-    combine = _COMBINE[eqn.params["atomic_type"].value]
-    if where.gathers():
-        return [where.update_each(combine, value, mask)]
-    old = where.load() if mask is None else where.masked_load(mask, np.zeros((), value.dtype))
-    new = combine(old, value)
-    if mask is None:
-        where.swap(new, want_old=False)
-    else:
-        where.masked_store(new, mask)
-    return [old]
+    return [where.update(COMBINE[eqn.params["atomic_type"].value], [value], mask)]
 
 
 @RULES.register("atomic_cas")
 def _atomic_cas(importer, eqn, ref, compare, value):
-    where = view(ref, eqn.invars[0].aval.dtype, ())
-    old = where.load()
-    where.swap(lax.select(lax.eq(old, compare), value, old), want_old=False)
-    return [old]
+    return [view(ref, eqn.invars[0].aval.dtype, ()).update(COMBINE["cas"], [compare, value], None)]

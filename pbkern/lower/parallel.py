@@ -64,7 +64,7 @@ def _shared_memory(kernel: Kernel) -> str | None:
 
 def _overlap(kernel: Kernel, dim: int) -> str | None:
     """Which result's blocks may overlap along `dim`, or None."""
-    mapping = next((m for m in kernel.outputs if not _disjoint(m, dim)), None)
+    mapping = next((m for m in kernel.outputs if not m.moves_apart(dim)), None)
     if mapping is None:
         return None
     unmoved = None not in mapping.starts and not any(dim in s.symbols for s in mapping.starts)
@@ -76,11 +76,3 @@ def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:
     """Whether every program reads of an aliased operand exactly the block that it writes."""
     a, b = kernel.inputs[operand], kernel.outputs[result]
     return a.dims == b.dims and operand >= kernel.num_scalar_prefetch and jaxprs.same(a.index_map, b.index_map)
-
-
-def _disjoint(mapping, dim: int) -> bool:
-    """Whether blocks of two programs that differ in `dim` never overlap: some axis moves with it alone, by a block or more."""
-    for start, block in zip(mapping.starts, mapping.dims):
-        if start is not None and start.symbols == {dim} and abs(start.coefficient(dim)) >= block.size:
-            return True
-    return False

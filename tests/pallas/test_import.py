@@ -258,12 +258,30 @@ def changed(subscript, value, view=lambda a: a):
     return out
 
 
+CHOSEN = np.array([3, 0, 5])
+
+
+def chosen():
+    """CHOSEN as an array that a body computes."""
+    return (3 - 3 * (jnp.arange(3) % 2) + 2 * (jnp.arange(3) // 2)).astype(jnp.int32)
+
+
 WRITES = [
     (lambda r: r.at[1:5:2, pl.ds(2, 3)].set(-jnp.ones((2, 3))), changed(np.s_[1:5:2, 2:5], -1)),
     (lambda r: r.at[2:5].at[1].set(-jnp.ones(8)), changed(3, -1)),
     (lambda r: r.reshape(8, 6).at[2:4].set(-jnp.ones((2, 6))), changed(np.s_[2:4], -1, lambda a: a.reshape(8, 6))),
     (lambda r: r.T.at[3].set(jnp.arange(6.0)), changed(3, np.arange(6), lambda a: a.T)),
     (lambda r: r.bitcast(jnp.int32).at[1].set(jnp.ones(8, jnp.int32)), changed(1, 1, lambda a: a.view("i4"))),
+    (lambda r: r.reshape(8, 6).at[chosen()].set(-jnp.ones((3, 6))), changed(CHOSEN, -1, lambda a: a.reshape(8, 6))),
+    (
+        lambda r: r.reshape(8, 6).at[1:3, chosen()].set(jnp.arange(6.0).reshape(2, 3)),
+        changed(np.s_[1:3, CHOSEN], np.arange(6.0).reshape(2, 3), lambda a: a.reshape(8, 6)),
+    ),
+    (lambda r: r.T.at[chosen()].set(-jnp.ones((3, 6))), changed(CHOSEN, -1, lambda a: a.T)),
+    (
+        lambda r: r.at[2:6].reshape(2, 16).at[:, chosen()].set(-jnp.ones((2, 3))),
+        changed(np.s_[:, CHOSEN], -1, lambda a: a[2:6].reshape(2, 16)),
+    ),
 ]
 
 
@@ -330,6 +348,36 @@ def test_atomics_reach_every_element_in_turn(atomic):
     want = np.full(8, 99, np.int32)
     ATOMICS[atomic].at(want, at, values)
     np.testing.assert_array_equal(f(at, values, np.full(8, 99, np.int32)), want)
+
+
+def test_atomics_take_slices_beside_array_indices():
+    def kernel(at_ref, start_ref, o_ref):
+        plt.atomic_add(o_ref, (slice(0, 2), at_ref[...]), jnp.ones((2, 3)))
+
+    at, start = np.array([1, 1, 3], np.int32), np.zeros((4, 5), "f4")
+    got = pl.pallas_call(kernel, out_shape=struct(4, 5), input_output_aliases={1: 0})(at, start)
+    want = start.copy()
+    np.add.at(want[:2], (slice(None), at), 1)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_bounded_slices():
+    parts = np.array([[11, 16], [8, 11], [3, 8], [0, 3]], "i4")
+
+    def part(i, parts_ref):
+        return pl.ds(parts_ref[i, 0], parts_ref[i, 1] - parts_ref[i, 0]), 0
+
+    def kernel(parts_ref, x_ref, size_ref, o_ref):
+        o_ref[...] = x_ref[...] * (pl.program_id(0) + 1) + size_ref[...]
+
+    block, whole = pl.BlockSpec((pl.BoundedSlice(8), 4), part), pl.BlockSpec((1, 4), lambda i, parts_ref: (0, 0))
+    spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(4,), in_specs=[block, whole], out_specs=block)
+    x = np.random.default_rng(0).standard_normal((16, 4)).astype("f4")
+    got = pl.pallas_call(kernel, out_shape=struct(16, 4), grid_spec=spec)(parts, x, np.full((1, 4), 2, "f4"))
+    want = np.empty_like(x)
+    for i, (low, high) in enumerate(parts):
+        want[low:high] = x[low:high] * (i + 1) + 2
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_compare_and_swap():
