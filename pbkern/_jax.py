@@ -315,6 +315,7 @@ def pallas() -> SimpleNamespace:
         Element=core.Element,
         BoundedSlice=core.BoundedSlice,
         is_dynamic_dim=core.is_dynamic_dim,
+        debug_checks_enabled=core.debug_checks_enabled,
     )
 
 
@@ -326,6 +327,19 @@ def remove_cpu_lowering(primitive) -> None:
 def has_cpu_lowering(name: str) -> bool:
     """Whether a primitive of this name has a lowering for the CPU alone, as pbkern.pallas.install() registers."""
     return any(p.name == name for p in mlir._platform_specific_lowerings["cpu"])
+
+
+debug_effect = debugging.debug_effect
+
+
+def failed_check(eqn, operands) -> tuple[object, str, tuple, dict]:
+    """(what is true if the check fails, message, its values, its named values) of a checkify `check` equation."""
+    error = jax.tree.unflatten(eqn.params["err_tree"], operands)
+    (failed,) = error._pred.values()
+    (tree,) = error._metadata.values()
+    (payload,) = error._payload.values()
+    exception = jax.tree.unflatten(tree, payload)
+    return failed, exception.fmt_string, exception.args, exception.kwargs
 
 
 def debug_printer(eqn):

@@ -21,6 +21,7 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from . import _jax, config, fuse, stages, written
+from .dsl import checks
 from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
@@ -226,6 +227,10 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         if _jax.is_for_export(ctx):
             return jex.jaxpr_as_fun(jaxpr)(*args)
         target = get_target(options.target)
+
+        def run(program: HostProgram, operands) -> list:
+            return checks.after(program.kernels(), target.call(build.compiled[program.name], *operands))
+
         if tuple(platforms) != (target.platform,):
             raise TargetError(
                 f"`{name}` is compiled for target `{target.name}` but its arguments are on {', '.join(platforms)}",
@@ -235,7 +240,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
             build = compile_programs(build_plan(jaxpr, name, options, config.current()), options)
-            return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
+            return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
@@ -261,7 +266,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes():
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
-            return get_target("cpu").call(compiled, *args)
+            return checks.after([kernel], get_target("cpu").call(compiled, *args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 

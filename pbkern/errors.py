@@ -48,6 +48,16 @@ class OutOfBoundsError(PbkernError, IndexError):
     """A kernel accessed an element outside its block or array (interpret mode)."""
 
 
+class CheckError(PbkernError):
+    """A check in a kernel's body (pbkern.check, checkify.check, pl.debug_check) failed while it ran.
+
+    Attributes:
+      check: the message of the check before values were filled in.
+    """
+
+    check: str = ""
+
+
 class RaceError(PbkernError):
     """Two programs of a parallel grid dimension wrote the same element (interpret mode)."""
 

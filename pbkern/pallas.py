@@ -16,6 +16,7 @@ from jax.interpreters import mlir
 
 from . import _jax, config
 from .api import kernel_program
+from .dsl import checks
 from .dsl.kernel import Kernel
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
@@ -71,7 +72,7 @@ def _lower(ctx, *nodes, interpret, **params):
         program = jax.ffi.ffi_call(
             compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
         )
-        found = program(*held)
+        found = checks.after([kernel], program(*held))
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)

@@ -2,6 +2,7 @@
 
 from .atomics import atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg, atomic_xor
 from .bounded import BoundedSlice
+from .checks import check, fail
 from .interpret import interpret
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from .primitives import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
@@ -39,7 +40,9 @@ __all__ = [
     "bind",
     "call_kernel",
     "cdiv",
+    "check",
     "ds",
+    "fail",
     "in_bounds",
     "interpret",
     "kernel",

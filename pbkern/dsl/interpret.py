@@ -5,9 +5,9 @@ elementwise and shape ones in NumPy, the rest through JAX's eager `bind` on the 
 
 What is unspecified elsewhere shows here as poison (NaN, the smallest signed and largest unsigned integer, True):
 reads outside the array in edge blocks and padding, scratch and results before they are written. Stores outside the
-array are dropped. An index outside the *block* raises OutOfBoundsError. Programs run in row-major order; if
-CompilerParams declare grid dimensions parallel, two programs that differ there and write one element of a result
-raise RaceError, and scratch is poisoned between them.
+array are dropped. An index outside the *block* raises OutOfBoundsError, a failed check CheckError. Programs run in
+row-major order; if CompilerParams declare grid dimensions parallel, two programs that differ there and write one element
+of a result raise RaceError, and scratch is poisoned between them.
 
 An aliased operand and result are one array. Blocks are read when a program starts and written when it ends.
 """
@@ -25,6 +25,7 @@ from jax.extend import core as jex
 from .. import _jax
 from ..errors import KernelError, OutOfBoundsError, RaceError
 from ..jaxprs import called_jaxpr, literal_value
+from . import checks
 from .kernel import Blocked, BlockMapping, Kernel, Squeezed
 from .primitives import NUMPY as GRID_RULES
 from .refs import Gather, Point, Range, RefAccess, is_ref_access, value_access
@@ -212,6 +213,8 @@ def _equation(eqn, operands: list, program: Program) -> Sequence:
         return CONTROL_FLOW[name](eqn, operands, program)
     if name in GRID_RULES:
         return [GRID_RULES[name](program, *operands, **eqn.params)]
+    if name == "check_failed":
+        raise checks.error(eqn, program.index, operands)
     inner = called_jaxpr(eqn)
     if inner is not None:
         return _run(inner.jaxpr, inner.consts, operands, program)

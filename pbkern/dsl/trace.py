@@ -27,7 +27,7 @@ from jax.interpreters import ad, batching, mlir
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
 from ..jaxprs import inner_jaxprs, retrace
-from . import atomics, bounded, primitives, refs
+from . import atomics, bounded, checks, primitives, refs
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
@@ -366,7 +366,7 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
         )
     if interpret and not any(isinstance(a, jax.core.Tracer) for a in arrays):
         return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, arrays))]  # errors arrive as they are
-    return (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k)
+    return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k))
 
 
 def _result_types(*_, kernel: Kernel) -> list:

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import primitives
+from ..dsl import checks, primitives
 from ..dsl.atomics import COMBINE
 from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
@@ -100,7 +100,11 @@ def held_as(dtype: np.dtype) -> np.dtype:
 
 
 ATOMICS = ("atomic_rmw", "atomic_cas")
-NEEDS_HARDWARE = {
+_NO_GENERATOR = (
+    "the generator is a TPU core's own, and its numbers are not specified; JAX's interpreter gives zeros. "
+    "jax.random with a threefry or philox key works in the body, or draw outside and pass the numbers"
+)
+NEEDS_HARDWARE = dict.fromkeys(("prng_seed", "prng_random_bits"), _NO_GENERATOR) | {
     name: "one device runs the whole kernel; remote copies, semaphores and barriers have no counterpart here"
     for name in ("dma_start", "dma_wait", "semaphore_read", "semaphore_signal", "semaphore_wait", "get_barrier_semaphore",
                  "get_global", "barrier_arrive", "barrier_wait", "copy_smem_to_gmem", "copy_gmem_to_smem")
@@ -224,13 +228,12 @@ def _debug_print(importer, eqn, *operands):
 
 @RULES.register("check")
 def _check(importer, eqn, *operands):
-    """pl.debug_check means nothing unless enabled."""
-    if eqn.params.get("debug"):
+    """checkify.check; pl.debug_check where debug checks are enabled while the call is compiled."""
+    if eqn.params["debug"] and not _jax.pallas().debug_checks_enabled():
         return []
-    raise UnsupportedOp(
-        "checkify.check in a Pallas kernel", at=_jax.user_line(eqn), why="a program cannot stop its call with an error",
-        hint="return the condition, or use interpret=True",
-    )  # fmt: skip
+    failed, message, values, named = _jax.failed_check(eqn, operands)
+    primitives.when(failed)(lambda: checks.fail(message, *values, **named))
+    return []
 
 
 # --- atomics -------------------------------------------------------------------------------------------------------

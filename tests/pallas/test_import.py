@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
@@ -475,3 +476,38 @@ def test_a_primitive_without_rule_is_named_with_its_line():
 def test_compiler_params_without_counterpart_are_refused(params):
     with pytest.raises(UnsupportedOp, match="collective_id|profile_space"):
         add(X, Y, compiler_params=params)
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def checked(check):
+    def kernel(x_ref, o_ref):
+        check(jnp.all(x_ref[...] < 20), "a block of x reaches 20")
+        o_ref[...] = x_ref[...]
+
+    spec = pl.BlockSpec((8,), lambda i: (i,))
+    return lambda x: pl.pallas_call(kernel, out_shape=x, grid=(4,), in_specs=[spec], out_specs=spec)(x)
+
+
+def test_a_checkify_check_fails_the_call():
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"a block of x reaches 20[\s\S]*test_import.py"):
+        jax.block_until_ready(jax.jit(checked(checkify.check))(X))
+    np.testing.assert_array_equal(jax.jit(checked(checkify.check))(X - 20), X - 20)
+
+
+def test_debug_checks_fail_the_call_where_they_are_enabled():
+    np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X), X)
+    with pl.enable_debug_checks(True):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a block of x reaches 20"):
+            jax.block_until_ready(jax.jit(checked(pl.debug_check))(X))
+        np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X - 20), X - 20)
+
+
+def test_the_generator_of_a_tpu_is_refused():
+    def kernel(o_ref):
+        pltpu.prng_seed(0)
+        o_ref[...] = pltpu.prng_random_bits((8, 128))
+
+    with pytest.raises(UnsupportedOp, match=r"`prng_seed`[\s\S]*threefry or philox"):
+        pl.pallas_call(kernel, out_shape=struct(8, 128, dtype=jnp.int32))()
