@@ -21,7 +21,7 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from . import _jax, config, fuse, stages, written
-from .dsl import checks
+from .dsl import checks, repro
 from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
@@ -177,7 +177,12 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if target.STAGES[0] in record.texts:
         return build
     for program in build.programs:
-        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        try:
+            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        except Exception as e:
+            if len(kernels := program.kernels()) == 1:
+                repro.attach(e, kernels[0])
+            raise
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
@@ -266,7 +271,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes():
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
-            return checks.after([kernel], get_target("cpu").call(compiled, *args))
+            return checks.after([kernel], get_target("cpu").call(compiled, *args), args)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 

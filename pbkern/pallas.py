@@ -72,7 +72,7 @@ def _lower(ctx, *nodes, interpret, **params):
         program = jax.ffi.ffi_call(
             compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
         )
-        found = checks.after([kernel], program(*held))
+        found = checks.after([kernel], program(*held), held)
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)

@@ -2,6 +2,7 @@
 
 from .atomics import atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg, atomic_xor
 from .bounded import BoundedSlice
+from .breakpoints import breakpoint
 from .checks import check, fail
 from .interpret import interpret
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
@@ -38,6 +39,7 @@ __all__ = [
     "atomic_xchg",
     "atomic_xor",
     "bind",
+    "breakpoint",
     "call_kernel",
     "cdiv",
     "check",

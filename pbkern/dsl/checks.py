@@ -20,6 +20,7 @@ from ..errors import CheckError, KernelError
 from ..jaxprs import inner_jaxprs
 from . import primitives
 from .kernel import Kernel
+from .repro import attach
 
 fail_p = jex.Primitive("check_failed")  # *values ->; params: message, names (None for those that the message numbers)
 fail_p.multiple_results = True
@@ -87,25 +88,35 @@ def report(failed: CheckError) -> None:
     _reported.append(failed)
 
 
-def after(kernels: Iterable[Kernel], results: Sequence) -> list:
+def after(kernels: Iterable[Kernel], results: Sequence, operands: Sequence | None = None) -> list:
     """The results of a call that ran these kernels. If one of their checks failed, the call raises once they are there.
 
     Traceable; costs nothing unless a kernel has checks.
+
+    Args:
+      operands: of the call, if there is one kernel; they become part of the file that fails the same way.
     """
+    kernels = list(kernels)
     known = frozenset().union(*(messages(k.body.jaxpr) for k in kernels))
     if not known:
         return list(results)
     parts = [jnp.ravel(r)[:1] for r in results]  # what the callback waits for
-    jax.experimental.io_callback(lambda *_: _raise_first(known), None, *parts)
+
+    def finish(_, arrays) -> None:
+        _raise_first(known, kernels[0] if operands is not None else None, arrays)
+
+    jax.experimental.io_callback(finish, None, parts, list(operands or ()))
     return list(results)
 
 
-def _raise_first(known: frozenset[str]) -> None:
+def _raise_first(known: frozenset[str], kernel: Kernel | None, arrays: Sequence) -> None:
     failed = next((e for e in list(_reported) if e.check in known), None)
     if failed is None:
         return
     for e in [e for e in list(_reported) if e.check in known]:
         _reported.remove(e)
+    if kernel is not None:
+        attach(failed, kernel, [np.asarray(a) for a in arrays])
     _last.append(failed)
     raise failed
 

@@ -274,6 +274,12 @@ def _check_failed(scope, eqn):
     return f"pbkern.fail({', '.join([repr(eqn.params['message']), *values])})"
 
 
+@rules.register("breakpoint")
+def _breakpoint(scope, eqn):
+    values = (t if isinstance(n, int) else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"]))
+    return f"pbkern.breakpoint({', '.join(values)})"
+
+
 @rules.register("debug_print")
 def _debug_print(scope, eqn):
     args, kwargs = _jax.debug_print_arguments(eqn, scope.operands(eqn))

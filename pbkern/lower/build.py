@@ -207,7 +207,7 @@ class BodyBuilder:
                 from .refs import access
 
                 access(self, eqn, env)
-            elif name in ("debug_print", "check_failed"):
+            elif name in ("debug_print", "check_failed", "breakpoint"):
                 from .traces import trace
 
                 trace(self, eqn, env)

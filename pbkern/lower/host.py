@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..affine import Affine
+from ..dsl import repro
 from ..dsl.host import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from ..dsl.kernel import Kernel
+from ..errors import PbkernError
 from .program import LoweredKernel, LowerOptions, lower_kernel
 from .work import tasks
 
@@ -37,7 +39,11 @@ class _Host:
         self.program, self.threads_of = program, threads_of
         self.kernels: dict[int, LoweredKernel] = {}
         for n, k in enumerate(program.kernels()):
-            self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options_of(k))
+            try:
+                self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options_of(k))
+            except PbkernError as e:
+                repro.attach(e, k)
+                raise
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0

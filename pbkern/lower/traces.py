@@ -13,6 +13,8 @@ import numpy as np
 
 from .. import _jax
 from ..dsl import checks
+from ..dsl.breakpoints import breakpoint_p
+from ..errors import UnsupportedOp
 from .nest import Trace
 from .text import Block, Text
 
@@ -35,6 +37,11 @@ def trace(builder, eqn, env: dict) -> None:
     as further operands."""
     from .build import ControlItem
 
+    if eqn.primitive is breakpoint_p:
+        raise UnsupportedOp(
+            "pbkern.breakpoint in a compiled kernel", at=_jax.user_line(eqn), why="machine code has no Python frame to stop in",
+            hint="interpret=True, or pbkern.interpret(kernel.trace(*arrays), *arrays)",
+        )  # fmt: skip
     values = [builder.read(env, a) for a in eqn.invars]
     receive = _jax.debug_printer(eqn) if eqn.primitive is not checks.fail_p else _reporter(eqn)
     values += builder.grid if eqn.primitive is checks.fail_p else ()
