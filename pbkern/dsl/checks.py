@@ -39,7 +39,7 @@ def check(condition, message: str, *values, **named) -> None:
       values, named: arrays or numbers that it shows.
 
     Interpreted, the call ends there. Compiled, every program runs to its end and the error is raised after the call: as
-    CheckError where the kernel is called by itself, within a JaxRuntimeError by JAX where a jitted function calls it.
+    CheckError where the kernel is called by itself; a jitted function raises what JAX makes of it, with the same text.
     """
     if np.shape(condition) != ():
         raise KernelError(
@@ -129,7 +129,7 @@ def called(kernel: Kernel, call: Callable[[], list]) -> list:
     try:
         results = call()
         return results if any(isinstance(r, jax.core.Tracer) for r in results) else jax.block_until_ready(results)
-    except jax.errors.JaxRuntimeError:
+    except Exception:  # XLA's, a JaxRuntimeError or a ValueError
         if not _last:
             raise
     raise _last.pop()

@@ -22,6 +22,8 @@ def below(limit):
     return pbkern.kernel(body, grid=(4,), in_specs=[ROWS], out_specs=ROWS, out_shape=jax.ShapeDtypeStruct((32,), "f4"))
 
 
+# XLA raises one or the other, as it calls back at once or later.
+FROM_JAX = (jax.errors.JaxRuntimeError, ValueError)
 FAILURE = r"23.0 is not below 20.0\n  at   .*test_checks.py:\d+:\d+ \(below.*\n  why  a check failed in program \(2,\)"
 
 
@@ -45,7 +47,7 @@ def test_a_failed_check_is_a_check_error(way):
 @pytest.mark.parametrize("jit", [jax.jit, pbkern.jit])
 def test_a_jitted_function_raises_after_the_call(jit):
     f = jit(lambda x: below(24.5)(x + 1) - 1)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"is not below 24.5[\s\S]*test_checks.py"):
+    with pytest.raises(FROM_JAX, match=r"is not below 24.5[\s\S]*test_checks.py"):
         jax.block_until_ready(f(X))
     np.testing.assert_array_equal(jit(lambda x: below(99.0)(x + 1) - 1)(X), (X + 1) * 2 - 1)
 
@@ -66,7 +68,7 @@ def test_checks_run_under_vmap_and_in_control_flow():
         with pytest.raises(CheckError, match=r"found 13.0 at 5[\s\S]*program \(1,\)"):
             call(X)
     batch = np.stack([X * 0, X])
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"found 13.0 at 5[\s\S]*program \(1, 1\)"):
+    with pytest.raises(FROM_JAX, match=r"found 13.0 at 5[\s\S]*program \(1, 1\)"):
         jax.block_until_ready(jax.jit(jax.vmap(kernel))(batch))
     np.testing.assert_array_equal(kernel(X + 100), X + 100)
 
