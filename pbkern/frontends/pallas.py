@@ -18,6 +18,7 @@ from jax.extend import core as jex
 from .. import _jax
 from ..dsl import bounded, primitives
 from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
+from ..dsl.known import without_known_masks
 from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
@@ -135,7 +136,7 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
     types += [(s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))]
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
-    return canonical_body(closed)
+    return canonical_body(without_known_masks(closed))
 
 
 def _when_last(rank: int, pairs) -> None:

@@ -305,6 +305,21 @@ def test_masked_loads_and_stores():
     np.testing.assert_array_equal(got, np.concatenate([np.arange(20) + 1, np.full(10, 8)]))
 
 
+def test_masks_that_always_hold_cost_nothing():
+    def f(x, width):
+        def kernel(x_ref, o_ref):
+            inside = (jnp.arange(8) < width)[None, :]
+            value = plt.load(x_ref.at[:, :], mask=inside, other=5.0)
+            plt.store(o_ref.at[:, :], jnp.where(jnp.arange(8) >= 0, value, 9.0), mask=inside | (jnp.arange(8) >= 0))
+
+        return pl.pallas_call(kernel, out_shape=x)(x)
+
+    for width, masked in ((8, 0), (6, 1)):
+        np.testing.assert_array_equal(f(A, width), np.where(np.arange(8) < width, A, 5))
+        source = imported(functools.partial(f, width=width), A).source()
+        assert source.count("mask=") == masked and "where" not in source and "select" not in source
+
+
 def test_run_scoped_gives_private_memory_and_stays_parallel():
     def f(x):
         def kernel(x_ref, o_ref):

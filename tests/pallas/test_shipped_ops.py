@@ -105,6 +105,75 @@ def test_grouped_matmul():
     close(gmm(x, w, jnp.asarray(sizes)), jnp.einsum("mk,mkn->mn", x, w[group]))
 
 
+def test_grouped_query_decoding_with_bounds():
+    q, k, v = normal(2, 8, 64), normal(2, 256, 2, 64, seed=1), normal(2, 256, 2, 64, seed=2)
+    start, end = jnp.array([3, 100], jnp.int32), jnp.array([200, 256], jnp.int32)
+    close(decode_attention.gqa(q, k, v), decode_attention.gqa_reference(q, k, v))
+    close(decode_attention.gqa(q, k, v, start, end), decode_attention.gqa_reference(q, k, v, start, end))
+
+
+def test_attention_with_segments():
+    q, k, v = (normal(1, 128, 2, 64, seed=s) for s in range(3))
+    segments = jnp.asarray(np.repeat([[0, 1, 2]], [50, 30, 48], axis=1), jnp.int32)
+    close(attention.mha(q, k, v, segments), attention.mha_reference(q, k, v, segments))
+    q, k, v = (normal(1, 2, 256, 128, seed=s) for s in range(3))
+    segments = jnp.asarray(np.repeat([[0, 1]], [100, 156], axis=1), jnp.int32)
+    ids = flash_attention.SegmentIds(segments, segments)
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 0.1
+    scores = jnp.where(segments[:, None, :, None] == segments[:, None, None, :], scores, -jnp.inf)
+    want = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1), v)
+    close(flash_attention.flash_attention(q, k, v, segment_ids=ids, sm_scale=0.1), want)
+
+
+def test_splash_attention_backward_and_local():
+    q, k, v = (normal(2, 256, 128, seed=s) * 0.3 for s in range(3))
+    for local in (False, True):
+        one = (
+            splash_attention_mask.LocalMask((256, 256), (64, 0), 0) if local else splash_attention_mask.CausalMask((256, 256))
+        )
+        kernel = splash_attention_kernel.make_splash_mha_single_device(splash_attention_mask.MultiHeadMask([one] * 2))
+        inside = jnp.asarray(np.asarray(one[:, :]))
+
+        def plain(q, k, v, inside=inside):
+            scores = jnp.where(inside, jnp.einsum("hqd,hkd->hqk", q, k), -jnp.inf)
+            return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores, -1), v)
+
+        close(kernel(q, k, v), plain(q, k, v))
+        f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(q, k, v)  # noqa: E731
+        close(f(kernel), f(plain), 1e-2)
+
+
+def test_grouped_query_splash_attention():
+    q, k, v = normal(4, 256, 128) * 0.3, normal(256, 128, seed=1) * 0.3, normal(256, 128, seed=2)
+    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((256, 256))] * 4)
+    got = splash_attention_kernel.make_splash_mqa_single_device(mask)(q, k, v)
+    close(got, softmax_attention(q, *(jnp.broadcast_to(x, (4, 256, 128)) for x in (k, v)), 1.0, True))
+
+
+def test_grouped_matmul_backward():
+    x, w, sizes = normal(256, 128), normal(4, 128, 128, seed=1), np.array([64, 32, 100, 60], np.int32)
+    group = np.repeat(np.arange(4), sizes)
+    f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1))(x, w)  # noqa: E731
+    close(f(lambda x, w: gmm(x, w, jnp.asarray(sizes))), f(lambda x, w: jnp.einsum("mk,mkn->mn", x, w[group])), 1e-2)
+
+
+def test_norms_of_rows_that_no_block_divides():
+    x, w, b = normal(3, 7, 100), normal(100, seed=1), normal(100, seed=2)
+    close(layer_norm.layer_norm(x, w, b), layer_norm.layer_norm_reference(x, w, b))
+    close(rms_norm.rms_norm(x, w, b), rms_norm.rms_norm_reference(x, w, b))
+    close(softmax.softmax(normal(9, 50)), jax.nn.softmax(normal(9, 50)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_floats(dtype):
+    q, k, v = (normal(1, 128, 2, 64, seed=s).astype(dtype) for s in range(3))
+    wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    close(attention.mha(q, k, v, None, sm_scale=0.1).astype("f4"), attention.mha_reference(*wide, None, sm_scale=0.1), 3e-2)
+    x, y = normal(256, 256).astype(dtype), normal(256, 256, seed=1).astype(dtype)
+    got = matmul.matmul(x, y, block_shape=(128, 128), block_k=128, out_dtype=jnp.float32)
+    close(got, x.astype("f4") @ y.astype("f4"), 1e-2)
+
+
 def test_counter_based_random_numbers():
     key = jnp.array([7, 11], jnp.uint32)
     from jax.extend.random import threefry_2x32
