@@ -27,7 +27,7 @@ from jax.interpreters import ad, batching, mlir
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
 from ..jaxprs import inner_jaxprs, retrace
-from . import atomics, bounded, checks, primitives, refs
+from . import atomics, bounded, checks, primitives, refs, rewrites
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
@@ -252,7 +252,7 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
 def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJaxpr:
     """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace). Raises KernelError if it has constants."""
     with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
-        closed = retrace(closed, refs.rewrite)
+        closed = retrace(closed, _rewrite)
     for var in closed.jaxpr.constvars:
         use = next((e for e in closed.jaxpr.eqns if var in e.invars), None)
         raise KernelError(
@@ -262,6 +262,11 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
             hint="pass the array as an operand with its own BlockSpec, or compute it in the body (jnp.arange, ...)",
         )
     return closed
+
+
+def _rewrite(eqn, *operands) -> list | None:
+    found = refs.rewrite(eqn, *operands)
+    return rewrites.rewrite(eqn, *operands) if found is None else found
 
 
 def needs_x64(dtypes) -> bool:

@@ -22,6 +22,7 @@ from ..dsl import primitives
 from ..dsl.atomics import positions
 from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
 from ..errors import UnsupportedOp
+from . import bits
 from .float8 import decode, encode, is_float8
 
 
@@ -44,7 +45,7 @@ class View:
 
     def load(self):
         (value,) = bind_access(_jax.REF_PRIMITIVES["get"], self.ref_shape, [self.ref], self.indices)
-        return _apply_all(self._out(value), self.rest)
+        return _apply_all(self._out(value), self.dtype, self.rest)
 
     def swap(self, value, want_old: bool):
         """Stores a value; the old one if it is wanted."""
@@ -57,8 +58,8 @@ class View:
             return self._out(old) if want_old else None
         head = View(self.ref, self.dtype, self.indices, self.perm, ())
         whole = head.load()
-        head.swap(_replace(whole, self.rest, value), want_old=False)
-        return _apply_all(whole, self.rest) if want_old else None
+        head.swap(_replace(whole, self.dtype, self.rest, value), want_old=False)
+        return _apply_all(whole, self.dtype, self.rest) if want_old else None
 
     def add(self, value) -> None:
         if self.rest:
@@ -122,7 +123,7 @@ class View:
         places = positions(self.indices, head._natural_shape())
         strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
         flat = functools.reduce(lax.add, (p * np.int32(s) for p, s in zip(places, strides)))
-        flat = _apply_all(flat if self.perm is None else lax.transpose(flat, self.perm), self.rest)
+        flat = _apply_all(flat if self.perm is None else lax.transpose(flat, self.perm), flat.dtype, self.rest)
         at = (lax.rem(lax.div(flat, lax.full_like(flat, s)), lax.full_like(flat, n)) for s, n in zip(strides, shape))
         return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ())
 
@@ -196,55 +197,44 @@ def _composes(t, indices: list, order: list) -> bool:
 # --- transforms of values ------------------------------------------------------------------------------------------
 
 
-def _apply_all(value, transforms: Sequence):
+def _apply_all(value, dtype: np.dtype, transforms: Sequence):
+    """`dtype` is what the body takes the elements for, which is not the value's for 8-bit floats."""
     for t in transforms:
-        value = _apply(value, t)
+        value, dtype = _apply(value, dtype, t), _dtype_after(dtype, t)
     return value
 
 
-def _apply(value, t):
+def _dtype_after(dtype: np.dtype, t) -> np.dtype:
+    return np.dtype(t.dtype) if isinstance(t, _jax.BitcastTransform) else dtype
+
+
+def _apply(value, dtype: np.dtype, t):
     match t:
         case _jax.ReshapeTransform(shape=shape):
             return lax.reshape(value, tuple(shape))
         case _jax.TransposeTransform(permutation=p):
             return lax.transpose(value, tuple(p))
-        case _jax.BitcastTransform(dtype=dtype):
-            return bitcast(value, np.dtype(dtype))
+        case _jax.BitcastTransform():
+            return bits.rows(value, dtype, _dtype_after(dtype, t))
         case _jax.NDIndexer():
             return _index_value(value, t)
     raise UnsupportedOp(f"Ref transform {type(t).__name__}", hint="index, reshape, transpose and bitcast are supported")
 
 
-def _replace(value, transforms: Sequence, new):
+def _replace(value, dtype: np.dtype, transforms: Sequence, new):
     """The value with the part that `transforms` select replaced by `new`."""
     if not transforms:
         return new
     t, rest = transforms[0], transforms[1:]
-    inner = _replace(_apply(value, t), rest, new)
+    inner = _replace(_apply(value, dtype, t), _dtype_after(dtype, t), rest, new)
     match t:
         case _jax.ReshapeTransform():
             return lax.reshape(inner, value.shape)
         case _jax.TransposeTransform(permutation=p):
             return lax.transpose(inner, tuple(np.argsort(p)))
         case _jax.BitcastTransform():
-            return bitcast(inner, value.dtype)
+            return bits.rows(inner, _dtype_after(dtype, t), dtype)
     return _update_value(value, t, inner)
-
-
-def bitcast(value, dtype: np.dtype):
-    """Reinterprets elements; a change of width scales the second last dimension (the last of a 1-d value)."""
-    old, new = value.dtype.itemsize, dtype.itemsize
-    if old == new:
-        return lax.bitcast_convert_type(value, dtype)
-    if value.ndim == 1:
-        return jnp.squeeze(bitcast(value[:, None], dtype), 1)
-    *lead, rows, columns = value.shape
-    if old > new:  # [.., r, c] -> [.., r, c, k] -> [.., r * k, c]
-        parts = jnp.swapaxes(lax.bitcast_convert_type(value, dtype), -1, -2)
-        return lax.reshape(parts, (*lead, rows * (old // new), columns))
-    k = new // old
-    parts = jnp.swapaxes(lax.reshape(value, (*lead, rows // k, k, columns)), -1, -2)
-    return lax.bitcast_convert_type(parts, dtype)
 
 
 def _index_value(value, t):

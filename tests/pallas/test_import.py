@@ -526,3 +526,32 @@ def test_the_generator_of_a_tpu_is_refused():
 
     with pytest.raises(UnsupportedOp, match=r"`prng_seed`[\s\S]*threefry or philox"):
         pl.pallas_call(kernel, out_shape=struct(8, 128, dtype=jnp.int32))()
+
+
+# --- bitcasts ------------------------------------------------------------------------------------------------------
+
+WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2]
+
+
+@pytest.mark.parametrize("new", WIDTHS)
+@pytest.mark.parametrize("old", WIDTHS)
+def test_bitcasts_between_all_widths(old, new):
+    raw = np.random.default_rng(0).integers(0, 120, (32, 16 * np.dtype(old).itemsize), np.uint8)  # no NaN in any type
+    x = jnp.asarray(raw.view(old).reshape(8, -1)[:, :16])
+
+    def kernel(x_ref, o_ref, view_ref, last_ref):
+        o_ref[...] = pltpu.bitcast(x_ref[...], new)
+        view_ref[...] = x_ref.bitcast(new)[...]
+        last_ref[...] = jax.lax.bitcast_convert_type(x_ref[...].reshape(last_in), new).reshape(last_out)
+
+    def interpreted(*shapes):
+        return pl.pallas_call(kernel, out_shape=shapes, interpret=True)(x)
+
+    rows = 8 * np.dtype(old).itemsize // np.dtype(new).itemsize
+    k = max(np.dtype(new).itemsize // np.dtype(old).itemsize, 1)
+    last_in = (8, 16) if k == 1 else (8, 16 // k, k)
+    last_out = (8, 16 * np.dtype(old).itemsize // np.dtype(new).itemsize)
+    shapes = [jax.ShapeDtypeStruct(s, new) for s in ((rows, 16), (rows, 16), last_out)]
+    got = pl.pallas_call(kernel, out_shape=shapes)(x)
+    for a, b in zip(got, interpreted(*shapes)):
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
