@@ -178,10 +178,11 @@ def _plus(steps, start):
 def in_order(k: Kernel) -> Kernel:
     """k with no dimension declared parallel along which blocks of some result may overlap."""
     apart = [all(m.moves_apart(d) for m in k.outputs) for d in range(len(k.grid))]
-    return dataclasses.replace(k, compiler_params={t: _ordered(p, apart) for t, p in k.compiler_params.items()})
+    return dataclasses.replace(k, compiler_params={t: ordered(p, apart) for t, p in k.compiler_params.items()})
 
 
-def _ordered(params: Any, apart: list[bool]) -> Any:
+def ordered(params: Any, apart: list[bool]) -> Any:
+    """CompilerParams in which only dimensions whose entry in `apart` is true may be "parallel"."""
     semantics = getattr(params, "dimension_semantics", None)
     if semantics is None:
         return params

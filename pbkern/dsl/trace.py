@@ -30,6 +30,7 @@ from ..jaxprs import inner_jaxprs, retrace
 from . import atomics, bounded, checks, primitives, refs, rewrites
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
+from .private_inputs import with_private_inputs
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
 from .verify import verify
 
@@ -198,7 +199,7 @@ def trace_kernel(
         k, closed = atomics.in_order(k), atomics.expand(closed)
     if sizes:
         closed = bounded.bound(closed, lambda refs: limits_of(k, sizes, refs))
-    k = dataclasses.replace(k, body=canonical_body(closed, k.name))
+    k = with_private_inputs(dataclasses.replace(k, body=canonical_body(closed, k.name)))
     verify(k)
     return k
 

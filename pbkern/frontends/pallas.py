@@ -19,11 +19,13 @@ from .. import _jax
 from ..dsl import bounded, primitives
 from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from ..dsl.known import without_known_masks
+from ..dsl.private_inputs import with_private_inputs
 from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
 from ..jaxprs import retrace_into
+from . import pallas_dma  # noqa: F401  (registers its rules)
 from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
 
@@ -57,9 +59,11 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
     params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at)
-    params, private = _share_safely(params, outputs, {o for _, o in aliases})
-    memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in private), *scratch)
-    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, private, len(grid))
+    in_place = {n for n, m in enumerate(g.block_mappings[g.num_inputs :]) if _jax.is_whole_memory(m)}
+    params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
+    wide = _wide_outputs(jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases})
+    memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
+    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, (private, wide), len(grid))
     slices = _slice_sizes(g, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
@@ -77,6 +81,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     if slices:
         body = bounded.bound(body, lambda refs: limits_of(kernel, slices, refs))
         kernel = dataclasses.replace(kernel, body=canonical_body(body))
+    kernel = with_private_inputs(kernel)
     verify(kernel)
     n, k = len(inputs), len(dynamic)
     return Imported(kernel, (*range(k, n), *range(k)))
@@ -96,17 +101,18 @@ def _array(aval, at: str) -> ArrayType:
     return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
 
 
-def _share_safely(params: dict, outputs, aliased: set[int]) -> tuple[dict, tuple[int, ...]]:
+def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) -> tuple[dict, tuple[int, ...]]:
     """(CompilerParams, outputs to keep privately) such that programs which run at once write no common block.
 
     On a TPU each core has its own copy of a block, so authors declare dimensions parallel over which one block serves as
     scratch. Here such a block becomes scratch, and the last program writes it out. A dimension over which another
-    output's blocks stay the same runs in order.
+    output's blocks stay the same runs in order. Outputs `in_place` have no blocks: cores share them, as threads do here.
     """
     semantics = params["cpu"].dimension_semantics if params else None
     if semantics is None or "parallel" not in semantics:
         return params, ()
     moves = [None if None in m.starts else frozenset().union(*(s.symbols for s in m.starts)) for m in outputs]
+    moves = [None if o in in_place else symbols for o, symbols in enumerate(moves)]
     private = tuple(o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased)
     rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
     shared = {d for d in range(len(semantics)) if any(d not in symbols for symbols in rest)}
@@ -114,23 +120,35 @@ def _share_safely(params: dict, outputs, aliased: set[int]) -> tuple[dict, tuple
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 
 
-def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, private, rank) -> jex.ClosedJaxpr:
+def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased: set[int]) -> tuple[int, ...]:
+    """Outputs with blocks wider than their arrays that the body reads back: there is no memory for what lies outside."""
+    read = _jax.read_inputs(jaxpr)
+    wide = (any(d.size > n for d, n in zip(m.dims, m.array.shape)) for m in outputs)
+    return tuple(o for o, w in enumerate(wide) if w and first + o in read and o not in private and o not in aliased)
+
+
+def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, held, rank) -> jex.ClosedJaxpr:
     """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).
 
-    `private` outputs live in the first scratch buffers until the last program.
+    Outputs that `held` names live in the first scratch buffers: the first group until the last program, the second until the
+    end of each program.
     """
     num_in, num_blocks = len(inputs), len(inputs) + len(outputs)
+    private, wide = held
 
     def run(*refs):
         operands, results, memory = refs[: num_in - num_sizes], list(refs[num_in:num_blocks]), refs[num_blocks:]
-        kept = {o: (results[o], memory[k]) for k, o in enumerate(private)}
+        kept = {o: (results[o], memory[k]) for k, o in enumerate((*private, *wide))}
         for o, (_, copy) in kept.items():
             results[o] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
-        retrace_into(jaxpr, (), (*operands, *results, *memory[len(private) : len(scratch)]), importer.rewrite)
-        if kept:
-            _when_last(rank, kept.values())
+        retrace_into(jaxpr, (), (*operands, *results, *memory[len(kept) : len(scratch)]), importer.rewrite)
+        for o in wide:
+            target, source = kept[o]
+            target[...] = source[...]
+        if private:
+            _when_last(rank, [kept[o] for o in private])
 
     types = [(m.ref_shape, m.array.dtype) for m in (*inputs, *outputs)]
     types += [(s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))]

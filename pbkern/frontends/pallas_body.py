@@ -79,14 +79,16 @@ def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
 
 
 def allocation(aval, eqn=None) -> Scratch:
-    """Scratch for a Ref type: of the kernel, or of a run_scoped equation. Raises UnsupportedOp for semaphores and barriers."""
+    """Scratch for a Ref type: of the kernel, or of a run_scoped equation. Raises UnsupportedOp for barriers."""
     dtype = aval.inner_aval.dtype if _jax.is_ref(aval) else aval.dtype
+    if _jax.is_semaphore(dtype):  # never read: see pallas_dma.py
+        return Scratch(tuple(aval.shape), np.dtype(np.int32), scoped=True)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
         raise UnsupportedOp(
             f"scratch of type {aval}",
             at=None if eqn is None else _jax.user_line(eqn),
             why="one device runs the whole kernel: there is nothing to wait for",
-            hint="semaphores and barriers need a GPU or TPU, or interpret=pltpu.InterpretParams()",
+            hint="barriers need a GPU, or interpret=pltpu.InterpretParams()",
         )
     return Scratch(tuple(aval.shape), held_as(dtype), scoped=eqn is not None)
 
@@ -105,9 +107,9 @@ _NO_GENERATOR = (
     "jax.random with a threefry or philox key works in the body, or draw outside and pass the numbers"
 )
 NEEDS_HARDWARE = dict.fromkeys(("prng_seed", "prng_random_bits"), _NO_GENERATOR) | {
-    name: "one device runs the whole kernel; remote copies, semaphores and barriers have no counterpart here"
-    for name in ("dma_start", "dma_wait", "semaphore_read", "semaphore_signal", "semaphore_wait", "get_barrier_semaphore",
-                 "get_global", "barrier_arrive", "barrier_wait", "copy_smem_to_gmem", "copy_gmem_to_smem")
+    name: "one device runs the whole kernel; values of semaphores and barriers have no counterpart here"
+    for name in ("semaphore_read", "get_barrier_semaphore", "get_global", "barrier_arrive", "barrier_wait",
+                 "copy_smem_to_gmem", "copy_gmem_to_smem")
 }  # fmt: skip
 
 

@@ -469,12 +469,27 @@ def test_imported_kernels_print_as_source_that_rebuilds_them(f, args):
 
 def test_what_needs_hardware_is_refused_at_the_user_s_line():
     def kernel(x_ref, o_ref, sem):
-        pltpu.semaphore_signal(sem)
-        o_ref[...] = x_ref[...]
+        o_ref[0] = x_ref[0] + pl.semaphore_read(sem).astype(F32)
 
     f = pl.pallas_call(kernel, out_shape=struct(8), scratch_shapes=[pltpu.SemaphoreType.REGULAR])
-    with pytest.raises(UnsupportedOp, match="semaphores"):
+    with pytest.raises(UnsupportedOp, match=r"semaphore_read[\s\S]*test_import.py"):
         f(np.ones(8, "f4"))
+
+
+def test_copies_and_signals_to_other_devices_are_refused():
+    def copies(x_ref, o_ref, send, receive):
+        pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id=1, device_id_type=pl.DeviceIdType.LOGICAL).start()
+
+    def signals(x_ref, o_ref, send, receive):
+        pl.semaphore_signal(receive, device_id=1, device_id_type=pl.DeviceIdType.LOGICAL)
+
+    for body, what in ((copies, "a copy to another device"), (signals, "a signal to another device")):
+        f = pl.pallas_call(
+            body, out_shape=struct(8, 128), in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec(memory_space=pl.ANY), scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR],
+        )  # fmt: skip
+        with pytest.raises(UnsupportedOp, match=what):
+            f(np.ones((8, 128), "f4"))
 
 
 def test_a_primitive_without_rule_is_named_with_its_line():
@@ -555,3 +570,73 @@ def test_bitcasts_between_all_widths(old, new):
     got = pl.pallas_call(kernel, out_shape=shapes)(x)
     for a, b in zip(got, interpreted(*shapes)):
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+
+
+# --- copies and state of TPU kernels -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", ["parallel", "arbitrary"])
+def test_local_copies_with_two_buffers(semantics):
+    def kernel(x_ref, o_ref, buffers, results, arrive, leave):
+        i, n = pl.program_id(0), 4
+
+        def load(k):
+            return pltpu.make_async_copy(x_ref.at[i, pl.ds(k * 8, 8)], buffers.at[k % 2], arrive.at[k % 2])
+
+        load(0).start()
+        for k in range(n):
+            if k + 1 < n:
+                load(k + 1).start()
+            load(k).wait()
+            results[...] = buffers[k % 2] * 2 + k
+            store = pltpu.make_async_copy(results, o_ref.at[i, pl.ds(k * 8, 8)], leave)
+            store.start()
+            store.wait()
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    f = pl.pallas_call(
+        kernel, grid=(3,), out_shape=struct(3, 32, 128), in_specs=[anywhere], out_specs=anywhere,
+        scratch_shapes=[pltpu.VMEM((2, 8, 128), F32), pltpu.VMEM((8, 128), F32), pltpu.SemaphoreType.DMA((2,)),
+                        pltpu.SemaphoreType.DMA],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=(semantics,)),
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((3, 32, 128)).astype("f4")
+    want = x * 2 + np.repeat(np.arange(4, dtype="f4"), 8)[None, :, None]
+    np.testing.assert_allclose(f(x), want, rtol=1e-6, atol=1e-6)
+
+
+def test_signals_and_waits_of_one_device():
+    def kernel(x_ref, o_ref, sem):
+        pl.semaphore_signal(sem, 2)
+        pl.semaphore_wait(sem, 2)
+        o_ref[...] = x_ref[...] + 1
+
+    f = pl.pallas_call(kernel, out_shape=struct(8), scratch_shapes=[pltpu.SemaphoreType.REGULAR])
+    np.testing.assert_array_equal(f(np.ones(8, "f4")), 2)
+
+
+def test_prefetched_operands_keep_what_programs_write():
+    def kernel(count_ref, x_ref, o_ref):
+        count_ref[0] += 1
+        o_ref[...] = x_ref[...] * count_ref[0]
+
+    block = pl.BlockSpec((8,), lambda i, count_ref: (i,))
+    spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(4,), in_specs=[block], out_specs=block)
+    count = jnp.array([10], jnp.int32)
+    params = pltpu.CompilerParams(dimension_semantics=("parallel",))
+    got = pl.pallas_call(kernel, out_shape=struct(32), grid_spec=spec, compiler_params=params)(count, X)
+    np.testing.assert_array_equal(got, X * np.repeat(np.arange(11, 15), 8))
+    assert count[0] == 10
+
+
+def test_blocks_wider_than_their_output_keep_what_lies_outside():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.broadcast_to(x_ref[...].sum(1, keepdims=True), (4, 128))
+        o_ref[:, 0:1] = o_ref[:, 127:128] + 1
+
+    f = pl.pallas_call(
+        kernel, grid=(2,), out_shape=struct(8, 1), in_specs=[pl.BlockSpec((4, 16), lambda i: (i, 0))],
+        out_specs=pl.BlockSpec((4, 128), lambda i: (i, 0)),
+    )  # fmt: skip
+    x = np.arange(128, dtype="f4").reshape(8, 16)
+    np.testing.assert_allclose(f(x), x.sum(1, keepdims=True) + 1)

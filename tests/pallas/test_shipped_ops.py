@@ -17,6 +17,8 @@ from jax.experimental.pallas.ops.gpu import (
 )
 from jax.experimental.pallas.ops.tpu import flash_attention, matmul
 from jax.experimental.pallas.ops.tpu.megablox import gmm
+from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as tpu_paged_attention
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as ragged
 from jax.experimental.pallas.ops.tpu.random import philox, threefry
 from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel,
@@ -65,6 +67,30 @@ def test_paged_attention():
     scores = jnp.where(jnp.arange(64) < lengths[:, None, None, None], scores, -jnp.inf)
     want = jnp.einsum("bhgk,bhgkd->bhgd", jax.nn.softmax(scores, -1), jnp.broadcast_to(v, (2, 2, 4, 64, 64)))
     close(got, want.reshape(2, 8, 64))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_paged_attention_of_tpus(inline):
+    """It multiplies in bfloat16."""
+    q = normal(2, 8, 128) * 0.1
+    pages = normal(2, 32, 16, 128, seed=1), normal(2, 32, 16, 128, seed=2)
+    table = jnp.asarray(np.random.default_rng(3).permutation(32).reshape(2, 16), jnp.int32)
+    lengths = jnp.array([200, 77], jnp.int32)
+    got = tpu_paged_attention(q, *pages, lengths, table, pages_per_compute_block=4, inline_seq_dim=inline)
+    k, v = (jnp.moveaxis(p[:, table], 1, 0).reshape(2, 2, 256, 128) for p in pages)
+    scores = jnp.einsum("bhgd,bhkd->bhgk", q.reshape(2, 2, 4, 128), k)
+    scores = jnp.where(jnp.arange(256) < lengths[:, None, None, None], scores, -jnp.inf)
+    close(got, jnp.einsum("bhgk,bhkd->bhgd", jax.nn.softmax(scores, -1), v).reshape(2, 8, 128), 1e-2)
+
+
+def test_ragged_paged_attention():
+    """Sequences of several lengths at once, some of them still being read in."""
+    q, pages = normal(64, 8, 128), normal(64, 16, 4, 128, seed=1)
+    lengths, starts = jnp.array([40, 100, 17, 0], jnp.int32), jnp.array([0, 30, 47, 64, 64], jnp.int32)
+    table = jnp.asarray(np.random.default_rng(2).integers(0, 64, (4, 8)), jnp.int32)
+    arguments = q, pages, lengths, table, starts, jnp.array([3], jnp.int32)
+    got = ragged.ragged_paged_attention(*arguments, sm_scale=0.1, num_kv_pages_per_block=2, num_queries_per_block=16)
+    close(got, ragged.ref_ragged_paged_attention(*arguments, sm_scale=0.1))
 
 
 def test_normalisations_and_softmax():
