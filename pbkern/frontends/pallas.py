@@ -50,7 +50,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     dynamic = [d for d, n in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(n)]
     grid = tuple(MAX_DYNAMIC if d in dynamic else int(n) for d, n in enumerate(g.grid))
     whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", len(grid), prefetch, at) for n, t in enumerate(prefetch)]
-    blocks = [_mapping(m, len(grid), prefetch, at) for m in g.block_mappings]
+    blocks = [_mapping(m, grid, prefetch, at) for m in g.block_mappings]
     sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", len(grid), prefetch, at) for d in dynamic]
     inputs = (*whole, *blocks[: g.num_inputs], *sizes)
     outputs = tuple(blocks[g.num_inputs :])
@@ -60,11 +60,12 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
     params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at)
     in_place = {n for n, m in enumerate(g.block_mappings[g.num_inputs :]) if _jax.is_whole_memory(m)}
+    cores = [d for d, w in enumerate((params and params["cpu"].dimension_semantics) or ()) if w == "parallel"]
     params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
     wide = _wide_outputs(jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases})
     memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
     body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, (private, wide), len(grid))
-    slices = _slice_sizes(g, prefetch, len(dynamic))
+    slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
         grid=grid,
@@ -81,7 +82,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     if slices:
         body = bounded.bound(body, lambda refs: limits_of(kernel, slices, refs))
         kernel = dataclasses.replace(kernel, body=canonical_body(body))
-    kernel = with_private_inputs(kernel)
+    kernel = with_private_inputs(kernel, cores)
     verify(kernel)
     n, k = len(inputs), len(dynamic)
     return Imported(kernel, (*range(k, n), *range(k)))
@@ -172,7 +173,7 @@ def _when_last(rank: int, pairs) -> None:
 # --- block mappings ------------------------------------------------------------------------------------------------
 
 
-def _mapping(m, grid_rank: int, prefetch: list[ArrayType], at: str) -> BlockMapping:
+def _mapping(m, grid: tuple[int, ...], prefetch: list[ArrayType], at: str) -> BlockMapping:
     origin = str(m.origin)
     if m.transforms:
         raise UnsupportedOp(
@@ -180,7 +181,7 @@ def _mapping(m, grid_rank: int, prefetch: list[ArrayType], at: str) -> BlockMapp
         )
     array = _array(m.array_aval, at)
     dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
-    return BlockMapping(origin, array, dims, _index_map(m, dims, grid_rank, prefetch))
+    return BlockMapping(origin, array, dims, _index_map(m, dims, grid, prefetch))
 
 
 def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
@@ -199,14 +200,14 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
     raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed, Element or BoundedSlice")
 
 
-def _indices(m, grid_rank: int, args) -> list:
+def _indices(m, grid: tuple[int, ...], args) -> list:
     """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = m.index_map_jaxpr
-    found = retrace_into(closed.jaxpr, closed.consts, args, Importer(tuple(range(grid_rank))).rewrite)
+    found = retrace_into(closed.jaxpr, closed.consts, args, Importer(tuple(range(len(grid))), sizes=grid).rewrite)
     return list(jax.tree.unflatten(m.index_map_out_tree, found))
 
 
-def _slice_sizes(g, prefetch: list[ArrayType], num_sizes: int) -> dict[int, Callable]:
+def _slice_sizes(g, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int) -> dict[int, Callable]:
     """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
     found = {}
     for n, m in enumerate(g.block_mappings):
@@ -215,18 +216,18 @@ def _slice_sizes(g, prefetch: list[ArrayType], num_sizes: int) -> dict[int, Call
             ref = len(prefetch) + n + (num_sizes if n >= g.num_inputs else 0)
             found[ref] = lambda *args, m=m, kept=kept: {
                 sum(kept[:d]): jax.numpy.asarray(i.size, np.int32)
-                for d, i in enumerate(_indices(m, len(g.grid), args))
+                for d, i in enumerate(_indices(m, grid, args))
                 if _jax.is_slice(i)
             }
     return found
 
 
-def _index_map(m, dims: tuple[BlockDim, ...], grid_rank: int, prefetch: list[ArrayType]) -> jex.ClosedJaxpr:
+def _index_map(m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: list[ArrayType]) -> jex.ClosedJaxpr:
     """i32 grid indices and prefetched Refs -> one i32 per dimension."""
-    types = [jax.core.ShapedArray((), np.dtype(np.int32))] * grid_rank + [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
+    types = [jax.core.ShapedArray((), np.dtype(np.int32))] * len(grid) + [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
 
     def run(*args):
-        found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid_rank, args))
+        found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid, args))
         return [jax.lax.convert_element_type(i, np.int32) for i in found]
 
     with jax.enable_x64(True):

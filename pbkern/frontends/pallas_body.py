@@ -38,11 +38,13 @@ class Importer:
       axes: pallas grid axis -> axis of the kernel's grid (vmapped dimensions come first and are not seen by the body).
       axis_names: names of the kernel's grid axes, if the grid is named.
       scoped: id of a run_scoped jaxpr -> the Refs that stand for its allocations.
+      sizes: of the grid, where num_programs is a number (in index maps); None in bodies.
     """
 
     axes: tuple[int, ...]
     axis_names: tuple = ()
     scoped: dict[int, Sequence] = dataclasses.field(default_factory=dict)
+    sizes: tuple[int, ...] | None = None
 
     def rewrite(self, eqn, *operands) -> list | None:
         """retrace's rewrite rule: results of a Pallas equation, None for any other."""
@@ -177,7 +179,8 @@ def _program_id(importer, eqn):
 
 @RULES.register("num_programs")
 def _num_programs(importer, eqn):
-    return [primitives.num_programs(importer.axes[eqn.params["axis"]])]
+    axis = importer.axes[eqn.params["axis"]]
+    return [primitives.num_programs(axis) if importer.sizes is None else np.int32(importer.sizes[axis])]
 
 
 @RULES.register("axis_index")

@@ -22,7 +22,14 @@ def _refuse(eqn, what: str, why: str):
     )  # fmt: skip
 
 
-def _view(ref, transforms, aval) -> View:
+def _view(eqn, ref, transforms, aval) -> View:
+    for t in transforms:
+        if any(_jax.is_slice(i) and not isinstance(i.size, int) for i in getattr(t, "indices", ())):
+            raise UnsupportedOp(
+                "a copy of a slice of dynamic size in a Pallas kernel", at=_jax.user_line(eqn),
+                why="every access of a body has a fixed shape",
+                hint="copy a block of the largest size, or row by row in a loop",
+            )  # fmt: skip
     return view(ref, _jax.ref_type(aval)[1], transforms)
 
 
@@ -32,7 +39,7 @@ def _ends(eqn, operands) -> tuple[View, View]:
     (source_aval, _), (target_aval, _), *_ = _jax.copy_operands(eqn, [v.aval for v in eqn.invars])
     if jax.tree.leaves(device):
         _refuse(eqn, "a copy to another device", "one device runs the whole kernel")
-    return _view(source, picked, source_aval), _view(target, placed, target_aval)
+    return _view(eqn, source, picked, source_aval), _view(eqn, target, placed, target_aval)
 
 
 @RULES.register("dma_start")

@@ -623,8 +623,7 @@ def test_prefetched_operands_keep_what_programs_write():
     block = pl.BlockSpec((8,), lambda i, count_ref: (i,))
     spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(4,), in_specs=[block], out_specs=block)
     count = jnp.array([10], jnp.int32)
-    params = pltpu.CompilerParams(dimension_semantics=("parallel",))
-    got = pl.pallas_call(kernel, out_shape=struct(32), grid_spec=spec, compiler_params=params)(count, X)
+    got = pl.pallas_call(kernel, out_shape=struct(32), grid_spec=spec)(count, X)
     np.testing.assert_array_equal(got, X * np.repeat(np.arange(11, 15), 8))
     assert count[0] == 10
 
@@ -640,3 +639,28 @@ def test_blocks_wider_than_their_output_keep_what_lies_outside():
     )  # fmt: skip
     x = np.arange(128, dtype="f4").reshape(8, 16)
     np.testing.assert_allclose(f(x), x.sum(1, keepdims=True) + 1)
+
+
+def test_copies_of_dynamic_size_are_refused():
+    def kernel(n_ref, x_ref, o_ref, sem):
+        n = n_ref[0]
+        pltpu.make_async_copy(x_ref.at[pl.ds(0, n)], o_ref.at[pl.ds(0, n)], sem).start()
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    f = pl.pallas_call(
+        kernel, out_shape=struct(32, 128), in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), anywhere], out_specs=anywhere,
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedOp, match=r"slice of dynamic size[\s\S]*test_import.py"):
+        f(np.array([8], "i4"), np.ones((32, 128), "f4"))
+
+
+def test_index_maps_know_the_size_of_the_grid():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    f = pl.pallas_call(
+        kernel, grid=(4,), out_shape=struct(32), in_specs=[pl.BlockSpec((8,), lambda i: (pl.num_programs(0) - 1 - i,))],
+        out_specs=pl.BlockSpec((8,), lambda i: (i,)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(f(X), X.reshape(4, 8)[::-1].ravel())

@@ -69,14 +69,15 @@ def test_paged_attention():
     close(got, want.reshape(2, 8, 64))
 
 
-@pytest.mark.parametrize("inline", [True, False])
-def test_paged_attention_of_tpus(inline):
+@pytest.mark.parametrize("inline, cores", [(True, None), (False, None), (True, "kv_head"), (False, "batch")])
+def test_paged_attention_of_tpus(inline, cores):
     """It multiplies in bfloat16."""
     q = normal(2, 8, 128) * 0.1
     pages = normal(2, 32, 16, 128, seed=1), normal(2, 32, 16, 128, seed=2)
     table = jnp.asarray(np.random.default_rng(3).permutation(32).reshape(2, 16), jnp.int32)
     lengths = jnp.array([200, 77], jnp.int32)
-    got = tpu_paged_attention(q, *pages, lengths, table, pages_per_compute_block=4, inline_seq_dim=inline)
+    options = {"pages_per_compute_block": 4, "inline_seq_dim": inline, "megacore_mode": cores}
+    got = tpu_paged_attention(q, *pages, lengths, table, **options)
     k, v = (jnp.moveaxis(p[:, table], 1, 0).reshape(2, 2, 256, 128) for p in pages)
     scores = jnp.einsum("bhgd,bhkd->bhgk", q.reshape(2, 2, 4, 128), k)
     scores = jnp.where(jnp.arange(256) < lengths[:, None, None, None], scores, -jnp.inf)
