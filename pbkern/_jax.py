@@ -131,6 +131,18 @@ def indexed_type(aval, tree, leaves):
     return state.transform_type(jax.tree.unflatten(tree, leaves), aval.inner_aval)
 
 
+def written_inputs(jaxpr) -> set[int]:
+    """Positions of the Refs among a jaxpr's operands that it writes to, at any depth."""
+    written = {e.input for e in jaxpr.effects if isinstance(e, (types.WriteEffect, types.AccumEffect))}
+    return {n for n, v in enumerate(jaxpr.invars) if v in written or n in written}
+
+
+def read_inputs(jaxpr) -> set[int]:
+    """Positions of the Refs among a jaxpr's operands that it reads, or adds to, at any depth."""
+    read = {e.input for e in jaxpr.effects if isinstance(e, (types.ReadEffect, types.AccumEffect))}
+    return {n for n, v in enumerate(jaxpr.invars) if v in read or n in read}
+
+
 NO_INDICES = jax.tree.flatten(())[1]
 
 
@@ -315,12 +327,52 @@ def pallas() -> SimpleNamespace:
         Element=core.Element,
         BoundedSlice=core.BoundedSlice,
         is_dynamic_dim=core.is_dynamic_dim,
+        debug_checks_enabled=core.debug_checks_enabled,
     )
+
+
+def copy_operands(eqn, operands) -> tuple:
+    """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device) of a dma_start or dma_wait
+    equation, of its operands or of their types."""
+    found = eqn.params["tree"].unflatten(list(operands))
+    ends = ((r.ref, r.transforms) if isinstance(r, types.TransformedRef) else (r, ()) for r in found[:2])
+    return (*ends, *found[2:])
+
+
+def is_semaphore(dtype) -> bool:
+    """Whether a Ref's element type is a TPU's semaphore: DMA, regular or barrier."""
+    from jax._src.pallas import core
+
+    return jax.dtypes.issubdtype(dtype, core.semaphore_dtype)
+
+
+def is_whole_memory(mapping) -> bool:
+    """Whether an operand of a pallas_call is given in the memory where it is (pl.ANY, HBM), and not in blocks."""
+    space = getattr(mapping.transformed_block_aval, "memory_space", None)
+    return str(getattr(space, "value", space)) in ("any", "hbm")
 
 
 def remove_cpu_lowering(primitive) -> None:
     """Undoes `register_lowering(primitive, ..., platform="cpu")`; public JAX has no way."""
     mlir._platform_specific_lowerings["cpu"].pop(primitive, None)
+
+
+def has_cpu_lowering(name: str) -> bool:
+    """Whether a primitive of this name has a lowering for the CPU alone, as pbkern.pallas.install() registers."""
+    return any(p.name == name for p in mlir._platform_specific_lowerings["cpu"])
+
+
+debug_effect = debugging.debug_effect
+
+
+def failed_check(eqn, operands) -> tuple[object, str, tuple, dict]:
+    """(what is true if the check fails, message, its values, its named values) of a checkify `check` equation."""
+    error = jax.tree.unflatten(eqn.params["err_tree"], operands)
+    (failed,) = error._pred.values()
+    (tree,) = error._metadata.values()
+    (payload,) = error._payload.values()
+    exception = jax.tree.unflatten(tree, payload)
+    return failed, exception.fmt_string, exception.args, exception.kwargs
 
 
 def debug_printer(eqn):

@@ -21,7 +21,8 @@ import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse, progress, stages, tuned
+from . import _jax, config, fuse, progress, stages, tuned, written
+from .dsl import checks, repro
 from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
@@ -192,7 +193,12 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if target.STAGES[0] in record.texts:
         return build
     for program in build.programs:
-        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        try:
+            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        except Exception as e:
+            if len(kernels := program.kernels()) == 1:
+                repro.attach(e, kernels[0])
+            raise
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
@@ -235,6 +241,10 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         if _jax.is_for_export(ctx):
             return jex.jaxpr_as_fun(jaxpr)(*args)
         target = get_target(options.target)
+
+        def run(program: HostProgram, operands) -> list:
+            return checks.after(program.kernels(), target.call(build.compiled[program.name], *operands))
+
         if tuple(platforms) != (target.platform,):
             raise TargetError(
                 f"`{name}` is compiled for target `{target.name}` but its arguments are on {', '.join(platforms)}",
@@ -245,7 +255,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         with _jax.untyped_manual_axes():
             with progress.compiling(name):
                 build = compile_programs(current_plan(jaxpr, name, options), options)
-            return build.plan.evaluate(args, lambda program, ins: target.call(build.compiled[program.name], *ins))
+            return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
@@ -271,7 +281,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes():
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
-            return get_target("cpu").call(compiled, *args)
+            return checks.after([kernel], get_target("cpu").call(compiled, *args), args)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
@@ -309,7 +319,9 @@ def explain(jitted: Callable, *args, measure: bool = False, verbose: bool = Fals
       args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are given by position.
     """
     build, options = _build_for(jitted, args, kwargs)
-    found = dataclasses.replace(build.plan.explanation, verbose=verbose)
+    native = _jax.has_cpu_lowering("pallas_call")
+    found = written.explained(build.plan.explanation, build.plan.jaxpr, get_target(options.target).name, native)
+    found = dataclasses.replace(found, verbose=verbose)
     if not measure:
         return found
     reported = {k.name for k in found.kernels}

@@ -5,10 +5,13 @@
       why  array float32[512,1024], block_shape (128,)
       try  one entry per dimension, e.g. (1, 128); None squeezes one
 
+A kernel that fails once it is traced adds a row "file" with a program that fails the same way (dsl/repro.py).
 Raise sites pass values; the layout lives here.
 """
 
 from __future__ import annotations
+
+import pathlib
 
 
 class PbkernError(Exception):
@@ -19,7 +22,12 @@ class PbkernError(Exception):
       at: the user's line, `file:line:column (function)`, where it is known.
       why: the values that make it wrong.
       hint: what to try.
+
+    Attributes:
+      repro: path of a program that fails the same way, or None.
     """
+
+    repro: pathlib.Path | None = None
 
     def __init__(self, what: str, *, at: str | None = None, why: str | None = None, hint: str | None = None):
         self.what, self.at, self.why, self.hint = what, at, why, hint
@@ -46,6 +54,16 @@ class UnsupportedOp(PbkernError, NotImplementedError):
 
 class OutOfBoundsError(PbkernError, IndexError):
     """A kernel accessed an element outside its block or array (interpret mode)."""
+
+
+class CheckError(PbkernError):
+    """A check in a kernel's body (pbkern.check, checkify.check, pl.debug_check) failed while it ran.
+
+    Attributes:
+      check: the message of the check before values were filled in.
+    """
+
+    check: str = ""
 
 
 class RaceError(PbkernError):

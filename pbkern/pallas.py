@@ -15,6 +15,7 @@ import jax
 from jax.interpreters import mlir
 
 from . import _jax
+from .dsl import checks
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .jaxprs import inner_jaxprs
@@ -69,7 +70,7 @@ def _lower(ctx, *nodes, interpret, **params):
         program = jax.ffi.ffi_call(
             compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
         )
-        found = program(*held)
+        found = checks.after([kernel], program(*held), held)
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)

@@ -1,5 +1,9 @@
 """The kernel DSL: write, trace, verify, print and interpret kernels."""
 
+from .atomics import atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg, atomic_xor
+from .bounded import BoundedSlice
+from .breakpoints import breakpoint
+from .checks import check, fail
 from .interpret import interpret
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from .primitives import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
@@ -15,6 +19,7 @@ __all__ = [
     "BlockMapping",
     "BlockSpec",
     "Blocked",
+    "BoundedSlice",
     "Element",
     "Gather",
     "GridSpec",
@@ -25,10 +30,21 @@ __all__ = [
     "RefAccess",
     "Scratch",
     "Squeezed",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xchg",
+    "atomic_xor",
     "bind",
+    "breakpoint",
     "call_kernel",
     "cdiv",
+    "check",
     "ds",
+    "fail",
     "in_bounds",
     "interpret",
     "kernel",

@@ -5,9 +5,9 @@ elementwise and shape ones in NumPy, the rest through JAX's eager `bind` on the 
 
 What is unspecified elsewhere shows here as poison (NaN, the smallest signed and largest unsigned integer, True):
 reads outside the array in edge blocks and padding, scratch and results before they are written. Stores outside the
-array are dropped. An index outside the *block* raises OutOfBoundsError. Programs run in row-major order; if
-CompilerParams declare grid dimensions parallel, two programs that differ there and write one element of a result
-raise RaceError, and scratch is poisoned between them.
+array are dropped. An index outside the *block* raises OutOfBoundsError, a failed check CheckError. Programs run in
+row-major order; if CompilerParams declare grid dimensions parallel, two programs that differ there and write one element
+of a result raise RaceError, and scratch is poisoned between them.
 
 An aliased operand and result are one array. Blocks are read when a program starts and written when it ends.
 """
@@ -15,6 +15,7 @@ An aliased operand and result are one array. Blocks are read when a program star
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +26,12 @@ from jax.extend import core as jex
 from .. import _jax
 from ..errors import KernelError, OutOfBoundsError, RaceError
 from ..jaxprs import called_jaxpr, literal_value
+from . import checks
+from .breakpoints import stop
 from .kernel import Blocked, BlockMapping, Kernel, Squeezed
 from .primitives import NUMPY as GRID_RULES
 from .refs import Gather, Point, Range, RefAccess, is_ref_access, value_access
+from .repro import attach
 
 
 def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndarray]:
@@ -46,8 +50,12 @@ def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndar
     for i, o in kernel.aliases:
         outputs[o] = inputs[i]
     cpu = jax.local_devices(backend="cpu")[0]
-    with jax.enable_x64(True), jax.default_device(cpu), np.errstate(all="ignore"):
-        _run_grid(kernel, inputs, outputs, parallel_dims(kernel) if check_races else ())
+    try:
+        with jax.enable_x64(True), jax.default_device(cpu), np.errstate(all="ignore"):
+            _run_grid(kernel, inputs, outputs, parallel_dims(kernel) if check_races else ())
+    except Exception as e:
+        attach(e, kernel, arrays, interpreted=True, check_races=check_races)
+        raise
     return outputs
 
 
@@ -85,6 +93,12 @@ class Buffer:
     inside: tuple[slice, ...]  # per Ref dimension
     written: np.ndarray | None = None  # which elements this program stored; None: not recorded
 
+    @property
+    def label(self) -> str:
+        """The body's own name for the Ref, if it is known."""
+        own = re.search(r"`(\w+)`", self.name)
+        return own[1] if own else self.name
+
     def in_bounds(self, axis: int) -> np.ndarray:
         bounds = np.zeros(self.data.shape[axis], bool)
         bounds[self.inside[axis]] = True
@@ -95,6 +109,7 @@ class Buffer:
 class Program:
     index: tuple[int, ...]
     grid: tuple[int, ...]
+    refs: tuple[Buffer, ...] = ()
 
 
 def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...]) -> None:
@@ -114,7 +129,7 @@ def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...])
         refs = buffers + [
             Buffer(f"scratch {n}", s, tuple(slice(0, d) for d in s.shape)) for n, s in enumerate(scratch)
         ]
-        _run(k.body.jaxpr, k.body.consts, refs, Program(index, grid))
+        _run(k.body.jaxpr, k.body.consts, refs, Program(index, grid, tuple(refs)))
         for n in range(len(outputs)):
             buffer, window = buffers[len(inputs) + n], windows[len(inputs) + n]
             if writers is not None:
@@ -212,6 +227,11 @@ def _equation(eqn, operands: list, program: Program) -> Sequence:
         return CONTROL_FLOW[name](eqn, operands, program)
     if name in GRID_RULES:
         return [GRID_RULES[name](program, *operands, **eqn.params)]
+    if name == "check_failed":
+        raise checks.error(eqn, program.index, operands)
+    if name == "breakpoint":
+        stop(eqn, program.index, {b.label: b.data for b in program.refs}, operands)
+        return []
     inner = called_jaxpr(eqn)
     if inner is not None:
         return _run(inner.jaxpr, inner.consts, operands, program)

@@ -97,6 +97,15 @@ class BlockMapping:
         )
 
 
+    def moves_apart(self, axis: int) -> bool:
+        """Whether blocks of two programs that differ in a grid axis never overlap: some dimension moves with that axis
+        alone, by a block or more."""
+        for start, block in zip(self.starts, self.dims):
+            if start is not None and start.symbols == {axis} and abs(start.coefficient(axis)) >= block.size:
+                return True
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Scratch:
     """Memory private to one thread of programs; keeps its contents over sequential grid steps; starts undefined.

@@ -106,7 +106,7 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
         return _jax.REF_PRIMITIVES["get"].bind(base, *leaves, tree=tree)
     out = _jax.indexed_type(jax.typeof(base), tree, leaves)
     other = jnp.broadcast_to(jnp.asarray(0 if other is None else other, out.dtype), out.shape)
-    return masked_load_p.bind(base, _broadcast_mask(mask, out.shape), other, *leaves, tree=tree)
+    return masked_load_p.bind(base, as_mask(mask, out.shape), other, *leaves, tree=tree)
 
 
 def store(ref, idx, value, *, mask=None) -> None:
@@ -117,10 +117,11 @@ def store(ref, idx, value, *, mask=None) -> None:
     if mask is None:
         _jax.REF_PRIMITIVES["swap"].bind(base, value, *leaves, tree=tree)
     else:
-        masked_store_p.bind(base, value, _broadcast_mask(mask, out.shape), *leaves, tree=tree)
+        masked_store_p.bind(base, value, as_mask(mask, out.shape), *leaves, tree=tree)
 
 
-def _broadcast_mask(mask, shape: tuple[int, ...]) -> jax.Array:
+def as_mask(mask, shape: tuple[int, ...]) -> jax.Array:
+    """A mask as an access takes it: bool, broadcast to the access's shape. Raises KernelError for other dtypes."""
     mask = jnp.asarray(mask)
     if mask.dtype != bool:
         raise KernelError("a mask is bool", why=f"mask has dtype {mask.dtype}", hint="compare: mask=(i < n)")

@@ -82,6 +82,22 @@ def is_whole(index: Index, extent: int) -> bool:
     return (index.start, index.size) == (0, extent) and (index.stride == 1 or extent <= 1)
 
 
+def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
+    """Per dimension of the Ref, the dimensions of the value along which its index runs; () for a Point."""
+    advanced = [d for d, i in enumerate(indices) if not isinstance(i, Range)]
+    gathered = next((np.ndim(i.at) for i in indices if isinstance(i, Gather)), 0)
+    together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
+    before = sum(isinstance(i, Range) for i in indices[: advanced[0]]) if together else 0
+    found, seen = [], 0
+    for i in indices:
+        if isinstance(i, Range):
+            found.append((seen if seen < before else seen + gathered,))
+            seen += 1
+        else:
+            found.append(tuple(range(before, before + gathered)) if isinstance(i, Gather) else ())
+    return found
+
+
 KINDS = {"get": "load", "swap": "store", "addupdate": "add", "masked_load": "load", "masked_store": "store"}
 
 

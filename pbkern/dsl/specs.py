@@ -31,7 +31,8 @@ class BlockSpec:
     Args:
       block_shape: one entry per array dimension: an int (or Blocked(n)): the index map counts in blocks of n;
         None (or Squeezed()): one element, and the Ref lacks the dimension; Element(n, padding=(low, high)): n
-        elements, and the index map counts in elements. None for the whole array.
+        elements, and the index map counts in elements; BoundedSlice(n): at most n elements, and the index map returns
+        pbkern.ds(start, size), in elements. None for the whole array.
       index_map: grid indices -> one index per array dimension; None: all zeros.
       memory_space: "any", or a space that the target names.
     """
@@ -131,7 +132,7 @@ def _block_dim(d, origin: str, array: ArrayType, at: str | None) -> BlockDim:
         f"{origin} has a block dimension that is none",
         at=at,
         why=f"array {array}, entry {d!r}",
-        hint="an int, None, pbkern.Blocked(n), pbkern.Squeezed() or pbkern.Element(n)",
+        hint="an int, None, pbkern.Blocked(n), pbkern.Squeezed(), pbkern.Element(n) or pbkern.BoundedSlice(n)",
     )
 
 
@@ -209,7 +210,9 @@ def _index(i, n: int, origin: str, array: ArrayType, at: str | None):
             f"index map of {origin} returns a non-integer for dimension {n}",
             at=at,
             why=f"array {array}, index {_show_indices((i,))}",
-            hint="integer arithmetic on grid indices: // for /",
+            hint="only a dimension that is pbkern.BoundedSlice(n) takes a slice"
+            if _jax.is_slice(i)
+            else "integer arithmetic on grid indices: // for /",
         )
     return jnp.asarray(i, np.int32)
 

@@ -268,6 +268,18 @@ def _extremum(scope, eqn):
     return f"jnp.{eqn.primitive.name}imum({beside(scope, a, b).text}, {beside(scope, b, a).text})"
 
 
+@rules.register("check_failed")
+def _check_failed(scope, eqn):
+    values = (t if n is None else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"]))
+    return f"pbkern.fail({', '.join([repr(eqn.params['message']), *values])})"
+
+
+@rules.register("breakpoint")
+def _breakpoint(scope, eqn):
+    values = (t if isinstance(n, int) else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"]))
+    return f"pbkern.breakpoint({', '.join(values)})"
+
+
 @rules.register("debug_print")
 def _debug_print(scope, eqn):
     args, kwargs = _jax.debug_print_arguments(eqn, scope.operands(eqn))

@@ -27,9 +27,10 @@ from jax.interpreters import ad, batching, mlir
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
 from ..jaxprs import inner_jaxprs, retrace
-from . import refs
+from . import atomics, bounded, checks, primitives, refs, rewrites
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
+from .private_inputs import with_private_inputs
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
 from .verify import verify
 
@@ -174,6 +175,7 @@ def trace_kernel(
     out_specs = _check_count("out_specs", out_specs, out_types, "results", at)
     labels = _labels(body, len(in_types), len(out_types))
     specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
+    specs, sizes = _without_slices(specs, labels, at)
     mappings = tuple(
         block_mapping(s, t, label, len(grid), prefetch, at)
         for s, t, label in zip(specs, in_types + out_types, labels)
@@ -192,12 +194,35 @@ def trace_kernel(
         defined_at=at or "",
     )
     verify(k)
-    k = dataclasses.replace(k, body=_trace_body(body, k, x64))
+    closed = _trace_body(body, k, x64)
+    if atomics.is_used(closed.jaxpr):
+        k, closed = atomics.in_order(k), atomics.expand(closed)
+    if sizes:
+        closed = bounded.bound(closed, lambda refs: limits_of(k, sizes, refs))
+    k = with_private_inputs(dataclasses.replace(k, body=canonical_body(closed, k.name)))
     verify(k)
     return k
 
 
+def _without_slices(specs: list, labels: Sequence[str], at: str | None) -> tuple[list, dict[int, Callable]]:
+    """(specs without BoundedSlice dimensions, number of each that had some -> its index map for sizes)."""
+    plain, sizes = list(specs), {}
+    for n, (spec, label) in enumerate(zip(specs, labels)):
+        if isinstance(spec, BlockSpec) and bounded.is_bounded(spec.block_shape):
+            starts, sizes[n] = bounded.split_index_map(spec.index_map, spec.block_shape, label, at)
+            shape = [bounded.element_of(d) if isinstance(d, bounded.BoundedSlice) else d for d in spec.block_shape]
+            plain[n] = BlockSpec(shape, starts, memory_space=spec.memory_space)
+    return plain, sizes
+
+
+def limits_of(k: Kernel, sizes: Mapping[int, Callable], refs: Sequence) -> bounded.Limits:
+    """This program's sizes of BoundedSlice dimensions; `sizes`: number of a Ref -> index map for sizes."""
+    args = [primitives.program_id(d) for d in range(len(k.grid))] + list(refs[: k.num_scalar_prefetch])
+    return {id(refs[n]): f(*args) for n, f in sizes.items()}
+
+
 def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
+    """The body as traced, not yet canonical."""
     types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [
         (s.shape, s.dtype) for s in k.scratch
     ]
@@ -222,13 +247,13 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
 
     with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
-    return canonical_body(closed, k.name)
+    return closed
 
 
 def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJaxpr:
     """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace). Raises KernelError if it has constants."""
     with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
-        closed = retrace(closed, refs.rewrite)
+        closed = retrace(closed, _rewrite)
     for var in closed.jaxpr.constvars:
         use = next((e for e in closed.jaxpr.eqns if var in e.invars), None)
         raise KernelError(
@@ -238,6 +263,11 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
             hint="pass the array as an operand with its own BlockSpec, or compute it in the body (jnp.arange, ...)",
         )
     return closed
+
+
+def _rewrite(eqn, *operands) -> list | None:
+    found = refs.rewrite(eqn, *operands)
+    return rewrites.rewrite(eqn, *operands) if found is None else found
 
 
 def needs_x64(dtypes) -> bool:
@@ -342,7 +372,7 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
         )
     if interpret and not any(isinstance(a, jax.core.Tracer) for a in arrays):
         return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, arrays))]  # errors arrive as they are
-    return (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k)
+    return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k))
 
 
 def _result_types(*_, kernel: Kernel) -> list:

@@ -7,6 +7,8 @@ pallas_params.py.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -14,13 +16,16 @@ import numpy as np
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import primitives
+from ..dsl import bounded, primitives
 from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
+from ..dsl.known import without_known_masks
+from ..dsl.private_inputs import with_private_inputs
 from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
-from ..dsl.trace import canonical_body, identifier
+from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
 from ..jaxprs import retrace_into
+from . import pallas_dma  # noqa: F401  (registers its rules)
 from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
 
@@ -45,7 +50,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     dynamic = [d for d, n in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(n)]
     grid = tuple(MAX_DYNAMIC if d in dynamic else int(n) for d, n in enumerate(g.grid))
     whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", len(grid), prefetch, at) for n, t in enumerate(prefetch)]
-    blocks = [_mapping(m, len(grid), prefetch, at) for m in g.block_mappings]
+    blocks = [_mapping(m, grid, prefetch, at) for m in g.block_mappings]
     sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", len(grid), prefetch, at) for d in dynamic]
     inputs = (*whole, *blocks[: g.num_inputs], *sizes)
     outputs = tuple(blocks[g.num_inputs :])
@@ -54,21 +59,30 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
     params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at)
-    params, private = _share_safely(params, outputs, {o for _, o in aliases})
-    memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in private), *scratch)
+    in_place = {n for n, m in enumerate(g.block_mappings[g.num_inputs :]) if _jax.is_whole_memory(m)}
+    cores = [d for d, w in enumerate((params and params["cpu"].dimension_semantics) or ()) if w == "parallel"]
+    params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
+    wide = _wide_outputs(jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases})
+    memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
+    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, (private, wide), len(grid))
+    slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
         grid=grid,
         inputs=inputs,
         outputs=outputs,
         scratch=memory + tuple(s for group in scoped.values() for s in group),
-        body=_body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, private, len(grid)),
+        body=body,
         aliases=aliases,
         compiler_params=params,
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
         defined_at=at,
     )
+    if slices:
+        body = bounded.bound(body, lambda refs: limits_of(kernel, slices, refs))
+        kernel = dataclasses.replace(kernel, body=canonical_body(body))
+    kernel = with_private_inputs(kernel, cores)
     verify(kernel)
     n, k = len(inputs), len(dynamic)
     return Imported(kernel, (*range(k, n), *range(k)))
@@ -88,17 +102,18 @@ def _array(aval, at: str) -> ArrayType:
     return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
 
 
-def _share_safely(params: dict, outputs, aliased: set[int]) -> tuple[dict, tuple[int, ...]]:
+def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) -> tuple[dict, tuple[int, ...]]:
     """(CompilerParams, outputs to keep privately) such that programs which run at once write no common block.
 
     On a TPU each core has its own copy of a block, so authors declare dimensions parallel over which one block serves as
     scratch. Here such a block becomes scratch, and the last program writes it out. A dimension over which another
-    output's blocks stay the same runs in order.
+    output's blocks stay the same runs in order. Outputs `in_place` have no blocks: cores share them, as threads do here.
     """
     semantics = params["cpu"].dimension_semantics if params else None
     if semantics is None or "parallel" not in semantics:
         return params, ()
     moves = [None if None in m.starts else frozenset().union(*(s.symbols for s in m.starts)) for m in outputs]
+    moves = [None if o in in_place else symbols for o, symbols in enumerate(moves)]
     private = tuple(o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased)
     rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
     shared = {d for d in range(len(semantics)) if any(d not in symbols for symbols in rest)}
@@ -106,29 +121,41 @@ def _share_safely(params: dict, outputs, aliased: set[int]) -> tuple[dict, tuple
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 
 
-def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, private, rank) -> jex.ClosedJaxpr:
+def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased: set[int]) -> tuple[int, ...]:
+    """Outputs with blocks wider than their arrays that the body reads back: there is no memory for what lies outside."""
+    read = _jax.read_inputs(jaxpr)
+    wide = (any(d.size > n for d, n in zip(m.dims, m.array.shape)) for m in outputs)
+    return tuple(o for o, w in enumerate(wide) if w and first + o in read and o not in private and o not in aliased)
+
+
+def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, held, rank) -> jex.ClosedJaxpr:
     """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).
 
-    `private` outputs live in the first scratch buffers until the last program.
+    Outputs that `held` names live in the first scratch buffers: the first group until the last program, the second until the
+    end of each program.
     """
     num_in, num_blocks = len(inputs), len(inputs) + len(outputs)
+    private, wide = held
 
     def run(*refs):
         operands, results, memory = refs[: num_in - num_sizes], list(refs[num_in:num_blocks]), refs[num_blocks:]
-        kept = {o: (results[o], memory[k]) for k, o in enumerate(private)}
+        kept = {o: (results[o], memory[k]) for k, o in enumerate((*private, *wide))}
         for o, (_, copy) in kept.items():
             results[o] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
-        retrace_into(jaxpr, (), (*operands, *results, *memory[len(private) : len(scratch)]), importer.rewrite)
-        if kept:
-            _when_last(rank, kept.values())
+        retrace_into(jaxpr, (), (*operands, *results, *memory[len(kept) : len(scratch)]), importer.rewrite)
+        for o in wide:
+            target, source = kept[o]
+            target[...] = source[...]
+        if private:
+            _when_last(rank, [kept[o] for o in private])
 
     types = [(m.ref_shape, m.array.dtype) for m in (*inputs, *outputs)]
     types += [(s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))]
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
-    return canonical_body(closed)
+    return canonical_body(without_known_masks(closed))
 
 
 def _when_last(rank: int, pairs) -> None:
@@ -146,7 +173,7 @@ def _when_last(rank: int, pairs) -> None:
 # --- block mappings ------------------------------------------------------------------------------------------------
 
 
-def _mapping(m, grid_rank: int, prefetch: list[ArrayType], at: str) -> BlockMapping:
+def _mapping(m, grid: tuple[int, ...], prefetch: list[ArrayType], at: str) -> BlockMapping:
     origin = str(m.origin)
     if m.transforms:
         raise UnsupportedOp(
@@ -154,7 +181,7 @@ def _mapping(m, grid_rank: int, prefetch: list[ArrayType], at: str) -> BlockMapp
         )
     array = _array(m.array_aval, at)
     dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
-    return BlockMapping(origin, array, dims, _index_map(m, dims, grid_rank, prefetch))
+    return BlockMapping(origin, array, dims, _index_map(m, dims, grid, prefetch))
 
 
 def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
@@ -162,23 +189,45 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
     match d:
         case p.Squeezed():
             return Squeezed()
+        case p.BoundedSlice(block_size=n):
+            return bounded.element_of(bounded.BoundedSlice(int(n)))
         case p.Element(block_size=n, padding=padding):
             return Element(int(n), tuple(map(int, padding)))
         case p.Blocked(block_size=n) if n <= extent:
             return Blocked(int(n))
         case p.Blocked(block_size=n):  # one block that reaches over the array's end
             return Element(int(n), (0, int(n) - extent))
-    raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed or Element")
+    raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed, Element or BoundedSlice")
 
 
-def _index_map(m, dims: tuple[BlockDim, ...], grid_rank: int, prefetch: list[ArrayType]) -> jex.ClosedJaxpr:
-    """i32 grid indices and prefetched Refs -> one i32 per dimension."""
+def _indices(m, grid: tuple[int, ...], args) -> list:
+    """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = m.index_map_jaxpr
-    importer = Importer(tuple(range(grid_rank)))
-    types = [jax.core.ShapedArray((), np.dtype(np.int32))] * grid_rank + [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
+    found = retrace_into(closed.jaxpr, closed.consts, args, Importer(tuple(range(len(grid))), sizes=grid).rewrite)
+    return list(jax.tree.unflatten(m.index_map_out_tree, found))
+
+
+def _slice_sizes(g, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int) -> dict[int, Callable]:
+    """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
+    found = {}
+    for n, m in enumerate(g.block_mappings):
+        if any(isinstance(d, _jax.pallas().BoundedSlice) for d in m.block_shape):
+            kept = [not isinstance(d, _jax.pallas().Squeezed) for d in m.block_shape]
+            ref = len(prefetch) + n + (num_sizes if n >= g.num_inputs else 0)
+            found[ref] = lambda *args, m=m, kept=kept: {
+                sum(kept[:d]): jax.numpy.asarray(i.size, np.int32)
+                for d, i in enumerate(_indices(m, grid, args))
+                if _jax.is_slice(i)
+            }
+    return found
+
+
+def _index_map(m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: list[ArrayType]) -> jex.ClosedJaxpr:
+    """i32 grid indices and prefetched Refs -> one i32 per dimension."""
+    types = [jax.core.ShapedArray((), np.dtype(np.int32))] * len(grid) + [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
 
     def run(*args):
-        found = retrace_into(closed.jaxpr, closed.consts, args, importer.rewrite)
+        found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid, args))
         return [jax.lax.convert_element_type(i, np.int32) for i in found]
 
     with jax.enable_x64(True):

@@ -16,7 +16,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import primitives
+from ..dsl import checks, primitives
+from ..dsl.atomics import COMBINE
 from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs
@@ -37,11 +38,13 @@ class Importer:
       axes: pallas grid axis -> axis of the kernel's grid (vmapped dimensions come first and are not seen by the body).
       axis_names: names of the kernel's grid axes, if the grid is named.
       scoped: id of a run_scoped jaxpr -> the Refs that stand for its allocations.
+      sizes: of the grid, where num_programs is a number (in index maps); None in bodies.
     """
 
     axes: tuple[int, ...]
     axis_names: tuple = ()
     scoped: dict[int, Sequence] = dataclasses.field(default_factory=dict)
+    sizes: tuple[int, ...] | None = None
 
     def rewrite(self, eqn, *operands) -> list | None:
         """retrace's rewrite rule: results of a Pallas equation, None for any other."""
@@ -78,14 +81,16 @@ def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
 
 
 def allocation(aval, eqn=None) -> Scratch:
-    """Scratch for a Ref type: of the kernel, or of a run_scoped equation. Raises UnsupportedOp for semaphores and barriers."""
+    """Scratch for a Ref type: of the kernel, or of a run_scoped equation. Raises UnsupportedOp for barriers."""
     dtype = aval.inner_aval.dtype if _jax.is_ref(aval) else aval.dtype
+    if _jax.is_semaphore(dtype):  # never read: see pallas_dma.py
+        return Scratch(tuple(aval.shape), np.dtype(np.int32), scoped=True)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
         raise UnsupportedOp(
             f"scratch of type {aval}",
             at=None if eqn is None else _jax.user_line(eqn),
             why="one device runs the whole kernel: there is nothing to wait for",
-            hint="semaphores and barriers need a GPU or TPU, or interpret=pltpu.InterpretParams()",
+            hint="barriers need a GPU, or interpret=pltpu.InterpretParams()",
         )
     return Scratch(tuple(aval.shape), held_as(dtype), scoped=eqn is not None)
 
@@ -99,10 +104,14 @@ def held_as(dtype: np.dtype) -> np.dtype:
 
 
 ATOMICS = ("atomic_rmw", "atomic_cas")
-NEEDS_HARDWARE = {
-    name: "one device runs the whole kernel; remote copies, semaphores and barriers have no counterpart here"
-    for name in ("dma_start", "dma_wait", "semaphore_read", "semaphore_signal", "semaphore_wait", "get_barrier_semaphore",
-                 "get_global", "barrier_arrive", "barrier_wait", "copy_smem_to_gmem", "copy_gmem_to_smem")
+_NO_GENERATOR = (
+    "the generator is a TPU core's own, and its numbers are not specified; JAX's interpreter gives zeros. "
+    "jax.random with a threefry or philox key works in the body, or draw outside and pass the numbers"
+)
+NEEDS_HARDWARE = dict.fromkeys(("prng_seed", "prng_random_bits"), _NO_GENERATOR) | {
+    name: "one device runs the whole kernel; values of semaphores and barriers have no counterpart here"
+    for name in ("semaphore_read", "get_barrier_semaphore", "get_global", "barrier_arrive", "barrier_wait",
+                 "copy_smem_to_gmem", "copy_gmem_to_smem")
 }  # fmt: skip
 
 
@@ -170,7 +179,8 @@ def _program_id(importer, eqn):
 
 @RULES.register("num_programs")
 def _num_programs(importer, eqn):
-    return [primitives.num_programs(importer.axes[eqn.params["axis"]])]
+    axis = importer.axes[eqn.params["axis"]]
+    return [primitives.num_programs(axis) if importer.sizes is None else np.int32(importer.sizes[axis])]
 
 
 @RULES.register("axis_index")
@@ -223,48 +233,26 @@ def _debug_print(importer, eqn, *operands):
 
 @RULES.register("check")
 def _check(importer, eqn, *operands):
-    """pl.debug_check means nothing unless enabled."""
-    if eqn.params.get("debug"):
+    """checkify.check; pl.debug_check where debug checks are enabled while the call is compiled."""
+    if eqn.params["debug"] and not _jax.pallas().debug_checks_enabled():
         return []
-    raise UnsupportedOp(
-        "checkify.check in a Pallas kernel", at=_jax.user_line(eqn), why="a program cannot stop its call with an error",
-        hint="return the condition, or use interpret=True",
-    )  # fmt: skip
+    failed, message, values, named = _jax.failed_check(eqn, operands)
+    primitives.when(failed)(lambda: checks.fail(message, *values, **named))
+    return []
 
 
 # --- atomics -------------------------------------------------------------------------------------------------------
 
-# Programs that could touch one element run in order (lower/parallel.py), so that a load and a store are atomic.
-_COMBINE = {
-    "xchg": lambda old, new: new,
-    "add": lax.add,
-    "max": lax.max,
-    "min": lax.min,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-    "xor": lax.bitwise_xor,
-}
+# Programs that could touch one element run in order (`cpu_params`, lower/parallel.py).
 
 
 @RULES.register("atomic_rmw")
 def _atomic_rmw(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
     where = view(ref, eqn.invars[0].aval.dtype, transforms)
-    combine = _COMBINE[eqn.params["atomic_type"].value]
-    if where.gathers():
-        return [where.update_each(combine, value, mask)]
-    old = where.load() if mask is None else where.masked_load(mask, np.zeros((), value.dtype))
-    new = combine(old, value)
-    if mask is None:
-        where.swap(new, want_old=False)
-    else:
-        where.masked_store(new, mask)
-    return [old]
+    return [where.update(COMBINE[eqn.params["atomic_type"].value], [value], mask)]
 
 
 @RULES.register("atomic_cas")
 def _atomic_cas(importer, eqn, ref, compare, value):
-    where = view(ref, eqn.invars[0].aval.dtype, ())
-    old = where.load()
-    where.swap(lax.select(lax.eq(old, compare), value, old), want_old=False)
-    return [old]
+    return [view(ref, eqn.invars[0].aval.dtype, ()).update(COMBINE["cas"], [compare, value], None)]

@@ -13,33 +13,9 @@ import numpy as np
 from jax import lax
 
 from .. import _jax
+from ..dsl.rewrites import SAID_OTHERWISE
 from ..errors import UnsupportedOp
-from .ref_views import bitcast
-
-
-def _split(eqn, x) -> list:
-    axis, parts, at = eqn.params["axis"], [], 0
-    for size in eqn.params["sizes"]:
-        parts.append(lax.slice_in_dim(x, at, at + size, axis=axis))
-        at += size
-    return parts
-
-
-def _stack(eqn, *xs) -> list:
-    axis = eqn.params["axis"]
-    return [lax.concatenate([lax.expand_dims(x, [axis]) for x in xs], axis)]
-
-
-def _unstack(eqn, x) -> list:
-    axis = eqn.params["axis"]
-    return [lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), [axis]) for k in range(x.shape[axis])]
-
-
-def _tile(eqn, x) -> list:
-    reps = tuple(eqn.params["reps"])
-    pairs = [n for rep, extent in zip(reps, x.shape) for n in (rep, extent)]
-    spread = lax.broadcast_in_dim(x, pairs, range(1, 2 * x.ndim, 2))
-    return [lax.reshape(spread, [rep * extent for rep, extent in zip(reps, x.shape)])]
+from . import bits
 
 
 def _reciprocal(eqn, x) -> list:
@@ -48,7 +24,12 @@ def _reciprocal(eqn, x) -> list:
 
 
 def _bitcast(eqn, x) -> list:
-    return [bitcast(x, np.dtype(eqn.outvars[0].aval.dtype))]
+    return [bits.rows(x, eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype)]
+
+
+def _bitcast_convert_type(eqn, x) -> list | None:
+    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    return None if bits.is_plain(old, new) else [bits.convert(x, old, new)]
 
 
 def _roll(eqn, x, shift) -> list:
@@ -147,13 +128,10 @@ def _unpack(eqn, x) -> list:
     return [(lax.bitcast_convert_type(part, signed) >> signed.type(top)).astype(out)]
 
 
-VALUE_RULES = {
-    "split": _split,
-    "stack": _stack,
-    "unstack": _unstack,
-    "tile": _tile,
+VALUE_RULES = SAID_OTHERWISE | {
     "reciprocal": _reciprocal,
     "bitcast": _bitcast,
+    "bitcast_convert_type": _bitcast_convert_type,
     "roll": _roll,
     "platform_index": _platform_index,
     "elementwise_inline_asm_p": _inline_asm,

@@ -7,6 +7,7 @@ and writes back, which is the same thing because a program's block is its own.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from jax import lax
 
 from .. import _jax
 from ..dsl import primitives
+from ..dsl.atomics import positions
 from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
 from ..errors import UnsupportedOp
+from . import bits
 from .float8 import decode, encode, is_float8
 
 
@@ -42,17 +45,21 @@ class View:
 
     def load(self):
         (value,) = bind_access(_jax.REF_PRIMITIVES["get"], self.ref_shape, [self.ref], self.indices)
-        return _apply_all(self._out(value), self.rest)
+        return _apply_all(self._out(value), self.dtype, self.rest)
 
     def swap(self, value, want_old: bool):
         """Stores a value; the old one if it is wanted."""
+        if any(map(_has_arrays, self.rest)):
+            old = self.load() if want_old else None
+            self._gathered().swap(value, want_old=False)
+            return old
         if not self.rest:
             (old,) = bind_access(_jax.REF_PRIMITIVES["swap"], self.ref_shape, [self.ref, self._back(value)], self.indices)
             return self._out(old) if want_old else None
         head = View(self.ref, self.dtype, self.indices, self.perm, ())
         whole = head.load()
-        head.swap(_replace(whole, self.rest, value), want_old=False)
-        return _apply_all(whole, self.rest) if want_old else None
+        head.swap(_replace(whole, self.dtype, self.rest, value), want_old=False)
+        return _apply_all(whole, self.dtype, self.rest) if want_old else None
 
     def add(self, value) -> None:
         if self.rest:
@@ -70,41 +77,60 @@ class View:
         return self._out(value)
 
     def masked_store(self, value, mask) -> None:
-        if self.rest:
+        if any(map(_has_arrays, self.rest)):
+            self._gathered().masked_store(value, mask)
+        elif self.rest:
             old = self.load()
             self.swap(lax.select(jnp.broadcast_to(mask, old.shape), value, old), want_old=False)
-            return
-        mask = self._back(jnp.broadcast_to(mask, value.shape))
-        bind_access(primitives.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
+        else:
+            mask = self._back(jnp.broadcast_to(mask, value.shape))
+            bind_access(primitives.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
 
-    def gathers(self) -> bool:
-        """Whether an array index may name one element twice."""
-        return any(isinstance(i, Gather) for i in self.indices)
+    def update(self, combine, values: Sequence, mask):
+        """elements = combine(elements, *values), one after the other where an array index may name one twice.
 
-    def update_each(self, combine, value, mask):
-        """element = combine(element, value) for one element after the other, in order. Returns what each held before."""
-        if self.rest or any(isinstance(i, Range) for i in self.indices):
-            raise UnsupportedOp(
-                "an atomic update through array indices and slices together", hint="give every dimension an array index"
-            )
-        shape = np.shape(next(i.at for i in self.indices if isinstance(i, Gather)))
-        flat = [lax.reshape(jnp.broadcast_to(i.at, shape), (math.prod(shape),)) for i in self.indices]
-        values = lax.reshape(jnp.broadcast_to(value, shape), (math.prod(shape),))
+        Returns what was there.
+        """
+        if any(isinstance(i, Gather) for i in self.indices) or any(map(_has_arrays, self.rest)):
+            return (self._gathered() if self.rest else self)._update_each(combine, values, mask)
+        old = self.load() if mask is None else self.masked_load(mask, np.zeros((), self.dtype))
+        new = combine(old, *values)
+        if mask is None:
+            self.swap(new, want_old=False)
+        else:
+            self.masked_store(new, mask)
+        return old
+
+    def _update_each(self, combine, values: Sequence, mask):
+        shape = self._shape()
+        flat = [lax.reshape(p, (math.prod(shape),)) for p in positions(self.indices, shape)]
+        columns = [lax.reshape(jnp.broadcast_to(v, shape), (math.prod(shape),)) for v in values]
         masks = None if mask is None else lax.reshape(jnp.broadcast_to(mask, shape), (math.prod(shape),))
 
         def step(_, x):
             at, new, taking_part = x
             one = View(self.ref, self.dtype, tuple(map(Point, at)), None, ())
-            if taking_part is None:
-                old = one.load()
-                one.swap(combine(old, new), want_old=False)
-            else:
-                old = one.masked_load(taking_part, np.zeros((), self.dtype))
-                one.masked_store(combine(old, new), taking_part)
-            return None, old
+            return None, one.update(combine, new, taking_part)
 
-        _, old = lax.scan(step, None, (tuple(flat), values, masks))
+        _, old = lax.scan(step, None, (tuple(flat), tuple(columns), masks))
         return lax.reshape(old, shape)
+
+    def _gathered(self) -> View:
+        """The same elements, each named by array indices alone."""
+        if any(isinstance(t, _jax.BitcastTransform) for t in self.rest):
+            raise UnsupportedOp("a store through an array index after a bitcast", hint="index before the bitcast")
+        shape, head = self.ref_shape, View(self.ref, self.dtype, self.indices, self.perm, ())
+        places = positions(self.indices, head._natural_shape())
+        strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+        flat = functools.reduce(lax.add, (p * np.int32(s) for p, s in zip(places, strides)))
+        flat = _apply_all(flat if self.perm is None else lax.transpose(flat, self.perm), flat.dtype, self.rest)
+        at = (lax.rem(lax.div(flat, lax.full_like(flat, s)), lax.full_like(flat, n)) for s, n in zip(strides, shape))
+        return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ())
+
+    def _natural_shape(self) -> tuple[int, ...]:
+        """Shape of the value as the access gives it."""
+        shape = self._shape()
+        return shape if self.perm is None else tuple(shape[self.perm.index(d)] for d in range(len(shape)))
 
     def _shape(self) -> tuple[int, ...]:
         """Shape of the value, without the rest."""
@@ -156,70 +182,63 @@ def _from_start(raw, extent: int):
     return lax.select(lax.lt(raw, lax.full_like(raw, 0)), lax.add(raw, lax.full_like(raw, extent)), raw)
 
 
+def _has_arrays(t) -> bool:
+    """Whether a transform is an index with arrays in it."""
+    return isinstance(t, _jax.NDIndexer) and any(not _jax.is_slice(i) and np.ndim(i) for i in t.indices)
+
+
 def _composes(t, indices: list, order: list) -> bool:
     """Whether the indexer can join the access: no array index before it, and array indices only in the Ref's own order."""
     if any(isinstance(i, Gather) for i in indices):
         return False
-    arrays = any(not _jax.is_slice(i) and np.ndim(i) for i in t.indices)
-    return not arrays or order == list(range(len(indices)))
+    return not _has_arrays(t) or order == list(range(len(indices)))
 
 
 # --- transforms of values ------------------------------------------------------------------------------------------
 
 
-def _apply_all(value, transforms: Sequence):
+def _apply_all(value, dtype: np.dtype, transforms: Sequence):
+    """`dtype` is what the body takes the elements for, which is not the value's for 8-bit floats."""
     for t in transforms:
-        value = _apply(value, t)
+        value, dtype = _apply(value, dtype, t), _dtype_after(dtype, t)
     return value
 
 
-def _apply(value, t):
+def _dtype_after(dtype: np.dtype, t) -> np.dtype:
+    return np.dtype(t.dtype) if isinstance(t, _jax.BitcastTransform) else dtype
+
+
+def _apply(value, dtype: np.dtype, t):
     match t:
         case _jax.ReshapeTransform(shape=shape):
             return lax.reshape(value, tuple(shape))
         case _jax.TransposeTransform(permutation=p):
             return lax.transpose(value, tuple(p))
-        case _jax.BitcastTransform(dtype=dtype):
-            return bitcast(value, np.dtype(dtype))
+        case _jax.BitcastTransform():
+            return bits.rows(value, dtype, _dtype_after(dtype, t))
         case _jax.NDIndexer():
             return _index_value(value, t)
     raise UnsupportedOp(f"Ref transform {type(t).__name__}", hint="index, reshape, transpose and bitcast are supported")
 
 
-def _replace(value, transforms: Sequence, new):
+def _replace(value, dtype: np.dtype, transforms: Sequence, new):
     """The value with the part that `transforms` select replaced by `new`."""
     if not transforms:
         return new
     t, rest = transforms[0], transforms[1:]
-    inner = _replace(_apply(value, t), rest, new)
+    inner = _replace(_apply(value, dtype, t), _dtype_after(dtype, t), rest, new)
     match t:
         case _jax.ReshapeTransform():
             return lax.reshape(inner, value.shape)
         case _jax.TransposeTransform(permutation=p):
             return lax.transpose(inner, tuple(np.argsort(p)))
         case _jax.BitcastTransform():
-            return bitcast(inner, value.dtype)
+            return bits.rows(inner, _dtype_after(dtype, t), dtype)
     return _update_value(value, t, inner)
 
 
-def bitcast(value, dtype: np.dtype):
-    """Reinterprets elements; a change of width scales the second last dimension (the last of a 1-d value)."""
-    old, new = value.dtype.itemsize, dtype.itemsize
-    if old == new:
-        return lax.bitcast_convert_type(value, dtype)
-    if value.ndim == 1:
-        return jnp.squeeze(bitcast(value[:, None], dtype), 1)
-    *lead, rows, columns = value.shape
-    if old > new:  # [.., r, c] -> [.., r, c, k] -> [.., r * k, c]
-        parts = jnp.swapaxes(lax.bitcast_convert_type(value, dtype), -1, -2)
-        return lax.reshape(parts, (*lead, rows * (old // new), columns))
-    k = new // old
-    parts = jnp.swapaxes(lax.reshape(value, (*lead, rows // k, k, columns)), -1, -2)
-    return lax.bitcast_convert_type(parts, dtype)
-
-
 def _index_value(value, t):
-    if any(not _jax.is_slice(i) and np.ndim(i) for i in t.indices):
+    if _has_arrays(t):
         parts = [i if not _jax.is_slice(i) else slice(i.start, i.start + i.size * i.stride, i.stride) for i in t.indices]
         return value[tuple(parts)]
     starts, spans, strides, points = _slices(t)
@@ -229,8 +248,6 @@ def _index_value(value, t):
 
 
 def _update_value(value, t, new):
-    if any(not _jax.is_slice(i) and np.ndim(i) for i in t.indices):
-        raise UnsupportedOp("a store through an array index after a reshape", hint="index before reshaping")
     starts, spans, strides, points = _slices(t)
     starts = [jnp.asarray(s, np.int32) for s in starts]
     new = lax.expand_dims(new, points)

@@ -40,23 +40,41 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class WrittenKernel:
+    """A kernel that fusion did not make: `origin` says who wrote it, `lines` how the dimensions of its grid run."""
+
+    name: str
+    origin: str
+    at: str | None
+    grid: tuple
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.name} ({self.origin}): grid [{', '.join(map(str, self.grid))}]  at {self.at or 'unknown line'}"
+        return "\n".join([head, *(f"    {line}" for line in self.lines)])
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What the fuser did. `str()` is the report: kernels, then what was not fused, then a count of what was.
 
-    With `verbose`, the fusions are listed too.
+    `kernels` are those of the fuser, `written` those of the function's author (api.py adds them). With `verbose`, the
+    fusions are listed too.
     """
 
     name: str
     kernels: tuple[KernelReport, ...]
     edges: tuple[Edge, ...]
     left: tuple
+    written: tuple[WrittenKernel, ...] = ()
     verbose: bool = False
 
     def __str__(self) -> str:
         edges = [e for e in self.edges if e.producer.primitive.name not in VIEWS]
         fused = [e for e in edges if e.fused]
-        out = [f"{self.name}: {len(self.kernels)} kernel(s), {len(self.left)} operation(s) left to XLA"]
-        out += [f"  kernel {k}" for k in self.kernels]
+        written = f" and {len(self.written)} that you wrote" if self.written else ""
+        out = [f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"]
+        out += [f"  kernel {k}" for k in (*self.kernels, *self.written)]
         out += [f"  {_edge(e)}" for e in edges if not e.fused]
         if self.verbose:
             out += [f"  {_edge(e)}" for e in fused]

@@ -207,10 +207,10 @@ class BodyBuilder:
                 from .refs import access
 
                 access(self, eqn, env)
-            elif name == "debug_print":
-                from .traces import debug_print
+            elif name in ("debug_print", "check_failed", "breakpoint"):
+                from .traces import trace
 
-                debug_print(self, eqn, env)
+                trace(self, eqn, env)
             elif name == "in_bounds":
                 env[eqn.outvars[0]] = self.in_bounds(self.refs[eqn.invars[0]], eqn.params["axis"])
             elif name in ("scan", "while", "cond"):

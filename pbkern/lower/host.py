@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..affine import Affine
+from ..dsl import repro
 from ..dsl.host import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from ..dsl.kernel import Kernel
+from ..errors import PbkernError
 from .program import NEVER, LoweredKernel, LowerOptions, lower_kernel
 from .work import tasks
 
@@ -42,7 +44,11 @@ class _Host:
             options = options_of(k)
             if id(k) in shifted:  # results may start anywhere in a cache line
                 options = dataclasses.replace(options, stream_bytes=NEVER)
-            self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options)
+            try:
+                self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options)
+            except PbkernError as e:
+                repro.attach(e, k)
+                raise
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0

@@ -1,4 +1,4 @@
-"""Kernel -> grid dimensions whose programs may run in any order, on several threads.
+"""Kernel -> for each grid dimension, whether its programs may run in any order, on several threads, and why.
 
 "parallel" in dimension_semantics is the author's licence. Without one, a dimension counts as parallel when its programs
 provably write disjoint blocks, keep nothing in scratch and read no block of an aliased operand but their own. Dimensions of
@@ -7,31 +7,72 @@ dynamic size run in order.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .. import jaxprs
 from ..dsl.kernel import Kernel
 
 
+@dataclass(frozen=True)
+class GridDimension:
+    """One grid dimension: `size` programs, None where an operand gives it, which run in parallel or in order, and why."""
+
+    axis: int
+    size: int | None
+    parallel: bool
+    why: str
+
+    def __str__(self) -> str:
+        size = "of dynamic size" if self.size is None else f"of {self.size}"
+        return f"grid dimension {self.axis} {size}: {'parallel' if self.parallel else 'in order'}, {self.why}"
+
+
 def parallel_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[int, ...]:
     """Axes of the grid, ascending."""
+    return tuple(d.axis for d in grid_dimensions(kernel, semantics) if d.parallel)
+
+
+def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[GridDimension, ...]:
+    """One entry per grid dimension; `semantics` are the target's dimension_semantics, None if the author gave none."""
     dynamic = {d for d, _ in kernel.dynamic_grid}
-    static = [d for d in range(len(kernel.grid)) if d not in dynamic]
-    if semantics is not None:
-        return tuple(d for d in static if semantics[d] == "parallel")
-    single = tuple(d for d in static if kernel.grid[d] == 1)
-    if not all(s.scoped for s in kernel.scratch) or not all(_same_blocks(kernel, *pair) for pair in kernel.aliases):
-        return single
-    return tuple(d for d in static if d in single or all(_disjoint(m, d) for m in kernel.outputs))
+    shared = None if semantics is not None else _shared_memory(kernel)
+    found = []
+    for d, size in enumerate(kernel.grid):
+        if d in dynamic:
+            found.append(GridDimension(d, None, False, "because an operand gives its size"))
+        elif semantics is not None:
+            found.append(GridDimension(d, size, semantics[d] == "parallel", f'declared "{semantics[d]}"'))
+        elif size == 1:
+            found.append(GridDimension(d, size, True, "a single program"))
+        else:
+            why = shared or _overlap(kernel, d)
+            found.append(GridDimension(d, size, why is None, why or "proved: its programs write disjoint blocks"))
+    return tuple(found)
+
+
+def _shared_memory(kernel: Kernel) -> str | None:
+    """What programs of any dimension may hand to each other, or None."""
+    for n, s in enumerate(kernel.scratch):
+        if not s.scoped:
+            return f"because scratch {n} is kept from program to program"
+    for i, o in kernel.aliases:
+        if not _same_blocks(kernel, i, o):
+            return (f"because programs may read of {kernel.inputs[i].origin} what others write through "
+                    f"{kernel.outputs[o].origin}")  # fmt: skip
+    return None
+
+
+def _overlap(kernel: Kernel, dim: int) -> str | None:
+    """Which result's blocks may overlap along `dim`, or None."""
+    mapping = next((m for m in kernel.outputs if not m.moves_apart(dim)), None)
+    if mapping is None:
+        return None
+    unmoved = None not in mapping.starts and not any(dim in s.symbols for s in mapping.starts)
+    what = "are the same along it" if unmoved else "are not proved to be disjoint"
+    return f"because blocks of {mapping.origin} {what}"
 
 
 def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:
     """Whether every program reads of an aliased operand exactly the block that it writes."""
     a, b = kernel.inputs[operand], kernel.outputs[result]
     return a.dims == b.dims and operand >= kernel.num_scalar_prefetch and jaxprs.same(a.index_map, b.index_map)
-
-
-def _disjoint(mapping, dim: int) -> bool:
-    """Whether blocks of two programs that differ in `dim` never overlap: some axis moves with it alone, by a block or more."""
-    for start, block in zip(mapping.starts, mapping.dims):
-        if start is not None and start.symbols == {dim} and abs(start.coefficient(dim)) >= block.size:
-            return True
-    return False

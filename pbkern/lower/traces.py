@@ -1,4 +1,4 @@
-"""jax.debug.print in bodies -> Trace statements: values are copied to scratch and handed to the host process.
+"""jax.debug.print and failed checks in bodies -> Trace statements: values are copied to scratch and handed to the host process.
 
 The target's runtime provides TRACE(site, operand, address), called once per operand in order; `SITES[site]` says what
 to do with the values once the last one is there. Sites live as long as the process, as its compiled kernels do.
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import _jax
+from ..dsl import checks
+from ..dsl.breakpoints import breakpoint_p
+from ..errors import UnsupportedOp
 from .nest import Trace
 from .text import Block, Text
 
@@ -29,13 +32,21 @@ class Site:
 SITES: list[Site] = []
 
 
-def debug_print(builder, eqn, env: dict) -> None:
-    """Notes the statement; operands are read where it stands in the program's order."""
+def trace(builder, eqn, env: dict) -> None:
+    """Notes the statement; operands are read where it stands in the program's order. A failed check has the grid's indices
+    as further operands."""
     from .build import ControlItem
 
+    if eqn.primitive is breakpoint_p:
+        raise UnsupportedOp(
+            "pbkern.breakpoint in a compiled kernel", at=_jax.user_line(eqn), why="machine code has no Python frame to stop in",
+            hint="interpret=True, or pbkern.interpret(kernel.trace(*arrays), *arrays)",
+        )  # fmt: skip
     values = [builder.read(env, a) for a in eqn.invars]
+    receive = _jax.debug_printer(eqn) if eqn.primitive is not checks.fail_p else _reporter(eqn)
+    values += builder.grid if eqn.primitive is checks.fail_p else ()
     site = len(SITES)
-    SITES.append(Site(tuple((v.shape, v.dtype) for v in values), _jax.debug_printer(eqn)))
+    SITES.append(Site(tuple((v.shape, v.dtype) for v in values), receive))
 
     def run() -> None:
         copies = [builder.new_buffer(v.shape, v.dtype) for v in values]
@@ -44,6 +55,11 @@ def debug_print(builder, eqn, env: dict) -> None:
         builder.stmts.append(Trace(site, [c.buf for c in copies]))
 
     builder.append_control(ControlItem(tuple(values), frozenset(), run), [])
+
+
+def _reporter(eqn) -> Callable[..., None]:
+    count = len(eqn.invars)
+    return lambda *values: checks.report(checks.error(eqn, values[count:], values[:count]))
 
 
 def emit_trace(text: Text, block: Block, s: Trace, memref: Callable) -> None:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
@@ -258,12 +259,30 @@ def changed(subscript, value, view=lambda a: a):
     return out
 
 
+CHOSEN = np.array([3, 0, 5])
+
+
+def chosen():
+    """CHOSEN as an array that a body computes."""
+    return (3 - 3 * (jnp.arange(3) % 2) + 2 * (jnp.arange(3) // 2)).astype(jnp.int32)
+
+
 WRITES = [
     (lambda r: r.at[1:5:2, pl.ds(2, 3)].set(-jnp.ones((2, 3))), changed(np.s_[1:5:2, 2:5], -1)),
     (lambda r: r.at[2:5].at[1].set(-jnp.ones(8)), changed(3, -1)),
     (lambda r: r.reshape(8, 6).at[2:4].set(-jnp.ones((2, 6))), changed(np.s_[2:4], -1, lambda a: a.reshape(8, 6))),
     (lambda r: r.T.at[3].set(jnp.arange(6.0)), changed(3, np.arange(6), lambda a: a.T)),
     (lambda r: r.bitcast(jnp.int32).at[1].set(jnp.ones(8, jnp.int32)), changed(1, 1, lambda a: a.view("i4"))),
+    (lambda r: r.reshape(8, 6).at[chosen()].set(-jnp.ones((3, 6))), changed(CHOSEN, -1, lambda a: a.reshape(8, 6))),
+    (
+        lambda r: r.reshape(8, 6).at[1:3, chosen()].set(jnp.arange(6.0).reshape(2, 3)),
+        changed(np.s_[1:3, CHOSEN], np.arange(6.0).reshape(2, 3), lambda a: a.reshape(8, 6)),
+    ),
+    (lambda r: r.T.at[chosen()].set(-jnp.ones((3, 6))), changed(CHOSEN, -1, lambda a: a.T)),
+    (
+        lambda r: r.at[2:6].reshape(2, 16).at[:, chosen()].set(-jnp.ones((2, 3))),
+        changed(np.s_[:, CHOSEN], -1, lambda a: a[2:6].reshape(2, 16)),
+    ),
 ]
 
 
@@ -284,6 +303,21 @@ def test_masked_loads_and_stores():
 
     got = pl.pallas_call(kernel, out_shape=struct(30), grid=(2,))(np.arange(20, dtype="f4"))
     np.testing.assert_array_equal(got, np.concatenate([np.arange(20) + 1, np.full(10, 8)]))
+
+
+def test_masks_that_always_hold_cost_nothing():
+    def f(x, width):
+        def kernel(x_ref, o_ref):
+            inside = (jnp.arange(8) < width)[None, :]
+            value = plt.load(x_ref.at[:, :], mask=inside, other=5.0)
+            plt.store(o_ref.at[:, :], jnp.where(jnp.arange(8) >= 0, value, 9.0), mask=inside | (jnp.arange(8) >= 0))
+
+        return pl.pallas_call(kernel, out_shape=x)(x)
+
+    for width, masked in ((8, 0), (6, 1)):
+        np.testing.assert_array_equal(f(A, width), np.where(np.arange(8) < width, A, 5))
+        source = imported(functools.partial(f, width=width), A).source()
+        assert source.count("mask=") == masked and "where" not in source and "select" not in source
 
 
 def test_run_scoped_gives_private_memory_and_stays_parallel():
@@ -330,6 +364,36 @@ def test_atomics_reach_every_element_in_turn(atomic):
     want = np.full(8, 99, np.int32)
     ATOMICS[atomic].at(want, at, values)
     np.testing.assert_array_equal(f(at, values, np.full(8, 99, np.int32)), want)
+
+
+def test_atomics_take_slices_beside_array_indices():
+    def kernel(at_ref, start_ref, o_ref):
+        plt.atomic_add(o_ref, (slice(0, 2), at_ref[...]), jnp.ones((2, 3)))
+
+    at, start = np.array([1, 1, 3], np.int32), np.zeros((4, 5), "f4")
+    got = pl.pallas_call(kernel, out_shape=struct(4, 5), input_output_aliases={1: 0})(at, start)
+    want = start.copy()
+    np.add.at(want[:2], (slice(None), at), 1)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_bounded_slices():
+    parts = np.array([[11, 16], [8, 11], [3, 8], [0, 3]], "i4")
+
+    def part(i, parts_ref):
+        return pl.ds(parts_ref[i, 0], parts_ref[i, 1] - parts_ref[i, 0]), 0
+
+    def kernel(parts_ref, x_ref, size_ref, o_ref):
+        o_ref[...] = x_ref[...] * (pl.program_id(0) + 1) + size_ref[...]
+
+    block, whole = pl.BlockSpec((pl.BoundedSlice(8), 4), part), pl.BlockSpec((1, 4), lambda i, parts_ref: (0, 0))
+    spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(4,), in_specs=[block, whole], out_specs=block)
+    x = np.random.default_rng(0).standard_normal((16, 4)).astype("f4")
+    got = pl.pallas_call(kernel, out_shape=struct(16, 4), grid_spec=spec)(parts, x, np.full((1, 4), 2, "f4"))
+    want = np.empty_like(x)
+    for i, (low, high) in enumerate(parts):
+        want[low:high] = x[low:high] * (i + 1) + 2
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_compare_and_swap():
@@ -405,12 +469,27 @@ def test_imported_kernels_print_as_source_that_rebuilds_them(f, args):
 
 def test_what_needs_hardware_is_refused_at_the_user_s_line():
     def kernel(x_ref, o_ref, sem):
-        pltpu.semaphore_signal(sem)
-        o_ref[...] = x_ref[...]
+        o_ref[0] = x_ref[0] + pl.semaphore_read(sem).astype(F32)
 
     f = pl.pallas_call(kernel, out_shape=struct(8), scratch_shapes=[pltpu.SemaphoreType.REGULAR])
-    with pytest.raises(UnsupportedOp, match="semaphores"):
+    with pytest.raises(UnsupportedOp, match=r"semaphore_read[\s\S]*test_import.py"):
         f(np.ones(8, "f4"))
+
+
+def test_copies_and_signals_to_other_devices_are_refused():
+    def copies(x_ref, o_ref, send, receive):
+        pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id=1, device_id_type=pl.DeviceIdType.LOGICAL).start()
+
+    def signals(x_ref, o_ref, send, receive):
+        pl.semaphore_signal(receive, device_id=1, device_id_type=pl.DeviceIdType.LOGICAL)
+
+    for body, what in ((copies, "a copy to another device"), (signals, "a signal to another device")):
+        f = pl.pallas_call(
+            body, out_shape=struct(8, 128), in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec(memory_space=pl.ANY), scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR],
+        )  # fmt: skip
+        with pytest.raises(UnsupportedOp, match=what):
+            f(np.ones((8, 128), "f4"))
 
 
 def test_a_primitive_without_rule_is_named_with_its_line():
@@ -427,3 +506,161 @@ def test_a_primitive_without_rule_is_named_with_its_line():
 def test_compiler_params_without_counterpart_are_refused(params):
     with pytest.raises(UnsupportedOp, match="collective_id|profile_space"):
         add(X, Y, compiler_params=params)
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def checked(check):
+    def kernel(x_ref, o_ref):
+        check(jnp.all(x_ref[...] < 20), "a block of x reaches 20")
+        o_ref[...] = x_ref[...]
+
+    spec = pl.BlockSpec((8,), lambda i: (i,))
+    return lambda x: pl.pallas_call(kernel, out_shape=x, grid=(4,), in_specs=[spec], out_specs=spec)(x)
+
+
+def test_a_checkify_check_fails_the_call():
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"a block of x reaches 20[\s\S]*test_import.py"):
+        jax.block_until_ready(jax.jit(checked(checkify.check))(X))
+    np.testing.assert_array_equal(jax.jit(checked(checkify.check))(X - 20), X - 20)
+
+
+def test_debug_checks_fail_the_call_where_they_are_enabled():
+    np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X), X)
+    with pl.enable_debug_checks(True):
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a block of x reaches 20"):
+            jax.block_until_ready(jax.jit(checked(pl.debug_check))(X))
+        np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X - 20), X - 20)
+
+
+def test_the_generator_of_a_tpu_is_refused():
+    def kernel(o_ref):
+        pltpu.prng_seed(0)
+        o_ref[...] = pltpu.prng_random_bits((8, 128))
+
+    with pytest.raises(UnsupportedOp, match=r"`prng_seed`[\s\S]*threefry or philox"):
+        pl.pallas_call(kernel, out_shape=struct(8, 128, dtype=jnp.int32))()
+
+
+# --- bitcasts ------------------------------------------------------------------------------------------------------
+
+WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2]
+
+
+@pytest.mark.parametrize("new", WIDTHS)
+@pytest.mark.parametrize("old", WIDTHS)
+def test_bitcasts_between_all_widths(old, new):
+    raw = np.random.default_rng(0).integers(0, 120, (32, 16 * np.dtype(old).itemsize), np.uint8)  # no NaN in any type
+    x = jnp.asarray(raw.view(old).reshape(8, -1)[:, :16])
+
+    def kernel(x_ref, o_ref, view_ref, last_ref):
+        o_ref[...] = pltpu.bitcast(x_ref[...], new)
+        view_ref[...] = x_ref.bitcast(new)[...]
+        last_ref[...] = jax.lax.bitcast_convert_type(x_ref[...].reshape(last_in), new).reshape(last_out)
+
+    def interpreted(*shapes):
+        return pl.pallas_call(kernel, out_shape=shapes, interpret=True)(x)
+
+    rows = 8 * np.dtype(old).itemsize // np.dtype(new).itemsize
+    k = max(np.dtype(new).itemsize // np.dtype(old).itemsize, 1)
+    last_in = (8, 16) if k == 1 else (8, 16 // k, k)
+    last_out = (8, 16 * np.dtype(old).itemsize // np.dtype(new).itemsize)
+    shapes = [jax.ShapeDtypeStruct(s, new) for s in ((rows, 16), (rows, 16), last_out)]
+    got = pl.pallas_call(kernel, out_shape=shapes)(x)
+    for a, b in zip(got, interpreted(*shapes)):
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+
+
+# --- copies and state of TPU kernels -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", ["parallel", "arbitrary"])
+def test_local_copies_with_two_buffers(semantics):
+    def kernel(x_ref, o_ref, buffers, results, arrive, leave):
+        i, n = pl.program_id(0), 4
+
+        def load(k):
+            return pltpu.make_async_copy(x_ref.at[i, pl.ds(k * 8, 8)], buffers.at[k % 2], arrive.at[k % 2])
+
+        load(0).start()
+        for k in range(n):
+            if k + 1 < n:
+                load(k + 1).start()
+            load(k).wait()
+            results[...] = buffers[k % 2] * 2 + k
+            store = pltpu.make_async_copy(results, o_ref.at[i, pl.ds(k * 8, 8)], leave)
+            store.start()
+            store.wait()
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    f = pl.pallas_call(
+        kernel, grid=(3,), out_shape=struct(3, 32, 128), in_specs=[anywhere], out_specs=anywhere,
+        scratch_shapes=[pltpu.VMEM((2, 8, 128), F32), pltpu.VMEM((8, 128), F32), pltpu.SemaphoreType.DMA((2,)),
+                        pltpu.SemaphoreType.DMA],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=(semantics,)),
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((3, 32, 128)).astype("f4")
+    want = x * 2 + np.repeat(np.arange(4, dtype="f4"), 8)[None, :, None]
+    np.testing.assert_allclose(f(x), want, rtol=1e-6, atol=1e-6)
+
+
+def test_signals_and_waits_of_one_device():
+    def kernel(x_ref, o_ref, sem):
+        pl.semaphore_signal(sem, 2)
+        pl.semaphore_wait(sem, 2)
+        o_ref[...] = x_ref[...] + 1
+
+    f = pl.pallas_call(kernel, out_shape=struct(8), scratch_shapes=[pltpu.SemaphoreType.REGULAR])
+    np.testing.assert_array_equal(f(np.ones(8, "f4")), 2)
+
+
+def test_prefetched_operands_keep_what_programs_write():
+    def kernel(count_ref, x_ref, o_ref):
+        count_ref[0] += 1
+        o_ref[...] = x_ref[...] * count_ref[0]
+
+    block = pl.BlockSpec((8,), lambda i, count_ref: (i,))
+    spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(4,), in_specs=[block], out_specs=block)
+    count = jnp.array([10], jnp.int32)
+    got = pl.pallas_call(kernel, out_shape=struct(32), grid_spec=spec)(count, X)
+    np.testing.assert_array_equal(got, X * np.repeat(np.arange(11, 15), 8))
+    assert count[0] == 10
+
+
+def test_blocks_wider_than_their_output_keep_what_lies_outside():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.broadcast_to(x_ref[...].sum(1, keepdims=True), (4, 128))
+        o_ref[:, 0:1] = o_ref[:, 127:128] + 1
+
+    f = pl.pallas_call(
+        kernel, grid=(2,), out_shape=struct(8, 1), in_specs=[pl.BlockSpec((4, 16), lambda i: (i, 0))],
+        out_specs=pl.BlockSpec((4, 128), lambda i: (i, 0)),
+    )  # fmt: skip
+    x = np.arange(128, dtype="f4").reshape(8, 16)
+    np.testing.assert_allclose(f(x), x.sum(1, keepdims=True) + 1)
+
+
+def test_copies_of_dynamic_size_are_refused():
+    def kernel(n_ref, x_ref, o_ref, sem):
+        n = n_ref[0]
+        pltpu.make_async_copy(x_ref.at[pl.ds(0, n)], o_ref.at[pl.ds(0, n)], sem).start()
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    f = pl.pallas_call(
+        kernel, out_shape=struct(32, 128), in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), anywhere], out_specs=anywhere,
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedOp, match=r"slice of dynamic size[\s\S]*test_import.py"):
+        f(np.array([8], "i4"), np.ones((32, 128), "f4"))
+
+
+def test_index_maps_know_the_size_of_the_grid():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    f = pl.pallas_call(
+        kernel, grid=(4,), out_shape=struct(32), in_specs=[pl.BlockSpec((8,), lambda i: (pl.num_programs(0) - 1 - i,))],
+        out_specs=pl.BlockSpec((8,), lambda i: (i,)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(f(X), X.reshape(4, 8)[::-1].ravel())

@@ -1,4 +1,4 @@
-"""The process's side of jax.debug.print in kernels: addresses of values -> NumPy arrays -> the print's own formatting."""
+"""The process's side of jax.debug.print and checks in kernels: addresses of values -> NumPy arrays -> what receives them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _trace(site: int, operand: int, address: int) -> None:
         if len(values) == len(s.types):
             s.receive(*values)
     except Exception as e:
-        print(f"pbkern: jax.debug.print in a kernel failed: {e!r}", file=sys.stderr)
+        print(f"pbkern: a print or check in a kernel failed: {e!r}", file=sys.stderr)
 
 
 ADDRESS = ctypes.cast(_trace, ctypes.c_void_p).value

@@ -1,0 +1,88 @@
+"""check and fail: interpreted and native kernels report the message, the line, the values and the program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern.dsl.text import same_kernel
+from pbkern.errors import CheckError, KernelError
+
+X = np.arange(32, dtype="f4")
+ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
+
+
+def below(limit):
+    def body(x_ref, o_ref):
+        x = x_ref[...]
+        pbkern.check(jnp.all(x < limit), "{} is not below {limit}", x.max(), limit=limit)
+        o_ref[...] = x * 2
+
+    return pbkern.kernel(body, grid=(4,), in_specs=[ROWS], out_specs=ROWS, out_shape=jax.ShapeDtypeStruct((32,), "f4"))
+
+
+# XLA raises one or the other, as it calls back at once or later.
+FROM_JAX = (jax.errors.JaxRuntimeError, ValueError)
+FAILURE = r"23.0 is not below 20.0\n  at   .*test_checks.py:\d+:\d+ \(below.*\n  why  a check failed in program \(2,\)"
+
+
+def ways(kernel):
+    """The same call: interpreted, by itself, from its printed source."""
+    traced = kernel.trace(X)
+    return {
+        "interpreted": lambda x: pbkern.interpret(traced, x)[0],
+        "interpreted by a call": lambda x: pbkern.call_kernel(traced, x, interpret=True)[0],
+        "native": kernel,
+    }
+
+
+@pytest.mark.parametrize("way", ways(below(20.0)))
+def test_a_failed_check_is_a_check_error(way):
+    with pytest.raises(CheckError, match=FAILURE if way != "native" else r"is not below 20.0\n  at   .*test_checks.py"):
+        ways(below(20.0))[way](X)
+    np.testing.assert_array_equal(ways(below(99.0))[way](X), X * 2)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, pbkern.jit])
+def test_a_jitted_function_raises_after_the_call(jit):
+    f = jit(lambda x: below(24.5)(x + 1) - 1)
+    with pytest.raises(FROM_JAX, match=r"is not below 24.5[\s\S]*test_checks.py"):
+        jax.block_until_ready(f(X))
+    np.testing.assert_array_equal(jit(lambda x: below(99.0)(x + 1) - 1)(X), (X + 1) * 2 - 1)
+
+
+def test_checks_run_under_vmap_and_in_control_flow():
+    def body(x_ref, o_ref):
+        @pbkern.loop(0, 8)
+        def _(i):
+            @pbkern.when(x_ref[i] == 13)
+            def _():
+                pbkern.fail("found {} at {}", x_ref[i], i)
+
+        o_ref[...] = x_ref[...]
+
+    kernel = pbkern.kernel(body, grid=(4,), in_specs=[ROWS], out_specs=ROWS, out_shape=jax.ShapeDtypeStruct((32,), "f4"))
+    assert same_kernel(pbkern.rebuild(kernel.trace(X).source()), kernel.trace(X))
+    for call in (kernel, lambda x: pbkern.interpret(kernel.trace(x), x)):
+        with pytest.raises(CheckError, match=r"found 13.0 at 5[\s\S]*program \(1,\)"):
+            call(X)
+    batch = np.stack([X * 0, X])
+    with pytest.raises(FROM_JAX, match=r"found 13.0 at 5[\s\S]*program \(1, 1\)"):
+        jax.block_until_ready(jax.jit(jax.vmap(kernel))(batch))
+    np.testing.assert_array_equal(kernel(X + 100), X + 100)
+
+
+def test_one_failure_does_not_reach_the_next_call():
+    for _ in range(3):
+        with pytest.raises(CheckError):
+            below(3.0)(X)
+    np.testing.assert_array_equal(below(50.0)(X), X * 2)
+
+
+def test_a_check_takes_a_scalar():
+    def body(o_ref):
+        pbkern.check(jnp.ones(3, bool), "no")
+
+    with pytest.raises(KernelError, match="jnp.all"):
+        pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((4,), "f4")).trace()

@@ -1,0 +1,98 @@
+"""explain lists hand-written and Pallas kernels, and says of each grid dimension how it runs and why."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+import pbkern
+import pbkern.pallas
+
+X = np.arange(32, dtype="f4")
+ROWS = pbkern.BlockSpec((8,), lambda i, *_: (i,))
+SHAPE = jax.ShapeDtypeStruct((32,), jnp.float32)
+
+
+def lines_of(kernel, *args):
+    (written,) = pbkern.jit(lambda *a: kernel(*a)).explain(*args).written
+    return written.lines
+
+
+def copy(x_ref, o_ref, *rest):
+    o_ref[...] = x_ref[...]
+
+
+def copy_counted(x_ref, count_ref, o_ref):
+    o_ref[...] = x_ref[...]
+
+
+def make(body=copy, **options):
+    return pbkern.kernel(body, **{"grid": (4,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": SHAPE} | options)
+
+
+CASES = [
+    ({}, ["parallel, proved: its programs write disjoint blocks"]),
+    ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))}, ['parallel, declared "parallel"']),
+    ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",))}, ['in order, declared "arbitrary"']),
+    ({"scratch_shapes": [((8,), "f4")]}, ["in order, because scratch 0 is kept from program to program"]),
+    ({"grid": (4, 3)}, ["parallel, proved", "in order, because blocks of output 0 are the same along it"]),
+    ({"grid": (4, 1)}, ["parallel, proved", "parallel, a single program"]),
+    ({"out_specs": pbkern.BlockSpec((8,), lambda i: (i // 2,))}, ["in order, because blocks of output 0 are not proved"]),
+    (
+        {"input_output_aliases": {0: 0}, "in_specs": [pbkern.BlockSpec((8,), lambda i: (3 - i,))]},
+        ["in order, because programs may read of input 0 what others write through output 0"],
+    ),
+]
+
+
+@pytest.mark.parametrize("options, want", CASES)
+def test_how_each_grid_dimension_runs_and_why(options, want):
+    found = lines_of(make(**options), X)
+    assert len(found) == len(want)
+    for axis, (line, words) in enumerate(zip(found, want)):
+        assert line.startswith(f"grid dimension {axis} of ") and words in line
+
+
+def test_a_dimension_of_dynamic_size_runs_in_order():
+    (line,) = lines_of(make(body=copy_counted, in_specs=[ROWS, pbkern.BlockSpec()], dynamic_grid={0: 1}), X, np.int32(2))
+    assert line == "grid dimension 0 of dynamic size: in order, because an operand gives its size"
+
+
+def plus_one(x_ref, o_ref):
+    o_ref[...] = x_ref[...] + 1
+
+
+@pbkern.jit
+def mixed(x):
+    spec = pl.BlockSpec((8,), lambda i: (i,))
+    y = pl.pallas_call(plus_one, out_shape=SHAPE, grid=(4,), in_specs=[spec], out_specs=spec, name="plus_one")(x)
+    return jnp.sin(make()(y)) * 2
+
+
+def test_both_kinds_are_listed_with_line_and_grid():
+    plan = mixed.explain(X)
+    assert [(w.name, w.origin, w.grid) for w in plan.written] == [
+        ("plus_one", "Pallas", (4,)),
+        ("copy", "written by hand", (4,)),
+    ]
+    assert all("test_explain.py" in w.at for w in plan.written)
+    assert all(str(w) in str(plan) for w in plan.written)
+    assert "kernel(s) and 2 that you wrote" in str(plan)
+    assert [x.why for x in plan.left] == ["a Pallas kernel, which is compiled by itself"]
+
+
+def test_pallas_calls_of_jax_are_named_as_such():
+    pbkern.pallas.uninstall()
+    try:
+        pallas, own = mixed.explain(X + 0).written
+        assert pallas.lines == ("is JAX's: pbkern.pallas.install() compiles it",)
+        assert own.lines
+    finally:
+        pbkern.pallas.install()
+
+
+def test_kernels_in_loops_are_found():
+    kernel = make()
+    f = pbkern.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, v: kernel(v), x))
+    assert [w.name for w in f.explain(X).written] == ["copy"]
