@@ -35,6 +35,8 @@ ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 # do others at a smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
+# A group expands its inputs if its results are at least this many times as large.
+EXPANSION = 4
 
 
 def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
@@ -401,24 +403,32 @@ class Partitioner:
         accept = self.fits_chain if len(heavy) > 1 else lambda cost: True
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
-        # What is made of indices alone, such as a mask, needs no memory at all when it is fused.
-        slack = 1.0 if a.reads() else CHAIN_SLACK
         between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
         moved = schedule.cost.bytes_moved if schedule is not None else 0
-        if between > 0.5 * moved:
-            slack = max(slack, LARGE_SLACK)
+        # What is made of much smaller arrays or of indices, such as a mask, needs hardly any memory when it is fused.
+        expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
+        slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved else 1.0
         ok = schedule is not None and schedule.cost.seconds < before * slack
         if schedule is not None and self.chained(a, b):
-            # Attention gains, two layers of a network do not: the value between, or what both read, must outweigh
-            # all other traffic.
+            # Attention gains, two layers of a network do not: the passes over the value between, which is written and
+            # read, or over what both read must outweigh all other traffic.
             shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
-            ok = schedule.cost.seconds < before * CHAIN_SLACK and (between > moved or shared > 0.5 * moved)
+            slack = CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
+            large = 2 * between > moved or shared > 0.5 * moved
+            # Where both only stream their operands, as for a single query, no register tile is at stake.
+            streams = self.streams(a) and self.streams(b)
+            ok = schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack) and (large or streams)
             why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
             self.drop(a)
             self.set_group(b, eqns, outputs, schedule)
         return ok
+
+    def streams(self, group: Node) -> bool:
+        """Is its arithmetic little beside its bytes?"""
+        c = group.schedule.cost
+        return 2 * c.flops / self.machine.flops("float32") < c.bytes_moved / self.machine.dram_bandwidth
 
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what lies between them, and their operands, stay in

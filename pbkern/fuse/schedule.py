@@ -7,6 +7,7 @@ descent in the cost model pick among them. Emission is emit.py, prices are cost.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from ..affine import Affine
 from ..machine import Machine
 from .access import Access, NeedsWhole, Span, whole
-from .blocks import Requests, request
+from .blocks import Requests, request, volume
 from .cost import CONTRACTIONS, Cost, evaluate, is_heavy
 
 # Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
 # square blocks.
 HALO_RECOMPUTE = 1.1
 SQUARE = 256
+# Results of so few elements are little work, so that the number of programs counts.
+SMALL = 1 << 14
 
 
 class Unfusable(Exception):
@@ -64,8 +67,11 @@ def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[in
     return tuple(access), tuple(grid), dims
 
 
-def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], requests: Requests) -> Access:
-    """Another output's access under the root's grid. Raises Unfusable unless every axis splits it."""
+def _follow(v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests) -> Access:
+    """Another output's access under the root's grid. Raises Unfusable unless every axis splits it.
+
+    `placed` are the outputs with accesses so far, the root first; `shape_of_axis` is the extent that each axis cuts.
+    """
     shape = v.aval.shape
     for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
         at = {}
@@ -77,24 +83,24 @@ def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], r
                     at[d] = Span(Affine.symbol(axis, step), step)
         if len(at) == len(grid) == len({next(iter(s.start.symbols)) for s in at.values()}):
             return tuple(at.get(d, whole(n)) for d, n in enumerate(shape))
-    if len(shape) == len(root_shape):
-        candidates = [(d, d) for d in range(len(shape))]
-        if any(shape[d] != root_shape[d] for d in axes.values()):
-            candidates = []
-    else:
-        candidates, at = [], 0
-        for d in sorted(axes.values()):
-            at = next((k for k in range(at, len(shape)) if shape[k] == root_shape[d]), -1) if at >= 0 else -1
-            if at < 0:
-                candidates = []
-                break
-            candidates.append((at, d))
-            at += 1
-    at = {k: d for k, d in candidates}
-    split = set(axes.values())
-    if not split <= set(at.values()):
+    by_axis = {next(iter(s.start.symbols)): s for s in placed[0][1] if s.start.terms}
+    ways = [
+        tuple(by_axis[dims.index(d)] if d in dims else whole(n) for d, n in enumerate(shape))
+        for dims in itertools.permutations(range(len(shape)), len(grid))
+        if all(shape[d] == n for d, n in zip(dims, shape_of_axis))
+    ]
+    if not ways:
         raise Unfusable("an output does not have every grid axis")
-    return tuple(root_access[at[k]] if at.get(k) in split else whole(n) for k, n in enumerate(shape))
+    return min(ways, key=lambda access: _elements(eqns, [*placed, (v, access)])) if len(ways) > 1 else ways[0]
+
+
+def _elements(eqns, placed: Sequence) -> float:
+    """Elements that one program computes and reads: fewer, the more the outputs share."""
+    try:
+        requests = request(eqns, placed)
+    except NeedsWhole:
+        return math.inf
+    return sum(volume(s.out) for s in requests.steps) + sum(volume(h) for _, h in requests.inputs)
 
 
 def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
@@ -107,7 +113,9 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
         requests = request(eqns, [(root, access)])
         placed = [(root, access)]
         if len(outputs) > 1:
-            placed += [(v, _follow(v, access, root.aval.shape, grid, axes, requests)) for v in outputs[1:]]
+            extents = [root.aval.shape[axes[axis]] for axis in range(len(grid))]
+            for v in outputs[1:]:
+                placed.append((v, _follow(v, eqns, placed, extents, grid, requests)))
             requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why) from None
@@ -169,12 +177,15 @@ def _contraction_roles(eqn) -> list[str]:
     rank = len(eqn.outvars[0].aval.shape)
     if eqn.primitive.name == "dot_general":
         (lc, _), (lb, _) = eqn.params["dimension_numbers"]
-        rows = len(eqn.invars[0].aval.shape) - len(lc) - len(lb)
-        row_names = ["batch"] * (rows - 1) + ["row"] if rows else []
-        columns = rank - len(lb) - rows
-        return (
-            ["batch"] * len(lb) + row_names + ["column_outer"] * (columns - 1) + ["column"] * min(columns, 1)
-        )
+        extents, batch = eqn.outvars[0].aval.shape, len(lb)
+        rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
+        names = ["batch"] * (batch + rows) + ["column_outer"] * (rank - batch - rows)
+        # Of several free dimensions of an operand, such as positions and heads, the longest one is tiled.
+        if rows:
+            names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
+        if batch + rows < rank:
+            names[max(range(batch + rows, rank), key=lambda d: (extents[d] > 1, d))] = "column"
+        return names
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
     names[spec[0]], names[spec[1]] = "batch", "channel"
@@ -237,7 +248,8 @@ def _options(
             stage = "outer" if run * n > 4096 else "rows"
             run *= n
         else:
-            options[d], target[d] = [1], 1
+            # One element at a time, but programs of little work cost more than it.
+            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1]), 1
     return options, target
 
 
