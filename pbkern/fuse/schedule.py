@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..affine import Affine
@@ -118,7 +118,7 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
                 placed.append((v, _follow(v, eqns, placed, extents, grid, requests)))
             requests = request(eqns, placed)
     except NeedsWhole as e:
-        raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why) from None
+        raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why, e.multiple) from None
     cost = evaluate(requests, placed, grid, machine)
     return None if cost is None else Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
 
@@ -131,25 +131,38 @@ def _powers(limit: int, among: Sequence[int]) -> list[int]:
     return [n for n in among if n < limit] + [limit]
 
 
-def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]:
-    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under
-    one).
-    """
-    shape, forced = root.aval.shape, set()
+class _Least(dict):
+    """Dimension of the root -> the number of elements that its blocks are multiples of."""
+
+    def whole(self, shape: Sequence[int]) -> set[int]:
+        return {d for d, n in self.items() if n >= shape[d]}
+
+    def demand(self, e: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
+        """Takes in what an equation needs of `dims`. Raises Unfusable where that is known and did not help."""
+        news = False
+        for d in dims:
+            old = self.get(d, 1)
+            new = math.lcm(old, e.multiple) if e.multiple else shape[d]
+            new = shape[d] if new == old or new >= shape[d] or shape[d] % new else new
+            news, self[d] = news or new != old, new
+        if not news:
+            raise Unfusable(e.why) from None
+
+
+def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
+    """(least blocks of the root, dimension -> role in the group's contraction, elements under one)."""
+    shape, least = root.aval.shape, _Least()
     while True:
-        blocks = [n if d in forced else 1 for d, n in enumerate(shape)]
+        blocks = [least.get(d, 1) for d in range(len(shape))]
         access, grid, axes = _tile(shape, blocks)
         try:
             requests = request(eqns, [(root, access)])
             if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
                 break
             # A heavy value would be repeated along some dimension: lines are kept whole from the last one on.
-            forced.add(max(axes.values()))
+            least[max(axes.values())] = shape[max(axes.values())]
         except NeedsWhole as e:
-            more = {axes[a] for a in e.axes}
-            if not more or more <= forced:
-                raise Unfusable(e.why) from None
-            forced |= more
+            least.demand(e, [axes[a] for a in e.axes], shape)
     roles: dict[int, str] = {}
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
@@ -162,7 +175,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]
                     roles.setdefault(axes[axis], names[d])
             break
     moving = (h for _, h in requests.inputs if any(s.start.terms for s in h))
-    return forced, roles, max(map(_own_elements, moving), default=1)
+    return least, roles, max(map(_own_elements, moving), default=1)
 
 
 def _own_elements(access: Access) -> int:
@@ -253,6 +266,11 @@ def _options(
     return options, target
 
 
+def _multiples(options: list[int], least: int) -> list[int]:
+    """The options as multiples of `least`, which divides the dimension."""
+    return sorted({max(least, n // least * least) for n in options})
+
+
 def search(
     eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True
 ) -> Schedule:
@@ -264,17 +282,16 @@ def search(
 
     outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
     root = outputs[0]
-    forced, roles, grain = _roles(eqns, root, machine)
+    least, roles, grain = _roles(eqns, root, machine)
     while True:
-        options, target = _options(root.aval.shape, forced, roles, grain)
+        options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
+        options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
             if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
         except NeedsWhole as e:
-            if not e.axes - forced:
-                raise Unfusable(e.why) from None
-            forced |= e.axes
+            least.demand(e, e.axes, root.aval.shape)
             continue
         if best is None:
             raise Unfusable(

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pbkern.dsl.text import source
+
 from .attention_forms import FORMS, attend, operands
-from .checking import check, planned
+from .checking import check, check_blocks, planned
 
 TOLERANCE = {"bfloat16": 3e-2, "float16": 4e-3}
 # Small extents that stand for large ones: batch, heads, length, width.
@@ -72,3 +74,16 @@ def _float64(q, k, v):
     s = np.einsum("bhqd,bhkd->bhqk", q, k) / np.sqrt(q.shape[-1])
     p = np.exp(s - s.max(-1, keepdims=True))
     return np.einsum("bhqk,bhkd->bhqd", p / p.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("name", ["repeated heads", "broadcast heads", "grouped heads, bhsd", "segments", "log-sum-exp, bshd"])
+def test_equals_jax_at_odd_blocks(name, monkeypatch):
+    f, args = FORMS[name]
+    check_blocks(monkeypatch, f, *args, tolerance=1e-5)
+
+
+def test_blocks_of_repeated_heads_hold_whole_groups():
+    f, _ = FORMS["repeated heads"]
+    plan = planned(f, *operands(1024, 1024, heads=8, key_heads=2, width=64))
+    (kernel,) = plan.kernels()
+    assert "BlockSpec((1, 4, " in source(kernel).split("out_specs")[1]
