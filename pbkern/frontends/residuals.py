@@ -3,8 +3,9 @@
 JAX saves every value that the second half reads. Here, values that follow from operands, results or other saved values
 by elementwise arithmetic and broadcasts alone are computed again where they are read: in a fused kernel that costs
 less than writing and reading them. Which values to save is a minimum cut: each value costs its bytes, operands and
-results cost nothing because they exist anyway, and everything else (reductions, contractions, random bits) cannot be
-crossed. Recomputing contractions, as flash attention's backward pass does, is not considered.
+results cost nothing because they exist anyway, and most else (reductions, convolutions, random bits) cannot be crossed.
+A product may be computed again too, at the price of its arithmetic: the scores of attention are, from queries, keys and
+the statistics of the rows, and layers of a network are not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ RECOMPUTED = frozenset(
     erf exp exp2 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pow reshape
     round rsqrt select_n sign sin sinh sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
 )
+
+# Arithmetic of a product that costs as much as a saved byte of f32 results: a little more than the time of both says, as
+# what is not saved needs no memory between the two halves either.
+OPERATIONS_PER_BYTE = 96
 
 
 class Residuals(NamedTuple):
@@ -98,7 +103,7 @@ def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var
     """The cheapest values from which all residuals follow, in the order in which they are made.
 
     Every value is an edge from (value, 0) to (value, 1) of its price; recomputation leads from (operand, 1) to
-    (result, 0) at no price; values that are not recomputed hang on the source.
+    (result, 0) at no price; values that are not recomputed hang on the source, products by the price of their arithmetic.
     """
     free = {*jaxpr.invars, *jaxpr.constvars, *results}
     producers = {v: e for e in jaxpr.eqns for v in e.outvars}
@@ -115,8 +120,10 @@ def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var
         flow.add((v, 0), (v, 1), 0 if v in free else price(v.aval))
         eqn = producers.get(v)
         if eqn is None or not is_recomputed(eqn):
-            flow.add(SOURCE, (v, 0), math.inf)
-            continue
+            effort = math.inf if eqn is None else product_price(eqn)
+            flow.add(SOURCE, (v, 0), effort)
+            if effort == math.inf:
+                continue
         for a in eqn.invars:
             if isinstance(a, jex.Var) and a not in constants:
                 flow.add((a, 1), (v, 0), math.inf)
@@ -130,6 +137,17 @@ def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var
 def price(aval) -> float:
     """Bytes of a value, and a little for being one more."""
     return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8) + 64
+
+
+def product_price(eqn) -> float:
+    """What computing a product again and reading its operands costs, in saved bytes; infinite for other equations."""
+    if eqn.primitive.name != "dot_general":
+        return math.inf
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    depth = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    aval = eqn.outvars[0].aval
+    arithmetic = 2 * depth * math.prod(aval.shape) * aval.dtype.itemsize / 4 / OPERATIONS_PER_BYTE
+    return arithmetic + sum(price(a.aval) for a in eqn.invars)
 
 
 class Flow:

@@ -62,10 +62,13 @@ def block_shape(access: Access) -> tuple[int, ...]:
 
 
 class NeedsWhole(Exception):
-    """Grid axes `axes` must not be split: an equation needs all of a dimension that moves with them."""
+    """Grid axes `axes` must not be split: an equation needs all of a dimension that moves with them.
 
-    def __init__(self, axes: frozenset, why: str):
-        self.axes, self.why = axes, why
+    Blocks of multiples of `multiple` elements along them may do as well, where that is not 0.
+    """
+
+    def __init__(self, axes: frozenset, why: str, multiple: int = 0):
+        self.axes, self.why, self.multiple = axes, why, multiple
         super().__init__(f"axes {sorted(axes)}: {why}")
 
 

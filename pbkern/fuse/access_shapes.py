@@ -7,7 +7,7 @@ Indices are data, so operands are taken whole along the dimensions that indices 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..affine import Affine
 from .access import Access, NeedsWhole, Pull, Span, is_whole, require_whole, rules, shapes, whole
@@ -48,8 +48,8 @@ def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] |
     return start, spans[first].size * _strides(extents)[first]
 
 
-def _unflatten(start: Affine, size: int, extents: Sequence[int]) -> list[Span] | None:
-    """Spans of dimensions `extents` that cover the run, if they do exactly."""
+def _unflatten(start: Affine, size: int, extents: Sequence[int], programs: Mapping[int, int]) -> list[Span] | None:
+    """Spans of dimensions `extents` that cover the run, if they do exactly. `programs`: grid axis -> how many there are."""
     if len(extents) == 1:
         return [Span(start, size)]
     strides = _strides(extents)
@@ -66,7 +66,8 @@ def _unflatten(start: Affine, size: int, extents: Sequence[int]) -> list[Span] |
             rest = rest - spans[-1] * outer
         if rest.terms or rest.const:
             return None
-        if d and any(c * stride >= extents[d] * stride for _, c in spans[d].terms):
+        # An index that runs on into the next outer one would need a division.
+        if any(_reach(span, programs) >= n for span, n in zip(spans[1:], extents[1:])):
             return None
         return [
             *(Span(s, 1) for s in spans[:d]),
@@ -74,6 +75,33 @@ def _unflatten(start: Affine, size: int, extents: Sequence[int]) -> list[Span] |
             *(whole(n) for n in extents[d + 1 :]),
         ]
     return None
+
+
+def _reach(index: Affine, programs: Mapping[int, int]) -> int:
+    """The largest value of an index."""
+    return index.const + sum(max(c, 0) * (programs[s] - 1) for s, c in index.terms)
+
+
+def _programs(spans: Sequence[Span], extents: Sequence[int]) -> dict[int, int]:
+    """Grid axis -> the number of programs along it, as far as these dimensions tell."""
+    found: dict[int, int] = {}
+    for s, n in zip(spans, extents):
+        for axis, c in s.start.terms:
+            found[axis] = max(found.get(axis, 1), -(-n // abs(c)))
+    return found
+
+
+def _split_dimension(eqn, asked: Access, outer: Sequence[int], inner: Sequence[int]) -> Access:
+    """`asked` with `outer` taken whole. Raises NeedsWhole, with the next block size that starts at whole inner runs."""
+    multiple = 0
+    if len(outer) == 1:
+        size, (shape, *_) = asked[outer[0]].size, shapes(eqn)
+        strides = _strides([shape[d] for d in inner])[:-1]
+        multiple = min((s for s in strides if s > size or size % s), default=0)
+    try:
+        return require_whole(eqn, asked, outer)
+    except NeedsWhole as e:
+        raise NeedsWhole(e.axes, e.why, multiple) from None
 
 
 @rules.register("reshape")
@@ -91,10 +119,10 @@ def _reshape(eqn, out: Access) -> Pull:
         if all(is_whole(asked[d], extents[d]) for d in outer):
             continue
         flat = _flat([asked[d] for d in outer], [extents[d] for d in outer])
-        spans = flat and _unflatten(*flat, [shape[d] for d in inner])
+        programs = _programs([asked[d] for d in outer], [extents[d] for d in outer])
+        spans = flat and _unflatten(*flat, [shape[d] for d in inner], programs)
         if spans is None:
-            widened = require_whole(eqn, tuple(asked), outer)
-            asked = list(widened)
+            asked = list(_split_dimension(eqn, tuple(asked), outer, inner))
             continue
         for d, s in zip(inner, spans):
             source[d] = s

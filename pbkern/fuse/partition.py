@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from jax.extend import core as jex
 
@@ -23,6 +23,7 @@ from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .literals import operands_as_equations, outputs_as_equations
 from .nodes import Edge, Inner, Node, Partition, order
+from .recompute import recompute_large
 from .schedule import Schedule, Unfusable, schedule_at, search
 from .simplify import CONTROL
 from .stages import split_reductions
@@ -35,6 +36,8 @@ ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 # do others at a smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
+# A group expands its inputs if its results are at least this many times as large.
+EXPANSION = 4
 
 
 def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
@@ -90,6 +93,7 @@ class Partitioner:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
         self.order = {id(e): n for n, e in enumerate(jaxpr.eqns)}
         self.results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+        self.makers = {v: e for e in jaxpr.eqns for v in e.outvars}
         self.consumers: dict = {}
         for e in jaxpr.eqns:
             for a in e.invars:
@@ -117,11 +121,13 @@ class Partitioner:
             self.nodes_of.setdefault(id(e), []).append(group)
 
     def users(self, v) -> list[Node]:
-        """Nodes that read `v`; a node that computes a copy of the consumer counts."""
+        """Nodes that read `v`; a node that computes a copy of the consumer counts, unless it makes `v` as well."""
+        makers = self.nodes_of.get(id(self.makers.get(v)), ())
         found: dict[int, Node] = {}
         for e in self.consumers.get(v, ()):
             for n in self.nodes_of.get(id(e), ()):
-                found[id(n)] = n
+                if n not in makers:
+                    found[id(n)] = n
         return list(found.values())
 
     def successors(self, node: Node) -> list[Node]:
@@ -151,6 +157,8 @@ class Partitioner:
             self.settle()
             self.merge_producers()
             self.merge_siblings()
+            if not getattr(self.options, "disable_reduce_reduce_fusion", False):
+                recompute_large(self)
         return Partition(self.nodes, self.edges)
 
     def settle(self) -> None:
@@ -385,40 +393,61 @@ class Partitioner:
         while changed:
             changed = False
             for group in [n for n in self.nodes if n.kind == "group"]:
-                users = {id(n): n for n in self.successors(group)}
+                users, aliases = self.readers(group)
                 if len(users) != 1 or group not in self.nodes:
                     continue
-                (consumer,) = users.values()
-                if consumer.kind == "group" and self.merge(group, consumer):
+                (consumer,) = users
+                if consumer.kind == "group" and self.merge(group, consumer, aliases):
                     changed = True
 
-    def merge(self, a: Node, b: Node) -> bool:
-        eqns = [*a.eqns, *b.eqns]
-        outputs = b.outputs + [
-            v for v in a.outputs if v in self.results or any(n is not b and n is not a for n in self.users(v))
-        ]
+    def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
+        """(nodes that read a group's results, reshapes that nobody else reads between them and it)."""
+        users, aliases, waiting = {}, [], self.successors(group)
+        while waiting:
+            n = waiting.pop()
+            if n.kind == "alias" and not any(v in self.results for v in n.outputs) and n not in aliases:
+                aliases.append(n)
+                waiting += self.successors(n)
+            elif n.kind != "alias" or n not in aliases:
+                users[id(n)] = n
+        return list(users.values()), aliases
+
+    def merge(self, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
+        """Makes `a`, the reshapes of its results and `b` one group if the model gains."""
+        eqns = [*a.eqns, *(e for n in aliases for e in n.eqns), *b.eqns]
+        inside = (a, b, *aliases)
+        outputs = b.outputs + [v for v in a.outputs if v in self.results or any(n not in inside for n in self.users(v))]
         heavy = [e for e in eqns if e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine)]
         accept = self.fits_chain if len(heavy) > 1 else lambda cost: True
         schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
         before = a.seconds + b.seconds
-        # What is made of indices alone, such as a mask, needs no memory at all when it is fused.
-        slack = 1.0 if a.reads() else CHAIN_SLACK
         between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
         moved = schedule.cost.bytes_moved if schedule is not None else 0
-        if between > 0.5 * moved:
-            slack = max(slack, LARGE_SLACK)
+        # What is made of much smaller arrays or of indices, such as a mask, needs hardly any memory when it is fused.
+        expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
+        slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved else 1.0
         ok = schedule is not None and schedule.cost.seconds < before * slack
         if schedule is not None and self.chained(a, b):
-            # Attention gains, two layers of a network do not: the value between, or what both read, must outweigh
-            # all other traffic.
+            # Attention gains, two layers of a network do not: the passes over the value between, which is written and
+            # read, or over what both read must outweigh all other traffic.
             shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
-            ok = schedule.cost.seconds < before * CHAIN_SLACK and (between > moved or shared > 0.5 * moved)
+            slack = CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
+            large = 2 * between > moved or shared > 0.5 * moved
+            # Where both only stream their operands, as for a single query, no register tile is at stake.
+            streams = self.streams(a) and self.streams(b)
+            ok = schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack) and (large or streams)
             why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
-            self.drop(a)
+            for n in (a, *aliases):
+                self.drop(n)
             self.set_group(b, eqns, outputs, schedule)
         return ok
+
+    def streams(self, group: Node) -> bool:
+        """Is its arithmetic little beside its bytes?"""
+        c = group.schedule.cost
+        return 2 * c.flops / self.machine.flops("float32") < c.bytes_moved / self.machine.dram_bandwidth
 
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what lies between them, and their operands, stay in

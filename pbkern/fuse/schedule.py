@@ -8,20 +8,23 @@ descent in the cost model pick among them. Emission is emit.py, prices are cost.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..affine import Affine
 from ..machine import Machine
 from .access import Access, NeedsWhole, Span, whole
-from .blocks import Requests, request
+from .blocks import Requests, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
 
 # Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
 # square blocks.
 HALO_RECOMPUTE = 1.1
 SQUARE = 256
+# Results of so few elements are little work, so that the number of programs counts.
+SMALL = 1 << 14
 
 
 class Unfusable(Exception):
@@ -67,8 +70,11 @@ def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[in
     return tuple(access), tuple(grid), dims
 
 
-def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], requests: Requests) -> Access:
-    """Another output's access under the root's grid. Raises Unfusable unless every axis splits it."""
+def _follow(v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests) -> Access:
+    """Another output's access under the root's grid. Raises Unfusable unless every axis splits it.
+
+    `placed` are the outputs with accesses so far, the root first; `shape_of_axis` is the extent that each axis cuts.
+    """
     shape = v.aval.shape
     for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
         at = {}
@@ -80,24 +86,24 @@ def _follow(v, root_access: Access, root_shape, grid, axes: Mapping[int, int], r
                     at[d] = Span(Affine.symbol(axis, step), step)
         if len(at) == len(grid) == len({next(iter(s.start.symbols)) for s in at.values()}):
             return tuple(at.get(d, whole(n)) for d, n in enumerate(shape))
-    if len(shape) == len(root_shape):
-        candidates = [(d, d) for d in range(len(shape))]
-        if any(shape[d] != root_shape[d] for d in axes.values()):
-            candidates = []
-    else:
-        candidates, at = [], 0
-        for d in sorted(axes.values()):
-            at = next((k for k in range(at, len(shape)) if shape[k] == root_shape[d]), -1) if at >= 0 else -1
-            if at < 0:
-                candidates = []
-                break
-            candidates.append((at, d))
-            at += 1
-    at = {k: d for k, d in candidates}
-    split = set(axes.values())
-    if not split <= set(at.values()):
+    by_axis = {next(iter(s.start.symbols)): s for s in placed[0][1] if s.start.terms}
+    ways = [
+        tuple(by_axis[dims.index(d)] if d in dims else whole(n) for d, n in enumerate(shape))
+        for dims in itertools.permutations(range(len(shape)), len(grid))
+        if all(shape[d] == n for d, n in zip(dims, shape_of_axis))
+    ]
+    if not ways:
         raise Unfusable("an output does not have every grid axis")
-    return tuple(root_access[at[k]] if at.get(k) in split else whole(n) for k, n in enumerate(shape))
+    return min(ways, key=lambda access: _elements(eqns, [*placed, (v, access)])) if len(ways) > 1 else ways[0]
+
+
+def _elements(eqns, placed: Sequence) -> float:
+    """Elements that one program computes and reads: fewer, the more the outputs share."""
+    try:
+        requests = request(eqns, placed)
+    except NeedsWhole:
+        return math.inf
+    return sum(volume(s.out) for s in requests.steps) + sum(volume(h) for _, h in requests.inputs)
 
 
 def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
@@ -110,10 +116,12 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
         requests = request(eqns, [(root, access)])
         placed = [(root, access)]
         if len(outputs) > 1:
-            placed += [(v, _follow(v, access, root.aval.shape, grid, axes, requests)) for v in outputs[1:]]
+            extents = [root.aval.shape[axes[axis]] for axis in range(len(grid))]
+            for v in outputs[1:]:
+                placed.append((v, _follow(v, eqns, placed, extents, grid, requests)))
             requests = request(eqns, placed)
     except NeedsWhole as e:
-        raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why) from None
+        raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why, e.multiple) from None
     cost = evaluate(requests, placed, grid, machine)
     return None if cost is None else Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
 
@@ -132,25 +140,38 @@ def _even(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
     return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})
 
 
-def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]:
-    """(dimensions of the root to keep whole, dimension -> role in the group's contraction, elements under
-    one).
-    """
-    shape, forced = root.aval.shape, set()
+class _Least(dict):
+    """Dimension of the root -> the number of elements that its blocks are multiples of."""
+
+    def whole(self, shape: Sequence[int]) -> set[int]:
+        return {d for d, n in self.items() if n >= shape[d]}
+
+    def demand(self, e: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
+        """Takes in what an equation needs of `dims`. Raises Unfusable where that is known and did not help."""
+        news = False
+        for d in dims:
+            old = self.get(d, 1)
+            new = math.lcm(old, e.multiple) if e.multiple else shape[d]
+            new = shape[d] if new == old or new >= shape[d] or shape[d] % new else new
+            news, self[d] = news or new != old, new
+        if not news:
+            raise Unfusable(e.why) from None
+
+
+def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
+    """(least blocks of the root, dimension -> role in the group's contraction, elements under one)."""
+    shape, least = root.aval.shape, _Least()
     while True:
-        blocks = [n if d in forced else 1 for d, n in enumerate(shape)]
+        blocks = [least.get(d, 1) for d in range(len(shape))]
         access, grid, axes = _tile(shape, blocks)
         try:
             requests = request(eqns, [(root, access)])
             if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
                 break
             # A heavy value would be repeated along some dimension: lines are kept whole from the last one on.
-            forced.add(max(axes.values()))
+            least[max(axes.values())] = shape[max(axes.values())]
         except NeedsWhole as e:
-            more = {axes[a] for a in e.axes}
-            if not more or more <= forced:
-                raise Unfusable(e.why) from None
-            forced |= more
+            least.demand(e, [axes[a] for a in e.axes], shape)
     roles: dict[int, str] = {}
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
@@ -164,7 +185,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[set[int], dict[int, str], int]
             break
     moving = ((v, h) for v, h in requests.inputs if any(s.start.terms for s in h))
     grain = max((min(_own_elements(h), elements_read(requests, v, h)) for v, h in moving), default=1)
-    return forced, roles, grain
+    return least, roles, grain
 
 
 def _own_elements(access: Access) -> int:
@@ -179,12 +200,15 @@ def _contraction_roles(eqn) -> list[str]:
     rank = len(eqn.outvars[0].aval.shape)
     if eqn.primitive.name == "dot_general":
         (lc, _), (lb, _) = eqn.params["dimension_numbers"]
-        rows = len(eqn.invars[0].aval.shape) - len(lc) - len(lb)
-        row_names = ["batch"] * (rows - 1) + ["row"] if rows else []
-        columns = rank - len(lb) - rows
-        return (
-            ["batch"] * len(lb) + row_names + ["column_outer"] * (columns - 1) + ["column"] * min(columns, 1)
-        )
+        extents, batch = eqn.outvars[0].aval.shape, len(lb)
+        rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
+        names = ["batch"] * (batch + rows) + ["column_outer"] * (rank - batch - rows)
+        # Of several free dimensions of an operand, such as positions and heads, the longest one is tiled.
+        if rows:
+            names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
+        if batch + rows < rank:
+            names[max(range(batch + rows, rank), key=lambda d: (extents[d] > 1, d))] = "column"
+        return names
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
     names[spec[0]], names[spec[1]] = "batch", "channel"
@@ -247,8 +271,14 @@ def _options(
             stage = "outer" if run * n > 4096 else "rows"
             run *= n
         else:
-            options[d], target[d] = [1], 1
+            # One element at a time, but programs of little work cost more than it.
+            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1]), 1
     return options, target
+
+
+def _multiples(options: list[int], least: int) -> list[int]:
+    """The options as multiples of `least`, which divides the dimension."""
+    return sorted({max(least, n // least * least) for n in options})
 
 
 def search(
@@ -262,17 +292,16 @@ def search(
 
     outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
     root = outputs[0]
-    forced, roles, grain = _roles(eqns, root, machine)
+    least, roles, grain = _roles(eqns, root, machine)
     while True:
-        options, target = _options(root.aval.shape, forced, roles, grain)
+        options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
+        options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
             if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
         except NeedsWhole as e:
-            if not e.axes - forced:
-                raise Unfusable(e.why) from None
-            forced |= e.axes
+            least.demand(e, e.axes, root.aval.shape)
             continue
         if best is None:
             raise Unfusable(
@@ -325,9 +354,10 @@ def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machin
 
     `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes one option up and down.
     """
-    forced, roles, grain = _roles(eqns, outputs[0], machine)
-    options, _ = _options(outputs[0].aval.shape, forced, roles, grain)
-    options = [sorted({*o, b}) for o, b in zip(options, blocks)]
+    shape = outputs[0].aval.shape
+    least, roles, grain = _roles(eqns, outputs[0], machine)
+    options, _ = _options(shape, least.whole(shape), roles, grain)
+    options = [sorted({*_multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))]
     start = tuple(o.index(b) for o, b in zip(options, blocks))
     known: dict[tuple[int, ...], Schedule] = {}
     waiting, seen = [(0.0, start)], {start}

@@ -1,0 +1,81 @@
+"""Gradients of attention make scores again instead of storing them; layers of a network do not."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pbkern
+from pbkern.fuse import recompute
+
+from .attention_forms import alibi, attend, by_tril, operands, repeated, window
+from .checking import check, planned, rand
+from .workloads import f32
+
+
+def causal(q, k, v):
+    return attend(q, k, v, mask=by_tril(q, k))
+
+
+def gradient(f):
+    return lambda q, k, v, given, *rest: jax.vjp(lambda q, k, v: f(q, k, v, *rest), q, k, v)[1](given)
+
+
+def intermediates(plan):
+    """Elements of the largest array between kernels."""
+    return max((math.prod(b.type.shape) for p in plan.programs() for b in p.buffers if b.slot >= 0), default=0)
+
+
+@pytest.mark.parametrize("f", [attend, causal])
+def test_gradient_of_attention_stores_no_scores(f):
+    plan = planned(gradient(f), *(f32(2, 12, 1024, 64),) * 4)
+    assert len(plan.kernels()) <= 3, str(plan.explanation)
+    assert intermediates(plan) <= 2 * 12 * 1024
+
+
+def test_forward_half_saves_statistics_of_rows_only():
+    types = (f32(2, 12, 1024, 64),) * 3
+    saved = jax.eval_shape(lambda *args: jax.vjp(pbkern.jit(attend), *args)[1], *types)
+    assert max(math.prod(x.shape) for x in jax.tree.leaves(saved)) == 2 * 12 * 1024 * 64
+
+
+ARGS = operands(200, 200, heads=2, width=16)
+
+
+@pytest.mark.parametrize(
+    "f, args",
+    [
+        (attend, ARGS),
+        (causal, ARGS),
+        (window, ARGS),
+        (alibi, ARGS),
+        (lambda q, k, v, b: attend(q, k, v, b, cap=5.0), (*ARGS, rand(2, 200, 200))),
+        (lambda q, k, v, m: attend(q, k, v, mask=m, fill=-1e30), (*ARGS, jnp.arange(200)[:, None] != 3)),
+        (repeated, operands(200, 150, heads=4, key_heads=2, width=16)),
+    ],
+    ids=["plain", "causal", "window", "alibi", "bias and cap", "silent row", "repeated heads"],
+)
+def test_gradients_equal_jax(f, args, monkeypatch):
+    monkeypatch.setattr(recompute, "CACHED", 0.0)
+    monkeypatch.setattr(recompute, "SMALLER", 0.01)
+    monkeypatch.setattr(recompute, "SLACK", 100.0)
+    given = rand(*jax.eval_shape(f, *args).shape)
+    plan = check(gradient(f), *args[:3], given, *args[3:], tolerance=2e-5)
+    assert any(e.fused and e.why == "computed again by its readers" for e in plan.explanation.edges)
+
+
+def test_gradients_of_layers_store_activations():
+    def loss(w1, w2, x):
+        return (jax.nn.gelu(x @ w1) @ w2).sum()
+
+    plan = planned(jax.grad(loss, (0, 1)), f32(768, 3072), f32(3072, 768), f32(8192, 768))
+    dots = sum(e.primitive.name == "dot_general" for n in plan.nodes for e in n.eqns)
+    assert dots == sum(e.primitive.name == "dot_general" for e in plan.jaxpr.eqns)
+
+
+def test_grad_through_both_halves_equals_jax():
+    args = operands(33, 33, width=16)
+    ours = jax.grad(lambda *a: (pbkern.jit(causal)(*a) ** 2).sum(), (0, 1, 2))(*args)
+    theirs = jax.grad(lambda *a: (causal(*a) ** 2).sum(), (0, 1, 2))(*args)
+    assert all(jnp.allclose(a, b, atol=2e-5) for a, b in zip(ours, theirs))
