@@ -54,9 +54,8 @@ def pack(nest: Nest, builder, vector_bits: int, pairs: bool = False, staged: Sta
     if rows is not None:
         nest, still = rows
     paired = pair_products(nest, moving, still, builder) if pairs and _reuse(nest, moving) >= 4 else None
-    if paired is not None:
-        nest, moving, still = paired
-        depth //= 2
+    if paired is not None and _panel_pays(paired[0], paired[1], vector, depth // 2, width):
+        return out + _panels(paired[0], paired[1], vector, width, builder, vector_bits)
     if not _panel_pays(nest, moving, vector, depth, width):
         if rows is not None:
             nest.schedule = tile

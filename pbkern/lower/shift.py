@@ -53,6 +53,8 @@ def is_function(kernel: Kernel) -> bool:
                 return False
             continue
         acc = ref_access(eqn)
+        if acc.ref not in refs:
+            return False  # memory of its own
         if acc.kind == "load" and acc.ref not in outputs:
             continue
         whole = all(isinstance(i, Range) and i.start == 0 and i.stride == 1 and i.size == n

@@ -13,8 +13,9 @@ from .builder import Builder
 from .builder import Value as Ssa
 
 NAME = re.compile(r"%v\d+")
-# Types of constants that are kept in registers through a loop, from how many trips on, and how many: the rest holds values.
-PINNED = ("xf32>", "xf64>", "xi32>", "xi64>")
+# Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), from how
+# many trips on, and how many: the rest holds values.
+PINNED = tuple(f" : vector<{bits // int(el[1:])}x{el}>" for bits in (128, 256, 512) for el in ("f32", "f64", "i32", "i64"))
 PIN_TRIPS = 4
 MAX_PINNED = 26
 

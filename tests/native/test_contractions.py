@@ -122,3 +122,20 @@ def test_rows_of_a_table():
     index = jnp.asarray([[0, -1, 499], [500, 7, -500]])
     f = lambda t, i: t[i] * 2 + 1
     np.testing.assert_allclose(pbkern.jit(f)(table, index), jax.jit(f)(table, index), rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", [4, 8, 12, 16, 20])
+def test_bfloat16_of_little_depth(width):
+    """Pairs are multiplied where the microkernel is, and nowhere else."""
+    q, k = (np.asarray(np.random.default_rng(s).normal(size=(2, 3, 17, width)), jnp.bfloat16) for s in (0, 1))
+    f = lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    want = f(np.asarray(q, np.float64), np.asarray(k, np.float64))
+    np.testing.assert_allclose(np.asarray(pbkern.jit(f)(q, k), np.float64), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 12])
+def test_bfloat16_of_few_columns(columns):
+    a = np.asarray(np.random.default_rng(0).normal(size=(300, 1024)), jnp.bfloat16)
+    b = np.asarray(np.random.default_rng(1).normal(size=(1024, columns)), jnp.bfloat16)
+    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    np.testing.assert_allclose(np.asarray(pbkern.jit(lambda a, b: a @ b)(a, b), np.float64), want, rtol=2e-2, atol=0.2)
