@@ -37,6 +37,8 @@ PEERS = ("jax", "numpy", "torch", "torch.compile", "iree", "halide")
 PACKAGES = {"torch": "torch", "torch.compile": "torch", "iree": "iree.compiler", "halide": "halide"}
 ROUNDS, SECONDS = 30, 4.0
 QUICK_ROUNDS, QUICK_SECONDS = 5, 0.5
+# Seconds between calls: worker threads of one library spin for a while after a call and would slow the next one's down.
+PAUSE = 0.003
 # A peer whose first two calls take longer than this many times ours is timed no further.
 HOPELESS = 40
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -186,6 +188,7 @@ def interleaved(calls: dict[str, Callable], rounds: int, seconds: float) -> dict
         for name, call in calls.items():
             if done >= 2 and min(times[name]) > HOPELESS * min(times["pbkern"]):
                 continue
+            time.sleep(PAUSE)
             start = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - start)

@@ -32,6 +32,9 @@ from .time_blocks import block_time
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
 
+# One kernel wins a tie with two; heavy work that would be left with few programs must gain this much.
+TIE, FEW_PROGRAMS = 1.002, 0.95
+
 # Two contractions with a large value between them share a kernel even at this multiple of the modelled time, and so
 # do others at a smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
@@ -300,12 +303,19 @@ class Partitioner:
                 pass
         return alone_seconds(eqn, self.machine)
 
+    def tie(self, eqn, schedule: Schedule) -> float:
+        """The part of the time apart that is accepted together. One kernel instead of two wins a tie, but not where heavy
+        work would be left with hardly a program per core: it may find better company further up.
+        """
+        few = schedule.cost.programs < 2 * self.machine.cores
+        return FEW_PROGRAMS if few and is_heavy(eqn, self.machine) else TIE
+
     def try_union(self, eqn, group: Node, needed: bool, alone: float) -> bool:
         outputs = group.outputs + (list(eqn.outvars) if needed else [])
         outputs = [v for v in outputs if v in self.results or self.users(v)]
         schedule, why = self.attempt([eqn, *group.eqns], outputs, group.schedule, eqn)
         before = group.seconds + alone
-        ok = schedule is not None and schedule.cost.seconds <= before
+        ok = schedule is not None and schedule.cost.seconds <= before * self.tie(eqn, schedule)
         self.record(eqn, ok, why, before, schedule)
         if ok:
             self.set_group(group, [eqn, *group.eqns], outputs, schedule)
@@ -425,7 +435,7 @@ class Partitioner:
         moved = schedule.cost.bytes_moved if schedule is not None else 0
         # What is made of much smaller arrays or of indices, such as a mask, needs hardly any memory when it is fused.
         expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
-        slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved else 1.0
+        slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved else TIE
         ok = schedule is not None and schedule.cost.seconds < before * slack
         if schedule is not None and self.chained(a, b):
             # Attention gains, two layers of a network do not: the passes over the value between, which is written and

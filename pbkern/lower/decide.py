@@ -14,6 +14,8 @@ from .values import Contract, Lazy, Literal, Opaque, Requests, Stored, Value, di
 STORE_WORTH = 4.0
 # Values smaller than this are cheap wherever they are computed.
 SMALL = 64
+# A function of rows this short is cheaper in vectors of rows, stored, than once per row as a scalar.
+SHORT_ROW = 64
 
 
 def uses(item) -> tuple[Value, ...]:
@@ -148,7 +150,19 @@ class _Decision:
             return False
         if cost * (len(places) - 1) > STORE_WORTH:
             return True
+        if cost > 2 * STORE_WORTH and any(0 < self._row(root, ix) <= SHORT_ROW for root, ix in places):
+            return True
         return cost > STORE_WORTH and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
+
+    def _row(self, root, ix) -> int:
+        """Points of the root's last dimensions, in which the value stays the same and is a scalar; 0 for none."""
+        used = frozenset().union(*(i.symbols for i in ix)) if ix else frozenset()
+        row = 0
+        for d, n in reversed([(d, n) for d, n in self.roots[root].items() if n > 1]):
+            if d in used:
+                return row
+            row = max(row, 1) * n
+        return row
 
     def _is_contract_operand(self, root) -> bool:
         return root in self.products and bool(self.roots[root])
@@ -163,11 +177,18 @@ class _Decision:
         dims = [d for d, n in self.roots[root].items() if n > 1]
         return bool(dims) and any(dims[-1] in i.symbols for i in ix)
 
+    def _sums_lanes(self, v: Contract) -> bool:
+        """Whether vectors run along a reduced dimension: the last one of an operand."""
+        last = v.routes[0][-1].symbols if v.op != "dot" and v.routes and v.routes[0] else frozenset()
+        return bool(last & set(v.rdims))
+
     def _inlines(self, v: Contract, r: Requests) -> bool:
         """One consumer whose space is exactly the result's, by permutation."""
         if r.forced or len(r.places) != 1 or v.ordered:
             return False
         ((root, ix),) = r.places
+        if self.costs.get(root, 0.0) > 2 * STORE_WORTH and math.prod(v.shape) >= SMALL and self._sums_lanes(v):
+            return False  # its results are scalars; what follows is cheaper in vectors of them
         if root in self.contracts or root in self.hosts or isinstance(root, tuple) and root[0] == "let":
             return False  # no nest of its own, or it has a contraction inside already
         space = {d for d, n in self.roots[root].items() if n > 1}
