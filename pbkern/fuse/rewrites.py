@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from .access_windows import greatest, least
+from .dilated import by_phases
 from .pooling import scatter_to_winners
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
@@ -184,7 +185,10 @@ def _reduce_units(eqn, operands):
 
 
 def _conv(eqn, operands):
-    """Padding and input dilation become pad."""
+    """Padding becomes pad; a dilated input is convolved phase by phase, or the zeros become part of the padding."""
+    phases = by_phases(eqn, operands)
+    if phases is not None:
+        return phases
     (x, w), p = operands, eqn.params
     spatial = p["dimension_numbers"].lhs_spec[2:]
     if all(lo == hi == 0 for lo, hi in p["padding"]) and all(d == 1 for d in p["lhs_dilation"]):

@@ -44,6 +44,7 @@ class _Decision:
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
         self.whole_stores: dict[object, int] = {}
+        self.windows: dict[object, frozenset] = {}
         self.contracts = {id(v) for v in items if isinstance(v, Contract)}
         self.products = {id(v) for v in items if isinstance(v, Contract) and v.op == "dot"}
         self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
@@ -105,6 +106,7 @@ class _Decision:
                 self.stored.add(id(v))
                 self._lay_out(v, r)
             self._root(id(v), v.dims)
+            self.windows[id(v)] = frozenset(v.rdims)
             for a, ix in zip(v.operands, v.routes):
                 self._ask(a, (id(v), tuple(ix)))
         else:
@@ -135,7 +137,9 @@ class _Decision:
         if root in self.products:
             return usual  # operands of products are packed as the microkernel wants them
         depth = {d: k for k, d in enumerate(self.roots[root])}
-        inner = [max((depth.get(s, -1) for s in i.symbols), default=-1) for i in ix]
+        # Where an axis is a result's plus a window's, such as 2 * row + tap, it lies where the result's does.
+        windows = self.windows.get(root, frozenset())
+        inner = [max((depth.get(s, -1) for s in (i.symbols - windows or i.symbols)), default=-1) for i in ix]
         return tuple(sorted(usual, key=lambda a: (inner[a], a)))
 
     def _worth_storing(self, v: Lazy, places: list) -> bool:

@@ -23,6 +23,8 @@ MIN_REUSE, MIN_ROW_REUSE = 24, 16
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
 CONFLICT_BYTES = 2048
 PADDING = 16
+# Rows of larger operands are fetched while those before them are used.
+FETCH_BYTES = 2 << 20
 # Vectors along a reduction that are worth the sums across lanes at its end.
 MIN_DEPTH = 8
 # Columns that fill enough of a vector for a register tile; up to how many its broadcasts cost more than they bring: rows of
@@ -101,6 +103,9 @@ def _along_reduction(nest: Nest, vector: str, moving: Expr, still: Expr, builder
     jam = {vector: jammed, rows[0]: min(ACCUMULATOR_REGISTERS // jammed, nest.dims[rows[0]], 4)}
     order = tuple(d for d in nest.dims if d != k)
     product.schedule = NestSchedule(lanes=lanes, vector=k, jam=jam, order=order)
+    source = still.info[0].root
+    if not source.arena and source.size * source.dtype.itemsize >= FETCH_BYTES:
+        product.fetch = {source: jam[rows[0]] * abs(flat_coefficient(still.info[0], still.info[1], rows[0]))}
     return [copy, product]
 
 
