@@ -71,7 +71,8 @@ class CpuTarget:
             prefetch_steps=p.max_concurrent_steps - 1,
             bf16_pairs=fast and has_bf16_pairs(),
             l1_bytes=self.machine().l1_bytes,
-            stream_bytes=self.machine().l3_bytes,
+            # With its operands, a result of half the last-level cache would push out what the next kernel reads.
+            stream_bytes=self.machine().l3_bytes // 2,
         )
 
     def threads(self, kernel: Kernel) -> int:
