@@ -54,7 +54,7 @@ def plan(
     simple = drop_dead_carries(place_updates(simple, strict))
     simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
     if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
-        simple = split_reductions(divide_late(simple), machine)
+        simple = split_reductions(divide_late(simple) if unsafe else simple, machine)
     simple = operands_as_equations(simple)
     parts = partition(simple, machine, supports, options)
     apply(parts.groups(), choices, machine)

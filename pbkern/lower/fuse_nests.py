@@ -5,11 +5,13 @@ Merging keeps meaning because the later nest reads what the earlier one writes o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
 from .masked import skip_masked
-from .nest import Buf, Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
@@ -17,12 +19,12 @@ from .reuse import keep_near
 SINGLE = "one"  # a dimension of size 1
 
 
-def optimise(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
+def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
     if options.contract:  # sums are added up strip by strip
-        stmts = skip_masked(stmts, builder, options.vector_bits)
-        stmts = keep_near(stmts, builder, options.vector_bits, options.l1_bytes * 2)
+        stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
+        stmts = keep_near(stmts, builder, options.vector_bits, options.l1_bytes // 2, set(kept))
     return _shape_all(stmts, builder, options, Aliases(), arena.written(stmts))
 
 
@@ -31,18 +33,11 @@ def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: s
     out: list[Stmt] = []
     staged = Staged(written)
     for s in stmts:
-        match s:
-            case If(index=i, branches=bs):
-                s = If(i, [_shape_all(b, builder, options, aliases, written) for b in bs])
-            case For(counter=c, trips=t, body=b):
-                s = For(c, t, _shape_all(b, builder, options, aliases, written))
-            case While(condition=c, predicate=p, body=b):
-                parts = [_shape_all(x, builder, options, aliases, written) for x in (c, b)]
-                s = While(parts[0], p, parts[1])
+        s = with_bodies(s, lambda inner: _shape_all(inner, builder, options, aliases, written))
         if not isinstance(s, Nest):
             out.append(s)
             continue
-        for t in pack(collapse(s, builder.pool, aliases), builder, options.vector_bits, options.bf16_pairs, staged):
+        for t in pack(collapse(s, builder.pool, aliases), builder, options, staged):
             out.append(collapse(t, builder.pool, aliases) if isinstance(t, Nest) and t.schedule is None else t)
     return out
 
@@ -50,21 +45,15 @@ def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: s
 def _merge_all(stmts: list[Stmt], builder) -> list[Stmt]:
     out: list[Stmt] = []
     for s in stmts:
-        match s:
-            case If(index=i, branches=bs):
-                s = If(i, [_merge_all(b, builder) for b in bs])
-            case For(counter=c, trips=t, body=b):
-                s = For(c, t, _merge_all(b, builder))
-            case While(condition=c, predicate=p, body=b):
-                s = While(_merge_all(c, builder), p, _merge_all(b, builder))
-            case Nest():
-                if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
+        s = with_bodies(s, lambda inner: _merge_all(inner, builder))
+        if isinstance(s, Nest):
+            if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
+                continue
+            if out and isinstance(out[-1], Nest):
+                merged = merge(out[-1], s, builder.pool)
+                if merged is not None:
+                    out[-1] = merged
                     continue
-                if out and isinstance(out[-1], Nest):
-                    merged = merge(out[-1], s, builder.pool)
-                    if merged is not None:
-                        out[-1] = merged
-                        continue
         out.append(s)
     return out
 

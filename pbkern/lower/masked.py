@@ -20,9 +20,9 @@ import numpy as np
 
 from ..affine import Affine
 from . import arena
-from .nest import Buf, Expr, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from .spans import EVERYWHERE, Span, live_span, outside
-from .strips import JOINS, Chain, Strips, Trips, accesses, runs
+from .strips import JOINS, Chain, Strips, Trips, accesses, inside, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
 # A power of two: strip numbers are shifts. A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
@@ -31,21 +31,15 @@ STRIP = 64
 MIN_STRIPS = 4
 
 
-def skip_masked(stmts: list[Stmt], builder, vector_bits: int) -> list[Stmt]:
-    """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too."""
-    out: list[Stmt] = []
-    for s in stmts:
-        match s:
-            case If(index=i, branches=bs):
-                s = If(i, [skip_masked(b, builder, vector_bits) for b in bs])
-            case For(counter=c, trips=t, body=b):
-                s = For(c, t, skip_masked(b, builder, vector_bits))
-            case While(condition=c, predicate=p, body=b):
-                s = While(skip_masked(c, builder, vector_bits), p, skip_masked(b, builder, vector_bits))
-        out.append(s)
+def skip_masked(stmts: list[Stmt], builder, vector_bits: int, elsewhere: set[Buf]) -> list[Stmt]:
+    """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too.
+
+    `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
+    """
+    out = inside(stmts, elsewhere, lambda body, others: skip_masked(body, builder, vector_bits, others))
     for low, high in list(runs(out))[::-1]:
-        elsewhere = arena.touched(out[:low] + out[high:])
-        out[low:high] = _without_masked(out[low:high], elsewhere, builder, vector_bits)
+        others = elsewhere | arena.touched(out[:low] + out[high:])
+        out[low:high] = _without_masked(out[low:high], others, builder, vector_bits)
     return out
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -295,6 +296,18 @@ class Trace:
 
 
 Stmt = Nest | Let | If | For | While | Sort | Trace
+
+
+def with_bodies(s: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:
+    """The statement with each list of statements inside it changed."""
+    match s:
+        case If(index=i, branches=bs):
+            return If(i, [change(b) for b in bs])
+        case For(counter=c, trips=t, body=b):
+            return For(c, t, change(b))
+        case While(condition=c, predicate=p, body=b):
+            return While(change(c), p, change(b))
+    return s
 
 
 def show(stmts: list[Stmt], indent: str = "") -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..affine import Affine
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from .pairs import pair_products
-from .schedule import ACCUMULATOR_REGISTERS, NestSchedule, contraction_tile, flat_coefficient, register_bits
+from .schedule import ACCUMULATOR_REGISTERS, FETCH_BYTES, NestSchedule, contraction_tile, flat_coefficient, register_bits
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
@@ -23,8 +23,6 @@ MIN_REUSE, MIN_ROW_REUSE = 24, 16
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
 CONFLICT_BYTES = 2048
 PADDING = 16
-# Rows of larger operands are fetched while those before them are used.
-FETCH_BYTES = 2 << 20
 # Vectors along a reduction that are worth the sums across lanes at its end.
 MIN_DEPTH = 8
 # Columns that fill enough of a vector for a register tile; up to how many its broadcasts cost more than they bring: rows of
@@ -40,19 +38,21 @@ class Staged:
     copies: dict[tuple, Buf] = field(default_factory=dict)
 
 
-def pack(nest: Nest, builder, vector_bits: int, pairs: bool = False, staged: Staged | None = None) -> list[Stmt]:
-    """The nest alone, or with copies of operands before it. `pairs`: the machine multiplies pairs of bfloat16."""
+def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
+    """The nest alone, or with copies of operands before it. `options`: LowerOptions."""
+    vector_bits, pairs = options.vector_bits, options.bf16_pairs
     found = _operands(nest)
     if found is None:
         return [nest]
     vector, moving, still = found
-    narrow = _along_reduction(nest, vector, moving, still, builder, vector_bits)
+    # Lanes would be partial sums: only where sums may be reassociated.
+    narrow = _along_reduction(nest, vector, moving, still, builder, vector_bits) if options.contract else None
     if narrow is not None or nest.dims[vector] < MIN_COLUMNS:
         return narrow or [nest]
     width, tile = contraction_tile(nest, vector, vector_bits)
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     out: list[Stmt] = []
-    rows = _stage_rows(nest, still, moving, vector, builder, out, staged or Staged(set()))
+    rows = _stage_rows(nest, still, moving, vector, builder, out, staged)
     if rows is not None:
         nest, still = rows
     paired = pair_products(nest, moving, still, builder) if pairs and _reuse(nest, moving) >= 4 else None

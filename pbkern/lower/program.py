@@ -287,7 +287,7 @@ class KernelLowering:
         return bounds
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt], bounds: dict | None = None) -> list[Stmt]:
-        stmts = fuse_nests.optimise(stmts, builder, self.options, bounds or {})
+        stmts = fuse_nests.optimise(stmts, builder, self.options, bounds or {}, self.kept)
         # Bodies for inner and for edge blocks exclude each other: both start behind what is kept.
         offsets, end = arena.place(stmts, self.kept_bytes, self.kept)
         self.offsets |= offsets

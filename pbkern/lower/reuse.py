@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 from ..affine import Affine
 from . import arena
-from .nest import Buf, For, If, Nest, Reduction, Stmt, While
-from .schedule import choose, flat_coefficient
-from .strips import JOINS, Chain, Strips, accesses, runs
+from .nest import Buf, Nest, Reduction, Stmt
+from .schedule import FETCH_BYTES, choose, flat_coefficient
+from .strips import JOINS, Chain, Strips, accesses, inside, runs
 
-# Inputs that do not fit into the caches of the cores are worth fetching ahead.
-FETCH_BYTES = 2 << 20
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
 FAR_BYTES, FAR_BLOCK = 1024, 512 << 10
@@ -37,18 +35,12 @@ class _Shared:
     axes: tuple[dict[int, str] | None, ...]
 
 
-def keep_near(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int) -> list[Stmt]:
-    """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, inner statements too."""
-    out: list[Stmt] = []
-    for s in stmts:
-        match s:
-            case If(index=i, branches=bs):
-                s = If(i, [keep_near(b, builder, vector_bits, near_bytes) for b in bs])
-            case For(counter=c, trips=t, body=b):
-                s = For(c, t, keep_near(b, builder, vector_bits, near_bytes))
-            case While(condition=c, predicate=p, body=b):
-                s = While(keep_near(c, builder, vector_bits, near_bytes), p, keep_near(b, builder, vector_bits, near_bytes))
-        out.append(s)
+def keep_near(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+    """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, inner statements too.
+
+    `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
+    """
+    out = inside(stmts, elsewhere, lambda body, others: keep_near(body, builder, vector_bits, near_bytes, others))
     for at in range(len(out) - 1, -1, -1):
         if isinstance(out[at], Nest) and (d := _far_rows(out[at], vector_bits)) is not None:
             chain = Chain.find([out[at]], {0: d})
@@ -58,8 +50,8 @@ def keep_near(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int) -> 
         run = out[low:high]
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
-            elsewhere = arena.touched(out[:low] + out[high:])
-            out[low:high] = _NearStrips(*found, elsewhere, builder, vector_bits).statements()
+            others = elsewhere | arena.touched(out[:low] + out[high:])
+            out[low:high] = _NearStrips(*found, others, builder, vector_bits).statements()
     return out
 
 

@@ -19,6 +19,8 @@ ACCUMULATOR_REGISTERS = 28
 MAX_POINT_NODES = 420
 # An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
 MAX_TILE_NODES = 1200
+# Inputs that do not fit into the caches of the cores: their next rows are fetched while those before them are used.
+FETCH_BYTES = 2 << 20
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
 

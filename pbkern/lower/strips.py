@@ -11,16 +11,31 @@ for another loop. Scratch that one loop alone touches holds one strip. masked.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..affine import Affine
-from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from . import arena
+from .nest import Buf, Expr, For, If, Nest, Reduction, Stmt, While, Write, with_bodies
 from .reductions import IDENTITY
 from .schedule import flat_coefficient, register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
+
+
+def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
+    """Statements with `cut` applied to the lists inside them, which is told what others touch."""
+    out = []
+    for s in stmts:
+        bodies = s.branches if isinstance(s, If) else [s.condition, s.body] if isinstance(s, While) else []
+        around = elsewhere | arena.touched([other for other in stmts if other is not s])
+
+        def change(body: list[Stmt]) -> list[Stmt]:
+            return cut(body, around.union(*(arena.touched(b) for b in bodies if b is not body)))  # noqa: B023
+
+        out.append(with_bodies(s, change))
+    return out
 
 
 def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
@@ -193,17 +208,24 @@ class Strips:
             self.out += n.after()
 
     def _strip_buffers(self, group: list[int]) -> dict[Buf, Buf]:
-        """Scratch that only this group touches holds one strip."""
+        """Scratch that only this group touches, and fills before it reads, holds one strip."""
         found = {}
         inside = {id(self.run[at]) for at in group}
         for buf, axis in self.chain.axes.items():
             if not buf.arena or buf.storage is not None or buf in self.elsewhere:
                 continue
-            users = {id(n) for n in self.run for b, _, _ in accesses(n) if b is buf}
-            if users <= inside:
+            users = [n for n in self.run if any(b is buf for b, _, _ in accesses(n))]
+            if {id(n) for n in users} <= inside and _fills(users[0], buf):
                 shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
                 found[buf] = self.builder.new_buffer(shape, buf.dtype).buf
         return found
+
+
+def _fills(nest: Nest, buf: Buf) -> bool:
+    """Whether all that a nest knows of `buf` is what it writes: nothing of an earlier round shows."""
+    return all(written for b, _, written in accesses(nest) if b is buf) and any(
+        w.buf is buf and not w.guard and w.mask is None for w in nest.writes)
+
 
 class _StripNest:
     """One nest of a chain: its state between strips, its form on a strip, and its results."""

@@ -139,3 +139,16 @@ def test_bfloat16_of_few_columns(columns):
     b = np.asarray(np.random.default_rng(1).normal(size=(1024, columns)), jnp.bfloat16)
     want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     np.testing.assert_allclose(np.asarray(pbkern.jit(lambda a, b: a @ b)(a, b), np.float64), want, rtol=2e-2, atol=0.2)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8])
+def test_fast_math_off_keeps_the_order_of_products(columns):
+    """Few columns run along the depth, in partial sums, only where sums may be reassociated."""
+    rng = np.random.default_rng(0)
+    a = (rng.normal(size=(5, 1024)) * 10.0 ** rng.integers(-6, 7, (5, 1024))).astype(np.float32)
+    b = rng.normal(size=(1024, columns)).astype(np.float32)
+    want = np.zeros((5, columns), np.float32)
+    for k in range(1024):
+        want += a[:, k : k + 1] * b[k : k + 1]
+    f = pbkern.jit(lambda a, b: a @ b, compile_options={"mlir_disable_fast_math": True})
+    np.testing.assert_array_equal(f(a, b), want)

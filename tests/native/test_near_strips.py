@@ -4,8 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
 
 import pbkern
+
+from .running import native
 
 
 def softmax(x):
@@ -60,3 +65,52 @@ def test_fast_math_off_keeps_the_order_of_sums():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     f = pbkern.jit(softmax, compile_options={"mlir_disable_fast_math": True})
     assert "fetch" not in f.as_text(x, stage="nests")
+
+
+STEPS = {
+    "add": lambda a, b: a + b,
+    "center": lambda a, b: a - b.max(axis=1, keepdims=True),
+    "scale": lambda a, b: a * 0.5 + b.sum(axis=0, keepdims=True) / 64,
+    "norm": lambda a, b: a / (1 + (b * b).sum(axis=1, keepdims=True)),
+    "clear": lambda a, b: jnp.zeros_like(a),
+}
+steps = st.lists(st.tuples(st.sampled_from(list(STEPS)), *[st.integers(0, 2)] * 3), min_size=2, max_size=4)
+part = st.tuples(st.sampled_from(["always", "first", "last", "odd", "loop"]), steps)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(part, min_size=1, max_size=4))
+def test_scratch_keeps_its_values_between_programs_and_branches(parts):
+    """Whole rows are scratch of a strip only where no branch, round or program needs what was there before."""
+    rows, columns, programs = 64, 256, 3
+
+    def body(x_ref, o_ref, *scratch):
+        first, last = pbkern.program_id(0) == 0, pbkern.program_id(0) == programs - 1
+
+        @pbkern.when(first)
+        def _():
+            for s in scratch:
+                s[...] = jnp.zeros((rows, columns), jnp.float32)
+
+        scratch[0][...] = scratch[0][...] + x_ref[...]
+        tests = {"first": first, "last": last, "odd": pbkern.program_id(0) % 2 == 1, "always": True}
+        for where, steps in parts:
+
+            def do(*_):
+                for name, to, a, b in steps:  # noqa: B023
+                    scratch[to][...] = STEPS[name](scratch[a][...], scratch[b][...])
+
+            if where == "loop":
+                lax.fori_loop(0, 2, do, None)
+            else:
+                pbkern.when(tests[where])(do)
+        o_ref[...] = scratch[0][...] + 2 * scratch[1][...] - scratch[2][...]
+
+    block = pbkern.BlockSpec((rows, columns), lambda i: (i, 0))
+    array = jax.ShapeDtypeStruct((programs * rows, columns), jnp.float32)
+    k = pbkern.kernel(body, grid=(programs,), in_specs=[block], out_specs=block, out_shape=array,
+                      scratch_shapes=[jax.ShapeDtypeStruct((rows, columns), jnp.float32)] * 3).trace(array)
+    x = np.random.default_rng(1).normal(size=array.shape).astype(np.float32)
+    (want,) = pbkern.interpret(k, x)
+    (got,) = native(k, x)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
