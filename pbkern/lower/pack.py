@@ -23,6 +23,8 @@ MIN_REUSE, MIN_ROW_REUSE = 24, 16
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
 CONFLICT_BYTES = 2048
 PADDING = 16
+# Panels that are packed at once.
+MAX_GROUP, FETCH_ROWS = 8, 8
 # Vectors along a reduction that are worth the sums across lanes at its end.
 MIN_DEPTH = 8
 # Columns that fill enough of a vector for a register tile; up to how many its broadcasts cost more than they bring: rows of
@@ -41,7 +43,7 @@ class Staged:
 def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     """The nest alone, or with copies of operands before it. `options`: LowerOptions."""
     vector_bits, pairs = options.vector_bits, options.bf16_pairs
-    found = _operands(nest)
+    found = product_operands(nest)
     if found is None:
         return [nest]
     vector, moving, still = found
@@ -65,7 +67,7 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     return out + _panels(nest, moving, vector, width, builder, vector_bits)
 
 
-def _operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
+def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     """(vector dimension, operand along it, the other one) of a single product worth a register tile."""
     if len(nest.reductions) != 1 or nest.reductions[0].op != "dot" or nest.ordered or not nest.writes:
         return None
@@ -175,46 +177,84 @@ def _replace_operand(nest: Nest, old: Expr, new: Expr, builder) -> Nest:
 
 
 def _panels(nest: Nest, moving: Expr, vector: str, width: int, builder, vector_bits: int) -> list[Stmt]:
-    """for batch..., for panel: pack the panel, then the contraction over its columns; a last, narrower panel."""
+    """for batch..., for group of panels: pack the group, then the contraction over each; a last, narrower panel."""
     outer = [d for d in nest.dims if d in moving.symbols and d != vector and d not in nest.rdims and nest.dims[d] > 1]
     counters = {d: builder.names("%i") for d in outer}
-    columns = nest.dims[vector]
-    full, rest = divmod(columns, width)
+    full, rest = divmod(nest.dims[vector], width)
+    panels = _Panels(nest, moving, vector, counters, builder, vector_bits)
+    size = _group_size(nest, moving, vector, full)
     stmts: list[Stmt] = []
-    if full:
-        panel = builder.names("%i")
-        body = _panel(nest, moving, vector, Affine.symbol(panel) * width, width, counters, builder, vector_bits)
-        stmts.append(For(panel, full, body))
+    if full // size:
+        group = builder.names("%i")
+        stmts.append(For(group, full // size, panels.group(Affine.symbol(group) * (size * width), size, width)))
+    if full % size:
+        stmts += panels.group(Affine((), full // size * size * width), full % size, width)
     if rest:
-        stmts += _panel(nest, moving, vector, Affine((), full * width), rest, counters, builder, vector_bits)
+        stmts += panels.group(Affine((), full * width), 1, rest)
     for d in reversed(outer):
         stmts = [For(counters[d], nest.dims[d], stmts)]
     return stmts
 
 
-def _panel(
-    nest: Nest, moving: Expr, vector: str, start: Affine, width: int, counters: dict, builder, vector_bits
-) -> list[Stmt]:
-    pool = builder.pool
-    column = builder.names("d")
-    rename = {d: Affine.symbol(c) for d, c in counters.items()} | {vector: start + Affine.symbol(column)}
-    reduced = [d for d in nest.rdims if nest.dims[d] > 1]
-    dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
-    buf: Buf = builder.new_buffer((*(nest.dims[d] for d in reduced), width), dtype).buf
-    index = (*map(Affine.symbol, reduced), Affine.symbol(column))
-    sizes = {d: nest.dims[d] for d in reduced} | {column: width}
-    copy = Nest(sizes, writes=[Write(buf, index, pool.rename(moving, rename))], at=nest.at)
-    packed = pool.make("load", moving.dtype, (buf, index, False))
+def _group_size(nest: Nest, moving: Expr, vector: str, full: int) -> int:
+    """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
+    if moving.kind != "load" or flat_coefficient(moving.info[0], moving.info[1], vector) != 1 or full < 2:
+        return 1
+    return next((n for n in range(MAX_GROUP, MAX_GROUP // 2, -1) if full % n == 0), min(MAX_GROUP, full))
 
-    def renamed(e: Expr) -> Expr:
-        return pool.rename(e, rename)
 
-    dims = {d: n for d, n in nest.dims.items() if d not in counters and d != vector and d not in nest.rdims}
-    dims |= {column: width} | {d: nest.dims[d] for d in nest.rdims}
-    r = nest.reductions[0]
-    args = tuple(packed if a is moving else renamed(a) for a in r.args)
-    writes = [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), renamed(w.value), w.inner, w.guard,
-                    None if w.mask is None else renamed(w.mask)) for w in nest.writes]
-    product = Nest(dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at)
-    product.schedule = contraction_tile(product, column, vector_bits)[1]
-    return [copy, product]
+class _Panels:
+    """The statements of one contraction's panels."""
+
+    def __init__(self, nest: Nest, moving: Expr, vector: str, counters: dict[str, str], builder, vector_bits: int):
+        self.nest, self.moving, self.vector, self.counters = nest, moving, vector, counters
+        self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
+        self.reduced = [d for d in nest.rdims if nest.dims[d] > 1]
+
+    def group(self, start: Affine, count: int, width: int) -> list[Stmt]:
+        """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
+        moving, sizes = self.moving, {d: self.nest.dims[d] for d in self.reduced}
+        dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
+        buf: Buf = self.builder.new_buffer((count, *sizes.values(), width), dtype).buf
+        panel, column = self.builder.names("d"), self.builder.names("d")
+        at = Affine.symbol(panel) if count > 1 else Affine()
+        place = self._renaming(start + at * width + Affine.symbol(column))
+        copied = Write(buf, self._index(at, column), self.pool.rename(moving, place))
+        dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
+        copy = Nest(dims, writes=[copied], at=self.nest.at, fetch=self._fetch(copied.value))
+        if count == 1:
+            return [copy, self._product(buf, Affine(), start, width)]
+        counter = self.builder.names("%i")
+        at = Affine.symbol(counter)
+        return [copy, For(counter, count, [self._product(buf, at, start + at * width, width)])]
+
+    def _fetch(self, e: Expr) -> dict[Buf, int]:
+        """Rows of a large operand lie far apart: prefetchers do not follow."""
+        if e.kind != "load" or e.info[0].root.arena or e.info[0].size * e.info[0].dtype.itemsize < FETCH_BYTES:
+            return {}
+        step = flat_coefficient(e.info[0], e.info[1], self.reduced[-1])
+        return {e.info[0].root: FETCH_ROWS * step} if step else {}
+
+    def _index(self, panel: Affine, column: str) -> tuple[Affine, ...]:
+        return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)
+
+    def _renaming(self, column: Affine) -> dict[str, Affine]:
+        return {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
+
+    def _product(self, buf: Buf, panel: Affine, start: Affine, width: int) -> Nest:
+        nest, pool, column = self.nest, self.pool, self.builder.names("d")
+        rename = self._renaming(start + Affine.symbol(column))
+        packed = pool.make("load", self.moving.dtype, (buf, self._index(panel, column), False))
+
+        def renamed(e: Expr) -> Expr:
+            return pool.rename(e, rename)
+
+        dims = {d: n for d, n in nest.dims.items() if d not in self.counters and d != self.vector and d not in nest.rdims}
+        dims |= {column: width} | {d: nest.dims[d] for d in nest.rdims}
+        r = nest.reductions[0]
+        args = tuple(packed if a is self.moving else renamed(a) for a in r.args)
+        writes = [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), renamed(w.value), w.inner, w.guard,
+                        None if w.mask is None else renamed(w.mask)) for w in nest.writes]
+        product = Nest(dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at)
+        product.schedule = contraction_tile(product, column, self.vector_bits)[1]
+        return product
