@@ -64,22 +64,26 @@ def fit(b: Builder, x: Value, name: str, *, scale: float = 1.0) -> Value:
 # ---------------------------------------------------------------------- exponentials
 
 
-def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
-    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
+def _nearest(b: Builder, x: Value, k: int) -> tuple[Value, Value, Value]:
+    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (n, r, a number whose low bits are n + k).
 
-    Adding 1.5 * 2**mantissa + k rounds to an integer and leaves n + k in the low bits of the sum; with
-    k = bias - shift a left shift makes them the exponent field.
+    Adding 1.5 * 2**mantissa + k rounds to an integer and leaves n + k in the low bits of the sum.
     """
-    f = FORMATS[x.el]
-    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - shift), x.el)
+    magic = b.c(1.5 * 2.0 ** FORMATS[x.el].mantissa + k, x.el)
     t = b.fma(x, b.c(1 / math.log(2), x.el), magic)
     n = b.sub(t, magic)
     high, low = split(*LN2, x.el)
-    r = b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x))
+    return n, b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x)), t
+
+
+def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
+    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r)."""
+    _, r, t = _nearest(b, x, FORMATS[x.el].bias - shift)
     return _scale(b, t), r
 
 
 def _scale(b: Builder, t: Value) -> Value:
+    """Low bits to the exponent field."""
     f = FORMATS[t.el]
     return b.bitcast(b.shl(b.bitcast(t, f.int_el), b.c(f.mantissa, f.int_el)), t.el)
 
@@ -102,14 +106,19 @@ def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
 def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
 
-    `nonpositive` promises x <= 0 and saves a clamp. `approx`: degree 4, relative error 6e-6 (f32); degree
-    7, 1e-10 (f64); results below 2**-125 (2**-1021) are zero.
+    Where the machine scales by powers of two, neither is halved. `nonpositive` promises x <= 0 and saves a clamp.
+    `approx`: degree 4, relative error 6e-6 (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
     """
     b, f = b.strict(), FORMATS[x.el]
+    scales = b.has_scale(x)
     flushed = math.log(2) * (0.51 - f.bias)  # the least argument's scale has exponent field 0: it is zero
-    x = b.at_least(x, flushed if b.approx else f.exp_low)
+    x = b.at_least(x, flushed if b.approx and not scales else f.exp_low)
     if not nonpositive:
         x = b.at_most(x, f.exp_high)
+    if scales:
+        n, r, _ = _nearest(b, x, 0)
+        one = b.c(1, x.el)
+        return b.scale(b.fma(b.fma(_exp_tail(b, r), r, one), r, one), n)
     scale, r = _exp_reduce(b, x, 1)
     two = b.c(2, x.el)
     p = b.fma(b.fma(_exp_tail(b, r, scale=2), r, two), r, two)
@@ -128,6 +137,11 @@ def _exp2_parts(b: Builder, x: Value) -> tuple[Value, Value]:
 def exp2(b: Builder, x: Value) -> Value:
     b, f = b.strict(), FORMATS[x.el]
     x = b.at_most(b.at_least(x, f.exp_low / math.log(2)), f.bias + 1.25)
+    if b.has_scale(x):
+        magic = b.c(1.5 * 2.0**f.mantissa, x.el)
+        n = b.sub(b.add(x, magic), magic)
+        r = b.sub(x, n)
+        return b.scale(b.fma(fit(b, r, "exp2"), r, b.c(1, x.el)), n)
     scale, p = _exp2_parts(b, x)
     return _lifted(b, x, p, scale, f.subnormal / math.log(2))
 

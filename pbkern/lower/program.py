@@ -40,6 +40,7 @@ class LowerOptions:
     vector_bits: int = 512
     semantics: tuple[str, ...] | None = None
     prefetch_steps: int = 0
+    avx512: bool = False  # the machine has AVX-512F
     bf16_pairs: bool = False  # the machine has AVX512-BF16
     l1_bytes: int = 32 << 10
     stream_bytes: int = NEVER  # results of this size and more are written past the caches; they start at a cache line
@@ -69,7 +70,7 @@ class KernelLowering:
     def __init__(self, kernel: Kernel, name: str, options: LowerOptions, shifts: dict[int, shift.Shift]):
         self.kernel, self.name, self.options, self.shifts = kernel, name, options, shifts
         self.names = Names()
-        self.text = Text(approx=options.approx_math, contract=options.contract, pins=options.vector_bits == 512)
+        self.text = Text(approx=options.approx_math, contract=options.contract, avx512=options.avx512)
         self.emitter = NestEmitter(self.text, options.vector_bits)
         self.nests: list[str] = []
         self.declarations: set[str] = set()

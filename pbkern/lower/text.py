@@ -50,8 +50,8 @@ class Block:
 class Text:
     """One function's text: names, constants, blocks."""
 
-    def __init__(self, *, approx: bool, contract: bool, pins: bool = False):
-        self.approx, self.contract, self.pins = approx, contract, pins
+    def __init__(self, *, approx: bool, contract: bool, avx512: bool = False):
+        self.approx, self.contract, self.avx512 = approx, contract, avx512
         self._count = 0
         self.constants: dict[str, str] = {}
         self.top = Block(None)
@@ -76,7 +76,7 @@ class Text:
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
-                                            contract=self.contract)
+                                            contract=self.contract, avx512=self.avx512)
         return block.builders[lanes]
 
     def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
@@ -111,7 +111,7 @@ class Text:
     def loop(self, block: Block, symbol: str, low: int, high: int | str, step: int, fill,
              carried: list[Ssa] = []) -> list[Ssa]:  # noqa: B006 (never mutated)
         """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind."""
-        pin = self.pins and (isinstance(high, str) or high - low >= PIN_TRIPS * step)
+        pin = self.avx512 and (isinstance(high, str) or high - low >= PIN_TRIPS * step)
         if isinstance(high, int) and high <= low:
             return list(carried)
         inner = Block(block)

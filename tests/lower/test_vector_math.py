@@ -12,6 +12,7 @@ import scipy.special
 
 from pbkern.lower.elementwise import RULES, EqnInfo, supports
 from pbkern.lower.vector_math import APPROX_RELATIVE, BINARY, ERROR_ULP, UNARY
+from pbkern.targets.cpu.machine import detected_machine
 
 from .harness import Compiled, bfloat16, same
 
@@ -180,6 +181,18 @@ def test_scalar_code_equals_vector_code(name):
             for n in (0, 16)
         ]
         assert same(*results).all()
+
+
+@pytest.mark.skipif(detected_machine().vector_bits < 512, reason="the processor has no AVX-512")
+@pytest.mark.parametrize("approx", [False, True])
+@pytest.mark.parametrize("name", ["exp", "exp2", "logistic"])
+def test_scaling_by_powers_of_two_changes_no_bit(name, approx):
+    for dtype, lanes in ((F32, 16), (F64, 8)):
+        x = inputs(dtype, 100_000)
+        plain, scaled = (Compiled(UNARY[name], [dtype], dtype, lanes, approx=approx, avx512=a) for a in (False, True))
+        assert "scalef" in scaled.assembly() and "scalef" not in plain.assembly()
+        normal = abs(plain(x)) > np.finfo(dtype).tiny * 4 if approx else np.ones(len(x), bool)
+        assert same(plain(x), scaled(x))[normal].all()
 
 
 @pytest.mark.parametrize("lanes", [8, 32, 64])

@@ -69,6 +69,7 @@ class CpuTarget:
             vector_bits=p.vector_width or self.machine().vector_bits,
             semantics=p.dimension_semantics,
             prefetch_steps=p.max_concurrent_steps - 1,
+            avx512=self.machine().vector_bits >= 512,
             bf16_pairs=fast and has_bf16_pairs(),
             l1_bytes=self.machine().l1_bytes,
             # With its operands, a result of half the last-level cache would push out what the next kernel reads.
