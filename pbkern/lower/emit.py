@@ -606,7 +606,7 @@ class NestEmitter:
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
         t = f"vector<{lanes}x{el}>"
-        if c == 1 and buf.root in w.nest.fetch:
+        if c == 1 and buf.root in w.nest.fetch and self._leads(w, buf, index):
             self._fetch(w, block, buf, index, p)
         if c == 1 and live is None:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
@@ -643,6 +643,11 @@ class NestEmitter:
             order = [o if o < 2 * lanes else 0 for o in order] if k else [min(lane * c, lanes - 1) for lane in range(lanes)]
             found = self.text.put(block, f"vector.shuffle {found or v}, {v} {order} : {t}, {t}")
         return Ssa(found, el, lanes)
+
+    def _leads(self, w: _Walk, buf: Buf, index) -> bool:
+        """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
+        loads = [e.info for e in w.nest.loads() if e.kind == "load" and e.info[0].root is buf.root]
+        return self._flat(buf, index).const == max(self._flat(b, i).const for b, i, _ in loads)
 
     def _fetch(self, w: _Walk, block: Block, buf: Buf, index, p: Point) -> None:
         """Asks for the line that a later step loads; addresses behind the end do not fault."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
+from .fetch import fetch_rows
 from .masked import skip_masked
 from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
@@ -38,7 +39,10 @@ def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: s
             out.append(s)
             continue
         for t in pack(collapse(s, builder.pool, aliases), builder, options, staged):
-            out.append(collapse(t, builder.pool, aliases) if isinstance(t, Nest) and t.schedule is None else t)
+            if isinstance(t, Nest) and t.schedule is None:
+                t = collapse(t, builder.pool, aliases)
+                fetch_rows(t, options.vector_bits)
+            out.append(t)
     return out
 
 

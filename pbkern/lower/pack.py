@@ -12,9 +12,10 @@ import math
 from dataclasses import dataclass, field
 
 from ..affine import Affine
+from .fetch import is_far, rows_ahead
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from .pairs import pair_products
-from .schedule import ACCUMULATOR_REGISTERS, FETCH_BYTES, NestSchedule, contraction_tile, flat_coefficient, register_bits
+from .schedule import ACCUMULATOR_REGISTERS, NestSchedule, contraction_tile, flat_coefficient, register_bits
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
@@ -24,7 +25,7 @@ MIN_REUSE, MIN_ROW_REUSE = 24, 16
 CONFLICT_BYTES = 2048
 PADDING = 16
 # Panels that are packed at once.
-MAX_GROUP, FETCH_ROWS = 8, 8
+MAX_GROUP = 8
 # Vectors along a reduction that are worth the sums across lanes at its end.
 MIN_DEPTH = 8
 # Columns that fill enough of a vector for a register tile; up to how many its broadcasts cost more than they bring: rows of
@@ -105,9 +106,8 @@ def _along_reduction(nest: Nest, vector: str, moving: Expr, still: Expr, builder
     jam = {vector: jammed, rows[0]: min(ACCUMULATOR_REGISTERS // jammed, nest.dims[rows[0]], 4)}
     order = tuple(d for d in nest.dims if d != k)
     product.schedule = NestSchedule(lanes=lanes, vector=k, jam=jam, order=order)
-    source = still.info[0].root
-    if not source.arena and source.size * source.dtype.itemsize >= FETCH_BYTES:
-        product.fetch = {source: jam[rows[0]] * abs(flat_coefficient(still.info[0], still.info[1], rows[0]))}
+    if is_far(still.info[0]):
+        product.fetch = {still.info[0].root: jam[rows[0]] * abs(flat_coefficient(still.info[0], still.info[1], rows[0]))}
     return [copy, product]
 
 
@@ -221,19 +221,14 @@ class _Panels:
         place = self._renaming(start + at * width + Affine.symbol(column))
         copied = Write(buf, self._index(at, column), self.pool.rename(moving, place))
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
-        copy = Nest(dims, writes=[copied], at=self.nest.at, fetch=self._fetch(copied.value))
+        value = copied.value
+        ahead = rows_ahead(value, self.reduced[-1]) if value.kind == "load" else {}
+        copy = Nest(dims, writes=[copied], at=self.nest.at, fetch=ahead)
         if count == 1:
             return [copy, self._product(buf, Affine(), start, width)]
         counter = self.builder.names("%i")
         at = Affine.symbol(counter)
         return [copy, For(counter, count, [self._product(buf, at, start + at * width, width)])]
-
-    def _fetch(self, e: Expr) -> dict[Buf, int]:
-        """Rows of a large operand lie far apart: prefetchers do not follow."""
-        if e.kind != "load" or e.info[0].root.arena or e.info[0].size * e.info[0].dtype.itemsize < FETCH_BYTES:
-            return {}
-        step = flat_coefficient(e.info[0], e.info[1], self.reduced[-1])
-        return {e.info[0].root: FETCH_ROWS * step} if step else {}
 
     def _index(self, panel: Affine, column: str) -> tuple[Affine, ...]:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)

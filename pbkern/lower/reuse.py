@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from ..affine import Affine
 from . import arena
+from .fetch import is_far
 from .nest import Buf, Nest, Reduction, Stmt
-from .schedule import FETCH_BYTES, choose, flat_coefficient
+from .schedule import choose, flat_coefficient
 from .strips import JOINS, Chain, Strips, accesses, inside, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
@@ -170,16 +171,20 @@ class _NearStrips(Strips):
     """Strips that fetch the next one."""
 
     def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:
-        ahead: dict[Buf, Nest] = {}
+        last: dict[Buf, tuple[Nest, int]] = {}  # the last nest that reads a buffer, and where it is furthest on
+        furthest: dict[Buf, int] = {}  # of all nests
         steps: dict[Buf, int] = {}
         for at, nest in zip(group, nests):
             for buf, index, written in accesses(self.run[at]):
-                d = self.chain.dims[at]
-                if written or buf.arena or any(i is None for i in index) or buf.size * buf.dtype.itemsize < FETCH_BYTES:
+                if written or any(i is None for i in index) or not is_far(buf):
                     continue
-                step = sum(i.coefficient(d) * s for i, s in zip(index, buf.strides)) * self.length
+                step = sum(i.coefficient(self.chain.dims[at]) * s for i, s in zip(index, buf.strides)) * self.length
                 if step:
-                    ahead[buf.root], steps[buf.root] = nest, step
-        for buf, nest in ahead.items():
-            nest.fetch[buf] = steps[buf]
+                    start = sum(i.const * s for i, s in zip(index, buf.strides))
+                    before = last.get(buf.root, (nest, start))
+                    last[buf.root] = nest, max(start, before[1]) if before[0] is nest else start
+                    furthest[buf.root] = max(furthest.get(buf.root, start), start)
+                    steps[buf.root] = step
+        for buf, (nest, start) in last.items():
+            nest.fetch[buf] = steps[buf] + furthest[buf] - start
         return nests

@@ -14,13 +14,11 @@ from .costs import COST
 from .nest import Expr, Nest
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
-ACCUMULATOR_REGISTERS = 28
+REGISTERS, ACCUMULATOR_REGISTERS = 32, 28
 # Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
 MAX_POINT_NODES = 420
 # An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
 MAX_TILE_NODES = 1200
-# Inputs that do not fit into the caches of the cores: their next rows are fetched while those before them are used.
-FETCH_BYTES = 2 << 20
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
 
@@ -214,7 +212,8 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     rows = nest.dims[jam]
     best = None
     for unroll in range(1, min(4, vectors) + 1):
-        for j in range(1, min(room // unroll, rows, 28) + 1):
+        # A step holds its vectors and one broadcast element beside the accumulators.
+        for j in range(1, min(room // unroll, (REGISTERS - 1) // unroll - 1, rows) + 1):
             cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v)))
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
