@@ -16,9 +16,10 @@ from ..affine import Affine
 from . import elementwise
 from .builder import BITS, Builder, compute_el, storage_el
 from .builder import Value as Ssa
+from .lane_shifts import shifted_loads
 from .nest import Buf, Expr, Nest, Reduction, Write
 from .reductions import IDENTITY
-from .schedule import NestSchedule, choose, flat_coefficient, is_turned
+from .schedule import NestSchedule, choose, flat_coefficient, flat_index, is_turned
 from .text import Block, Text
 
 Point = dict[str, int]
@@ -44,6 +45,7 @@ class _Walk:
     top: Block
     written: set[Buf]
     memo: dict = field(default_factory=dict)
+    shifted: dict[tuple, set[int]] = field(default_factory=dict)  # places of loads that are made of aligned vectors
     turned_rows: int = 0  # points of the transposed dimension in the current step
 
 
@@ -63,7 +65,7 @@ class NestEmitter:
             return sched
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         top = Block(block)
-        walk = _Walk(nest, sched, top, {w.buf.root for w in nest.writes})
+        walk = _Walk(nest, sched, top, {w.buf.root for w in nest.writes}, shifted=shifted_loads(nest, sched))
         outer = [d for d in sched.order if d not in nest.rdims]
         self._outer(walk, top, outer, [{}])
         block.lines += top.lines
@@ -387,7 +389,7 @@ class NestEmitter:
     def _fills_lines(self, w: _Walk, write: Write, lanes: int, p: Point) -> bool:
         """Whether a vector is one whole cache line at its boundary, wherever the loops are."""
         size = write.buf.root.dtype.itemsize
-        flat = self._flat(write.buf, write.index)
+        flat = flat_index(write.buf, write.index)
         start = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
         steps = [c * lanes if s == w.sched.vector else c for s, c in flat.terms]
         return lanes * size == CACHE_LINE and all(n * size % CACHE_LINE == 0 for n in (start, *steps))
@@ -405,14 +407,8 @@ class NestEmitter:
 
     # ---------------------------------------------------------------- addresses and masks
 
-    def _flat(self, buf: Buf, index) -> Affine:
-        total = Affine()
-        for i, s in zip(index, buf.strides):
-            total = total + i * s
-        return total
-
     def _address(self, block: Block, buf: Buf, index, p: Point) -> tuple[Block, str]:
-        flat = self._flat(buf, index)
+        flat = flat_index(buf, index)
         return self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
 
     def _tail_mask(self, tail: Tail, lanes: int) -> Ssa:
@@ -530,15 +526,39 @@ class NestEmitter:
         turn = w.sched.transpose
         if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
-        flat = self._flat(buf, index)
+        flat = flat_index(buf, index)
         key = ("load", buf.root.name, storage_el(buf.dtype), flat.linear(),
                flat.const + sum(flat.coefficient(d) * o for d, o in p.items()),
                tail.live if tail else None, lanes, self._guard_key(w, index, p) if guard else None)
         if key in block.memo and buf.root not in w.written:
             return block.memo[key]
-        v = b.from_storage(self._load_storage(w, block, buf, index, p, tail, lanes, guard), buf.dtype)
+        if tail is None and lanes and key[4] in w.shifted.get((buf.root, flat.linear()), ()):
+            v = self._load_shifted(block, buf, flat, key[4], lanes)
+        else:
+            v = self._load_storage(w, block, buf, index, p, tail, lanes, guard)
+        v = b.from_storage(v, buf.dtype)
         block.memo[key] = v
         return v
+
+    def _load_shifted(self, block: Block, buf: Buf, flat: Affine, const: int, lanes: int) -> Ssa:
+        """The elements at flat.linear() + const, from the aligned vectors around them."""
+        first = const // lanes * lanes
+        low = self._load_aligned(block, buf, flat, first, lanes)
+        if const == first:
+            return low
+        high = self._load_aligned(block, buf, flat, first + lanes, lanes)
+        order = list(range(const - first, const - first + lanes))
+        both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
+        return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+
+    def _load_aligned(self, block: Block, buf: Buf, flat: Affine, const: int, lanes: int) -> Ssa:
+        key = ("aligned", buf.root.name, flat.linear(), const)
+        if key not in block.memo:
+            el = storage_el(buf.dtype)
+            _, address = self.text.affine(block, flat, const - flat.const)
+            load = f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{lanes}x{el}>"
+            block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
+        return block.memo[key]
 
     def _load_turned(self, w: _Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int) -> Ssa:
         """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.
@@ -547,7 +567,7 @@ class NestEmitter:
         """
         along, vector = w.sched.transpose, w.sched.vector
         corner = {**p, along: 0}
-        flat = self._flat(buf, index)
+        flat = flat_index(buf, index)
         key = ("square", buf.root.name, flat, tuple(sorted(corner.items())), tail.live if tail else None, w.turned_rows)
         if key not in block.memo:
             rows = [self._square_row(w, block, buf, index, {**corner, vector: corner.get(vector, 0) + r}, lanes)
@@ -647,11 +667,11 @@ class NestEmitter:
     def _leads(self, w: _Walk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
         loads = [e.info for e in w.nest.loads() if e.kind == "load" and e.info[0].root is buf.root]
-        return self._flat(buf, index).const == max(self._flat(b, i).const for b, i, _ in loads)
+        return flat_index(buf, index).const == max(flat_index(b, i).const for b, i, _ in loads)
 
     def _fetch(self, w: _Walk, block: Block, buf: Buf, index, p: Point) -> None:
         """Asks for the line that a later step loads; addresses behind the end do not fault."""
-        flat = self._flat(buf, index)
+        flat = flat_index(buf, index)
         offset = sum(flat.coefficient(d) * o for d, o in p.items()) + w.nest.fetch[buf.root]
         _, address = self.text.affine(block, flat, offset)
         block.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
@@ -660,7 +680,7 @@ class NestEmitter:
         """One element that spans several of the buffer it reinterprets."""
         small = storage_el(buf.root.dtype)
         count = BITS[el] // BITS[small]
-        flat = self._flat(buf, index) * count
+        flat = flat_index(buf, index) * count
         _, address = self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
         v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{count}x{small}>")
         word = self.text.put(block, f"vector.bitcast {v} : vector<{count}x{small}> to vector<1x{el}>")

@@ -11,6 +11,7 @@ from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
 from .fetch import fetch_rows
+from .lane_shifts import pad_rows
 from .masked import skip_masked
 from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
@@ -26,6 +27,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
     if options.contract:  # sums are added up strip by strip
         stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
         stmts = keep_near(stmts, builder, options.vector_bits, options.l1_bytes // 2, set(kept))
+    stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
     return _shape_all(stmts, builder, options, Aliases(), arena.written(stmts))
 
 

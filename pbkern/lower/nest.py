@@ -298,6 +298,18 @@ class Trace:
 Stmt = Nest | Let | If | For | While | Sort | Trace
 
 
+def bodies(s: Stmt) -> list[list[Stmt]]:
+    """The lists of statements inside a statement."""
+    match s:
+        case If(branches=branches):
+            return branches
+        case For(body=body):
+            return [body]
+        case While(condition=condition, body=body):
+            return [condition, body]
+    return []
+
+
 def with_bodies(s: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:
     """The statement with each list of statements inside it changed."""
     match s:

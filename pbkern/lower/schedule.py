@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from ..affine import Affine
 from .builder import BITS, compute_el
 from .costs import COST
-from .nest import Expr, Nest
+from .nest import Buf, Expr, Nest
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
 REGISTERS, ACCUMULATOR_REGISTERS = 32, 28
@@ -37,6 +38,11 @@ class NestSchedule:
     def __str__(self) -> str:
         jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
         return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
+
+
+def flat_index(buf: Buf, index) -> Affine:
+    """The element's place in the buffer."""
+    return sum((i * s for i, s in zip(index, buf.strides)), Affine())
 
 
 def flat_coefficient(buf, index, dim: str) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..affine import Affine
 from . import arena
-from .nest import Buf, Expr, For, If, Nest, Reduction, Stmt, While, Write, with_bodies
+from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
 from .reductions import IDENTITY
 from .schedule import flat_coefficient, register_bits
 
@@ -28,11 +28,10 @@ def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], se
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
     for s in stmts:
-        bodies = s.branches if isinstance(s, If) else [s.condition, s.body] if isinstance(s, While) else []
         around = elsewhere | arena.touched([other for other in stmts if other is not s])
 
         def change(body: list[Stmt]) -> list[Stmt]:
-            return cut(body, around.union(*(arena.touched(b) for b in bodies if b is not body)))  # noqa: B023
+            return cut(body, around.union(*(arena.touched(b) for b in bodies(s) if b is not body)))  # noqa: B023
 
         out.append(with_bodies(s, change))
     return out

@@ -68,7 +68,7 @@ def test_fast_math_off_keeps_the_order_of_sums():
 
 
 STEPS = {
-    "add": lambda a, b: a + b,
+    "mean": lambda a, b: (a + b) * 0.5,
     "center": lambda a, b: a - b.max(axis=1, keepdims=True),
     "scale": lambda a, b: a * 0.5 + b.sum(axis=0, keepdims=True) / 64,
     "norm": lambda a, b: a / (1 + (b * b).sum(axis=1, keepdims=True)),
@@ -113,4 +113,4 @@ def test_scratch_keeps_its_values_between_programs_and_branches(parts):
     x = np.random.default_rng(1).normal(size=array.shape).astype(np.float32)
     (want,) = pbkern.interpret(k, x)
     (got,) = native(k, x)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
