@@ -219,8 +219,8 @@ class NestEmitter:
             case "dot":
                 fused = b.contract and args[0].el in ("f32", "f64")
                 return [b.fma(args[0], args[1], acc[0]) if fused else b.add(acc[0], b.mul(args[0], args[1]))]
-            case "dot_bf16":
-                return [self._pair_product(b, acc[0], args)]
+            case "dot_bf16" | "dot_i16":
+                return [self._pair_product(b, r.op, acc[0], args)]
             case "sum":
                 return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
             case "prod":
@@ -241,13 +241,14 @@ class NestEmitter:
                 return self._better(b, r, acc, args)
         raise AssertionError(r.op)
 
-    def _pair_product(self, b: Builder, acc: Ssa, args: list[Ssa]) -> Ssa:
-        """acc + a.low * b.low + a.high * b.high per lane, on words that hold two bfloat16."""
-        halves = f"vector<{2 * acc.lanes}xbf16>"
+    def _pair_product(self, b: Builder, op: str, acc: Ssa, args: list[Ssa]) -> Ssa:
+        """acc + a.low * b.low + a.high * b.high per lane, on words that hold two values."""
+        el, name = ("i16", "avx512.vpdpwssd") if op == "dot_i16" else ("bf16", "avx512bf16.dpbf16ps")
+        halves = f"vector<{2 * acc.lanes}x{el}>"
         x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {halves}") for a in args)
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * acc.lanes}"
         types = f"({acc.type}, {halves}, {halves}) -> {acc.type}"
-        return acc._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({acc.name}, {x}, {y}) : {types}'))
+        call = f'llvm.call_intrinsic "llvm.x86.{name}.{32 * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
+        return acc._replace(name=b.emit(call))
 
     def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""

@@ -15,6 +15,7 @@ from .lane_shifts import pad_rows
 from .masked import skip_masked
 from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
+from .pairs import read_narrow
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 
@@ -24,6 +25,8 @@ SINGLE = "one"  # a dimension of size 1
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
+    if options.int16_pairs:
+        stmts = read_narrow(stmts, builder, set(kept))
     if options.contract:  # sums are added up strip by strip
         stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
         stmts = keep_near(stmts, builder, options.vector_bits, options.l1_bytes // 2, set(kept))

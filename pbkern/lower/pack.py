@@ -43,7 +43,7 @@ class Staged:
 
 def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     """The nest alone, or with copies of operands before it. `options`: LowerOptions."""
-    vector_bits, pairs = options.vector_bits, options.bf16_pairs
+    vector_bits = options.vector_bits
     found = product_operands(nest)
     if found is None:
         return [nest]
@@ -58,9 +58,9 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     rows = _stage_rows(nest, still, moving, vector, builder, out, staged)
     if rows is not None:
         nest, still = rows
-    paired = pair_products(nest, moving, still, builder) if pairs and _reuse(nest, moving) >= 4 else None
-    if paired is not None and _panel_pays(paired[0], paired[1], vector, depth // 2, width):
-        return out + _panels(paired[0], paired[1], vector, width, builder, vector_bits)
+    paired = pair_products(nest, moving, still, builder, options) if _reuse(nest, moving) >= 4 else None
+    if paired is not None and _panel_pays(*paired[1:], vector, depth // 2, width):
+        return out + paired[0] + _panels(*paired[1:], vector, width, builder, vector_bits)
     if not _panel_pays(nest, moving, vector, depth, width):
         if rows is not None:
             nest.schedule = tile

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.targets.cpu.machine import has_bf16_pairs
+from pbkern.targets.cpu.machine import has_bf16_pairs, has_int16_pairs
 
 
 def draw(shape, dtype=np.float32, seed=0):
@@ -152,3 +152,34 @@ def test_fast_math_off_keeps_the_order_of_products(columns):
         want += a[:, k : k + 1] * b[k : k + 1]
     f = pbkern.jit(lambda a, b: a @ b, compile_options={"mlir_disable_fast_math": True})
     np.testing.assert_array_equal(f(a, b), want)
+
+
+NARROW_PRODUCTS = {
+    "plain": ("mk,kn->mn", (64, 96), (96, 80)),
+    "right turned": ("mk,nk->mn", (33, 64), (70, 64)),
+    "left turned": ("km,kn->mn", (128, 40), (128, 100)),
+    "batched": ("bmk,bkn->bmn", (3, 20, 32), (3, 32, 48)),
+    "odd depth": ("mk,kn->mn", (40, 31), (31, 40)),
+    "two depths": ("mkl,kln->mn", (24, 6, 16), (6, 16, 72)),
+    "few rows": ("mk,kn->mn", (2, 64), (64, 200)),
+    "few columns": ("mk,kn->mn", (200, 64), (64, 3)),
+}
+
+
+@pytest.mark.parametrize("form", NARROW_PRODUCTS)
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "int8"), ("int16", "int16"), ("int8", "int16")], ids="-".join)
+def test_narrow_integers_with_wide_sums(form, dtypes):
+    """Every value of the type occurs, and sums of int16 wrap as NumPy's do."""
+    rng = np.random.default_rng(2)
+    spec, *shapes = NARROW_PRODUCTS[form]
+    a, b = (rng.integers(np.iinfo(d).min, np.iinfo(d).max, s, dtype=d, endpoint=True) for s, d in zip(shapes, dtypes))
+    f = pbkern.jit(lambda a, b: jnp.einsum(spec, a, b, preferred_element_type=jnp.int32) * 2 + 1)
+    want = np.einsum(spec, a.astype(np.int32), b.astype(np.int32)) * 2 + 1
+    np.testing.assert_array_equal(f(a, b), want)
+
+
+@pytest.mark.skipif(not has_int16_pairs(), reason="the processor has no AVX512-VNNI")
+def test_narrow_integers_are_multiplied_in_pairs():
+    a, b = jax.ShapeDtypeStruct((256, 256), jnp.int8), jax.ShapeDtypeStruct((256, 256), jnp.int8)
+    f = pbkern.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32))
+    assert "dot_i16=" in f.as_text(a, b, stage="nests")

@@ -89,6 +89,12 @@ def has_bf16_pairs() -> bool:
     return {"avx512_bf16", "avx512vl"} <= cpu_flags(_read(CPUINFO))
 
 
+@functools.cache
+def has_int16_pairs() -> bool:
+    """Whether the processor multiplies pairs of int16 (AVX512-VNNI, with the shorter vectors of AVX512-VL)."""
+    return {"avx512_vnni", "avx512vl"} <= cpu_flags(_read(CPUINFO))
+
+
 def vector_bits(cpuinfo: str) -> tuple[int, str]:
     """(bits of the widest vectors, the flag that says so)."""
     flags = cpu_flags(cpuinfo)
