@@ -198,9 +198,14 @@ def _panels(nest: Nest, moving: Expr, vector: str, width: int, builder, vector_b
 
 def _group_size(nest: Nest, moving: Expr, vector: str, full: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
-    if moving.kind != "load" or flat_coefficient(moving.info[0], moving.info[1], vector) != 1 or full < 2:
+    steps = {flat_coefficient(*e.info[:2], vector) if e.kind == "load" else None for e in _loads(moving)}
+    if steps - {0, 1} or full < 2:
         return 1
     return next((n for n in range(MAX_GROUP, MAX_GROUP // 2, -1) if full % n == 0), min(MAX_GROUP, full))
+
+
+def _loads(e: Expr) -> list[Expr]:
+    return Nest({}, reductions=[Reduction("dot", (e,), e.dtype)]).loads()
 
 
 class _Panels:
@@ -221,9 +226,8 @@ class _Panels:
         place = self._renaming(start + at * width + Affine.symbol(column))
         copied = Write(buf, self._index(at, column), self.pool.rename(moving, place))
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
-        value = copied.value
-        ahead = rows_ahead(value, self.reduced[-1]) if value.kind == "load" else {}
-        copy = Nest(dims, writes=[copied], at=self.nest.at, fetch=ahead)
+        copy = Nest(dims, writes=[copied], at=self.nest.at)
+        copy.fetch = {b: n for e in copy.loads() if e.kind == "load" for b, n in rows_ahead(e, self.reduced[-1]).items()}
         if count == 1:
             return [copy, self._product(buf, Affine(), start, width)]
         counter = self.builder.names("%i")
