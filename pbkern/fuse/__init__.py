@@ -13,6 +13,7 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from .carries import drop_dead_carries
 from .choices import Choice, apply, groups_of
+from .counters import count_loops, walk_counters
 from .explain import Explanation, explain
 from .indexed import place_updates
 from .layouts import move_transposes
@@ -49,9 +50,9 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = move_transposes(simplify(closed, unsafe_math=unsafe))
+    simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe)))
     strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(place_updates(simple, strict))
+    simple = walk_counters(drop_dead_carries(place_updates(simple, strict)))
     simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
     if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
         simple = split_reductions(divide_late(simple) if unsafe else simple, machine)

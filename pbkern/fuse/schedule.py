@@ -25,6 +25,8 @@ HALO_RECOMPUTE = 1.1
 SQUARE = 256
 # Results of so few elements are little work, so that the number of programs counts.
 SMALL = 1 << 14
+# Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
+FEW = 32
 
 
 class Unfusable(Exception):
@@ -271,8 +273,8 @@ def _options(
             stage = "outer" if run * n > 4096 else "rows"
             run *= n
         else:
-            # One element at a time, but programs of little work cost more than it.
-            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1]), 1
+            # One element at a time, but programs of little work cost more than it, and parts of a short one may share work.
+            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1, n] if n <= FEW else [1]), 1
     return options, target
 
 
