@@ -44,6 +44,7 @@ class Schedule:
       requests: what one program reads and computes.
       cost: prediction.
       params: fields of the target's CompilerParams that were chosen too (choices.py), by name.
+      aliases: (operand, result) pairs that share one array (donation.py).
       semantics: per grid axis; fused kernels are parallel throughout.
     """
 
@@ -53,6 +54,7 @@ class Schedule:
     requests: Requests
     cost: Cost
     params: tuple[tuple[str, object], ...] = ()
+    aliases: tuple[tuple[int, int], ...] = ()
 
     @property
     def semantics(self) -> tuple[str, ...]:
