@@ -57,8 +57,8 @@ def polyblocks_jit_jax(
     Args:
       compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
       static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
-      donate_argnums, donate_argnames: arguments that the caller gives up. Results may take their place: at once where a
-        kernel makes its one result of the argument by elementwise arithmetic, else by a copy that XLA makes.
+      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of those of
+        equal type: at once where a kernel makes them of the argument by elementwise arithmetic, else by a copy of XLA's.
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
     """

@@ -1,15 +1,15 @@
-"""Operands that the caller gives up -> kernels that write their result where such an operand lay.
+"""Operands that the caller gives up -> kernels that write their results where such operands lay.
 
 XLA would have the kernel write to memory of its own and copy that into the donated array. A kernel may write there at once
-if it reads each element of the operand just to make the element of the result that takes its place: one result, made by
-elementwise arithmetic alone, from blocks of the operand that are the result's blocks. A stencil reads what another program
-may have overwritten; it keeps its copy.
+if its programs read the very blocks of the operand that they write: order within a program is lowering's concern. A stencil
+reads what another program may have overwritten; it keeps its copy. Where more than elementwise arithmetic leads from an
+operand to the results, a program would have to put its block aside first, and the copy stays too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jax.extend import core as jex
 
@@ -19,43 +19,49 @@ from .schedule import Schedule
 
 
 def write_in_place(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
-    """Sets `aliases` of the schedules of groups that may write into a donated operand of the jaxpr, which nobody else reads."""
-    given = {v for v, flag in zip(jaxpr.invars, donated) if flag}
-    results = [a for a in jaxpr.outvars if not isinstance(a, jex.Literal)]
+    """Sets `aliases` of the schedules of groups that may write into donated operands of the jaxpr, which nobody else reads."""
     readers: dict = {}
     for node in nodes:
         for v in node.reads():
             readers.setdefault(v, []).append(node)
+    pairs = {r: v for r, v in _pairs(jaxpr, donated).items() if len(readers.get(v, ())) == 1 and v not in jaxpr.outvars}
     for node in nodes:
-        if node.kind == "group" and len(node.outputs) == 1 and node.outputs[0] in results:
-            free = {v for v in given if readers.get(v) == [node] and v not in results}
-            operand = _replaced(node, free)
-            if operand is not None:
-                assert node.schedule is not None
-                node.schedule = dataclasses.replace(node.schedule, aliases=((operand, 0),))
+        if node.kind == "group" and node.schedule is not None:
+            aliases = tuple(_aliases(node, node.schedule, pairs))
+            node.schedule = dataclasses.replace(node.schedule, aliases=aliases)
 
 
-def _replaced(node: Node, free: set) -> int | None:
-    """The number of the operand whose place the node's result can take."""
-    schedule: Schedule | None = node.schedule
-    if schedule is None:
-        return None
-    ((result, access),) = schedule.outputs
+def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
+    """Result -> the donated operand whose place it takes: as jax.jit pairs them, the first with the first of equal type."""
+    waiting: dict = {}
+    for v, flag in zip(jaxpr.invars, donated):
+        if flag:
+            waiting.setdefault((v.aval.shape, v.aval.dtype), []).append(v)
+    found: dict = {}
+    for a in jaxpr.outvars:
+        free = waiting.get((a.aval.shape, a.aval.dtype))
+        if free:
+            v = free.pop(0)
+            if not isinstance(a, jex.Literal):
+                found.setdefault(a, v)
+    return found
+
+
+def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int, int]]:
     inputs = schedule.requests.inputs
-    for n, (v, read) in enumerate(inputs):
-        same_type = v.aval.shape == result.aval.shape and v.aval.dtype == result.aval.dtype
-        once = sum(other is v for other, _ in inputs) == 1
-        if v in free and same_type and once and read == access and _is_elementwise(node, v):
-            return n
-    return None
+    for o, (result, access) in enumerate(schedule.outputs):
+        v = pairs.get(result)
+        places = [i for i, (other, _) in enumerate(inputs) if other is v]
+        if v is not None and len(places) == 1 and inputs[places[0]][1] == access and _is_elementwise(node, v):
+            yield places[0], o
 
 
 def _is_elementwise(node: Node, v) -> bool:
-    """Does the node's result follow from `v` by elementwise arithmetic alone?"""
+    """Is all that the node makes of `v` made by elementwise arithmetic?"""
     tainted = {v}
     for eqn in node.eqns:
         if any(a in tainted for a in eqn.invars if not isinstance(a, jex.Literal)):
             if eqn.primitive.name not in ELEMENTWISE:
                 return False
             tainted.update(eqn.outvars)
-    return node.outputs[0] in tainted
+    return True

@@ -33,7 +33,7 @@ FUNCTIONS = {
     "product": (lambda x, g: x @ g, False),
     "rows": (lambda x, g: x / x.sum(1, keepdims=True), False),
     "cumulative": (lambda x, g: jnp.cumsum(x, 1), False),
-    "two results": (two_results, False),
+    "two results": (two_results, True),
     "another type": (lambda x, g: (x > g).astype(jnp.int32), False),
     "passed on": (lambda x, g: (x + g, x), False),
     "read by two kernels": (lambda x, g: (x @ g).sum(0) + jnp.sort(x + g, 0), False),
@@ -56,7 +56,7 @@ def test_donated_operands(name, n):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     if in_place:
-        assert got.unsafe_buffer_pointer() == place
+        assert jax.tree.leaves(got)[0].unsafe_buffer_pointer() == place
 
 
 def test_operands_that_are_not_given_up_stay():
@@ -73,6 +73,29 @@ def test_operands_that_are_not_given_up_stay():
         np.testing.assert_allclose(f(x, g), want, rtol=1e-5, atol=1e-5)
         assert not x.is_deleted()
         np.testing.assert_array_equal(x, kept)
+
+
+def adam(p, m, v, g):
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+    return p - 0.1 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+
+@pytest.mark.parametrize("results", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_several_states_are_updated_in_place(results):
+    def update(*args):
+        made = adam(*args)
+        return [made[k] for k in results]
+
+    for shape in ((1001, 77), (3,)):
+        p, m, v, g = (1 + jnp.abs(rand(*shape, seed=k)) for k in range(4))
+        want = jax.jit(update)(p, m, v, g)
+        compiled = pbkern.jit(update, donate_argnums=(0, 1, 2))
+        assert len(compiled.kernels(p, m, v, g)[0].aliases) == 3
+        places = [x.unsafe_buffer_pointer() for x in (p, m, v)]
+        got = compiled(p, m, v, g)
+        assert [x.unsafe_buffer_pointer() for x in got] == places
+        for a, b in zip(got, want):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_updates_in_place_many_times():
