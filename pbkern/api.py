@@ -57,8 +57,8 @@ def polyblocks_jit_jax(
     Args:
       compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
       static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
-      donate_argnums, donate_argnames: arguments that the caller gives up. XLA may reuse their memory for results that
-        it computes; compiled kernels do not alias them yet.
+      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of those of
+        equal type: at once where a kernel makes them of the argument by elementwise arithmetic, else by a copy of XLA's.
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
     """
@@ -151,9 +151,9 @@ class Build:
 @_jax.cached_by_jaxpr
 def build_plan(
     jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _settings: config.Config,
-    choices: tuple[fuse.Choice, ...] = (),
+    choices: tuple[fuse.Choice, ...] = (), donated: tuple[bool, ...] = (),
 ) -> Build:  # fmt: skip
-    """Fuses a jaxpr for its target. `choices`: what tuning found for it (tuned.py)."""
+    """Fuses a jaxpr for its target. `choices`: what tuning found for it (tuned.py); `donated`: operands given up."""
     target, record = get_target(options.target), stages.Record(name)
 
     def verified(plan: fuse.Plan) -> None:
@@ -165,6 +165,7 @@ def build_plan(
         return fuse.plan(
             jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
             params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
+            donated=donated,
         )  # fmt: skip
 
     plan = record.run("plan", fused, verify=verified)
@@ -174,9 +175,9 @@ def build_plan(
     return Build(tuple(plan.programs()), record, plan)
 
 
-def current_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> Build:
+def current_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()) -> Build:
     """The plan under the present configuration and what tuning has found for this program."""
-    return build_plan(jaxpr, name, options, config.current(), tuned.choices_for(jaxpr, options))
+    return build_plan(jaxpr, name, options, config.current(), tuned.choices_for(jaxpr, options), donated)
 
 
 def build_kernel(kernel: Kernel) -> Build:
@@ -254,7 +255,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
             with progress.compiling(name):
-                build = compile_programs(current_plan(jaxpr, name, options), options)
+                build = compile_programs(current_plan(jaxpr, name, options, donated), options)
             return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
@@ -295,13 +296,18 @@ mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
 
 def call_of(jitted: Callable, args, kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
     """(jaxpr, name, options) of what a decorated function compiles for arguments like these."""
-    p = next(e.params for e in walk(jitted.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
+    p = _call(jitted, args, kwargs)
     return p["jaxpr"], p["name"], p["options"]
 
 
+def _call(jitted: Callable, args, kwargs) -> dict:
+    """Parameters of the primitive that a decorated function binds for arguments like these."""
+    return next(e.params for e in walk(jitted.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
+
+
 def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
-    jaxpr, name, options = call_of(jitted, args, kwargs)
-    return current_plan(jaxpr, name, options), options
+    p = _call(jitted, args, kwargs)
+    return current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]), p["options"]
 
 
 def undonated(jitted: Callable, options: CompileOptions) -> Callable:

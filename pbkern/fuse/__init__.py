@@ -13,6 +13,8 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from .carries import drop_dead_carries
 from .choices import Choice, apply, groups_of
+from .counters import count_loops, walk_counters
+from .donation import write_in_place
 from .explain import Explanation, explain
 from .indexed import place_updates
 from .layouts import move_transposes
@@ -37,6 +39,7 @@ def plan(
     supports: Callable[[object], str | None],
     params_for: Callable[..., Mapping] = lambda semantics, **params: {},
     choices: Sequence[Choice] = (),
+    donated: Sequence[bool] = (),
 ) -> Plan:
     """Fuses a jaxpr into HostPrograms and what is left to XLA.
 
@@ -46,18 +49,20 @@ def plan(
       supports: equation -> None if the target's bodies can contain it, else the reason.
       params_for: grid semantics of a fused kernel, and fields that were chosen by name -> its compiler_params.
       choices: one per fused kernel, in the order of choices.groups_of; (): the model's.
+      donated: per operand, whether kernels may write results into it; (): none.
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = move_transposes(simplify(closed, unsafe_math=unsafe))
+    simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe)))
     strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(place_updates(simple, strict))
+    simple = walk_counters(drop_dead_carries(place_updates(simple, strict)))
     simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
     if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
         simple = split_reductions(divide_late(simple) if unsafe else simple, machine)
     simple = operands_as_equations(simple)
     parts = partition(simple, machine, supports, options)
     apply(parts.groups(), choices, machine)
+    write_in_place(parts.nodes, simple.jaxpr, donated)
     segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from jax import lax
+
 from ..affine import Affine
-from .access import Access, NeedsWhole, Pull, Span, is_whole, require_whole, rules, shapes, whole
+from .access import Access, NeedsWhole, Pull, Span, block_shape, is_whole, require_whole, rules, shapes, whole
 
 # ---- reshape
 
@@ -111,7 +113,8 @@ def _reshape(eqn, out: Access) -> Pull:
     if eqn.params.get("dimensions") is not None:
         out = require_whole(eqn, out, range(len(out)))
     source: list[Span] = [whole(n) for n in shape]
-    asked = list(out)
+    # A concatenation may ask for more than there is along a dimension of one element: that element is repeated.
+    asked = [whole(1) if n == 1 < s.size else s for n, s in zip(extents, out)]
     for inner, outer in segments(shape, extents):
         if len(inner) == len(outer) == 1:
             source[inner[0]] = asked[outer[0]]
@@ -126,8 +129,16 @@ def _reshape(eqn, out: Access) -> Pull:
             continue
         for d, s in zip(inner, spans):
             source[d] = s
-    params = {**eqn.params, "new_sizes": tuple(s.size for s in asked)}
-    return Pull((tuple(source), *(() for _ in dynamic)), params, out=tuple(asked))
+    params, inputs = {**eqn.params, "new_sizes": block_shape(asked)}, (tuple(source), *(() for _ in dynamic))
+    if not any(n == 1 < s.size for n, s in zip(extents, out)):
+        return Pull(inputs, params, out=tuple(asked))
+    repeated = tuple(o if n == 1 else a for n, o, a in zip(extents, out, asked))
+
+    def repeat(ctx, x, *dynamic):
+        x = eqn.primitive.bind(x, *dynamic, **params)
+        return [lax.broadcast_in_dim(x, block_shape(repeated), range(x.ndim))]
+
+    return Pull(inputs, {}, repeat, out=repeated)
 
 
 # ---- data-dependent positions

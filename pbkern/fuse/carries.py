@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 from jax.extend import core as jex
 
+from ..jaxprs import inner_jaxprs
 from .simplify import drop_dead, retrace
 
 
@@ -25,10 +26,16 @@ def _live_carries(body: jex.Jaxpr, n_consts: int, n_carry: int, wanted: set[int]
         live = more
 
 
+def _read(jaxpr: jex.Jaxpr) -> set:
+    """Values that equations or results read, in the jaxprs of control flow too."""
+    atoms = [*jaxpr.outvars, *(a for e in jaxpr.eqns for a in e.invars)]
+    own = {a for a in atoms if not isinstance(a, jex.Literal)}
+    return own.union(*(_read(inner.jaxpr) for e in jaxpr.eqns for inner in inner_jaxprs(e)))
+
+
 def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Takes carries out of scans that nothing reads but themselves."""
-    used = {a for e in closed.jaxpr.eqns for a in e.invars if not isinstance(a, jex.Literal)}
-    used |= {a for a in closed.jaxpr.outvars if not isinstance(a, jex.Literal)}
+    used = _read(closed.jaxpr)
 
     def rewrite(eqn, operands):
         p, body = eqn.params, eqn.params["jaxpr"]

@@ -99,7 +99,10 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     def step(index: Affine | None, old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
         """One turn of the loop, the rest where the index is None."""
         if index is None:
-            return run_inner(builder, rest, [*consts, *old], new)
+            done = turns * body.steps
+            ends = [View(w.buffer, array_type(v.aval), w.offset + done * math.prod(v.aval.shape[1:]))
+                    for w, v in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])]
+            return run_inner(builder, rest, [*consts, *old, *ends], new)
         arguments = [*consts, *old, *at_step(xs, x_types, index)]
         return run_inner(builder, body, arguments, [*new, *at_step(ys, y_types, index)])
 

@@ -70,8 +70,9 @@ def emit_kernel(
     requests: Requests,
     outputs: Sequence[tuple[object, Access]],
     compiler_params: dict | None = None,
+    aliases: tuple[tuple[int, int], ...] = (),
 ) -> Kernel:
-    """The kernel that computes `outputs`; operands are `requests.inputs` in order."""
+    """The kernel that computes `outputs`; operands are `requests.inputs` in order, of which some are `aliases` of outputs."""
     return Kernel(
         name=name,
         grid=grid,
@@ -85,4 +86,5 @@ def emit_kernel(
         scratch=(),
         body=trace_body(requests, outputs),
         compiler_params=compiler_params or {},
+        aliases=aliases,
     )

@@ -237,13 +237,14 @@ class Partitioner:
     def time_blocks(self, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
         """{"jaxpr": several steps of a loop's body in one kernel, "rest": what remains}, where that pays."""
         p = eqn.params
-        if eqn.primitive.name != "scan" or len(eqn.invars) != p["num_consts"] + p["num_carry"] or self.options_disable_fusion():
+        if eqn.primitive.name != "scan" or self.options_disable_fusion():
             return {}
         inner = found["jaxpr"]
-        if len(inner.jaxpr.outvars) != p["num_carry"]:
+        walks = len(eqn.invars) > p["num_consts"] + p["num_carry"]
+        if len(inner.jaxpr.outvars) != p["num_carry"] or walks and p["reverse"]:
             return {}
         body = jex.ClosedJaxpr(inner.jaxpr, ())
-        blocks = block_time(body, inner.partition, p["num_consts"], p["length"], self.machine)
+        blocks = block_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], self.machine)
         if blocks is None:
             return {}
         return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})

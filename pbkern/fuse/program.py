@@ -104,7 +104,8 @@ class Builder:
         s = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        return emit_kernel(name, s.grid, s.requests, s.outputs, dict(self.params_for(s.semantics, **dict(s.params))))
+        params = dict(self.params_for(s.semantics, **dict(s.params)))
+        return emit_kernel(name, s.grid, s.requests, s.outputs, params, s.aliases)
 
     def alias(self, eqn) -> list[Step]:
         (source, *_), (v,) = eqn.invars, eqn.outvars

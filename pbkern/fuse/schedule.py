@@ -25,6 +25,8 @@ HALO_RECOMPUTE = 1.1
 SQUARE = 256
 # Results of so few elements are little work, so that the number of programs counts.
 SMALL = 1 << 14
+# Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
+FEW = 32
 
 
 class Unfusable(Exception):
@@ -42,6 +44,7 @@ class Schedule:
       requests: what one program reads and computes.
       cost: prediction.
       params: fields of the target's CompilerParams that were chosen too (choices.py), by name.
+      aliases: (operand, result) pairs that share one array (donation.py).
       semantics: per grid axis; fused kernels are parallel throughout.
     """
 
@@ -51,6 +54,7 @@ class Schedule:
     requests: Requests
     cost: Cost
     params: tuple[tuple[str, object], ...] = ()
+    aliases: tuple[tuple[int, int], ...] = ()
 
     @property
     def semantics(self) -> tuple[str, ...]:
@@ -271,8 +275,8 @@ def _options(
             stage = "outer" if run * n > 4096 else "rows"
             run *= n
         else:
-            # One element at a time, but programs of little work cost more than it.
-            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1]), 1
+            # One element at a time, but programs of little work cost more than it, and parts of a short one may share work.
+            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1, n] if n <= FEW else [1]), 1
     return options, target
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
+from jax import lax
 from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
@@ -47,17 +48,20 @@ def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
     return len(groups) == 1 == len(parts.nodes) and local and max(v.aval.ndim for v in body.outvars) > 0
 
 
-def block_time(body: jex.ClosedJaxpr, parts: Partition, n_consts: int, length: int, machine: Machine) -> TimeBlocks | None:
+def block_time(
+    body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: Machine
+) -> TimeBlocks | None:
     """The number of steps per kernel that the model likes best, or None for one.
 
-    `body` maps (*consts, *carries) to carries and `parts` is its partition.
+    `body` maps (*consts, *carries, *elements of xs) to carries, `counts` says how many consts and carries there are, and
+    `parts` is its partition.
     """
     if not is_stencil(parts, body.jaxpr):
         return None
     best, steps = None, 1
     seconds = parts.nodes[0].seconds * length
     for s in (s for s in STEPS if s <= length and s * len(body.jaxpr.eqns) <= MAX_EQUATIONS):
-        found = _unrolled(body, n_consts, s, machine)
+        found = _unrolled(body, counts, s, machine)
         if found is None:
             break
         # The rest is priced as a part of a full turn, and as no less than one.
@@ -70,7 +74,7 @@ def block_time(body: jex.ClosedJaxpr, parts: Partition, n_consts: int, length: i
         best, steps, seconds = found, s, total
     if best is None:
         return None
-    rest = _unrolled(body, n_consts, length % steps, machine) if length % steps else None
+    rest = _unrolled(body, counts, length % steps, machine) if length % steps else None
     if length % steps and rest is None:
         return None
     return TimeBlocks(best.inner(), rest and rest.inner())
@@ -89,17 +93,19 @@ class _Unrolled:
         return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
 
 
-def _unrolled(body: jex.ClosedJaxpr, n_consts: int, steps: int, machine: Machine) -> _Unrolled | None:
-    """`steps` steps as one group; None where they cannot be."""
+def _unrolled(body: jex.ClosedJaxpr, counts: tuple[int, int], steps: int, machine: Machine) -> _Unrolled | None:
+    """`steps` steps as one group, which takes as many elements of xs at once; None where they cannot be."""
     step: Callable = jex.jaxpr_as_fun(body)
+    first, end = counts[0], sum(counts)
 
     def several(*args):
-        consts, carries = args[:n_consts], args[n_consts:]
-        for _ in range(steps):
-            carries = step(*consts, *carries)
+        consts, carries, xs = args[:first], args[first:end], args[end:]
+        for k in range(steps):
+            carries = step(*consts, *carries, *(lax.squeeze(lax.slice_in_dim(x, k, k + 1), (0,)) for x in xs))
         return carries
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.jaxpr.invars]
+    shapes = [(steps,) * (n >= end) + v.aval.shape for n, v in enumerate(body.jaxpr.invars)]
+    avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, body.jaxpr.invars)]
     made = retrace(jax.make_jaxpr(several)(*avals), {})
     jaxpr = made.jaxpr
     computed = {v for e in jaxpr.eqns for v in e.outvars}

@@ -557,8 +557,13 @@ class BodyBuilder:
         nest.writes.append(Write(item.buf, item.place(probe), e))
         if nest.reductions:
             return True
-        same = (item.buf, item.place(probe))
-        return any(l.info[0].root in written and (l.kind == "gather" or l.info[:2] != same) for l in nest.loads())
+
+        def where(buf: Buf, index: Index) -> tuple:
+            return buf.root, buf.shape, buf.dtype, index  # a result that shares an operand's array is another Buf
+
+        same = where(item.buf, item.place(probe))
+        loads = (load for load in nest.loads() if load.info[0].root in written)
+        return any(load.kind == "gather" or where(*load.info[:2]) != same for load in loads)
 
     def _reads(self, v: Value, bufs: set[Buf]) -> bool:
         memo: dict[int, bool] = {}

@@ -19,7 +19,7 @@ from .builder import Value as Ssa
 from .lane_shifts import shifted_loads
 from .nest import Buf, Expr, Nest, Reduction, Write
 from .reductions import IDENTITY
-from .schedule import NestSchedule, choose, flat_coefficient, flat_index, is_turned
+from .schedule import NestSchedule, choose, flat_coefficient, flat_index, is_long_point, is_turned
 from .text import Block, Text
 
 Point = dict[str, int]
@@ -27,6 +27,10 @@ INDEX_BITS_32 = 2**31 - 1
 CACHE_LINE = 64
 # Strided vectors are put together from whole ones up to this step.
 MAX_STEP = 4
+# Additions to one accumulator in a row. A new run costs a long point the registers that hold its constants, and products
+# memory for accumulators that fill more than half of the registers: they start anew less often.
+LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
+LONGEST_CHAIN_OF_PRODUCTS, LONGEST_CHAIN_OF_FEW_PRODUCTS, FEW_ACCUMULATORS = 640, 256, 16
 
 
 @dataclass
@@ -139,7 +143,9 @@ class NestEmitter:
         def over(b: Block, dims: tuple[str, ...], accs: list[Ssa]) -> list[Ssa]:
             if not dims:
                 return self._step(w, b, points, tail, accs)
-            return self.text.loop(b, dims[0], 0, nest.dims[dims[0]], 1, lambda inner, c: over(inner, dims[1:], c), accs)
+            terms = math.prod(nest.dims[d] for d in dims[1:])
+            return self._accumulate(w, b, (dims[0], 0, nest.dims[dims[0]], 1), terms,
+                                    lambda inner, c: over(inner, dims[1:], c), accs)
 
         accs = over(block, nest.rdims, start)
         self._writes(w, block, points, tail, accs, inner=False)
@@ -158,8 +164,8 @@ class NestEmitter:
                 tile = [{**p, vector: lanes * u} for p in points for u in range(count)]
                 used = [k * vectors + u for k in range(len(points)) for u in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]
-                new = self.text.loop(b, vector, low, high, count * lanes,
-                                     lambda inner, c, tile=tile, tail=tail: self._step(w, inner, tile, tail, c), mine)
+                new = self._accumulate(w, b, (vector, low, high, count * lanes), 1,
+                                       lambda inner, c, tile=tile, tail=tail: self._step(w, inner, tile, tail, c), mine)
                 accs = list(accs)
                 for n, t in enumerate(used):
                     accs[t * width : (t + 1) * width] = new[n * width : (n + 1) * width]
@@ -168,7 +174,9 @@ class NestEmitter:
         def over(b: Block, dims: tuple[str, ...], accs: list[Ssa]) -> list[Ssa]:
             if not dims:
                 return sweep(b, accs)
-            return self.text.loop(b, dims[0], 0, nest.dims[dims[0]], 1, lambda inner, c: over(inner, dims[1:], c), accs)
+            terms = math.prod(nest.dims[d] for d in dims[1:]) * -(-nest.dims[vector] // (lanes * vectors))
+            return self._accumulate(w, b, (dims[0], 0, nest.dims[dims[0]], 1), terms,
+                                    lambda inner, c: over(inner, dims[1:], c), accs)
 
         accs = over(block, others, accs)
         scalars: list[Ssa] = []
@@ -178,6 +186,72 @@ class NestEmitter:
         self._writes(w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True)
 
     # ---------------------------------------------------------------- accumulators
+
+    def _accumulate(
+        self, w: _Walk, block: Block, loop: tuple[str, int, int, int], terms: int, fill, accs: list[Ssa]
+    ) -> list[Ssa]:
+        """A loop (symbol, low, high, step) of which each trip adds `terms` numbers, one after the other, to every accumulator.
+
+        The rounding error of a sum grows with the length of its chain of additions. Where floats are summed, accumulators
+        therefore start anew with every run of a few additions, and what they held is added to others; those are runs of
+        runs where there are many. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
+        """
+        d, low, high, step = loop
+        limit = self._longest_chain(w, accs)
+
+        def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
+            run = _run_length(trips, terms, limit) if limit else trips
+
+            def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
+                at = self._sum_of_indices(inner, base, inner.values[f"{d}'"])
+                if run == trips:
+                    inner.values[d] = at
+                    return fill(inner, accs)
+                return self._joined(w, inner, accs, sweep(inner, at, 0, run, self._restarted(w, inner, accs)))
+
+            full = trips // run * run
+            if run < trips <= 2 * run and accs == self._restarted(w, b, accs):  # two runs: nothing is added to the first
+                accs, full = sweep(b, base, first, run, accs), run
+            else:
+                length = 1 if run == trips else run
+                accs = self.text.loop(b, f"{d}'", first, first + full * step, length * step, one, accs)
+            if full == trips:
+                return accs
+            rest = sweep(b, base, first + full * step, trips - full, self._restarted(w, b, accs))
+            return self._joined(w, b, accs, rest)
+
+        return sweep(block, 0, low, -(-(high - low) // step), accs)
+
+    def _longest_chain(self, w: _Walk, accs: list[Ssa]) -> int:
+        """Additions to one accumulator in a row; 0 for any number of them."""
+        if not self.text.contract or w.nest.ordered or not any(map(_is_rounded, w.nest.reductions)):
+            return 0
+        if any(r.op.startswith("dot") for r in w.nest.reductions):
+            return LONGEST_CHAIN_OF_PRODUCTS if len(accs) > FEW_ACCUMULATORS else LONGEST_CHAIN_OF_FEW_PRODUCTS
+        return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(w.nest) else LONGEST_CHAIN
+
+    def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
+        if isinstance(x, int) and isinstance(y, int):
+            return x + y
+        if x == 0:
+            return y
+        names = (v if isinstance(v, str) else self.text.index(v) for v in (x, y))
+        return self.text.put(block, f"arith.addi {', '.join(names)} : index")
+
+    def _restarted(self, w: _Walk, block: Block, accs: list[Ssa]) -> list[Ssa]:
+        """Accumulators of floating-point sums at zero, the others as they are."""
+        zeros = self._identities(w, block, accs[0].lanes)
+        rounded = self._per_accumulator(w, _is_rounded)
+        return [zeros[k % len(zeros)] if rounded[k % len(zeros)] else a for k, a in enumerate(accs)]
+
+    def _joined(self, w: _Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
+        """Accumulators that hold what they held before a run and what they were given in it."""
+        b, rounded = self.text.builder(block, before[0].lanes), self._per_accumulator(w, _is_rounded)
+        return [b.add(x, y) if rounded[k % len(rounded)] else y for k, (x, y) in enumerate(zip(before, run))]
+
+    def _per_accumulator(self, w: _Walk, f) -> list:
+        """f(reduction) for each accumulator of one point."""
+        return [f(r) for r in w.nest.reductions for _ in range(2 if r.op in ("argmax", "argmin") else 1)]
 
     def _identities(self, w: _Walk, block: Block, lanes: int) -> list[Ssa]:
         found = []
@@ -767,6 +841,25 @@ class NestEmitter:
             v = self.text.put(block, f"vector.maskedload {buf.root.name}[{address}], {live.name}, {zero.name} : {m}, "
                               f"{live.type}, {t} into {t}")
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
+
+
+def _run_length(trips: int, terms: int, limit: int) -> int:
+    """Trips of one run: all, or a part of them such that sums of runs, runs of runs and so on have `limit` terms at most.
+
+    Runs of equal length are preferred.
+    """
+    run = max(limit // terms, 1)
+    if trips <= run:
+        return trips
+    while run * limit < trips:
+        run *= limit
+    parts = -(-trips // run)
+    parts = next((p for p in range(parts, 2 * parts) if trips % p == 0), parts)
+    return -(-trips // parts)
+
+
+def _is_rounded(r: Reduction) -> bool:
+    return r.op in ("sum", "dot", "dot_bf16") and compute_el(r.dtype) in ("f32", "f64")
 
 
 def memref(buf: Buf) -> str:

@@ -198,7 +198,7 @@ def _panels(nest: Nest, moving: Expr, vector: str, width: int, builder, vector_b
 
 def _group_size(nest: Nest, moving: Expr, vector: str, full: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
-    steps = {flat_coefficient(*e.info[:2], vector) if e.kind == "load" else None for e in _loads(moving)}
+    steps = {flat_coefficient(e.info[0], e.info[1], vector) if e.kind == "load" else None for e in _loads(moving)}
     if steps - {0, 1} or full < 2:
         return 1
     return next((n for n in range(MAX_GROUP, MAX_GROUP // 2, -1) if full % n == 0), min(MAX_GROUP, full))

@@ -192,7 +192,7 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
 def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
     """Vectors along a reduced dimension: several accumulators hide latency; rows share an operand where there is one."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
-    sched.unroll = max(1, min((2 if _is_long(nest) else 8) // count, vectors))
+    sched.unroll = max(1, min((2 if is_long_point(nest) else 8) // count, vectors))
     rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
     shared = [d for d in rows if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())]
     if shared and any(r.op == "dot" for r in nest.reductions):
@@ -200,7 +200,7 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
         sched.unroll = min(4, vectors)
 
 
-def _is_long(nest: Nest) -> bool:
+def is_long_point(nest: Nest) -> bool:
     """Whether one point of the reductions is so much work that out-of-order execution overlaps few of them; more only spill."""
     inside = Nest({}, reductions=nest.reductions).nodes()
     return sum(COST.get(e.info.primitive, 1.0) for e in inside if e.kind == "op") >= LONG_POINT

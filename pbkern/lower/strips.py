@@ -6,13 +6,16 @@
     l = sum p[k]                               l = sum l'
 
 A reduction along the dimension keeps its state between strips in memory, one value per lane; what reads its result waits
-for another loop. Scratch that one loop alone touches holds one strip. masked.py and reuse.py say when this pays.
+for another loop. Over many strips, sums keep what rounding loses as well. Scratch that one loop alone touches holds one
+strip. masked.py and reuse.py say when this pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ..affine import Affine
 from . import arena
@@ -22,6 +25,8 @@ from .schedule import flat_coefficient, register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
+# Sums over more strips than this would round off visibly more than sums of sums do.
+MANY_STRIPS = 32
 
 
 def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
@@ -234,6 +239,7 @@ class _StripNest:
         self.strips, self.builder, self.pool = strips, strips.builder, strips.pool
         self.small, self.axes, self.trips = small, strips.chain.axes, trips
         self.states: list[Buf] = []
+        self.lost: dict[int, Buf] = {}  # reduction -> what its state lacks, where that is kept
         self.reduces = self.d in self.nest.rdims
         self.outer = {d: n for d, n in self.nest.dims.items() if d not in self.nest.rdims}
         self.lanes = self._lanes() if self.reduces else 0
@@ -256,14 +262,47 @@ class _StripNest:
         dims = self.outer | ({lane: self.lanes} if self.lanes else {})
         writes = []
         for k, r in enumerate(self.nest.reductions):
-            buf = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf
+            buf, index = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf, self._state_index(Affine.symbol(lane))
             self.states.append(buf)
             start = self.builder.const(IDENTITY[r.op](r.dtype), r.dtype)
             missed = self.strips.missed(self.at, k)
             if missed is not None:
                 start = self.builder.select(self.trips.all_live, start, missed)
-            writes.append(Write(buf, self._state_index(Affine.symbol(lane)), start))
+            writes.append(Write(buf, index, start))
+            if self._keeps_lost(r):
+                self.lost[k] = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf
+                writes.append(Write(self.lost[k], index, self.builder.const(0, r.dtype)))
         return [Nest(dims, writes=writes, at=self.nest.at)]
+
+    def _keeps_lost(self, r: Reduction) -> bool:
+        return self.strips.full > MANY_STRIPS and JOINS[r.op] == "add" and r.dtype.name in ("float32", "float64")
+
+    def _load(self, buf: Buf, index: tuple[Affine, ...]) -> Expr:
+        return self.pool.make("load", buf.dtype, (buf, index, False))
+
+    def _joined(self, k: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
+        """What is kept of reduction k with that of one strip more. What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B."""
+        r, state = self.nest.reductions[k], self.states[k]
+
+        def op(name: str, x: Expr, y: Expr) -> Expr:
+            return self.builder.op(name, r.dtype, x, y)
+
+        before, strip = self._load(state, index), self.pool.make("acc", r.dtype, k)
+        joined = op(JOINS[r.op], before, strip)
+        if k in self.lost:
+            added = op("sub", joined, before)
+            lost = op("add", op("sub", before, op("sub", joined, added)), op("sub", strip, added))
+            yield self.lost[k], op("add", self._load(self.lost[k], index), lost)
+        yield state, joined
+
+    def _final(self, k: int, index: tuple[Affine, ...]) -> Expr:
+        """The state of reduction k, and what it lacks. Of infinite sums that is no number."""
+        state = self._load(self.states[k], index)
+        if k not in self.lost:
+            return state
+        lost, dtype = self._load(self.lost[k], index), state.dtype
+        finite = self.builder.op("eq", np.dtype(bool), lost, lost)
+        return self.builder.select(finite, self.builder.op("add", dtype, state, lost), state)
 
     def body(self, start: Affine, size: int) -> Nest:
         """The nest on elements start .. start + size - 1."""
@@ -294,11 +333,9 @@ class _StripNest:
         reductions = [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in nest.reductions]
         writes = [Write(*place(w.buf, w.index), expr(w.value), w.inner, w.guard, None if w.mask is None else expr(w.mask))
                   for w in nest.writes if w.inner or not self.reduces]
-        for k, (r, state) in enumerate(zip(nest.reductions, self.states)):
+        for k in range(len(self.states)):
             index = self._state_index(lane)
-            before = self.pool.make("load", r.dtype, (state, index, False))
-            joined = self.builder.op(JOINS[r.op], r.dtype, before, self.pool.make("acc", r.dtype, k))
-            writes.append(Write(state, index, joined, inner=False))
+            writes += [Write(buf, index, value, inner=False) for buf, value in self._joined(k, index)]
         dims: dict[str, int] = {}
         for d, n in nest.dims.items():
             dims |= named if d == self.d else {d: n}
@@ -310,7 +347,7 @@ class _StripNest:
             return []
         lane = self.builder.names("d")
         index = self._state_index(Affine.symbol(lane))
-        states = [self.pool.make("load", r.dtype, (b, index, False)) for r, b in zip(self.nest.reductions, self.states)]
+        states = [self._final(k, index) for k in range(len(self.states))]
         finals = [w for w in self.nest.writes if not w.inner]
         if self.lanes:
             reductions = [Reduction(r.op, (e,), r.dtype) for r, e in zip(self.nest.reductions, states)]

@@ -39,6 +39,8 @@ CASES = {
     "pad_negative": (lambda x: lax.pad(x * 2, 0.5, ((-2, 3, 0), (4, -5, 0))) + 1, X),
     "pad_interior": (lambda x: lax.pad(x * 2, 0.5, ((1, 0, 1), (-1, 2, 2))) + 1, X),
     "pad_edge": (lambda x: jnp.pad(x, 2, mode="edge") * 2, X),
+    "pad_edge_line": (lambda x: jnp.pad(x, 2, mode="edge") * 2, rand(501)),
+    "reshaped_element": (lambda x: jnp.concatenate([x, x[5].reshape(1), (-x[7]).reshape(1), x * 2]), rand(501)),
     "pad_only": (lambda x: lax.pad(x, 3.0, ((20, 0, 0), (0, 0, 0)))[:15] * 2, X),
     "concatenate": (lambda x: jnp.concatenate([x * 2, x[:5], x[3:]], 0) + 1, X),
     "concatenate_columns": (lambda x: jnp.concatenate([x, x[:, ::2]], 1) + 1, X),

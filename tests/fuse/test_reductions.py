@@ -38,12 +38,12 @@ def layer_norm(x):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
-# name -> (JAX, NumPy in float64)
+# name -> (JAX, NumPy in greater precision)
 ACCURATE = {
     "sum": (lambda x: x.sum(-1), lambda x: x.sum(-1)),
     "mean": (lambda x: x.mean(-1), lambda x: x.mean(-1)),
     "variance": (lambda x: x.var(-1), lambda x: x.var(-1)),
-    "norm": (lambda x: jnp.linalg.norm(x, axis=-1), lambda x: np.linalg.norm(x, axis=-1)),
+    "norm": (lambda x: jnp.linalg.norm(x, axis=-1), lambda x: np.sqrt((x * x).sum(-1))),
     "softmax": (jax.nn.softmax, softmax),
     "logsumexp": (lambda x: jax.nn.logsumexp(x, -1), logsumexp),
     "layer norm": (
@@ -52,48 +52,84 @@ ACCURATE = {
     ),
     "product": (lambda x: x @ x.T, lambda x: x @ x.T),
 }
+SIZES = (1, 3, 1000, 4097, 100001, 1000000)
+SQUARES = ("sum", "norm", "product", "variance", "layer norm")  # overflow float16 sooner
 
 
-def deviation(got, want):
-    """Root of the mean square of the error: rounding of one row or another is luck."""
-    return float(np.sqrt(np.mean(np.square(got - want))))
+def is_luck(name: str, offset: float, size: int) -> bool:
+    """Does the worst of a few rows say nothing? A long sum of numbers of either sign is small beside what was added up, and
+    x - mean(x) of numbers that are nearly equal is little but the rounding of the mean: JAX's error is more than twice ours
+    about as often as ours is more than twice JAX's, for one draw of numbers in twenty.
+    """
+    return name == "layer norm" and offset > 0 or name in ("sum", "mean") and offset == 0 and size > 4097
 
 
-def bound(theirs, want, dtype):
-    """Twice JAX's error, or two units in the last place of the largest result."""
-    unit = float(jnp.finfo(dtype).eps) * np.abs(want).max()
-    return max(2 * deviation(theirs, want), 2 * unit)
+def units(got, want, dtype) -> float:
+    """Greatest error of a few rows in units in the last place of the greatest result."""
+    error, largest = (float(np.abs(x).max()) for x in (np.asarray(got).astype(want.dtype) - want, want))
+    return error / (largest * float(jnp.finfo(dtype).eps)) if error else 0.0
 
 
-CASES = [(n, offset, t) for n in ACCURATE for offset in (0, 1000) for t in ("float32", "bfloat16", "float16")]
-# Products of equal signs add up in one chain over the whole depth.
-LONG_CHAINS = pytest.mark.xfail(strict=True, reason="one accumulator per element of a product, however deep it is")
+def errors(f, exact, draw, dtype, seeds):
+    """(ours, JAX's), each per seed."""
+    found = []
+    compiled = pbkern.jit(f), jax.jit(f)
+    for seed in seeds:
+        args = [jnp.asarray(x).astype(dtype) for x in draw(np.random.default_rng(seed))]
+        want = exact(*[np.asarray(x).astype(np.longdouble if dtype == "float64" else np.float64) for x in args])
+        found.append([units(g(*args), want, dtype) for g in compiled])
+    return np.transpose(found)
 
 
-@pytest.mark.parametrize(
-    "name, offset, dtype",
-    [pytest.param(*c, marks=LONG_CHAINS if c == ("product", 1000, "float32") else ()) for c in CASES],
-)
+@pytest.mark.parametrize("name", ACCURATE)
+@pytest.mark.parametrize("offset", (0, 1000))
+@pytest.mark.parametrize("dtype", ("float64", "float32", "bfloat16", "float16"))
 def test_as_accurate_as_jax(name, offset, dtype):
-    f, exact = ACCURATE[name]
-    if offset and dtype == "float16" and name in ("sum", "norm", "product", "variance", "layer norm"):
-        offset = 8  # sums of squares stay in range
-    for size in (1, 3, 1000, 4097, 100001):
-        x = (rand(16, size) + offset).astype(dtype)
-        want = exact(np.asarray(x, np.float64))
-        ours, theirs = (np.asarray(jit(f)(x), np.float64) for jit in (pbkern.jit, jax.jit))
-        assert deviation(ours, want) <= bound(theirs, want, dtype), size
+    offset = 8 if offset and dtype == "float16" and name in SQUARES else offset
+    with jax.enable_x64(dtype == "float64"):
+        for size in SIZES:
+            if dtype == "float16" and name in ("norm", "product") and size * (1 + offset**2) > 60000:
+                continue
+            luck = is_luck(name, offset, size)
+            draw = lambda rng, n=size: [rng.normal(offset, 1, (3, n))]  # noqa: E731
+            ours, theirs = errors(*ACCURATE[name], draw, dtype, range(31) if luck else range(1))
+            assert np.median(ours) <= max(2 * np.median(theirs), 2), (size, ours, theirs)
 
 
-def test_as_accurate_as_jax_in_double_precision():
-    with jax.enable_x64(True):
-        for name, (f, exact) in ACCURATE.items():
-            for size in (3, 4097):
-                x = jnp.asarray(np.random.default_rng(0).normal(1000, 1, (16, size)))
-                want = exact(np.asarray(x, np.longdouble)) if name != "norm" else exact(np.asarray(x))
-                ours, theirs = (np.asarray(jit(f)(x)) for jit in (pbkern.jit, jax.jit))
-                assert ours.dtype == np.float64
-                assert deviation(ours, want) <= bound(theirs, want, "float64"), (name, size)
+# name -> (function, shapes): sums over rows, whose chains are as long as there are rows, and products.
+DEEP = {
+    "columns": (lambda x: x.sum(0), [(4097, 64)]),
+    "many columns": (lambda x: x.sum(0), [(4097, 1031)]),
+    "three columns": (lambda x: x.sum(0), [(100001, 3)]),
+    "image": (lambda x: x.sum((0, 1, 2)), [(8, 56, 56, 33)]),
+    "product": (lambda x, y: x @ y, [(64, 1000), (1000, 64)]),
+    "deep product": (lambda x, y: x @ y, [(256, 4097), (4097, 256)]),
+    "small product": (lambda x, y: x @ y, [(16, 1000), (1000, 16)]),
+    "few rows": (lambda x, y: x @ y, [(16, 4097), (4097, 16)]),
+    "gram": (lambda x, y: x.T @ y, [(100001, 16), (100001, 16)]),
+    "row": (lambda x, y: x @ y, [(4097,), (4097, 256)]),
+    "column": (lambda x, y: x @ y, [(256, 4097), (4097,)]),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("offset", (0, 1000))
+def test_long_chains_are_as_accurate_as_jax(name, offset):
+    f, shapes = DEEP[name]
+    ours, theirs = errors(f, f, lambda rng: [rng.normal(offset, 1, s) for s in shapes], "float32", range(3))
+    assert np.median(ours) <= max(2 * np.median(theirs), 2), (ours, theirs)
+
+
+@pytest.mark.parametrize("shape, axis", [((4, 100001), 1), ((4097, 1031), 0)], ids=["rows", "columns"])
+def test_infinite_sums(shape, axis):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    first = (slice(None), 0) if axis else (0, slice(None))
+    for special in (np.inf, -np.inf, np.nan, 3e38):
+        x[first] = special
+        got = np.asarray(pbkern.jit(lambda x: x.sum(axis))(x))
+        np.testing.assert_array_equal(got, np.full_like(got, special))
+    x[:] = 3e38
+    assert np.isposinf(np.asarray(pbkern.jit(lambda x: x.sum(axis))(x))).all()
 
 
 @pytest.mark.parametrize("f", [jnp.sum, jnp.var, lambda x: jax.nn.softmax(x @ x.T)], ids=["sum", "var", "softmax of product"])

@@ -222,4 +222,15 @@ def _host_module(text: str):
 def call(compiled: Compiled, *args):
     """The program as a JAX operation (to be traced)."""
     results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
-    return jax.ffi.ffi_call(compiled.ffi_name, results)(*args)
+    return jax.ffi.ffi_call(compiled.ffi_name, results, input_output_aliases=shared_arrays(compiled.program))(*args)
+
+
+def shared_arrays(program: HostProgram) -> dict[int, int]:
+    """{input: output} of the program that kernels alias: results take the place of operands."""
+    inputs, outputs = ({b.name: b.position for b in buffers} for buffers in (program.inputs, program.outputs))
+    return {
+        inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
+        for launch in program.launches()
+        for i, o in launch.kernel.aliases
+        if launch.operands[i].buffer in inputs
+    }

@@ -1,0 +1,67 @@
+"""Operands that the caller gives up -> kernels that write their results where such operands lay.
+
+XLA would have the kernel write to memory of its own and copy that into the donated array. A kernel may write there at once
+if its programs read the very blocks of the operand that they write: order within a program is lowering's concern. A stencil
+reads what another program may have overwritten; it keeps its copy. Where more than elementwise arithmetic leads from an
+operand to the results, a program would have to put its block aside first, and the copy stays too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from jax.extend import core as jex
+
+from .access import ELEMENTWISE
+from .nodes import Node
+from .schedule import Schedule
+
+
+def write_in_place(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
+    """Sets `aliases` of the schedules of groups that may write into donated operands of the jaxpr, which nobody else reads."""
+    readers: dict = {}
+    for node in nodes:
+        for v in node.reads():
+            readers.setdefault(v, []).append(node)
+    pairs = {r: v for r, v in _pairs(jaxpr, donated).items() if len(readers.get(v, ())) == 1 and v not in jaxpr.outvars}
+    for node in nodes:
+        if node.kind == "group" and node.schedule is not None:
+            aliases = tuple(_aliases(node, node.schedule, pairs))
+            node.schedule = dataclasses.replace(node.schedule, aliases=aliases)
+
+
+def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
+    """Result -> the donated operand whose place it takes: as jax.jit pairs them, the first with the first of equal type."""
+    waiting: dict = {}
+    for v, flag in zip(jaxpr.invars, donated):
+        if flag:
+            waiting.setdefault((v.aval.shape, v.aval.dtype), []).append(v)
+    found: dict = {}
+    for a in jaxpr.outvars:
+        free = waiting.get((a.aval.shape, a.aval.dtype))
+        if free:
+            v = free.pop(0)
+            if not isinstance(a, jex.Literal):
+                found.setdefault(a, v)
+    return found
+
+
+def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int, int]]:
+    inputs = schedule.requests.inputs
+    for o, (result, access) in enumerate(schedule.outputs):
+        v = pairs.get(result)
+        places = [i for i, (other, _) in enumerate(inputs) if other is v]
+        if v is not None and len(places) == 1 and inputs[places[0]][1] == access and _is_elementwise(node, v):
+            yield places[0], o
+
+
+def _is_elementwise(node: Node, v) -> bool:
+    """Is all that the node makes of `v` made by elementwise arithmetic?"""
+    tainted = {v}
+    for eqn in node.eqns:
+        if any(a in tainted for a in eqn.invars if not isinstance(a, jex.Literal)):
+            if eqn.primitive.name not in ELEMENTWISE:
+                return False
+            tainted.update(eqn.outvars)
+    return True

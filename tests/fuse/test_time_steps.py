@@ -1,0 +1,220 @@
+"""Stencils and other loops of known length: how many kernels they are, and that they do the steps they say."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pbkern
+
+from .checking import check, planned, rand
+from .workloads import f32
+
+
+def interior(u):
+    return u.at[1:-1, 1:-1].set(0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]))
+
+
+def padded(u):
+    p = jnp.pad(u, 1)
+    return 0.25 * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
+
+
+def around(u):
+    return jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) + jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1) - 4 * u
+
+
+def wave(state):
+    u, before = state
+    return 2 * u - before + 0.1 * (4 * padded(u) - 4 * u), u
+
+
+def gray_scott(state):
+    u, v = state
+    r = u * v * v
+    return u + 0.16 * around(u) - r + 0.035 * (1 - u), v + 0.08 * around(v) + r - 0.1 * v
+
+
+def shallow_water(state):
+    h, u, v = state
+
+    def d(a, axis):
+        return 0.5 * (jnp.roll(a, -1, axis) - jnp.roll(a, 1, axis))
+
+    return (
+        h - 0.01 * (d(h * u, 0) + d(h * v, 1)),
+        u - 0.01 * (u * d(u, 0) + v * d(u, 1) + 9.8 * d(h, 0)),
+        v - 0.01 * (u * d(v, 0) + v * d(v, 1) + 9.8 * d(h, 1)),
+    )
+
+
+def heat(u):
+    p = jnp.pad(u, 1, mode="edge")
+    return u + 0.2 * (p[2:] - 2 * u + p[:-2])
+
+
+MOVES = [(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (-1, -1), (1, -1)]
+WEIGHTS = [4 / 9] + [1 / 9] * 4 + [1 / 36] * 4
+
+
+def lattice_boltzmann(f):
+    """D2Q9: nine densities move to their neighbours and collide."""
+    f = jnp.stack([jnp.roll(f[k], e, (0, 1)) for k, e in enumerate(MOVES)])
+    density = f.sum(0)
+    ux, uy = (sum(e[axis] * f[k] for k, e in enumerate(MOVES)) / density for axis in (0, 1))
+
+    def rest(e, w):
+        along = e[0] * ux + e[1] * uy
+        return w * density * (1 + 3 * along + 4.5 * along * along - 1.5 * (ux * ux + uy * uy))
+
+    return f - 0.6 * (f - jnp.stack([rest(e, w) for e, w in zip(MOVES, WEIGHTS)]))
+
+
+def by_fori(step, n):
+    return lambda u: lax.fori_loop(0, n, lambda _, s: step(s), u)
+
+
+def by_scan(step, n):
+    return lambda u: lax.scan(lambda s, _: (step(s), None), u, None, length=n)[0]
+
+
+def by_while(step, n):
+    return lambda u: lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, step(s[1])), (0, u))[1]
+
+
+LOOPS = {"fori": by_fori, "scan": by_scan, "while": by_while}
+
+
+def random_like(types, seed=0):
+    """Positive numbers near 1."""
+    make = lambda t: jnp.asarray(1 + 0.1 * np.random.default_rng(seed).normal(size=t.shape), t.dtype)  # noqa: E731
+    return jax.tree.map(make, types)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("n, kernels", [(0, 1), (1, 1), (7, 2), (50, 1), (51, 2)])
+def test_loop_forms_are_one_kernel_and_one_for_the_rest(loop, n, kernels):
+    plan = planned(LOOPS[loop](interior, n), f32(1024, 1024))
+    assert len(plan.kernels()) <= kernels and not plan.left_to_xla(), str(plan.explanation)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("n", [0, 1, 5, 7])
+def test_loop_forms_agree(loop, n):
+    check(LOOPS[loop](interior, n), rand(70, 90))
+
+
+SYSTEMS = {
+    "wave": (wave, (f32(1024, 1024),) * 2),
+    "Gray-Scott": (gray_scott, (f32(1024, 1024),) * 2),
+    "lattice Boltzmann": (lattice_boltzmann, f32(9, 1024, 1024)),
+    "reduce_window": (lambda u: lax.reduce_window(u, 0.0, lax.add, (3, 3), (1, 1), "SAME") / 9, f32(1024, 1024)),
+    "heat, 1-D": (heat, f32(1 << 20)),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_step_of_several_fields_is_one_kernel(name):
+    step, types = SYSTEMS[name]
+    plan = planned(by_fori(step, 50), types)
+    assert len(plan.kernels()) == 1 and not plan.left_to_xla(), str(plan.explanation)
+
+
+@pytest.mark.parametrize("name", [*SYSTEMS, "shallow water"])
+def test_several_fields_agree(name):
+    step, types = SYSTEMS.get(name, (shallow_water, (f32(1, 1),) * 3))
+    shapes = {1: (1000,), 2: (41, 67), 3: (9, 23, 35)}
+    small = jax.tree.map(lambda t: f32(*shapes[len(t.shape)]), types)
+    check(by_fori(step, 5), random_like(small))
+
+
+def with_source(n, u, amplitude):
+    return lax.fori_loop(0, n, lambda i, s: padded(s) + amplitude * jnp.sin(0.1 * i), u)
+
+
+def with_point_source(n, u):
+    return lax.fori_loop(0, n, lambda i, s: interior(s).at[10, 12].set(jnp.sin(0.1 * i)), u)
+
+
+def with_list_of_sources(u, values):
+    return lax.scan(lambda s, v: (padded(s) + v, None), u, values)[0]
+
+
+@pytest.mark.parametrize("n, kernels", [(50, 1), (51, 2), (7, 2)])
+def test_sources_that_depend_on_the_step_share_its_kernel(n, kernels):
+    for f, args in (
+        (functools.partial(with_source, n), (f32(1024, 1024), f32())),
+        (functools.partial(with_point_source, n), (f32(1024, 1024),)),
+        (with_list_of_sources, (f32(1024, 1024), f32(n))),
+    ):
+        plan = planned(f, *args)
+        assert len(plan.kernels()) <= kernels and not plan.left_to_xla(), str(plan.explanation)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 7])
+def test_sources_that_depend_on_the_step_agree(n):
+    u = rand(70, 90)
+    check(functools.partial(with_source, n), u, jnp.float32(0.3))
+    check(functools.partial(with_point_source, n), u)
+    check(with_list_of_sources, u, rand(n))
+    check(lambda u, v: lax.scan(lambda s, v: (padded(s) + v, None), u, v, reverse=True)[0], u, rand(n))
+
+
+# name -> (condition, next counter, first counter)
+COUNTERS = {
+    "up": (lambda i: i < 7, lambda i: i + 1, 0),
+    "up, inclusive": (lambda i: i <= 7, lambda i: i + 3, -2),
+    "down": (lambda i: i > 0, lambda i: i - 2, 7),
+    "down, inclusive": (lambda i: 0 <= i, lambda i: i - 1, 3),
+    "mirrored": (lambda i: 9 > i, lambda i: 4 + i, 1),
+    "never": (lambda i: i < 0, lambda i: i + 1, 0),
+}
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [(n, t) for n in COUNTERS for t in ("int32", "int8")] + [("up", "uint8"), ("mirrored", "uint8")]
+)
+def test_counters_of_while_loops(name, dtype):
+    condition, following, first = COUNTERS[name]
+
+    def f(x):
+        step = lambda s: (following(s[0]), jnp.sin(s[1]) + s[0])  # noqa: E731
+        return lax.while_loop(lambda s: condition(s[0]), step, (jnp.asarray(first, dtype), x))
+
+    plan = check(f, rand(5, 7))
+    assert "while" not in {e.primitive.name for e in plan.jaxpr.eqns}
+
+
+def test_loops_that_do_not_count_stay_as_they_are():
+    x = rand(5, 7)
+    wraps = lambda s: (s[0] + jnp.int8(3), s[1] * 0.5)  # noqa: E731
+    endless = lambda x: lax.while_loop(lambda s: s[0] <= jnp.int8(127), wraps, (jnp.int8(0), x))[1]  # noqa: E731
+    for f in (
+        lambda x: lax.while_loop(lambda s: s[0] < 50, lambda s: (s[0] * 2, s[1] + 1), (1, x))[1],
+        lambda x: lax.while_loop(lambda s: (s[0] < 5) & (s[1].sum() < 9), lambda s: (s[0] + 1, s[1] + 1), (0, x))[1],
+        lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + 1), (0, x))[1],
+    ):
+        check(f, x)
+    assert "while" in {e.primitive.name for e in planned(endless, x).jaxpr.eqns}
+
+
+def test_counted_loops_inside_others():
+    def inner(x):
+        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.sin(s[1]) + s[0]), (0, x))[1]
+
+    check(lambda x: lax.fori_loop(0, 4, lambda i, a: inner(a) + i, x), rand(5, 7))
+    check(lambda x: lax.while_loop(lambda s: s[0] < 4, lambda s: (s[0] + 1, inner(s[1])), (0, x)), rand(5, 7))
+
+
+def test_counters_as_results_and_in_gradients():
+    check(lambda x: lax.fori_loop(2, 9, lambda i, s: (s[0] + 2, s[1] * i + s[0]), (5, x)), rand(5, 7))
+
+    @pbkern.jit
+    def f(x):
+        return lax.fori_loop(0, 4, lambda i, s: jnp.sin(s) * i + s, x).sum()
+
+    x = rand(5, 7)
+    np.testing.assert_allclose(jax.grad(f)(x), jax.grad(f.__wrapped__)(x), rtol=1e-5, atol=1e-5)
