@@ -64,7 +64,8 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
     wide = _wide_outputs(jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases})
     memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
-    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, (private, wide), len(grid))
+    held = (private, wide, {i: o for i, o in aliases if o in in_place and i >= len(prefetch)})
+    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
     slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
@@ -131,14 +132,16 @@ def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased:
 def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, held, rank) -> jex.ClosedJaxpr:
     """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).
 
-    Outputs that `held` names live in the first scratch buffers: the first group until the last program, the second until the
-    end of each program.
+    `held`: outputs that live in the first scratch buffers, until the last program, and until the end of each program; and
+    {input: output} where both are one array in whole memory, so that what is written through either is seen through both.
     """
     num_in, num_blocks = len(inputs), len(inputs) + len(outputs)
-    private, wide = held
+    private, wide, same = held
 
     def run(*refs):
-        operands, results, memory = refs[: num_in - num_sizes], list(refs[num_in:num_blocks]), refs[num_blocks:]
+        operands, results, memory = list(refs[: num_in - num_sizes]), list(refs[num_in:num_blocks]), refs[num_blocks:]
+        for i, o in same.items():
+            operands[i] = results[o]
         kept = {o: (results[o], memory[k]) for k, o in enumerate((*private, *wide))}
         for o, (_, copy) in kept.items():
             results[o] = copy

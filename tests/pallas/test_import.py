@@ -641,20 +641,6 @@ def test_blocks_wider_than_their_output_keep_what_lies_outside():
     np.testing.assert_allclose(f(x), x.sum(1, keepdims=True) + 1)
 
 
-def test_copies_of_dynamic_size_are_refused():
-    def kernel(n_ref, x_ref, o_ref, sem):
-        n = n_ref[0]
-        pltpu.make_async_copy(x_ref.at[pl.ds(0, n)], o_ref.at[pl.ds(0, n)], sem).start()
-
-    anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    f = pl.pallas_call(
-        kernel, out_shape=struct(32, 128), in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), anywhere], out_specs=anywhere,
-        scratch_shapes=[pltpu.SemaphoreType.DMA],
-    )  # fmt: skip
-    with pytest.raises(UnsupportedOp, match=r"slice of dynamic size[\s\S]*test_import.py"):
-        f(np.array([8], "i4"), np.ones((32, 128), "f4"))
-
-
 def test_index_maps_know_the_size_of_the_grid():
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...]
