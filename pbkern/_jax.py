@@ -355,6 +355,14 @@ def is_semaphore(dtype) -> bool:
 
 
 @functools.cache
+def sparse_core_primitives() -> frozenset:
+    """Primitives for SparseCores but their loop; some have names of others."""
+    from jax._src.pallas.mosaic import sc_primitives
+
+    return frozenset(x for x in vars(sc_primitives).values() if isinstance(x, core.Primitive)) - {sc_primitives.parallel_loop_p}
+
+
+@functools.cache
 def tpu_infos() -> tuple[dict, Callable]:
     """(device kind -> function that pltpu.get_tpu_info() calls there, function that gives one core of a TPU v6e)."""
     from jax._src.pallas.mosaic import tpu_info

@@ -66,6 +66,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
     held = (private, wide, {i: o for i, o in aliases if o in in_place and i >= len(prefetch)})
     body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
+    params = _in_order(params) if importer.writes_back and in_place else params
     slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
@@ -120,6 +121,13 @@ def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) 
     shared = {d for d in range(len(semantics)) if any(d not in symbols for symbols in rest)}
     semantics = tuple("arbitrary" if d in shared and w == "parallel" else w for d, w in enumerate(semantics))
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
+
+
+def _in_order(params: dict) -> dict:
+    """CompilerParams without parallel dimensions."""
+    semantics = params["cpu"].dimension_semantics if params else None
+    words = semantics and tuple("arbitrary" if w == "parallel" else w for w in semantics)
+    return params | {"cpu": params["cpu"].replace(dimension_semantics=words)} if words else params
 
 
 def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased: set[int]) -> tuple[int, ...]:

@@ -39,20 +39,20 @@ def _dma_start(importer, eqn, *operands):
     source, target = _ends(eqn, operands)
     dynamic = [is_dynamic(transforms) for _, transforms, _ in (source, target)]
     if not any(dynamic):
-        _copy(source, target, eqn.params["add"])
+        _copy(importer, source, target, eqn.params["add"])
         return []
     ends = [DynamicSlices(transforms) for _, transforms, _ in (source, target)] if all(dynamic) else []
     if not ends or [d is None for d in ends[0].dims] != [d is None for d in ends[1].dims]:
         why, hint = "their shapes may differ", "give source and destination the same size"
         _refuse(eqn, "a copy between slices of constant and of dynamic size", why, hint)
-    _copy_dynamic(source, target, ends, eqn.params["add"])
+    _copy_dynamic(importer, source, target, ends, eqn.params["add"])
     return []
 
 
-def _copy(source: tuple, target: tuple, add: bool, mask=None) -> None:
+def _copy(importer, source: tuple, target: tuple, add: bool, mask=None) -> None:
     """`mask`: of the elements to copy; None: all."""
     (ref, picked, dtype), (to, placed, to_dtype) = source, target
-    where, value = view(to, to_dtype, placed), view(ref, dtype, picked)
+    where, value = importer.stored_to(view(to, to_dtype, placed)), view(ref, dtype, picked)
     if mask is None:
         where.add(value.load()) if add else where.swap(value.load(), want_old=False)
         return
@@ -62,7 +62,7 @@ def _copy(source: tuple, target: tuple, add: bool, mask=None) -> None:
     where.masked_store(loaded, mask)
 
 
-def _copy_dynamic(source: tuple, target: tuple, ends: list[DynamicSlices], add: bool) -> None:
+def _copy_dynamic(importer, source: tuple, target: tuple, ends: list[DynamicSlices], add: bool) -> None:
     """A loop over each dimension of dynamic size but the last, which is copied as a whole under a mask."""
     counts = {d: lax.min(*(e.count(d) for e in ends)) for d, i in enumerate(ends[0].dims) if i is not None}
     last = len(ends[0].dims) - 1
@@ -73,7 +73,7 @@ def _copy_dynamic(source: tuple, target: tuple, ends: list[DynamicSlices], add: 
         if d is None:
             mask = lax.iota(np.int32, most) < counts[last] if last in counts else None
             parts = [(ref, e.part(taken), dtype) for e, (ref, _, dtype) in zip(ends, (source, target))]
-            _copy(parts[0], parts[1], add, mask)
+            _copy(importer, parts[0], parts[1], add, mask)
         elif d == last:
             copy(taken | {d: (0, most)})
         else:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
 
 from pbkern.errors import UnsupportedOp
 
@@ -103,3 +104,29 @@ def test_cores_that_talk_to_one_another_are_refused():
     g = pl.kernel(shares, out_type=STRUCT, mesh=mesh(2), scratch_types=[pltpu.HBM((8, 128), F32)])
     with pytest.raises(UnsupportedOp, match=r"cores share[\s\S]*test_meshes.py"):
         g(X)
+
+
+def test_loops_and_pipelines_of_a_sparse_core():
+    cores = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore", num_cores=2, num_subcores=4)
+
+    def body(x_ref, o_ref):
+        @plsc.parallel_loop(0, 128, step=16)
+        def _(k):
+            o_ref[:, pl.ds(k, 16)] = x_ref[:, pl.ds(k, 16)] * 2
+
+    def kernel(x_ref, o_ref):
+        core = jax.lax.axis_index("core") * 4 + jax.lax.axis_index("subcore")
+        block = pl.BlockSpec((2, 128), lambda i: (core * 2 + i, 0))
+        pltpu.emit_pipeline(body, grid=(2,), in_specs=[block], out_specs=[block])(x_ref, o_ref)
+
+    np.testing.assert_array_equal(pl.kernel(kernel, out_type=STRUCT, mesh=cores, scratch_types=[])(X), X * 2)
+
+
+def test_operations_of_a_sparse_core_are_refused():
+    cores = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1)
+
+    def kernel(x_ref, o_ref):
+        o_ref[0, :8] = plsc.load_gather(x_ref, [jnp.arange(8), jnp.zeros(8, jnp.int32)])
+
+    with pytest.raises(UnsupportedOp, match=r"`gather` of a SparseCore[\s\S]*test_meshes.py"):
+        pl.kernel(kernel, out_type=STRUCT, mesh=cores, scratch_types=[])(X)
