@@ -11,6 +11,7 @@ for another loop. Scratch that one loop alone touches holds one strip. masked.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -27,9 +28,11 @@ JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
 def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
-    for s in stmts:
+    touched = [arena.touched([s]) for s in stmts]
+    times = Counter(b for found in touched for b in found)
+    for s, mine in zip(stmts, touched):
         bodies = s.branches if isinstance(s, If) else [s.condition, s.body] if isinstance(s, While) else []
-        around = elsewhere | arena.touched([other for other in stmts if other is not s])
+        around = elsewhere.union(b for b, n in times.items() if n > (b in mine)) if isinstance(s, (If, For, While)) else set()
 
         def change(body: list[Stmt]) -> list[Stmt]:
             return cut(body, around.union(*(arena.touched(b) for b in bodies if b is not body)))  # noqa: B023
