@@ -157,6 +157,7 @@ class BodyBuilder:
         """Notes when a value was defined."""
         if id(value) not in self._order:
             self._order[id(value)] = (*self._prefix, len(self.items))
+            self._keep.append(value)  # another value must not come to its id
             self.items.append(value)
         return value
 
