@@ -49,9 +49,9 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     prefetch = [_array(a.inner_aval if _jax.is_ref(a) else a, at) for a in g.index_map_avals[len(g.grid) :]]
     dynamic = [d for d, n in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(n)]
     grid = tuple(MAX_DYNAMIC if d in dynamic else int(n) for d, n in enumerate(g.grid))
-    whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", len(grid), prefetch, at) for n, t in enumerate(prefetch)]
+    whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", grid, prefetch, at) for n, t in enumerate(prefetch)]
     blocks = [_mapping(m, grid, prefetch, at) for m in g.block_mappings]
-    sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", len(grid), prefetch, at) for d in dynamic]
+    sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", grid, prefetch, at) for d in dynamic]
     inputs = (*whole, *blocks[: g.num_inputs], *sizes)
     outputs = tuple(blocks[g.num_inputs :])
     scratch = tuple(allocation(a) for a in g.scratch_avals)
@@ -100,7 +100,8 @@ def _defined_at(jaxpr) -> str:
 
 def _array(aval, at: str) -> ArrayType:
     if not isinstance(aval.dtype, np.dtype):
-        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools")
+        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools",
+                            hint="jax.random.key_data(key) outside, jax.random.wrap_key_data(bits) in the body")
     return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
 
 
@@ -242,4 +243,4 @@ def _index_map(m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: l
         return [jax.lax.convert_element_type(i, np.int32) for i in found]
 
     with jax.enable_x64(True):
-        return canonical_index_map(jax.make_jaxpr(run)(*types))
+        return canonical_index_map(jax.make_jaxpr(run)(*types), grid)

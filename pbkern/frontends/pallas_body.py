@@ -37,7 +37,7 @@ class Importer:
     Attributes:
       axes: pallas grid axis -> axis of the kernel's grid (vmapped dimensions come first and are not seen by the body).
       axis_names: names of the kernel's grid axes, if the grid is named.
-      scoped: id of a run_scoped jaxpr -> the Refs that stand for its allocations.
+      scoped: id of a run_scoped jaxpr or new_ref equation -> the Refs that stand for its allocations.
       sizes: of the grid, where num_programs is a number (in index maps); None in bodies.
       writes_back: set where a store writes elements that it leaves as they are: programs that share memory take turns.
     """
@@ -81,12 +81,14 @@ def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
 
 
 def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
-    """id of each run_scoped jaxpr -> its allocations, at any depth."""
+    """id of each run_scoped jaxpr, or new_ref equation -> its allocations, at any depth."""
     found: dict[int, tuple[Scratch, ...]] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "run_scoped":
             inner = eqn.params["jaxpr"]
             found[id(inner)] = tuple(allocation(v.aval, eqn) for v in inner.invars)
+        if eqn.primitive.name == "new_ref":
+            found[id(eqn)] = (allocation(eqn.outvars[0].aval, eqn),)
         for inner in inner_jaxprs(eqn):
             found |= scoped_allocations(inner.jaxpr)
     return found
@@ -180,6 +182,28 @@ def _masked_swap(importer, eqn, *operands):
 def _run_scoped(importer, eqn, *consts):
     jaxpr = eqn.params["jaxpr"]
     return importer.run(jaxpr, consts, importer.scoped[id(jaxpr)])
+
+
+@RULES.register("new_ref")
+def _new_ref(importer, eqn, value):
+    """jax.new_ref, pl.empty_ref_like: scratch that starts anew wherever the equation is met."""
+    (ref,) = importer.scoped[id(eqn)]
+    dtype = _jax.ref_contents(eqn.outvars[0].aval).dtype
+    if not _jax.is_semaphore(dtype):
+        view(ref, dtype, ()).swap(value, want_old=False)
+    return [ref]
+
+
+@RULES.register("freeze")
+def _freeze(importer, eqn, ref):
+    return [view(ref, eqn.invars[0].aval.dtype, ()).load()]
+
+
+@RULES.register("empty")
+def _empty(importer, eqn):
+    """lax.empty: what it holds is not specified."""
+    aval = eqn.outvars[0].aval
+    return [np.int32(0) if _jax.is_semaphore(aval.dtype) else jax.numpy.zeros(aval.shape, aval.dtype)]
 
 
 @RULES.register("parallel_loop")
