@@ -212,6 +212,11 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
     raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed, Element or BoundedSlice")
 
 
+def _padding_before(d: BlockDim) -> int:
+    """Elements of padding before the array, from which on Pallas counts."""
+    return d.padding[0] if isinstance(d, Element) else 0
+
+
 def _indices(m, grid: tuple[int, ...], args) -> list:
     """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = m.index_map_jaxpr
@@ -240,7 +245,8 @@ def _index_map(m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: l
 
     def run(*args):
         found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid, args))
-        return [jax.lax.convert_element_type(i, np.int32) for i in found]
+        found = (jax.lax.convert_element_type(i, np.int32) for i in found)
+        return [i - np.int32(low) if (low := _padding_before(d)) else i for i, d in zip(found, dims)]
 
     with jax.enable_x64(True):
         return canonical_index_map(jax.make_jaxpr(run)(*types), grid)

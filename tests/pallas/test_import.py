@@ -650,3 +650,23 @@ def test_index_maps_know_the_size_of_the_grid():
         out_specs=pl.BlockSpec((8,), lambda i: (i,)),
     )  # fmt: skip
     np.testing.assert_array_equal(f(X), X.reshape(4, 8)[::-1].ravel())
+
+
+@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((1, 0), (2, 0)), ((0, 1), (0, 2)), ((2, 3), (1, 1))])
+def test_elements_are_counted_from_the_padding_on(padding):
+    """As JAX's interpreter does; what lies in the padding is not specified."""
+    (top, bottom), (left, right) = padding
+    shape = (8 - top - bottom, 9 - left - right)
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    def f(interpret):
+        block = pl.BlockSpec((pl.Element(2, padding[0]), pl.Element(3, padding[1])), lambda i, j: (2 * i, 3 * j))
+        return pl.pallas_call(
+            kernel, grid=(4, 3), out_shape=struct(*shape), in_specs=[block], out_specs=block, interpret=interpret
+        )(x)  # fmt: skip
+
+    x = np.random.default_rng(0).standard_normal(shape).astype("f4")
+    np.testing.assert_array_equal(f(False), x * 2)
+    np.testing.assert_array_equal(f(True), x * 2)
