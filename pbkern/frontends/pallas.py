@@ -156,7 +156,9 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
             results[o] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
-        retrace_into(jaxpr, (), (*operands, *results, *memory[len(kept) : len(scratch)]), importer.rewrite)
+        passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
+        # Scalars that a pl.kernel closes over are operands, and values in its body.
+        retrace_into(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed], importer.rewrite)
         for o in wide:
             target, source = kept[o]
             target[...] = source[...]

@@ -130,3 +130,15 @@ def test_operations_of_a_sparse_core_are_refused():
 
     with pytest.raises(UnsupportedOp, match=r"`gather` of a SparseCore[\s\S]*test_meshes.py"):
         pl.kernel(kernel, out_type=STRUCT, mesh=cores, scratch_types=[])(X)
+
+
+def test_scalars_that_a_kernel_closes_over():
+    @jax.jit
+    def f(x, i):
+        def body(x_ref, o_ref):
+            pltpu.sync_copy(x_ref.at[pl.ds(i, 1)], o_ref.at[pl.ds(jax.lax.axis_index("core"), 1)])
+
+        return pl.kernel(body, out_type=jax.ShapeDtypeStruct((2, 128), F32), mesh=mesh(2), scratch_types=[])(x)
+
+    for i in (0, 17):
+        np.testing.assert_array_equal(f(X, i), X[[i, i]])
