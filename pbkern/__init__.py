@@ -1,6 +1,6 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
-from . import cpu
+from . import cpu, pallas
 from .api import jit, polyblocks_jit_jax, polymage_jit_jax
 from .dsl import (
     Blocked,
@@ -76,6 +76,7 @@ __all__ = [
     "loop",
     "multiple_of",
     "num_programs",
+    "pallas",
     "polyblocks_jit_jax",
     "polymage_jit_jax",
     "program_id",

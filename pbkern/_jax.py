@@ -42,6 +42,11 @@ def ref_type(aval) -> tuple[tuple[int, ...], np.dtype]:
     return tuple(aval.inner_aval.shape), np.dtype(aval.inner_aval.dtype)
 
 
+def ref_contents(aval):
+    """Array type of what a Ref type refers to; any other type itself."""
+    return aval.inner_aval if is_ref(aval) else aval
+
+
 def fresh_aval(aval):
     """The same type without weak type, as a new object."""
     if is_ref(aval):
@@ -317,11 +322,14 @@ def partitioned_over(ctx) -> int:
 @functools.cache
 def pallas() -> SimpleNamespace:
     """What the importer needs of Pallas: the primitive, the stock lowering, kinds of block dimensions."""
-    from jax._src.pallas import core, pallas_call
+    from jax._src.pallas import core, mpmd, pallas_call
 
     return SimpleNamespace(
         call_p=pallas_call.pallas_call_p,
         stock_lowering=pallas_call._pallas_call_lowering,
+        mesh_call_p=mpmd.mpmd_map_p,
+        stock_mesh_lowering=mpmd._mpmd_map_fallback_lowering,
+        grid_mapping=core.get_grid_mapping,
         Blocked=core.Blocked,
         Squeezed=core.Squeezed,
         Element=core.Element,
@@ -346,10 +354,31 @@ def is_semaphore(dtype) -> bool:
     return jax.dtypes.issubdtype(dtype, core.semaphore_dtype)
 
 
+@functools.cache
+def sparse_core_primitives() -> frozenset:
+    """Primitives for SparseCores but their loop; some have names of others."""
+    from jax._src.pallas.mosaic import sc_primitives
+
+    return frozenset(x for x in vars(sc_primitives).values() if isinstance(x, core.Primitive)) - {sc_primitives.parallel_loop_p}
+
+
+@functools.cache
+def tpu_infos() -> tuple[dict, Callable]:
+    """(device kind -> function that pltpu.get_tpu_info() calls there, function that gives one core of a TPU v6e)."""
+    from jax._src.pallas.mosaic import tpu_info
+
+    return tpu_info.registry, lambda: tpu_info.get_tpu_info_for_chip(tpu_info.ChipVersion.TPU_V6E, 1)
+
+
 def is_whole_memory(mapping) -> bool:
     """Whether an operand of a pallas_call is given in the memory where it is (pl.ANY, HBM), and not in blocks."""
-    space = getattr(mapping.transformed_block_aval, "memory_space", None)
-    return str(getattr(space, "value", space)) in ("any", "hbm")
+    return memory_space(mapping.transformed_block_aval) in ("any", "hbm")
+
+
+def memory_space(aval) -> str:
+    """The name of the memory that a Ref type or an allocation is in."""
+    space = getattr(aval, "memory_space", None)
+    return str(getattr(space, "value", space))
 
 
 def remove_cpu_lowering(primitive) -> None:

@@ -232,7 +232,7 @@ def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
     needed = {a for a in jaxpr.outvars if isinstance(a, jex.Var)}
     live = []
     for eqn in reversed(jaxpr.eqns):
-        used = any(v in needed for v in eqn.outvars) or not only_reads(eqn)
+        used = any(v in needed for v in eqn.outvars) or _acts(eqn)
         live.append(used)
         if used:
             atoms = eqn.invars
@@ -240,6 +240,11 @@ def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
                 atoms = [selector(eqn, producers)[1], *eqn.invars[1:]]
             needed.update(a for a in atoms if isinstance(a, jex.Var))
     return live[::-1]
+
+
+def _acts(eqn) -> bool:
+    """Whether an equation does more than to give results. Some of Pallas's primitives do not tell what their jaxprs do."""
+    return not only_reads(eqn) or any(_acts(e) for inner in inner_jaxprs(eqn) for e in inner.jaxpr.eqns)
 
 
 def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:

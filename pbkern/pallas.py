@@ -1,9 +1,10 @@
 """pl.pallas_call on CPU, without a change to the kernels: `pbkern.pallas.install()`.
 
-install() registers a CPU lowering of JAX's pallas_call primitive. Under jit, vmap, jvp, scan and friends a kernel is
-imported (frontends/pallas.py), compiled and called like one written in pbkern. `interpret=True` and InterpretParams
-still reach JAX's own interpreters. jax.export cannot carry machine code of this process: exported programs contain
-JAX's interpretation of the kernel.
+install() registers a CPU lowering of JAX's pallas_call primitive, and of that of pl.kernel and pl.core_map. Under jit, vmap,
+jvp, scan and friends a kernel is imported (frontends/pallas.py), compiled and called like one written in pbkern.
+`interpret=True` and InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
+(pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written.
+jax.export cannot carry machine code of this process: exported programs contain JAX's interpretation of the kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from . import _jax
 from .dsl import checks
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
+from .frontends.pallas_mesh import call_params
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
 from .programs import kernel_program
@@ -31,6 +33,9 @@ def install() -> None:
     global _installed
     if not _installed:
         mlir.register_lowering(_jax.pallas().call_p, _lower, platform="cpu")
+        mlir.register_lowering(_jax.pallas().mesh_call_p, _lower_mesh, platform="cpu")
+        infos, info = _jax.tpu_infos()
+        infos["cpu"] = info
         _installed = True
         jax.clear_caches()  # programs lowered before would keep their old meaning
 
@@ -40,6 +45,8 @@ def uninstall() -> None:
     global _installed
     if _installed:
         _jax.remove_cpu_lowering(_jax.pallas().call_p)
+        _jax.remove_cpu_lowering(_jax.pallas().mesh_call_p)
+        _jax.tpu_infos()[0].pop("cpu", None)
         _installed = False
         jax.clear_caches()
 
@@ -59,6 +66,17 @@ def installed() -> Iterator[None]:
 def _lower(ctx, *nodes, interpret, **params):
     if interpret or _jax.is_for_export(ctx):
         return _jax.pallas().stock_lowering(ctx, *nodes, interpret=interpret or True, **params)
+    return _native(ctx, nodes, params)
+
+
+def _lower_mesh(ctx, *nodes, interpret, **params):
+    """pl.kernel and pl.core_map."""
+    if interpret or _jax.is_for_export(ctx):
+        return _jax.pallas().stock_mesh_lowering(ctx, *nodes, interpret=interpret or True, **params)
+    return _native(ctx, nodes, call_params(ctx.avals_in, **params))
+
+
+def _native(ctx, nodes, params: dict):
     imported = import_call(**params)
     kernel = imported.kernel
     target = get_target("cpu")

@@ -207,15 +207,29 @@ def canonical_access(eqn, operands: Sequence) -> list:
 
 
 def bind_access(primitive, shape: tuple[int, ...], operands: Sequence, indices: tuple[Index, ...]) -> list:
-    """Binds a Ref primitive on `operands` with these indices of a Ref of this shape."""
+    """Binds a Ref primitive on `operands` with these indices of a Ref of this shape.
+
+    Without a mask, constant indices are kept inside it, as lax.dynamic_slice keeps those that are values: a branch that is
+    never taken may hold one that became a constant.
+    """
+    masked = primitive.name.startswith("masked")
+    indices = indices if masked else tuple(map(_inside, indices, shape))
     if all(is_whole(i, n) for i, n in zip(indices, shape)):
         leaves, tree = [], _jax.NO_INDICES
     else:
-        masked = primitive.name.startswith("masked")
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
         leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices), masked)
     results = primitive.bind(*operands, *leaves, tree=tree)
     return results if primitive.multiple_results else [results]
+
+
+def _inside(index: Index, extent: int) -> Index:
+    match index:
+        case Point(int(at)):
+            return Point(min(at, extent - 1))
+        case Range(int(start), size, stride) if size:
+            return Range(min(start, extent - (size - 1) * stride - 1), size, stride)
+    return index
 
 
 def _raw(index: Index, gathered: tuple[int, ...]):

@@ -96,11 +96,16 @@ def block_mapping(
     spec: BlockSpec | None,
     array: ArrayType,
     origin: str,
-    grid_rank: int,
+    grid: Sequence[int | None],
     prefetch: Sequence[ArrayType] = (),
     at: str | None = None,
 ) -> BlockMapping:
-    """Resolves `spec` for one array. `prefetch`: the whole arrays that index maps may read."""
+    """Resolves `spec` for one array.
+
+    Args:
+      grid: size of each grid dimension; None: known only when the kernel runs.
+      prefetch: the whole arrays that index maps may read.
+    """
     spec = BlockSpec() if spec is None else spec
     if not isinstance(spec, BlockSpec):
         raise KernelError(
@@ -115,7 +120,7 @@ def block_mapping(
         )
     shape = array.shape if spec.block_shape is None else spec.block_shape
     dims = tuple(_block_dim(d, origin, array, at) for d in shape)
-    index_map = _trace_index_map(spec.index_map, origin, array, grid_rank, prefetch, at)
+    index_map = _trace_index_map(spec.index_map, origin, array, grid, prefetch, at)
     return BlockMapping(origin, array, dims, index_map, spec.memory_space)
 
 
@@ -148,13 +153,13 @@ def _show(block_shape: tuple) -> str:
     return f"({inner},)" if len(block_shape) == 1 else f"({inner})"
 
 
-def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
+def _trace_index_map(f, origin, array, grid, prefetch, at):
     """Closed jaxpr (i32 grid indices, prefetch Refs) -> i32 per dimension, whatever jax_enable_x64 says."""
     at = definition_line(f) or at
     if f is None:
         f = lambda *_: (0,) * len(array.shape)  # noqa: E731
-    _check_arity(f, origin, grid_rank, len(prefetch), at)
-    avals = [jax.core.ShapedArray((), np.dtype("int32"))] * grid_rank
+    _check_arity(f, origin, len(grid), len(prefetch), at)
+    avals = [jax.core.ShapedArray((), np.dtype("int32"))] * len(grid)
     avals += [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
 
     def indices(*args):
@@ -170,7 +175,7 @@ def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
         return tuple(_index(i, n, origin, array, at) for n, i in enumerate(result))
 
     with jax.enable_x64(False):
-        closed = canonical_index_map(jax.make_jaxpr(indices)(*avals))
+        closed = canonical_index_map(jax.make_jaxpr(indices)(*avals), grid)
     if closed.consts:
         raise KernelError(
             f"index map of {origin} uses an array constant",
@@ -181,9 +186,25 @@ def _trace_index_map(f, origin, array, grid_rank, prefetch, at):
     return closed
 
 
-def canonical_index_map(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """An index map's jaxpr in the form that BlockMapping.index_map has: flat, in the order in which it prints."""
-    return in_demand_order(retrace(closed, refs.rewrite)) if closed.jaxpr.eqns else closed
+def canonical_index_map(closed: jex.ClosedJaxpr, grid: Sequence[int | None]) -> jex.ClosedJaxpr:
+    """An index map's jaxpr in the form that BlockMapping.index_map has: flat, in the order in which it prints.
+
+    Raises KernelError, at the user's line, for program_id, and num_programs of a dimension whose size is not known yet.
+    """
+
+    def rewrite(eqn, *operands) -> list | None:
+        if eqn.primitive.name not in ("program_id", "num_programs"):
+            return refs.rewrite(eqn, *operands)
+        axis = eqn.params["axis"]
+        if eqn.primitive.name == "num_programs" and axis < len(grid) and grid[axis] is not None:
+            return [np.int32(grid[axis])]
+        raise KernelError(
+            f"{eqn.primitive.name}({axis}) in an index map", at=_jax.user_line(eqn),
+            why=f"grid ({', '.join('dynamic' if n is None else str(n) for n in grid)})",
+            hint="grid indices are the map's arguments; num_programs gives sizes that are constants",
+        )  # fmt: skip
+
+    return in_demand_order(retrace(closed, rewrite)) if closed.jaxpr.eqns else closed
 
 
 def _check_arity(f, origin: str, grid_rank: int, num_prefetch: int, at: str | None) -> None:

@@ -176,8 +176,9 @@ def trace_kernel(
     labels = _labels(body, len(in_types), len(out_types))
     specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
     specs, sizes = _without_slices(specs, labels, at)
+    known = [None if d in dict(dynamic_grid) else n for d, n in enumerate(grid)]
     mappings = tuple(
-        block_mapping(s, t, label, len(grid), prefetch, at)
+        block_mapping(s, t, label, known, prefetch, at)
         for s, t, label in zip(specs, in_types + out_types, labels)
     )
     k = Kernel(
@@ -266,6 +267,11 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
 
 
 def _rewrite(eqn, *operands) -> list | None:
+    if eqn.primitive.name == "new_ref":
+        raise UnsupportedOp(
+            "a Ref made in a body", at=_jax.user_line(eqn), why=f"{eqn.outvars[0].aval}",
+            hint="scratch_shapes=[pbkern.Scratch(shape, dtype)] gives the body one",
+        )  # fmt: skip
     found = refs.rewrite(eqn, *operands)
     return rewrites.rewrite(eqn, *operands) if found is None else found
 

@@ -49,9 +49,9 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     prefetch = [_array(a.inner_aval if _jax.is_ref(a) else a, at) for a in g.index_map_avals[len(g.grid) :]]
     dynamic = [d for d, n in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(n)]
     grid = tuple(MAX_DYNAMIC if d in dynamic else int(n) for d, n in enumerate(g.grid))
-    whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", len(grid), prefetch, at) for n, t in enumerate(prefetch)]
+    whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", grid, prefetch, at) for n, t in enumerate(prefetch)]
     blocks = [_mapping(m, grid, prefetch, at) for m in g.block_mappings]
-    sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", len(grid), prefetch, at) for d in dynamic]
+    sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", grid, prefetch, at) for d in dynamic]
     inputs = (*whole, *blocks[: g.num_inputs], *sizes)
     outputs = tuple(blocks[g.num_inputs :])
     scratch = tuple(allocation(a) for a in g.scratch_avals)
@@ -64,7 +64,9 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
     wide = _wide_outputs(jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases})
     memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
-    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, (private, wide), len(grid))
+    held = (private, wide, {i: o for i, o in aliases if o in in_place and i >= len(prefetch)})
+    body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
+    params = _in_order(params) if importer.writes_back and in_place else params
     slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
@@ -98,7 +100,8 @@ def _defined_at(jaxpr) -> str:
 
 def _array(aval, at: str) -> ArrayType:
     if not isinstance(aval.dtype, np.dtype):
-        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools")
+        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools",
+                            hint="jax.random.key_data(key) outside, jax.random.wrap_key_data(bits) in the body")
     return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
 
 
@@ -121,6 +124,13 @@ def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) 
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 
 
+def _in_order(params: dict) -> dict:
+    """CompilerParams without parallel dimensions."""
+    semantics = params["cpu"].dimension_semantics if params else None
+    words = semantics and tuple("arbitrary" if w == "parallel" else w for w in semantics)
+    return params | {"cpu": params["cpu"].replace(dimension_semantics=words)} if words else params
+
+
 def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased: set[int]) -> tuple[int, ...]:
     """Outputs with blocks wider than their arrays that the body reads back: there is no memory for what lies outside."""
     read = _jax.read_inputs(jaxpr)
@@ -131,20 +141,24 @@ def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased:
 def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, held, rank) -> jex.ClosedJaxpr:
     """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).
 
-    Outputs that `held` names live in the first scratch buffers: the first group until the last program, the second until the
-    end of each program.
+    `held`: outputs that live in the first scratch buffers, until the last program, and until the end of each program; and
+    {input: output} where both are one array in whole memory, so that what is written through either is seen through both.
     """
     num_in, num_blocks = len(inputs), len(inputs) + len(outputs)
-    private, wide = held
+    private, wide, same = held
 
     def run(*refs):
-        operands, results, memory = refs[: num_in - num_sizes], list(refs[num_in:num_blocks]), refs[num_blocks:]
+        operands, results, memory = list(refs[: num_in - num_sizes]), list(refs[num_in:num_blocks]), refs[num_blocks:]
+        for i, o in same.items():
+            operands[i] = results[o]
         kept = {o: (results[o], memory[k]) for k, o in enumerate((*private, *wide))}
         for o, (_, copy) in kept.items():
             results[o] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
-        retrace_into(jaxpr, (), (*operands, *results, *memory[len(kept) : len(scratch)]), importer.rewrite)
+        passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
+        # Scalars that a pl.kernel closes over are operands, and values in its body.
+        retrace_into(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed], importer.rewrite)
         for o in wide:
             target, source = kept[o]
             target[...] = source[...]
@@ -200,6 +214,11 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
     raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed, Element or BoundedSlice")
 
 
+def _padding_before(d: BlockDim) -> int:
+    """Elements of padding before the array, from which on Pallas counts."""
+    return d.padding[0] if isinstance(d, Element) else 0
+
+
 def _indices(m, grid: tuple[int, ...], args) -> list:
     """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = m.index_map_jaxpr
@@ -228,7 +247,8 @@ def _index_map(m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: l
 
     def run(*args):
         found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid, args))
-        return [jax.lax.convert_element_type(i, np.int32) for i in found]
+        found = (jax.lax.convert_element_type(i, np.int32) for i in found)
+        return [i - np.int32(low) if (low := _padding_before(d)) else i for i, d in zip(found, dims)]
 
     with jax.enable_x64(True):
-        return canonical_index_map(jax.make_jaxpr(run)(*types))
+        return canonical_index_map(jax.make_jaxpr(run)(*types), grid)

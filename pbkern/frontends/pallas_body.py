@@ -37,17 +37,29 @@ class Importer:
     Attributes:
       axes: pallas grid axis -> axis of the kernel's grid (vmapped dimensions come first and are not seen by the body).
       axis_names: names of the kernel's grid axes, if the grid is named.
-      scoped: id of a run_scoped jaxpr -> the Refs that stand for its allocations.
+      scoped: id of a run_scoped jaxpr or new_ref equation -> the Refs that stand for its allocations.
       sizes: of the grid, where num_programs is a number (in index maps); None in bodies.
+      writes_back: set where a store writes elements that it leaves as they are: programs that share memory take turns.
     """
 
     axes: tuple[int, ...]
     axis_names: tuple = ()
     scoped: dict[int, Sequence] = dataclasses.field(default_factory=dict)
     sizes: tuple[int, ...] | None = None
+    writes_back: bool = False
+
+    def stored_to(self, where: View) -> View:
+        """`where`, noted as the target of a store."""
+        self.writes_back |= where.writes_back
+        return where
 
     def rewrite(self, eqn, *operands) -> list | None:
         """retrace's rewrite rule: results of a Pallas equation, None for any other."""
+        if eqn.primitive in _jax.sparse_core_primitives():
+            raise UnsupportedOp(
+                f"`{eqn.primitive.name}` of a SparseCore in a Pallas kernel", at=_jax.user_line(eqn), why="it has no rule yet",
+                hint="indexing, lax and jnp",
+            )  # fmt: skip
         rule = RULES.get(eqn.primitive.name)
         if rule is not None:
             return rule(self, eqn, *operands)
@@ -69,12 +81,14 @@ def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
 
 
 def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
-    """id of each run_scoped jaxpr -> its allocations, at any depth."""
+    """id of each run_scoped jaxpr, or new_ref equation -> its allocations, at any depth."""
     found: dict[int, tuple[Scratch, ...]] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "run_scoped":
             inner = eqn.params["jaxpr"]
             found[id(inner)] = tuple(allocation(v.aval, eqn) for v in inner.invars)
+        if eqn.primitive.name == "new_ref":
+            found[id(eqn)] = (allocation(eqn.outvars[0].aval, eqn),)
         for inner in inner_jaxprs(eqn):
             found |= scoped_allocations(inner.jaxpr)
     return found
@@ -132,13 +146,14 @@ def _get(importer, eqn, *operands):
 @RULES.register("swap")
 def _swap(importer, eqn, *operands):
     where, (value,) = _plain_view(eqn, operands)
+    importer.stored_to(where)
     return [where.swap(value, want_old=not _jax.is_dropped(eqn.outvars[0]))]
 
 
 @RULES.register("addupdate")
 def _addupdate(importer, eqn, *operands):
     where, (value,) = _plain_view(eqn, operands)
-    where.add(value)
+    importer.stored_to(where).add(value)
     return []
 
 
@@ -155,7 +170,7 @@ def _masked_load(importer, eqn, *operands):
 @RULES.register("masked_swap")
 def _masked_swap(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    where, used = view(ref, eqn.invars[0].aval.dtype, transforms), not _jax.is_dropped(eqn.outvars[0])
+    where, used = importer.stored_to(view(ref, eqn.invars[0].aval.dtype, transforms)), not _jax.is_dropped(eqn.outvars[0])
     if mask is None:
         return [where.swap(value, want_old=used)]
     old = where.masked_load(mask, value) if used else None
@@ -167,6 +182,40 @@ def _masked_swap(importer, eqn, *operands):
 def _run_scoped(importer, eqn, *consts):
     jaxpr = eqn.params["jaxpr"]
     return importer.run(jaxpr, consts, importer.scoped[id(jaxpr)])
+
+
+@RULES.register("new_ref")
+def _new_ref(importer, eqn, value):
+    """jax.new_ref, pl.empty_ref_like: scratch that starts anew wherever the equation is met."""
+    (ref,) = importer.scoped[id(eqn)]
+    dtype = _jax.ref_contents(eqn.outvars[0].aval).dtype
+    if not _jax.is_semaphore(dtype):
+        view(ref, dtype, ()).swap(value, want_old=False)
+    return [ref]
+
+
+@RULES.register("freeze")
+def _freeze(importer, eqn, ref):
+    return [view(ref, eqn.invars[0].aval.dtype, ()).load()]
+
+
+@RULES.register("empty")
+def _empty(importer, eqn):
+    """lax.empty: what it holds is not specified."""
+    aval = eqn.outvars[0].aval
+    return [np.int32(0) if _jax.is_semaphore(aval.dtype) else jax.numpy.zeros(aval.shape, aval.dtype)]
+
+
+@RULES.register("parallel_loop")
+def _parallel_loop(importer, eqn, *operands):
+    """plsc.parallel_loop: its iterations may run in any order."""
+    lower, upper, step, consts, carries = eqn.params["tree"].unflatten(operands)
+    count = lax.max(lax.div(upper - lower + step - np.int32(1), step), np.int32(0))
+
+    def body(k, values):
+        return importer.run(eqn.params["jaxpr"], consts, (lower + k * step, *values))
+
+    return lax.fori_loop(np.int32(0), count, body, list(carries))
 
 
 # --- grid and hints ------------------------------------------------------------------------------------------------
@@ -249,7 +298,7 @@ def _check(importer, eqn, *operands):
 @RULES.register("atomic_rmw")
 def _atomic_rmw(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    where = view(ref, eqn.invars[0].aval.dtype, transforms)
+    where = importer.stored_to(view(ref, eqn.invars[0].aval.dtype, transforms))
     return [where.update(COMBINE[eqn.params["atomic_type"].value], [value], mask)]
 
 

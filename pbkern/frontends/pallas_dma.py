@@ -3,53 +3,83 @@
 That is one of the orders in which a TPU may do it: a copy may finish at any time between its start and its wait, and what a
 program waits for on its own device it has started or signalled before, or it would wait for ever. So semaphores need no
 value. Copies to other devices, and programs that read a semaphore, are refused.
+
+A copy whose size is a value goes row by row, and under a mask along its last dimension. It stays inside both arrays: a TPU
+rounds sizes up to its tiles, and has padding there.
 """
 
 from __future__ import annotations
 
 import jax
+import numpy as np
+from jax import lax
 
 from .. import _jax
 from ..errors import UnsupportedOp
+from .dynamic_slices import DynamicSlices, is_dynamic
 from .pallas_body import RULES
-from .ref_views import View, view
+from .ref_views import view
 
 
-def _refuse(eqn, what: str, why: str):
-    raise UnsupportedOp(
-        f"{what} in a Pallas kernel", at=_jax.user_line(eqn), why=why,
-        hint="interpret=pltpu.InterpretParams() simulates several devices",
-    )  # fmt: skip
+def _refuse(eqn, what: str, why: str, hint: str = "interpret=pltpu.InterpretParams() simulates several devices"):
+    raise UnsupportedOp(f"{what} in a Pallas kernel", at=_jax.user_line(eqn), why=why, hint=hint)
 
 
-def _view(eqn, ref, transforms, aval) -> View:
-    for t in transforms:
-        if any(_jax.is_slice(i) and not isinstance(i.size, int) for i in getattr(t, "indices", ())):
-            raise UnsupportedOp(
-                "a copy of a slice of dynamic size in a Pallas kernel", at=_jax.user_line(eqn),
-                why="every access of a body has a fixed shape",
-                hint="copy a block of the largest size, or row by row in a loop",
-            )  # fmt: skip
-    return view(ref, _jax.ref_type(aval)[1], transforms)
-
-
-def _ends(eqn, operands) -> tuple[View, View]:
-    """(source, destination) of a copy. Raises UnsupportedOp for another device's."""
+def _ends(eqn, operands) -> tuple[tuple, tuple]:
+    """(Ref, transforms, dtype) of source and destination. Raises UnsupportedOp for a copy to another device."""
     (source, picked), (target, placed), _, _, device = _jax.copy_operands(eqn, operands)
     (source_aval, _), (target_aval, _), *_ = _jax.copy_operands(eqn, [v.aval for v in eqn.invars])
     if jax.tree.leaves(device):
         _refuse(eqn, "a copy to another device", "one device runs the whole kernel")
-    return _view(eqn, source, picked, source_aval), _view(eqn, target, placed, target_aval)
+    return (source, picked, _jax.ref_type(source_aval)[1]), (target, placed, _jax.ref_type(target_aval)[1])
 
 
 @RULES.register("dma_start")
 def _dma_start(importer, eqn, *operands):
     source, target = _ends(eqn, operands)
-    if eqn.params["add"]:
-        target.add(source.load())
-    else:
-        target.swap(source.load(), want_old=False)
+    dynamic = [is_dynamic(transforms) for _, transforms, _ in (source, target)]
+    if not any(dynamic):
+        _copy(importer, source, target, eqn.params["add"])
+        return []
+    ends = [DynamicSlices(transforms) for _, transforms, _ in (source, target)] if all(dynamic) else []
+    if not ends or [d is None for d in ends[0].dims] != [d is None for d in ends[1].dims]:
+        why, hint = "their shapes may differ", "give source and destination the same size"
+        _refuse(eqn, "a copy between slices of constant and of dynamic size", why, hint)
+    _copy_dynamic(importer, source, target, ends, eqn.params["add"])
     return []
+
+
+def _copy(importer, source: tuple, target: tuple, add: bool, mask=None) -> None:
+    """`mask`: of the elements to copy; None: all."""
+    (ref, picked, dtype), (to, placed, to_dtype) = source, target
+    where, value = importer.stored_to(view(to, to_dtype, placed)), view(ref, dtype, picked)
+    if mask is None:
+        where.add(value.load()) if add else where.swap(value.load(), want_old=False)
+        return
+    loaded = value.masked_load(mask, np.zeros((), dtype))
+    if add:
+        loaded = lax.add(loaded, where.masked_load(mask, np.zeros((), to_dtype)))
+    where.masked_store(loaded, mask)
+
+
+def _copy_dynamic(importer, source: tuple, target: tuple, ends: list[DynamicSlices], add: bool) -> None:
+    """A loop over each dimension of dynamic size but the last, which is copied as a whole under a mask."""
+    counts = {d: lax.min(*(e.count(d) for e in ends)) for d, i in enumerate(ends[0].dims) if i is not None}
+    last = len(ends[0].dims) - 1
+    most = min(e.most(last) for e in ends) if last in counts else 0
+
+    def copy(taken: dict) -> None:
+        d = next((d for d in counts if d not in taken), None)
+        if d is None:
+            mask = lax.iota(np.int32, most) < counts[last] if last in counts else None
+            parts = [(ref, e.part(taken), dtype) for e, (ref, _, dtype) in zip(ends, (source, target))]
+            _copy(importer, parts[0], parts[1], add, mask)
+        elif d == last:
+            copy(taken | {d: (0, most)})
+        else:
+            lax.fori_loop(np.int32(0), counts[d], lambda k, _: copy(taken | {d: (k, 1)}), None)
+
+    copy({})
 
 
 @RULES.register("dma_wait")

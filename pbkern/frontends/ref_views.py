@@ -1,8 +1,8 @@
 """Ref + transforms (index, reshape, transpose, bitcast) -> loads and stores with one index per dimension.
 
-Indices and transposes compose into the access itself. From the first transform that does not (a reshape, a bitcast,
-an index after an array index) the view is a value: a load applies the rest to what it read, a store reads, replaces
-and writes back, which is the same thing because a program's block is its own.
+Indices and transposes compose into the access itself, and where they can, indices move to before a reshape or bitcast
+(ref_exchange.py). From the first transform that does not compose the view is a value: a load applies the rest to what it read,
+a store reads, replaces and writes back what the access takes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_
 from ..errors import UnsupportedOp
 from . import bits
 from .float8 import decode, encode, is_float8
+from .ref_exchange import before, runs, shape_after
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class View:
     indices: tuple[Index, ...]
     perm: tuple[int, ...] | None  # None: as the access gives them
     rest: tuple
+
+    @property
+    def writes_back(self) -> bool:
+        """Whether a store writes elements that it leaves as they are."""
+        return any(isinstance(t, _jax.NDIndexer) and not _has_arrays(t) for t in self.rest)
 
     @property
     def ref_shape(self) -> tuple[int, ...]:
@@ -155,24 +161,72 @@ class View:
 
 def view(ref, dtype, transforms: Sequence) -> View:
     """Composes as many transforms as an access can express."""
-    indices: list[Index] = [Range(0, n) for n in _jax.ref_type(jax.typeof(ref))[0]]
-    order = list(range(len(indices)))  # the Ref's dimension that each dimension of the view runs along
-    transforms = list(transforms)
-    while transforms:
-        t = transforms[0]
-        if isinstance(t, _jax.NDIndexer) and _composes(t, indices, order):
-            for d, raw in zip(order, t.indices):
-                indices[d] = narrow(indices[d], _from_start(raw, indices[d].size), add_index, mul_index)
-            order = [d for d in order if isinstance(indices[d], Range)]
-        elif isinstance(t, _jax.TransposeTransform) and not any(isinstance(i, Gather) for i in indices):
-            order = [order[p] for p in t.permutation]
+    access = _Access(ref, np.dtype(dtype))
+    for t in transforms:
+        access.take(t)
+    return access.view()
+
+
+class _Access:
+    """A View in the making.
+
+    order: per dimension of what the access gives, the Ref's dimension that it runs along.
+    rest: transforms that come after it.
+    """
+
+    def __init__(self, ref, dtype: np.dtype):
+        self.ref, self.dtype = ref, dtype
+        self.indices: list[Index] = [Range(0, n) for n in _jax.ref_type(jax.typeof(ref))[0]]
+        self.order = list(range(len(self.indices)))
+        self.rest: list = []
+
+    def take(self, t) -> None:
+        if isinstance(t, _jax.NDIndexer):
+            if self.rest and (exchanged := self._exchanged(t)) is not None:
+                t, self.rest = exchanged
+                self._index(t)
+            elif not self.rest and _composes(t, self.indices, self.order):
+                self._index(t.indices)
+            else:
+                self.rest.append(t)
+        elif isinstance(t, _jax.TransposeTransform) and not self.rest and not self._gathers():
+            self.order = [self.order[p] for p in t.permutation]
         else:
-            break
-        transforms.pop(0)
-    kept = sorted(order)
-    perm = tuple(kept.index(d) for d in order)
-    natural = perm == tuple(range(len(perm))) or any(isinstance(i, Gather) for i in indices)
-    return View(ref, np.dtype(dtype), tuple(indices), None if natural else perm, tuple(transforms))
+            self.rest.append(t)
+
+    def _gathers(self) -> bool:
+        return any(isinstance(i, Gather) for i in self.indices)
+
+    def _index(self, entries: Sequence) -> None:
+        for d, raw in zip(self.order, entries):
+            self.indices[d] = narrow(self.indices[d], _from_start(raw, self.indices[d].size), add_index, mul_index)
+        self.order = [d for d in self.order if isinstance(self.indices[d], Range)]
+
+    def _exchanged(self, t) -> tuple[list, list] | None:
+        """(indices before the rest, the new rest) with the meaning of the rest, then t."""
+        taken = None if self._gathers() else runs(t)
+        if taken is None or not all(isinstance(i, Range) for i in map(self.indices.__getitem__, self.order)):
+            return None
+        shapes, dtypes = [tuple(self.indices[d].size for d in self.order)], [self.dtype]
+        for r in self.rest:
+            if isinstance(r, _jax.NDIndexer):
+                return None
+            shapes.append(shape_after(r, shapes[-1], dtypes[-1]))
+            dtypes.append(_dtype_after(dtypes[-1], r))
+        rest = []
+        for r, shape, kind in zip(self.rest[::-1], shapes[-2::-1], dtypes[-2::-1]):
+            found = before(r, shape, kind, taken)
+            if found is None:
+                return None
+            taken, moved = found
+            rest.append(moved)
+        return [r.start if r.point else r.as_slice() for r in taken], rest[::-1]
+
+    def view(self) -> View:
+        kept = sorted(self.order)
+        perm = tuple(kept.index(d) for d in self.order)
+        natural = perm == tuple(range(len(perm))) or self._gathers()
+        return View(self.ref, self.dtype, tuple(self.indices), None if natural else perm, tuple(self.rest))
 
 
 def _from_start(raw, extent: int):
@@ -239,8 +293,12 @@ def _replace(value, dtype: np.dtype, transforms: Sequence, new):
 
 def _index_value(value, t):
     if _has_arrays(t):
-        parts = [i if not _jax.is_slice(i) else slice(i.start, i.start + i.size * i.stride, i.stride) for i in t.indices]
-        return value[tuple(parts)]
+        for d, i in enumerate(t.indices):
+            if _jax.is_slice(i):
+                span = (i.size - 1) * i.stride + 1 if i.size else 0
+                window = lax.dynamic_slice_in_dim(value, jnp.asarray(i.start, np.int32), span, d)
+                value = lax.slice_in_dim(window, 0, span, i.stride, d)
+        return value[tuple(slice(None) if _jax.is_slice(i) else i for i in t.indices)]
     starts, spans, strides, points = _slices(t)
     window = lax.dynamic_slice(value, [jnp.asarray(s, np.int32) for s in starts], spans)
     window = lax.slice(window, [0] * window.ndim, spans, strides)

@@ -113,7 +113,7 @@ class BodyBuilder:
         self._order: dict[int, tuple] = {}
         self._now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
-        self._later: list[list[Value]] = []
+        self._later: list[tuple[list, int]] = []  # items of the regions around, and the first that is still to come
 
     # ---------------------------------------------------------------- small makers used by the rules
 
@@ -157,6 +157,7 @@ class BodyBuilder:
         """Notes when a value was defined."""
         if id(value) not in self._order:
             self._order[id(value)] = (*self._prefix, len(self.items))
+            self._keep.append(value)  # another value must not come to its id
             self.items.append(value)
         return value
 
@@ -302,9 +303,9 @@ class BodyBuilder:
         items = self.items
         plan, layouts = decide.decide(items, self)
         self._layouts |= layouts
-        self._later.append([])
+        self._later.append((items, 0))
         for k, item in enumerate(items):
-            self._later[-1] = [v for later in items[k + 1 :] for v in decide.uses(later)]
+            self._later[-1] = (items, k + 1)
             self._now = (*self._prefix, k)
             self._run(item, plan)
         self._later.pop()
@@ -540,8 +541,12 @@ class BodyBuilder:
             elif self._reads(v, written):
                 self.materialise(v) if not isinstance(v, Opaque) else self._make_opaque(v)
 
-        for v in (*captured, *(v for frame in self._later for v in frame)):
+        for v in captured:
             visit(v)
+        for items, first in self._later:
+            for item in items[first:]:
+                for v in decide.uses(item):
+                    visit(v)
         if direct is not None and self._conflicts(direct, written):
             self.materialise(direct.value)
 

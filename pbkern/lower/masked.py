@@ -38,8 +38,9 @@ def skip_masked(stmts: list[Stmt], builder, vector_bits: int, elsewhere: set[Buf
     """
     out = inside(stmts, elsewhere, lambda body, others: skip_masked(body, builder, vector_bits, others))
     for low, high in list(runs(out))[::-1]:
-        others = elsewhere | arena.touched(out[:low] + out[high:])
-        out[low:high] = _without_masked(out[low:high], others, builder, vector_bits)
+        if _masked(out[low:high])[0]:
+            others = elsewhere | arena.touched(out[:low] + out[high:])
+            out[low:high] = _without_masked(out[low:high], others, builder, vector_bits)
     return out
 
 

@@ -12,6 +12,7 @@ strip. masked.py and reuse.py say when this pays.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -32,8 +33,10 @@ MANY_STRIPS = 32
 def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
-    for s in stmts:
-        around = elsewhere | arena.touched([other for other in stmts if other is not s])
+    touched = [arena.touched([s]) for s in stmts]
+    times = Counter(b for found in touched for b in found)
+    for s, mine in zip(stmts, touched):
+        around = elsewhere.union(b for b, n in times.items() if n > (b in mine)) if bodies(s) else elsewhere
 
         def change(body: list[Stmt]) -> list[Stmt]:
             return cut(body, around.union(*(arena.touched(b) for b in bodies(s) if b is not body)))  # noqa: B023

@@ -113,4 +113,4 @@ def test_scratch_keeps_its_values_between_programs_and_branches(parts):
     x = np.random.default_rng(1).normal(size=array.shape).astype(np.float32)
     (want,) = pbkern.interpret(k, x)
     (got,) = native(k, x)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-6 * np.abs(want).max())  # sums are taken in another order

@@ -641,20 +641,6 @@ def test_blocks_wider_than_their_output_keep_what_lies_outside():
     np.testing.assert_allclose(f(x), x.sum(1, keepdims=True) + 1)
 
 
-def test_copies_of_dynamic_size_are_refused():
-    def kernel(n_ref, x_ref, o_ref, sem):
-        n = n_ref[0]
-        pltpu.make_async_copy(x_ref.at[pl.ds(0, n)], o_ref.at[pl.ds(0, n)], sem).start()
-
-    anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    f = pl.pallas_call(
-        kernel, out_shape=struct(32, 128), in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), anywhere], out_specs=anywhere,
-        scratch_shapes=[pltpu.SemaphoreType.DMA],
-    )  # fmt: skip
-    with pytest.raises(UnsupportedOp, match=r"slice of dynamic size[\s\S]*test_import.py"):
-        f(np.array([8], "i4"), np.ones((32, 128), "f4"))
-
-
 def test_index_maps_know_the_size_of_the_grid():
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...]
@@ -664,3 +650,23 @@ def test_index_maps_know_the_size_of_the_grid():
         out_specs=pl.BlockSpec((8,), lambda i: (i,)),
     )  # fmt: skip
     np.testing.assert_array_equal(f(X), X.reshape(4, 8)[::-1].ravel())
+
+
+@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((1, 0), (2, 0)), ((0, 1), (0, 2)), ((2, 3), (1, 1))])
+def test_elements_are_counted_from_the_padding_on(padding):
+    """As JAX's interpreter does; what lies in the padding is not specified."""
+    (top, bottom), (left, right) = padding
+    shape = (8 - top - bottom, 9 - left - right)
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    def f(interpret):
+        block = pl.BlockSpec((pl.Element(2, padding[0]), pl.Element(3, padding[1])), lambda i, j: (2 * i, 3 * j))
+        return pl.pallas_call(
+            kernel, grid=(4, 3), out_shape=struct(*shape), in_specs=[block], out_specs=block, interpret=interpret
+        )(x)  # fmt: skip
+
+    x = np.random.default_rng(0).standard_normal(shape).astype("f4")
+    np.testing.assert_array_equal(f(False), x * 2)
+    np.testing.assert_array_equal(f(True), x * 2)
