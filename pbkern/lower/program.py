@@ -18,9 +18,10 @@ from ..errors import UnsupportedOp
 from . import arena, fuse_nests, nest, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
-from .emit import NestEmitter, memref
+from .emit import NestEmitter
 from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .parallel import parallel_dimensions
+from .places import memref
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text

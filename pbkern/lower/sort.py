@@ -8,8 +8,8 @@ from __future__ import annotations
 from ..affine import Affine
 from .builder import Value as Ssa
 from .builder import storage_el
-from .emit import memref
 from .nest import Sort
+from .places import memref
 from .text import Block, Text
 
 

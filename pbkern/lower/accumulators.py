@@ -1,0 +1,250 @@
+"""Reductions of a nest: accumulators in registers, how they are added to, and how they end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+from . import elementwise
+from .builder import Builder, compute_el
+from .builder import Value as Ssa
+from .nest import Reduction
+from .places import Places, Point, Tail, Walk
+from .reductions import IDENTITY
+from .schedule import is_long_point
+from .text import Block
+
+# Additions to one accumulator in a row. A new run costs a long point the registers that hold its constants, and products
+# memory for accumulators that fill more than half of the registers: they start anew less often.
+LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
+LONGEST_CHAIN_OF_PRODUCTS, LONGEST_CHAIN_OF_FEW_PRODUCTS, FEW_ACCUMULATORS = 640, 256, 16
+
+
+class Accumulators(Places):
+    """Emits reductions. `_value` gives an expression at a point."""
+
+    _value: Callable[..., Ssa]
+
+    def _accumulate(
+        self, w: Walk, block: Block, loop: tuple[str, int, int, int], terms: int, fill, accs: list[Ssa]
+    ) -> list[Ssa]:
+        """A loop (symbol, low, high, step) of which each trip adds `terms` numbers, one after the other, to every accumulator.
+
+        The rounding error of a sum grows with the length of its chain of additions. Where floats are summed, accumulators
+        therefore start anew with every run of a few additions, and what they held is added to others; those are runs of
+        runs where there are many. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
+        """
+        d, low, high, step = loop
+        limit = self._longest_chain(w, accs)
+
+        def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
+            run = _run_length(trips, terms, limit) if limit else trips
+
+            def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
+                at = self._sum_of_indices(inner, base, inner.values[f"{d}'"])
+                if run == trips:
+                    inner.values[d] = at
+                    return fill(inner, accs)
+                return self._joined(w, inner, accs, sweep(inner, at, 0, run, self._restarted(w, inner, accs)))
+
+            full = trips // run * run
+            if run < trips <= 2 * run and accs == self._restarted(w, b, accs):  # two runs: nothing is added to the first
+                accs, full = sweep(b, base, first, run, accs), run
+            else:
+                length = 1 if run == trips else run
+                accs = self.text.loop(b, f"{d}'", first, first + full * step, length * step, one, accs)
+            if full == trips:
+                return accs
+            rest = sweep(b, base, first + full * step, trips - full, self._restarted(w, b, accs))
+            return self._joined(w, b, accs, rest)
+
+        return sweep(block, 0, low, -(-(high - low) // step), accs)
+
+    def _longest_chain(self, w: Walk, accs: list[Ssa]) -> int:
+        """Additions to one accumulator in a row; 0 for any number of them."""
+        if not self.text.contract or w.nest.ordered or not any(map(_is_rounded, w.nest.reductions)):
+            return 0
+        if any(r.op.startswith("dot") for r in w.nest.reductions):
+            return LONGEST_CHAIN_OF_PRODUCTS if len(accs) > FEW_ACCUMULATORS else LONGEST_CHAIN_OF_FEW_PRODUCTS
+        return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(w.nest) else LONGEST_CHAIN
+
+    def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
+        if isinstance(x, int) and isinstance(y, int):
+            return x + y
+        if x == 0:
+            return y
+        names = (v if isinstance(v, str) else self.text.index(v) for v in (x, y))
+        return self.text.put(block, f"arith.addi {', '.join(names)} : index")
+
+    def _restarted(self, w: Walk, block: Block, accs: list[Ssa]) -> list[Ssa]:
+        """Accumulators of floating-point sums at zero, the others as they are."""
+        zeros = self._identities(w, block, accs[0].lanes)
+        rounded = self._per_accumulator(w, _is_rounded)
+        return [zeros[k % len(zeros)] if rounded[k % len(zeros)] else a for k, a in enumerate(accs)]
+
+    def _joined(self, w: Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
+        """Accumulators that hold what they held before a run and what they were given in it."""
+        b, rounded = self.text.builder(block, before[0].lanes), self._per_accumulator(w, _is_rounded)
+        return [b.add(x, y) if rounded[k % len(rounded)] else y for k, (x, y) in enumerate(zip(before, run))]
+
+    def _per_accumulator(self, w: Walk, f) -> list:
+        """f(reduction) for each accumulator of one point."""
+        return [f(r) for r in w.nest.reductions for _ in range(2 if r.op in ("argmax", "argmin") else 1)]
+
+    def _identities(self, w: Walk, block: Block, lanes: int) -> list[Ssa]:
+        found = []
+        b = self.text.builder(block, lanes)
+        for r in w.nest.reductions:
+            if r.op in ("argmax", "argmin"):
+                value = r.args[0].dtype
+                found.append(b.c(IDENTITY[r.op](value), compute_el(value)))
+                found.append(b.c(np.iinfo(r.dtype).max, compute_el(r.dtype)))
+            else:
+                found.append(b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype)))
+        return found
+
+    def _step(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> list[Ssa]:
+        """One point of every reduction per tile point; returns the next accumulators."""
+        width, out = len(accs) // len(points), []
+        lanes = w.sched.lanes
+        b = self.text.builder(block, lanes)
+        masked = tail is not None and w.sched.vector in w.nest.rdims
+        for k, p in enumerate(points):
+            mine, at = accs[k * width : (k + 1) * width], 0
+            for r in w.nest.reductions:
+                args = [self._wide(b, self._value(w, block, e, p, tail), lanes) for e in r.args]
+                count = 2 if r.op in ("argmax", "argmin") else 1
+                old = mine[at : at + count]
+                new = self._combine(b, r, old, args)
+                if masked:
+                    mask = self._tail_mask(tail, lanes)
+                    new = [b.select(mask, n, o) for n, o in zip(new, old)]
+                out += new
+                at += count
+        if any(x.inner for x in w.nest.writes):
+            self._writes(w, block, points, tail, out if w.nest.ordered else [], inner=True)
+        return out
+
+    def _combine(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
+        unsigned = r.dtype.kind == "u"
+        match r.op:
+            case "dot":
+                fused = b.contract and args[0].el in ("f32", "f64")
+                return [b.fma(args[0], args[1], acc[0]) if fused else b.add(acc[0], b.mul(args[0], args[1]))]
+            case "dot_bf16" | "dot_i16":
+                return [self._pair_product(b, r.op, acc[0], args)]
+            case "sum":
+                return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
+            case "prod":
+                return [b.mul(acc[0], args[0])]
+            case "max":
+                return [b.max(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
+            case "min":
+                return [b.min(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.and_(acc[0], args[0])]
+            case "and":
+                return [b.and_(acc[0], args[0])]
+            case "or":
+                return [b.or_(acc[0], args[0])]
+            case "xor":
+                return [b.xor(acc[0], args[0])]
+            case "logaddexp":
+                return [self._logaddexp(b, r, acc[0], args[0])]
+            case "argmax" | "argmin":
+                return self._better(b, r, acc, args)
+        raise AssertionError(r.op)
+
+    def _pair_product(self, b: Builder, op: str, acc: Ssa, args: list[Ssa]) -> Ssa:
+        """acc + a.low * b.low + a.high * b.high per lane, on words that hold two values."""
+        el, name = ("i16", "avx512.vpdpwssd") if op == "dot_i16" else ("bf16", "avx512bf16.dpbf16ps")
+        halves = f"vector<{2 * acc.lanes}x{el}>"
+        x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {halves}") for a in args)
+        types = f"({acc.type}, {halves}, {halves}) -> {acc.type}"
+        call = f'llvm.call_intrinsic "llvm.x86.{name}.{32 * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
+        return acc._replace(name=b.emit(call))
+
+    def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
+        """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
+        def call(name: str, v: Ssa) -> Ssa:
+            info = elementwise.EqnInfo(name, {"accuracy": None}, (r.dtype,), r.dtype, None)
+            return elementwise.RULES.lookup(name)(b, info, v)
+
+        high = b.max(x, y)
+        total = b.add(high, call("log1p", call("exp", b.sub(b.min(x, y), high))))
+        infinite = b.cmp("eq", b.abs(high), b.c(np.inf, high.el))
+        return b.select(infinite, high, total)
+
+    def _better(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
+        """The larger (smaller) value, NaN above all; among equals the smaller index."""
+        (v, i), (x, n) = acc, args
+        unsigned = r.args[0].dtype.kind == "u"
+        if v.el == "i1":
+            v2, x2 = b.int_resize(v, "i8", unsigned=True), b.int_resize(x, "i8", unsigned=True)
+            wins = b.cmp("gt" if r.op == "argmax" else "lt", x2, v2, unsigned=True)
+            ties = b.cmp("eq", x2, v2)
+        else:
+            wins = b.cmp("gt" if r.op == "argmax" else "lt", x, v, unsigned=unsigned)
+            ties = b.cmp("eq", x, v)
+        if v.el in ("f32", "f64"):
+            wins = b.or_(b.and_(wins, b.not_(b.is_nan(v))), b.and_(b.is_nan(x), b.not_(b.is_nan(v))))
+            ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(v)))
+        wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
+        return [b.select(wins, x, v), b.select(wins, n, i)]
+
+    def _fold(self, w: Walk, block: Block, parts: list[list[Ssa]]) -> list[Ssa]:
+        """Accumulators of several vectors -> one scalar per accumulator."""
+        b, at, out = self.text.builder(block, w.sched.lanes), 0, []
+        for r in w.nest.reductions:
+            count = 2 if r.op in ("argmax", "argmin") else 1
+            mine = [p[at : at + count] for p in parts]
+            merged = Reduction({"dot": "sum"}.get(r.op, r.op), r.args, r.dtype)
+            while len(mine) > 1:
+                pairs = itertools.zip_longest(mine[::2], mine[1::2])
+                mine = [x if y is None else self._combine(b, merged, x, y) for x, y in pairs]
+            out += self._across(block, r, mine[0]) if count == 1 else self._across_arg(block, r, mine[0])
+            at += count
+        return out
+
+    def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
+        v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
+        kind = {"dot": "add", "sum": "add", "prod": "mul", "and": "and", "or": "or", "xor": "xor",
+                "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
+                "min": "minimumf" if isfloat else "minui" if unsigned else "minsi"}[r.op]
+        if v.el == "i1":
+            kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
+        return [Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)]
+
+    def _across_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
+        """Lane by lane: log2(lanes) shuffles of (value, index)."""
+        b, (v, i) = self.text.builder(block, x[0].lanes), x
+        half = v.lanes // 2
+        while half:
+            order = [(k + half) % v.lanes for k in range(v.lanes)]
+
+            def turn(s: Ssa, order=order) -> Ssa:
+                name = self.text.put(block, f"vector.shuffle {s.name}, {s.name} {order} : {s.type}, {s.type}")
+                return Ssa(name, s.el, s.lanes)
+
+            v, i = self._combine(b, r, [v, i], [turn(v), turn(i)])
+            half //= 2
+        return [Ssa(self.text.put(block, f"vector.extract {s.name}[0] : {s.el} from {s.type}"), s.el, 0) for s in (v, i)]
+
+
+def _run_length(trips: int, terms: int, limit: int) -> int:
+    """Trips of one run: all, or a part of them such that sums of runs, runs of runs and so on have `limit` terms at most.
+
+    Runs of equal length are preferred.
+    """
+    run = max(limit // terms, 1)
+    if trips <= run:
+        return trips
+    while run * limit < trips:
+        run *= limit
+    parts = -(-trips // run)
+    parts = next((p for p in range(parts, 2 * parts) if trips % p == 0), parts)
+    return -(-trips // parts)
+
+
+def _is_rounded(r: Reduction) -> bool:
+    return r.op in ("sum", "dot", "dot_bf16") and compute_el(r.dtype) in ("f32", "f64")

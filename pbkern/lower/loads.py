@@ -1,0 +1,270 @@
+"""Loads of a nest: whole vectors, masked, strided, turned in registers, made of aligned ones, gathered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..affine import Affine
+from .builder import BITS, compute_el, storage_el
+from .builder import Value as Ssa
+from .nest import Buf, Expr
+from .places import Places, Point, Tail, Walk, memref
+from .schedule import flat_coefficient, flat_index, is_turned
+from .text import Block
+
+# Strided vectors are put together from whole ones up to this step.
+MAX_STEP = 4
+
+
+class Loads(Places):
+    """Emits loads. `_value` gives an expression at a point."""
+
+    _value: Callable[..., Ssa]
+
+    def _load(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
+        buf, index, guard = e.info
+        b = self.text.builder(block, lanes)
+        turn = w.sched.transpose
+        if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
+            return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
+        flat = flat_index(buf, index)
+        key = ("load", buf.root.name, storage_el(buf.dtype), flat.linear(),
+               flat.const + sum(flat.coefficient(d) * o for d, o in p.items()),
+               tail.live if tail else None, lanes, self._guard_key(w, index, p) if guard else None)
+        if key in block.memo and buf.root not in w.written:
+            return block.memo[key]
+        if tail is None and lanes and key[4] in w.shifted.get((buf.root, flat.linear()), ()):
+            v = self._load_shifted(block, buf, flat, key[4], lanes)
+        else:
+            v = self._load_storage(w, block, buf, index, p, tail, lanes, guard)
+        v = b.from_storage(v, buf.dtype)
+        block.memo[key] = v
+        return v
+
+    def _load_shifted(self, block: Block, buf: Buf, flat: Affine, const: int, lanes: int) -> Ssa:
+        """The elements at flat.linear() + const, from the aligned vectors around them."""
+        first = const // lanes * lanes
+        low = self._load_aligned(block, buf, flat, first, lanes)
+        if const == first:
+            return low
+        high = self._load_aligned(block, buf, flat, first + lanes, lanes)
+        order = list(range(const - first, const - first + lanes))
+        both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
+        return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+
+    def _load_aligned(self, block: Block, buf: Buf, flat: Affine, const: int, lanes: int) -> Ssa:
+        key = ("aligned", buf.root.name, flat.linear(), const)
+        if key not in block.memo:
+            el = storage_el(buf.dtype)
+            _, address = self.text.affine(block, flat, const - flat.const)
+            load = f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{lanes}x{el}>"
+            block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
+        return block.memo[key]
+
+    def _load_turned(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int) -> Ssa:
+        """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.
+
+        Butterfly: in step s, rows that differ in bit s exchange the elements whose index differs in that bit.
+        """
+        along, vector = w.sched.transpose, w.sched.vector
+        corner = {**p, along: 0}
+        flat = flat_index(buf, index)
+        key = ("square", buf.root.name, flat, tuple(sorted(corner.items())), tail.live if tail else None, w.turned_rows)
+        if key not in block.memo:
+            rows = [self._square_row(w, block, buf, index, {**corner, vector: corner.get(vector, 0) + r}, lanes)
+                    for r in range(tail.live if tail else lanes)]
+            rows += [rows[-1]] * (lanes - len(rows))
+            t, step = rows[0].type, 1
+            while step < lanes:
+                low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
+                high = [k | step if not k & step else lanes + k for k in range(lanes)]
+                turned = list(rows)
+                for r in range(lanes):
+                    if not r & step:
+                        pair = f"{rows[r].name}, {rows[r | step].name}"
+                        for place, order in ((r, low), (r | step, high)):
+                            name = self.text.put(block, f"vector.shuffle {pair} {order} : {t}, {t}")
+                            turned[place] = rows[r]._replace(name=name)
+                rows, step = turned, step * 2
+            block.memo[key] = rows
+        return block.memo[key][p.get(along, 0)]
+
+    def _square_row(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> Ssa:
+        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        _, address = self._address(block, buf, index, p)
+        t = f"vector<{lanes}x{el}>"
+        if w.turned_rows == lanes:
+            return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
+        live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
+        load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
+        return Ssa(self.text.put(block, load), el, lanes)
+
+    def _guard_key(self, w: Walk, index, p: Point):
+        return tuple((i, tuple((d, o) for d, o in sorted(p.items()) if d in i.symbols)) for i in index)
+
+    def _load_storage(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, guard: bool) -> Ssa:
+        """The stored element(s); guarded axes are clamped, or masked along the vector dimension."""
+        el, m, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
+        wanted = storage_el(buf.dtype)
+        if BITS[el] < BITS[wanted]:
+            return self._load_word(block, buf, index, p, wanted)
+        if el != wanted:  # the same bits under another type
+            root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
+            stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
+            return self.text.builder(block, lanes).bitcast(stored, wanted)
+        vector = w.sched.vector
+        c = flat_coefficient(buf, index, vector) if lanes else 0
+        masks: list[Ssa] = []
+        if guard:
+            address, masks = self._guarded_address(w, block, buf, index, p, lanes)
+        else:
+            _, address = self._address(block, buf, index, p)
+        if not lanes or c == 0:
+            v = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0)
+            return v if not lanes else self.text.builder(block, lanes).broadcast(v)
+        b = self.text.builder(block, lanes)
+        live = self._tail_mask(tail, lanes) if tail else None
+        for mask in masks:
+            live = mask if live is None else b.and_(live, mask)
+        t = f"vector<{lanes}x{el}>"
+        if c == 1 and buf.root in w.nest.fetch and self._leads(w, buf, index):
+            self._fetch(w, block, buf, index, p)
+        if c == 1 and live is None:
+            return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
+        zero = b.c(0, el).name
+        if c == 1:
+            load = f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"
+            return Ssa(self.text.put(block, load), el, lanes)
+        if c == -1 and live is None:
+            low = self.text.put(block, f"arith.subi {address}, {self.text.index(lanes - 1)} : index")
+            v = self.text.put(block, f"vector.load {name}[{low}] : {m}, {t}")
+            order = list(range(lanes))[::-1]
+            return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
+        if 2 <= c <= MAX_STEP and live is None:
+            return self._load_steps(block, buf, address, c, lanes)
+        offsets = self.text.const(f"arith.constant dense<{[k * c for k in range(lanes)]}> : vector<{lanes}xi32>")
+        live = live or self._tail_mask(Tail(lanes), lanes)
+        return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
+                                 f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
+
+    def _load_steps(self, block: Block, buf: Buf, address: str, c: int, lanes: int) -> Ssa:
+        """Every c-th element: c whole vectors and shuffles, which are far cheaper than a gather.
+
+        The vectors lie side by side but for the last, which ends at the last element wanted: nothing behind it is read.
+        """
+        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        t = f"vector<{lanes}x{el}>"
+        starts = [k * lanes for k in range(c - 1)] + [(lanes - 1) * (c - 1)]
+        found = ""
+        for k, start in enumerate(starts):
+            at = self.text.put(block, f"arith.addi {address}, {self.text.index(start)} : index")
+            v = self.text.put(block, f"vector.load {name}[{at}] : {m}, {t}")
+            # Lanes that this vector or an earlier one holds; the others are filled later.
+            order = [lane if not k or lane * c < start else lanes + lane * c - start for lane in range(lanes)]
+            order = [o if o < 2 * lanes else 0 for o in order] if k else [min(lane * c, lanes - 1) for lane in range(lanes)]
+            found = self.text.put(block, f"vector.shuffle {found or v}, {v} {order} : {t}, {t}")
+        return Ssa(found, el, lanes)
+
+    def _leads(self, w: Walk, buf: Buf, index) -> bool:
+        """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
+        loads = [e.info for e in w.nest.loads() if e.kind == "load" and e.info[0].root is buf.root]
+        return flat_index(buf, index).const == max(flat_index(b, i).const for b, i, _ in loads)
+
+    def _fetch(self, w: Walk, block: Block, buf: Buf, index, p: Point) -> None:
+        """Asks for the line that a later step loads; addresses behind the end do not fault."""
+        flat = flat_index(buf, index)
+        offset = sum(flat.coefficient(d) * o for d, o in p.items()) + w.nest.fetch[buf.root]
+        _, address = self.text.affine(block, flat, offset)
+        block.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
+
+    def _load_word(self, block: Block, buf: Buf, index, p: Point, el: str) -> Ssa:
+        """One element that spans several of the buffer it reinterprets."""
+        small = storage_el(buf.root.dtype)
+        count = BITS[el] // BITS[small]
+        flat = flat_index(buf, index) * count
+        _, address = self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
+        v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{count}x{small}>")
+        word = self.text.put(block, f"vector.bitcast {v} : vector<{count}x{small}> to vector<1x{el}>")
+        return Ssa(self.text.put(block, f"vector.extract {word}[0] : {el} from vector<1x{el}>"), el, 0)
+
+    def _guarded_address(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[str, list[Ssa]]:
+        """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""
+        vector, masks, total = w.sched.vector if lanes else None, [], None
+        if any(n == 0 for n in buf.shape):
+            return self.text.index(0), masks
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
+            offset = sum(i.coefficient(d) * o for d, o in p.items())
+            _, name = self.text.affine(block, i, offset)
+            if not self._axis_is_safe(w, i, extent):
+                if vector and i.coefficient(vector):
+                    masks.append(self._range(w, block, (i, 0, extent), p, lanes))
+                else:
+                    name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
+                    name = self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
+            if stride != 1:
+                name = self.text.put(block, f"arith.muli {name}, {self.text.index(stride)} : index")
+            total = name if total is None else self.text.put(block, f"arith.addi {total}, {name} : index")
+        return total or self.text.index(0), masks
+
+    def _gather(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs) -> Ssa:
+        """Axes given by index expressions (already clamped); the others are affine."""
+        buf, index = e.info
+        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
+        if lanes and self._is_run(w, e):
+            return self._gather_run(w, block, e, p, tail, lanes, accs)
+        b, args, total = self.text.builder(block, lanes), iter(e.args), None
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
+            if i is None:
+                part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
+            else:
+                part = self._index(w, block, i, p, lanes, "i64")
+                if not self._axis_is_safe(w, i, extent):
+                    part = b.max(b.min(part, b.c(max(extent - 1, 0), "i64")), b.c(0, "i64"))
+            part = b.mul(part, b.c(stride, "i64"))
+            total = part if total is None else b.add(total, part)
+        if math.prod(buf.shape) == 0:
+            return b.c(0, compute_el(buf.dtype))
+        if not lanes:
+            address = self.text.put(block, f"arith.index_cast {total.name} : i64 to index")
+            return b.from_storage(Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0), buf.dtype)
+        live = self._tail_mask(tail or Tail(lanes), lanes)
+        t = f"vector<{lanes}x{el}>"
+        start, zero = self.text.index(0), b.c(0, el).name
+        v = self.text.put(block, f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {m}, "
+                          f"{total.type}, {live.type}, {t} into {t}")
+        return b.from_storage(Ssa(v, el, lanes), buf.dtype)
+
+
+    def _is_run(self, w: Walk, e: Expr) -> bool:
+        """Whether a vector of a gather is contiguous: only affine axes move along it, and by one element."""
+        buf, index = e.info
+        vector = w.sched.vector
+        affine = [i for i in index if i is not None]
+        return (buf.size > 0 and not any(vector in a.symbols for a in e.args) and flat_coefficient(buf, index, vector) == 1
+                and all(self._axis_is_safe(w, i, n) for i, n in zip(index, buf.shape) if i is not None) and bool(affine))
+
+    def _gather_run(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs) -> Ssa:
+        """A row of a table: one address, contiguous elements."""
+        buf, index = e.info
+        el, m, args = storage_el(buf.dtype), memref(buf), iter(e.args)
+        affine, address = Affine(), None
+        for i, stride in zip(index, buf.strides):
+            if i is not None:
+                affine = affine + i * stride
+                continue
+            part = self._value(w, block, next(args), p, tail, accs)
+            part = self.text.put(block, f"arith.index_cast {part.name} : {part.el} to index")
+            part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
+            address = part if address is None else self.text.put(block, f"arith.addi {address}, {part} : index")
+        _, start = self.text.affine(block, affine, sum(affine.coefficient(d) * o for d, o in p.items()))
+        address = self.text.put(block, f"arith.addi {address}, {start} : index")
+        b, t = self.text.builder(block, lanes), f"vector<{lanes}x{el}>"
+        if tail is None:
+            v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {m}, {t}")
+        else:
+            live, zero = self._tail_mask(tail, lanes), b.c(0, el)
+            v = self.text.put(block, f"vector.maskedload {buf.root.name}[{address}], {live.name}, {zero.name} : {m}, "
+                              f"{live.type}, {t} into {t}")
+        return b.from_storage(Ssa(v, el, lanes), buf.dtype)
