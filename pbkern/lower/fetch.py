@@ -28,7 +28,9 @@ def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
 
 def fetch_rows(nest: Nest, vector_bits: int) -> None:
     """Has a nest fetch the short rows that it reads."""
-    vector = choose(nest, vector_bits).vector if not nest.reductions and not nest.fetch else None
+    # Products have rows of their own to reuse: they are read from the caches, or packed.
+    wanted = not nest.fetch and all(r.op != "dot" for r in nest.reductions)
+    vector = choose(nest, vector_bits).vector if wanted else None
     for e in nest.loads() if vector else ():
         if e.kind != "load" or flat_coefficient(e.info[0], e.info[1], vector) != 1:
             continue
