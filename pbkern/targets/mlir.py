@@ -20,11 +20,12 @@ from ..errors import InternalError, TargetError
 PACKAGES = ("mlir", "torch_mlir")
 # The execution engine calls registered functions by their name with this in front.
 ENGINE_PREFIX = "_mlir_ciface_"
+# Passes that are nested in functions run on several of them at a time.
 KERNEL_PASSES = (
-    "canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
-    "convert-vector-to-llvm{reassociate-fp-reductions=1},convert-math-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"
+    "func.func(canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
+    "convert-vector-to-llvm{reassociate-fp-reductions=1},convert-math-to-llvm,convert-arith-to-llvm,convert-index-to-llvm),"
     "finalize-memref-to-llvm,convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
-    "reconcile-unrealized-casts,canonicalize,cse"
+    "reconcile-unrealized-casts,llvm.func(canonicalize,cse)"
 )
 HOST_PASSES = (
     "convert-scf-to-cf,convert-arith-to-llvm,convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,"
