@@ -22,7 +22,7 @@ from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
 VIEWS = frozenset(
-    "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient".split()
+    "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 # Equations that read few elements of their first operand, at places that are data.
