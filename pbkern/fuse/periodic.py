@@ -10,11 +10,10 @@ Only time_blocks.py may hold such equations: no lowering knows them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import jax
-from jax import lax
 from jax.extend import core as jex
 
 from ..affine import Affine
@@ -150,9 +149,27 @@ def reach(body: jex.Jaxpr) -> int:
     return sum(sum(map(abs, e.params["starts"])) for e in body.eqns if e.primitive is roll_p)
 
 
-def continued(x, dims: Sequence[int]):
+def continued(x, dims: Collection[int]):
     """`x`, whose elements beyond its edges along `dims` are those from the other side, up to one extent away."""
-    for d in dims:
-        n = x.shape[d]
-        x = lax.slice_in_dim(lax.concatenate([x, x, x], d), n, 2 * n, axis=d)
+    for d in sorted(dims):
+        x = continued_p.bind(x, x, x, dimension=d)
     return x
+
+
+continued_p = jex.Primitive("continued")  # x, x, x -> x, with elements of the first before and of the last behind it
+
+
+@continued_p.def_abstract_eval
+def _continued_type(x, *_, dimension):
+    return jax.core.ShapedArray(x.shape, x.dtype)
+
+
+@rules.register("continued")
+def _continued(eqn, out: Access) -> Pull:
+    """The middle third of a concatenation. Lines stay whole: where both dimensions of a block move, guards are dear."""
+    d = eqn.params["dimension"]
+    moving = out[d].start.symbols
+    if moving and 0 < d == len(out) - 1:
+        raise NeedsWhole(moving, "lines with periodic borders are taken whole")
+    n = eqn.outvars[0].aval.shape[d]
+    return rules.lookup("concatenate")(eqn, tuple(s.shifted(n) if k == d else s for k, s in enumerate(out)))

@@ -201,6 +201,20 @@ def test_empty_arrays_with_periodic_borders_stay_with_xla():
     check(by_fori(rolled, 6), rand(0, 4), left=True)
 
 
+def ring(u):
+    return u + 0.2 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1))
+
+
+def test_rings_take_several_steps_per_kernel():
+    plan = planned(by_fori(ring, 40), f32(1 << 20))
+    assert [op for op, _ in plan.explanation.kernels[0].ops].count("roll") >= 4
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 1000])
+def test_rings_agree(n, always_blocked, monkeypatch):
+    check_blocks(monkeypatch, by_fori(ring, 6), rand(n))
+
+
 @pytest.mark.parametrize("name", PERIODIC)
 def test_steps_with_periodic_borders_agree_whatever_the_blocks(name, always_blocked, monkeypatch):
     step, count = PERIODIC[name]
