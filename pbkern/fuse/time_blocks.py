@@ -8,6 +8,7 @@ control.py launches the kernel length // steps times, and a shorter one for the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +32,9 @@ GAIN = 0.96
 MAX_EQUATIONS = 220
 # Work repeated in halos.
 MAX_RECOMPUTE = 1.25
-WINDOWS = ("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+WINDOWS = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_window_min": lax.min}
+# Windows of more elements along their dimensions together stay as they are.
+MAX_SLICES = 16
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,20 @@ class _Step:
     most: int
 
 
+def _window_as_slices(eqn, operands):
+    """Reduces windows one dimension after the other: fewer operations, and halos along each alone."""
+    (x,), p = operands, eqn.params
+    if any(n != 1 for n in p["window_strides"]) or sum(p["window_dimensions"]) > MAX_SLICES:
+        return None
+    for d, (size, apart) in enumerate(zip(p["window_dimensions"], p["window_dilation"])):
+        n = x.shape[d] - (size - 1) * apart
+        parts = [lax.slice_in_dim(x, k * apart, k * apart + n, axis=d) for k in range(size)]
+        x = functools.reduce(WINDOWS[eqn.primitive.name], parts)
+    return [x]
+
+
 def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
+    body = retrace(body, dict.fromkeys(WINDOWS, _window_as_slices))
     rolled = with_rolls(body)
     periodic = periodic_dimensions(rolled.jaxpr, counts)
     if periodic is None or not any(periodic):

@@ -254,6 +254,14 @@ def test_periodic_steps_with_sources(always_blocked):
     check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + x, None), u, v)[0], rand(41, 67), rand(9))
 
 
+@pytest.mark.parametrize("reducer", [lax.add, lax.max, lax.min])
+@pytest.mark.parametrize("window, dilation", [((3, 3), 1), ((1, 4), 2), ((2, 9), 1), ((12, 12), 1)])
+def test_steps_of_windows_agree(reducer, window, dilation, always_blocked):
+    first = {lax.add: 0.0, lax.max: -np.inf, lax.min: np.inf}[reducer]
+    step = lambda u: 0.1 * lax.reduce_window(u, first, reducer, window, (1, 1), "SAME", None, (dilation,) * 2)  # noqa: E731
+    check(by_fori(step, 6), rand(41, 67))
+
+
 def with_source(n, u, amplitude):
     return lax.fori_loop(0, n, lambda i, s: padded(s) + amplitude * jnp.sin(0.1 * i), u)
 
