@@ -22,7 +22,7 @@ from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
 VIEWS = frozenset(
-    "broadcast_in_dim reshape squeeze slice transpose rev iota concatenate pad copy stop_gradient".split()
+    "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate continued pad copy stop_gradient".split()
 )
 CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 # Equations that read few elements of their first operand, at places that are data.
@@ -101,7 +101,7 @@ def operations_per_element(eqn, machine: Machine) -> float:
     """Vector operations per element of the first result."""
     name = eqn.primitive.name
     if name in VIEWS:
-        return 0.0 if name not in ("transpose", "concatenate", "pad", "rev") else machine.cycles(name)
+        return 0.0 if name not in ("transpose", "concatenate", "continued", "pad", "rev") else machine.cycles(name)
     out = max(math.prod(eqn.outvars[0].aval.shape), 1)
     if name in CONTRACTIONS:
         return 2.0 * contracted_size(eqn)

@@ -2,11 +2,13 @@
 
 A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache: the tile's halo
 grows step by step (blocks.py), is computed again by the neighbours, and memory is passed over once per `steps`.
+Where borders are periodic, the arrays are first continued beyond their edges, as far as all steps reach (periodic.py).
 control.py launches the kernel length // steps times, and a shorter one for the rest.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,8 +19,9 @@ from jax.extend import core as jex
 from ..errors import UnsupportedOp
 from ..machine import Machine
 from .access import ELEMENTWISE, NeedsWhole
-from .cost import VIEWS
+from .cost import VIEWS, far_bandwidth, nbytes
 from .nodes import Edge, Inner, Node, Partition
+from .periodic import continued, periodic_dimensions, reach, with_rolls
 from .schedule import Schedule, Unfusable, search
 from .simplify import retrace
 
@@ -29,7 +32,9 @@ GAIN = 0.96
 MAX_EQUATIONS = 220
 # Work repeated in halos.
 MAX_RECOMPUTE = 1.25
-WINDOWS = ("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+WINDOWS = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_window_min": lax.min}
+# Windows of more elements along their dimensions together stay as they are.
+MAX_SLICES = 16
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,11 @@ class TimeBlocks:
 
 
 def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
-    """One group of cheap equations that makes every array it carries."""
-    groups = [n for n in parts.nodes if n.kind == "group"]
-    names = {e.primitive.name for n in groups for e in n.eqns}
+    """Groups of cheap equations that look no further than a few elements, and make an array."""
+    names = {e.primitive.name for n in parts.nodes for e in n.eqns}
     local = all(n in ELEMENTWISE or n in VIEWS or n in WINDOWS for n in names)
-    return len(groups) == 1 == len(parts.nodes) and local and max(v.aval.ndim for v in body.outvars) > 0
+    ours = bool(parts.nodes) and all(n.kind == "group" for n in parts.nodes)
+    return ours and local and max(v.aval.ndim for v in body.outvars) > 0
 
 
 def block_time(
@@ -58,26 +63,36 @@ def block_time(
     """
     if not is_stencil(parts, body.jaxpr):
         return None
+    step = _step(body, counts)
     best, steps = None, 1
-    seconds = parts.nodes[0].seconds * length
-    for s in (s for s in STEPS if s <= length and s * len(body.jaxpr.eqns) <= MAX_EQUATIONS):
-        found = _unrolled(body, counts, s, machine)
+    seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
+    for s in (s for s in STEPS if s <= min(length, step.most)):
+        found = _unrolled(step, s, machine)
         if found is None:
             break
         # The rest is priced as a part of a full turn, and as no less than one.
-        total = found.schedule.cost.seconds * (length // s + (1 if length % s else 0))
+        turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
+        total = turn * (length // s + (1 if length % s else 0))
         if total > seconds * GAIN:
             # One bad number, such as one that does not divide the length, does not end the search.
-            if found.schedule.cost.seconds / s > seconds / length:
+            if turn / s > seconds / length:
                 break
             continue
         best, steps, seconds = found, s, total
     if best is None:
         return None
-    rest = _unrolled(body, counts, length % steps, machine) if length % steps else None
+    rest = _unrolled(step, length % steps, machine) if length % steps else None
     if length % steps and rest is None:
         return None
     return TimeBlocks(best.inner(), rest and rest.inner())
+
+
+def _copying(body: jex.Jaxpr, machine: Machine) -> float:
+    """Seconds of copying carries after a turn: none if all are computed, so that they alternate (control.py)."""
+    computed = {v for e in body.eqns for v in e.outvars}
+    if all(not isinstance(v, jex.Literal) and v in computed for v in body.outvars):
+        return 0.0
+    return sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in body.outvars)
 
 
 @dataclass(frozen=True)
@@ -93,16 +108,51 @@ class _Unrolled:
         return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
 
 
-def _unrolled(body: jex.ClosedJaxpr, counts: tuple[int, int], steps: int, machine: Machine) -> _Unrolled | None:
+@dataclass(frozen=True)
+class _Step:
+    """A loop's body: `counts` of consts and carries, the dimensions in which each operand is `periodic`, the `most` steps."""
+
+    body: jex.ClosedJaxpr
+    counts: tuple[int, int]
+    periodic: list[set[int]]
+    most: int
+
+
+def _window_as_slices(eqn, operands):
+    """Reduces windows one dimension after the other: fewer operations, and halos along each alone."""
+    (x,), p = operands, eqn.params
+    if any(n != 1 for n in p["window_strides"]) or sum(p["window_dimensions"]) > MAX_SLICES:
+        return None
+    for d, (size, apart) in enumerate(zip(p["window_dimensions"], p["window_dilation"])):
+        n = x.shape[d] - (size - 1) * apart
+        parts = [lax.slice_in_dim(x, k * apart, k * apart + n, axis=d) for k in range(size)]
+        x = functools.reduce(WINDOWS[eqn.primitive.name], parts)
+    return [x]
+
+
+def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
+    body = retrace(body, dict.fromkeys(WINDOWS, _window_as_slices))
+    rolled = with_rolls(body)
+    periodic = periodic_dimensions(rolled.jaxpr, counts)
+    if periodic is None or not any(periodic):
+        return _Step(body, counts, [set() for _ in body.jaxpr.invars], MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1))
+    extent = min(v.aval.shape[d] for v, dims in zip(rolled.jaxpr.invars, periodic) for d in dims)
+    return _Step(rolled, counts, periodic, min(MAX_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)))
+
+
+def _unrolled(one: _Step, steps: int, machine: Machine) -> _Unrolled | None:
     """`steps` steps as one group, which takes as many elements of xs at once; None where they cannot be."""
+    body, (first, end) = one.body, (one.counts[0], sum(one.counts))
     step: Callable = jex.jaxpr_as_fun(body)
-    first, end = counts[0], sum(counts)
 
     def several(*args):
-        consts, carries, xs = args[:first], args[first:end], args[end:]
+        arrays = [continued(x, dims) for x, dims in zip(args[:end], one.periodic)]
+        consts, carries, xs = arrays[:first], arrays[first:], args[end:]
         for k in range(steps):
-            carries = step(*consts, *carries, *(lax.squeeze(lax.slice_in_dim(x, k, k + 1), (0,)) for x in xs))
-        return carries
+            elements = (lax.squeeze(lax.slice_in_dim(x, k, k + 1), (0,)) for x in xs)
+            carries = step(*consts, *carries, *map(continued, elements, one.periodic[end:]))
+        originals = {id(a): x for a, x in zip(arrays, args)}
+        return [originals.get(id(c), c) for c in carries]
 
     shapes = [(steps,) * (n >= end) + v.aval.shape for n, v in enumerate(body.jaxpr.invars)]
     avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, body.jaxpr.invars)]

@@ -9,8 +9,10 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern.fuse.periodic import with_rolls
+from pbkern.fuse.simplify import simplify
 
-from .checking import check, planned, rand
+from .checking import check, check_blocks, planned, rand
 from .workloads import f32
 
 
@@ -25,6 +27,26 @@ def padded(u):
 
 def around(u):
     return jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) + jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1) - 4 * u
+
+
+def rolled(u):
+    return 0.25 * (jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) + jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1))
+
+
+def wrapped(u):
+    p = jnp.pad(u, 1, mode="wrap")
+    return 0.25 * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
+
+
+def channel(u):
+    """Periodic along the second dimension, walls along the first."""
+    p = jnp.pad(u, ((1, 1), (0, 0)))
+    return 0.3 * (p[:-2] + p[2:]) + 0.2 * (jnp.roll(u, 2, 1) + jnp.roll(u, -1, 1))
+
+
+def periodic_wave(state):
+    u, before = state
+    return 2 * u - before + 0.1 * around(u), u
 
 
 def wave(state):
@@ -129,6 +151,115 @@ def test_several_fields_agree(name):
     shapes = {1: (1000,), 2: (41, 67), 3: (9, 23, 35)}
     small = jax.tree.map(lambda t: f32(*shapes[len(t.shape)]), types)
     check(by_fori(step, 5), random_like(small))
+
+
+PERIODIC = {
+    "rolls": (rolled, 1),
+    "pad by wrapping": (wrapped, 1),
+    "one dimension": (channel, 1),
+    "wave": (periodic_wave, 2),
+    "Gray-Scott": (gray_scott, 2),
+    "shallow water": (shallow_water, 3),
+}
+
+
+def small(types):
+    """Positive numbers near 0.1, at which no system blows up."""
+    return jax.tree.map(lambda x: 0.1 * x, random_like(types))
+
+
+@pytest.fixture
+def always_blocked(monkeypatch):
+    """Several steps share a kernel wherever they can, at whatever price."""
+    monkeypatch.setattr("pbkern.fuse.time_blocks.GAIN", np.inf)
+    monkeypatch.setattr("pbkern.fuse.time_blocks.MAX_RECOMPUTE", np.inf)
+
+
+def fields(count, *shape):
+    return f32(*shape) if count == 1 else (f32(*shape),) * count
+
+
+@pytest.mark.parametrize("name", PERIODIC)
+def test_several_steps_with_periodic_borders_share_a_kernel(name):
+    step, count = PERIODIC[name]
+    types = fields(count, 1024, 1024)
+    plan = planned(by_fori(step, 40), types)
+    assert len(plan.kernels()) == 1 and not plan.left_to_xla(), str(plan.explanation)
+    rolls = [op for op, _ in plan.explanation.kernels[0].ops].count("roll")
+    once = [e.primitive.name for e in with_rolls(simplify(jax.make_jaxpr(step)(types))).jaxpr.eqns].count("roll")
+    assert rolls >= 2 * once > 0
+
+
+@pytest.mark.parametrize("shape", [(41, 67), (130, 9), (2, 40), (1, 5), (3, 1)], ids=str)
+@pytest.mark.parametrize("name", PERIODIC)
+def test_steps_with_periodic_borders_agree(name, shape, always_blocked):
+    step, count = PERIODIC[name]
+    check(by_fori(step, 6), small(fields(count, *shape)))
+
+
+def test_empty_arrays_with_periodic_borders_stay_with_xla():
+    check(by_fori(rolled, 6), rand(0, 4), left=True)
+
+
+def ring(u):
+    return u + 0.2 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1))
+
+
+def test_rings_take_several_steps_per_kernel():
+    plan = planned(by_fori(ring, 40), f32(1 << 20))
+    assert [op for op, _ in plan.explanation.kernels[0].ops].count("roll") >= 4
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 1000])
+def test_rings_agree(n, always_blocked, monkeypatch):
+    check_blocks(monkeypatch, by_fori(ring, 6), rand(n))
+
+
+@pytest.mark.parametrize("name", PERIODIC)
+def test_steps_with_periodic_borders_agree_whatever_the_blocks(name, always_blocked, monkeypatch):
+    step, count = PERIODIC[name]
+    check_blocks(monkeypatch, by_fori(step, 6), small(fields(count, 41, 67)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bfloat16", "bool"])
+def test_periodic_borders_of_every_type(dtype, always_blocked):
+    step = lambda u: jnp.where(jnp.roll(u, 1, 0) > u, jnp.roll(u, -2, 1), u)  # noqa: E731
+    check(by_fori(step, 9), jnp.asarray(np.random.default_rng(0).integers(0, 9, (37, 50)), dtype))
+
+
+def test_rolls_of_what_depends_on_the_place(always_blocked):
+    """Their values beyond an edge are not those of the same formula there."""
+    row = jnp.arange(90.0)[:, None] / 90
+    mask = np.random.default_rng(1).random((90, 70)) < 0.5
+    steps = {
+        "iota along the rolled dimension": lambda u: jnp.roll(u * lax.broadcasted_iota(jnp.float32, u.shape, 0), 1, 0) / 90,
+        "iota along the other": lambda u: jnp.roll(u * lax.broadcasted_iota(jnp.float32, u.shape, 1), 1, 0) / 70,
+        "an array that is not carried": lambda u: jnp.where(mask, jnp.roll(u, 1, 0), jnp.roll(u, 1, 1)) * row,
+        "reversed": lambda u: 0.5 * (jnp.roll(u, 1, 0) + u[::-1]),
+        "border set": lambda u: rolled(u).at[0].set(1.0),
+        "walls and rolls along one": lambda u: 0.5 * (jnp.roll(padded(u), 1, 0) + u),
+        "far": lambda u: 0.5 * (jnp.roll(u, 45, 0) + u),
+        "twice": lambda u: 0.5 * jnp.roll(jnp.roll(u, 89, 0) + u, (1, -3), (0, 1)),
+        "swapped": lambda u: jnp.concatenate([u[45:], u[:45]]) + 0.1 * jnp.concatenate([u[:45], u[:45]]),
+        "transposed": lambda u: 0.5 * jnp.roll(u, 1, 0) + 0.1 * jnp.pad(u[:70].T, ((0, 20), (0, 0))),
+    }
+    for step in steps.values():
+        for n in (1, 6, 9):
+            check(by_fori(step, n), rand(90, 70))
+
+
+def test_periodic_steps_with_sources(always_blocked):
+    sources = rand(9, 41, 67)
+    check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, v)[0], rand(41, 67), sources)
+    check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + x, None), u, v)[0], rand(41, 67), rand(9))
+
+
+@pytest.mark.parametrize("reducer", [lax.add, lax.max, lax.min])
+@pytest.mark.parametrize("window, dilation", [((3, 3), 1), ((1, 4), 2), ((2, 9), 1), ((12, 12), 1)])
+def test_steps_of_windows_agree(reducer, window, dilation, always_blocked):
+    first = {lax.add: 0.0, lax.max: -np.inf, lax.min: np.inf}[reducer]
+    step = lambda u: 0.1 * lax.reduce_window(u, first, reducer, window, (1, 1), "SAME", None, (dilation,) * 2)  # noqa: E731
+    check(by_fori(step, 6), rand(41, 67))
 
 
 def with_source(n, u, amplitude):
