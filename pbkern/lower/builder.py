@@ -357,7 +357,8 @@ class Builder:
         """The 16-bit float of type `el` that x equals, if that is known."""
         number = self.number(x)
         if number is not None and x.lanes == self.lanes:
-            return self.c(number, el) if number == NUMPY_FLOAT[el](number) else None
+            with np.errstate(over="ignore"):
+                return self.c(number, el) if number == NUMPY_FLOAT[el](number) else None
         narrow = self.known.narrow.get(x.name)
         return narrow if narrow and narrow.el == el else None
 
