@@ -61,9 +61,11 @@ class CheckError(PbkernError):
 
     Attributes:
       check: the message of the check before values were filled in.
+      kernel: name of the kernel.
     """
 
     check: str = ""
+    kernel: str = ""
 
 
 class RaceError(PbkernError):

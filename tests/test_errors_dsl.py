@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pbkern
 from pbkern.errors import KernelError, TargetError
@@ -167,6 +168,16 @@ def test_dimension_semantics_fit_the_grid():
 
     found = message([X], grid=(2, 1), in_specs=None, compiler_params=Params())
     assert "dimension_semantics of kernel `copy` for `test` does not fit the grid" in found
+
+
+@pytest.mark.parametrize("size", [1, 64, 256])
+def test_reshapes_keep_the_number_of_elements(size):
+    def body(x, o):
+        o[...] = jnp.full((16, 8), lax.reshape_p.bind(x[...], new_sizes=(size,), dimensions=None, sharding=None)[0])
+
+    found = message([X], body=body)
+    assert found.startswith(f"a reshape in kernel `body` changes the number of elements\n  at   {__file__}:")
+    assert f"float32[16,8] has 128, float32[{size}] has {size}" in found
 
 
 def test_masks_are_bool():

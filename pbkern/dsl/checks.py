@@ -40,6 +40,7 @@ def check(condition, message: str, *values, **named) -> None:
 
     Interpreted, the call ends there. Compiled, every program runs to its end and the error is raised after the call: as
     CheckError where the kernel is called by itself; a jitted function raises what JAX makes of it, with the same text.
+    A failed kernel leaves a file that fails the same way, unless it is one of several in a `pbkern.jit`.
     """
     if np.shape(condition) != ():
         raise KernelError(
@@ -56,8 +57,8 @@ def fail(message: str, *values, **named) -> None:
     fail_p.bind(*arrays, message=message, names=(*[None] * len(values), *named))
 
 
-def error(eqn, program: Sequence[int], values: Sequence) -> CheckError:
-    """What a failed check says: its message with values, its line, and the program of the grid."""
+def error(eqn, kernel: str, program: Sequence[int], values: Sequence) -> CheckError:
+    """What a failed check says: its message with values, its line, the kernel's name and the program of the grid."""
     p = eqn.params
     shown = [np.asarray(v)[()] for v in values]
     numbered = [v for v, n in zip(shown, p["names"]) if n is None]
@@ -66,8 +67,9 @@ def error(eqn, program: Sequence[int], values: Sequence) -> CheckError:
         what = p["message"].format(*numbered, **named)
     except (IndexError, KeyError, ValueError) as e:
         what = f"{p['message']} (cannot be formatted: {e!r})"
-    failed = CheckError(what, at=_jax.user_line(eqn), why=f"a check failed in program {tuple(map(int, program))}")
-    failed.check = p["message"]
+    where = f"program {tuple(map(int, program))} of kernel `{kernel}`"
+    failed = CheckError(what, at=_jax.user_line(eqn), why=f"a check failed in {where}")
+    failed.check, failed.kernel = p["message"], kernel
     return failed
 
 
@@ -78,6 +80,8 @@ def messages(jaxpr: jex.Jaxpr) -> frozenset[str]:
 
 
 # --- native code ---------------------------------------------------------------------------------------------------
+
+ALONE = "jax.jit in place of pbkern.jit: kernels then run one by one, and the error names a file that fails the same way"
 
 _reported: deque[CheckError] = deque(maxlen=1000)
 _last: deque[CheckError] = deque(maxlen=1)  # what a call raised through XLA
@@ -94,10 +98,11 @@ def after(kernels: Iterable[Kernel], results: Sequence, operands: Sequence | Non
     Traceable; costs nothing unless a kernel has checks.
 
     Args:
-      operands: of the call, if there is one kernel; they become part of the file that fails the same way.
+      operands: of the call, if there is one kernel; they become part of the file that fails the same way. The operands of
+        one kernel among several are gone by then: the error says how to get the file.
     """
     kernels = list(kernels)
-    known = frozenset().union(*(messages(k.body.jaxpr) for k in kernels))
+    known = frozenset((k.name, message) for k in kernels for message in messages(k.body.jaxpr))
     if not known:
         return list(results)
     parts = [jnp.ravel(r)[:1] for r in results]  # what the callback waits for
@@ -109,14 +114,17 @@ def after(kernels: Iterable[Kernel], results: Sequence, operands: Sequence | Non
     return list(results)
 
 
-def _raise_first(known: frozenset[str], kernel: Kernel | None, arrays: Sequence) -> None:
-    failed = next((e for e in list(_reported) if e.check in known), None)
-    if failed is None:
+def _raise_first(known: frozenset[tuple[str, str]], kernel: Kernel | None, arrays: Sequence) -> None:
+    of_this = [e for e in list(_reported) if (e.kernel, e.check) in known]
+    if not of_this:
         return
-    for e in [e for e in list(_reported) if e.check in known]:
+    for e in of_this:
         _reported.remove(e)
+    failed = of_this[0]
     if kernel is not None:
         attach(failed, kernel, [np.asarray(a) for a in arrays])
+    else:
+        failed.args = (f"{failed.args[0]}\n  try  {ALONE}",)
     _last.append(failed)
     raise failed
 

@@ -110,6 +110,7 @@ class Program:
     index: tuple[int, ...]
     grid: tuple[int, ...]
     refs: tuple[Buffer, ...] = ()
+    kernel: str = ""
 
 
 def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...]) -> None:
@@ -129,7 +130,7 @@ def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...])
         refs = buffers + [
             Buffer(f"scratch {n}", s, tuple(slice(0, d) for d in s.shape)) for n, s in enumerate(scratch)
         ]
-        _run(k.body.jaxpr, k.body.consts, refs, Program(index, grid, tuple(refs)))
+        _run(k.body.jaxpr, k.body.consts, refs, Program(index, grid, tuple(refs), k.name))
         for n in range(len(outputs)):
             buffer, window = buffers[len(inputs) + n], windows[len(inputs) + n]
             if writers is not None:
@@ -228,7 +229,7 @@ def _equation(eqn, operands: list, program: Program) -> Sequence:
     if name in GRID_RULES:
         return [GRID_RULES[name](program, *operands, **eqn.params)]
     if name == "check_failed":
-        raise checks.error(eqn, program.index, operands)
+        raise checks.error(eqn, program.kernel, program.index, operands)
     if name == "breakpoint":
         stop(eqn, program.index, {b.label: b.data for b in program.refs}, operands)
         return []

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
 from .. import _jax
@@ -192,19 +193,32 @@ def _verify_body(k: Kernel) -> None:
             hint="a body takes Refs (*inputs, *outputs, *scratch), returns nothing and has no array constants",
         )
     for eqn in _equations(jaxpr):
-        for v in eqn.outvars:
-            if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended):
-                raise KernelError(
-                    f"kernel `{k.name}` computes with a dtype that kernels do not take",
-                    at=_jax.user_line(eqn) or k.defined_at,
-                    why=f"`{eqn.primitive.name}` gives {v.aval.str_short()}",
-                    hint="draw random numbers outside, or do the generator's integer arithmetic in the body",
-                )
-        if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
+        _verify_equation(k, eqn)
+
+
+def _verify_equation(k: Kernel, eqn) -> None:
+    at = _jax.user_line(eqn) or k.defined_at
+    for v in eqn.outvars:
+        if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended):
             raise KernelError(
-                f"{eqn.primitive.name}({eqn.params['axis']}) in kernel `{k.name}`, whose grid has {len(k.grid)} dimensions",
-                at=_jax.user_line(eqn) or k.defined_at,
-                why=f"grid={k.grid}",
+                f"kernel `{k.name}` computes with a dtype that kernels do not take",
+                at=at,
+                why=f"`{eqn.primitive.name}` gives {v.aval.str_short()}",
+                hint="draw random numbers outside, or do the generator's integer arithmetic in the body",
+            )
+    if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
+        raise KernelError(
+            f"{eqn.primitive.name}({eqn.params['axis']}) in kernel `{k.name}`, whose grid has {len(k.grid)} dimensions",
+            at=at,
+            why=f"grid={k.grid}",
+        )
+    if eqn.primitive is lax.reshape_p:  # JAX leaves this to XLA
+        old, new = eqn.invars[0].aval, eqn.outvars[0].aval
+        if old.size != new.size:
+            raise KernelError(
+                f"a reshape in kernel `{k.name}` changes the number of elements",
+                at=at,
+                why=f"{old.str_short()} has {old.size}, {new.str_short()} has {new.size}",
             )
 
 

@@ -1,7 +1,10 @@
 """8-bit floats of Pallas bodies: a byte each in memory, float32 values in the body, rounded to the format.
 
+Calculations round after each operation, as XLA's do.
+
 Two formats of Micikevicius et al. 2022, "FP8 formats for deep learning": e5m2 is the upper half of a float16;
-e4m3fn has no infinity and one NaN.
+e4m3fn has no infinity and one NaN. One of the OCP Microscaling Formats specification, 2023: e8m0fnu is the exponent of a
+float32, without sign, zero and infinity; 255 is NaN.
 """
 
 from __future__ import annotations
@@ -29,12 +32,45 @@ FORMATS = {
 }
 
 
+EXPONENTS = "float8_e8m0fnu"
+# Equations whose results are elements of their operands: rounding those would change nothing.
+MOVES = ("select_n", "reshape", "broadcast_in_dim", "transpose", "rev", "slice", "dynamic_slice", "squeeze", "concatenate",
+         "pad", "gather", "copy", "max", "min")  # fmt: skip
+
+
 def is_float8(dtype) -> bool:
-    return np.dtype(dtype).name in FORMATS
+    return np.dtype(dtype).name in (*FORMATS, EXPONENTS)
+
+
+def body_dtype(dtype) -> np.dtype:
+    """What values of this type are in a body."""
+    return np.dtype(np.float32) if is_float8(dtype) else np.dtype(dtype)
+
+
+def in_body(x):
+    """x, or float32 for a constant of an 8-bit float type."""
+    return np.asarray(x).astype(np.float32) if hasattr(x, "dtype") and _is_small(x.dtype) else x
+
+
+def calculate(eqn, operands) -> list | None:
+    """Results of an equation of lax on 8-bit floats, each rounded to its type; None if it has none of them."""
+    results = [v.aval.dtype for v in eqn.outvars]
+    if not any(map(_is_small, (*(v.aval.dtype for v in eqn.invars), *results))):
+        return None
+    params = {k: body_dtype(p) if isinstance(p, np.dtype) else p for k, p in eqn.params.items()}
+    found = eqn.primitive.bind(*map(in_body, operands), **params)
+    found = found if eqn.primitive.multiple_results else [found]
+    return [quantise(x, t) if _is_small(t) and eqn.primitive.name not in MOVES else x for x, t in zip(found, results)]
+
+
+def _is_small(dtype) -> bool:
+    return isinstance(dtype, np.dtype) and is_float8(dtype)
 
 
 def quantise(x, dtype):
     """x: float32, rounded to nearest even among the values of `dtype`."""
+    if np.dtype(dtype).name == EXPONENTS:
+        return _decode_exponent(_encode_exponent(x))
     f = FORMATS[np.dtype(dtype).name]
     bits = lax.bitcast_convert_type(x, np.uint32)
     drop = 23 - f.mantissa
@@ -50,6 +86,8 @@ def quantise(x, dtype):
 
 def decode(byte, dtype):
     """uint8 -> float32."""
+    if np.dtype(dtype).name == EXPONENTS:
+        return _decode_exponent(byte)
     if np.dtype(dtype).name == "float8_e5m2":
         return lax.bitcast_convert_type(byte.astype(np.uint16) << np.uint16(8), np.float16).astype(np.float32)
     word = byte.astype(np.uint32)
@@ -62,6 +100,8 @@ def decode(byte, dtype):
 
 def encode(x, dtype):
     """float32 that `quantise` made -> uint8."""
+    if np.dtype(dtype).name == EXPONENTS:
+        return _encode_exponent(x)
     if np.dtype(dtype).name == "float8_e5m2":
         return (lax.bitcast_convert_type(x.astype(np.float16), np.uint16) >> np.uint16(8)).astype(np.uint8)
     bits = lax.bitcast_convert_type(x, np.uint32)
@@ -70,3 +110,18 @@ def encode(x, dtype):
     subnormal = (size * np.float32(512.0)).astype(np.uint32)
     code = jnp.where(size < np.float32(2.0**-6), subnormal, normal)
     return (sign | jnp.where(x != x, np.uint32(127), code)).astype(np.uint8)
+
+
+def _encode_exponent(x):
+    """float32 -> the nearest power of two's exponent; of two at equal distance, the larger. Not positive: NaN."""
+    bits = lax.bitcast_convert_type(x, np.uint32)
+    # 2**-127 is subnormal: XLA rounds it down, and what is above it up.
+    half = jnp.where(bits < np.uint32(1 << 23), np.uint32((1 << 22) - 1), np.uint32(1 << 22))
+    positive = (bits - np.uint32(1)) < np.uint32(0x7F800000)  # `x > 0` may take a subnormal for zero
+    return jnp.where(positive, (bits + half) >> np.uint32(23), np.uint32(255)).astype(np.uint8)
+
+
+def _decode_exponent(byte):
+    word = byte.astype(np.uint32)
+    power = lax.bitcast_convert_type(jnp.where(word == 0, np.uint32(1 << 22), word << np.uint32(23)), np.float32)
+    return jnp.where(word == 255, np.float32(np.nan), power)

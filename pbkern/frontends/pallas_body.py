@@ -22,7 +22,7 @@ from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs
 from ..rules import RuleTable
-from .float8 import is_float8, quantise
+from .float8 import body_dtype, calculate, in_body, is_float8, quantise
 from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
 from .ref_views import View, view
 
@@ -62,12 +62,12 @@ class Importer:
             )  # fmt: skip
         rule = RULES.get(eqn.primitive.name)
         if rule is not None:
-            return rule(self, eqn, *operands)
+            return rule(self, eqn, *map(in_body, operands))
         if eqn.primitive.name in NEEDS_HARDWARE:
             raise UnsupportedOp(
                 f"`{eqn.primitive.name}` in a Pallas kernel", at=_jax.user_line(eqn), why=NEEDS_HARDWARE[eqn.primitive.name]
             )
-        return None
+        return None if any(inner_jaxprs(eqn)) else calculate(eqn, operands)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
         """Translates a jaxpr inside an equation."""
@@ -163,7 +163,7 @@ def _masked_load(importer, eqn, *operands):
     where = view(ref, eqn.invars[0].aval.dtype, transforms)
     if mask is None:
         return [where.load()]
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = body_dtype(eqn.outvars[0].aval.dtype)
     return [where.masked_load(mask, np.zeros((), dtype) if other is None else lax.convert_element_type(other, dtype))]
 
 
@@ -203,7 +203,7 @@ def _freeze(importer, eqn, ref):
 def _empty(importer, eqn):
     """lax.empty: what it holds is not specified."""
     aval = eqn.outvars[0].aval
-    return [np.int32(0) if _jax.is_semaphore(aval.dtype) else jax.numpy.zeros(aval.shape, aval.dtype)]
+    return [np.int32(0) if _jax.is_semaphore(aval.dtype) else jax.numpy.zeros(aval.shape, body_dtype(aval.dtype))]
 
 
 @RULES.register("parallel_loop")

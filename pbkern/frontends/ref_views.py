@@ -23,7 +23,7 @@ from ..dsl.atomics import positions
 from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
 from ..errors import UnsupportedOp
 from . import bits
-from .float8 import decode, encode, is_float8
+from .float8 import decode, encode, in_body, is_float8, quantise
 from .ref_exchange import before, runs, shape_after
 
 
@@ -68,12 +68,14 @@ class View:
         return _apply_all(whole, self.dtype, self.rest) if want_old else None
 
     def add(self, value) -> None:
-        if self.rest:
-            self.swap(lax.add(self.load(), value), want_old=False)
+        if self.rest or is_float8(self.dtype):
+            total = lax.add(self.load(), value)
+            self.swap(quantise(total, self.dtype) if is_float8(self.dtype) else total, want_old=False)
         else:
             bind_access(_jax.REF_PRIMITIVES["addupdate"], self.ref_shape, [self.ref, self._back(value)], self.indices)
 
     def masked_load(self, mask, other):
+        other = in_body(other)
         if self.rest:
             value = self.load()
             return lax.select(jnp.broadcast_to(mask, value.shape), value, jnp.broadcast_to(other, value.shape))

@@ -104,6 +104,7 @@ class BodyBuilder:
         self.arena: list[Buf] = []
         self.items: list[Item] = []
         self.refs: dict = {}
+        self.kernel = ""  # name, for messages
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
         self._stored: dict[int, Stored] = {}

@@ -6,13 +6,15 @@ What an operation means follows XLA: NaN survives min and max, integers wrap, co
 nothing traps. Functions such as exp are in vector_math.py, primitives in elementwise.py.
 
 JAX's narrow types live in wider registers: float16 and bfloat16 are computed in f32 (loads extend, stores
-round), bool is i8 in memory and i1 in registers.
+round), bool is i8 in memory and i1 in registers. A 16-bit float that is only moved is stored as it was loaded,
+so that every bit survives: those of a signalling NaN would not, and people keep bytes in such arrays.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import ml_dtypes
@@ -92,6 +94,18 @@ class Value(NamedTuple):
         return f"vector<{self.lanes}x{el}>" if self.lanes else el
 
 
+@dataclass
+class Known:
+    """What is known of a function's values, by name.
+
+    numbers: of constants.
+    narrow: the 16-bit float that a wider value equals.
+    """
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    narrow: dict[str, Value] = field(default_factory=dict)
+
+
 FLOAT_PREDICATES = {
     "eq": "oeq",
     "ne": "une",
@@ -114,6 +128,7 @@ class Builder:
       approx: vector_math picks cheaper versions, with the bounds stated there.
       contract: mul followed by add may become one fma, as in XLA's CPU code.
       avx512: the machine has AVX-512F, and its instructions may be asked for by name.
+      known: what is known of values of this function; its builders share it.
     """
 
     def __init__(
@@ -125,11 +140,12 @@ class Builder:
         approx: bool = False,
         contract: bool = True,
         avx512: bool = False,
+        known: Known | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.avx512 = approx, contract, avx512
+        self.known = Known() if known is None else known
         self._flags = " fastmath<contract>" if contract else ""
-        self._numbers: dict[str, float] = {}  # constants by name
 
     def strict(self) -> Builder:
         """This builder without contraction, for code that depends on each rounding."""
@@ -138,9 +154,9 @@ class Builder:
         return self._copy(self.emit, contract=False)
 
     def _copy(self, emit: Callable[[str], str], contract: bool) -> Builder:
-        b = Builder(self.lanes, emit, self.const, approx=self.approx, contract=contract, avx512=self.avx512)
-        b._numbers = self._numbers
-        return b
+        return Builder(
+            self.lanes, emit, self.const, approx=self.approx, contract=contract, avx512=self.avx512, known=self.known
+        )
 
     # ------------------------------------------------------------------ constants
 
@@ -167,12 +183,12 @@ class Builder:
         if el == "i1" and not self.lanes:
             literal = text
         value = Value(self.const(f"arith.constant {literal}"), el, self.lanes)
-        self._numbers[value.name] = number
+        self.known.numbers[value.name] = number
         return value
 
     def number(self, x: Value):
-        """The number of a constant made by this builder, else None."""
-        return self._numbers.get(x.name)
+        """The number of a constant, else None."""
+        return self.known.numbers.get(x.name)
 
     def broadcast(self, x: Value, lanes: int | None = None) -> Value:
         """A scalar in every lane. A vector stays as it is."""
@@ -180,7 +196,12 @@ class Builder:
         if x.lanes or not lanes:
             return x
         out = Value("", x.el, lanes)
-        return out._replace(name=self.emit(f"vector.broadcast {x.name} : {x.type} to {out.type}"))
+        out = out._replace(name=self.emit(f"vector.broadcast {x.name} : {x.type} to {out.type}"))
+        if (number := self.number(x)) is not None:
+            self.known.numbers[out.name] = number
+        if narrow := self.known.narrow.get(x.name):
+            self.known.narrow[out.name] = self.broadcast(narrow, lanes)
+        return out
 
     # ------------------------------------------------------------------ text
 
@@ -324,7 +345,22 @@ class Builder:
     def select(self, mask: Value, x: Value, y: Value) -> Value:
         """x where the mask is true, else y. A scalar mask chooses whole vectors."""
         types = f"{mask.type}, {x.type}" if mask.lanes else x.type
-        return x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
+        out = x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
+        if one := self.known.narrow.get(x.name) or self.known.narrow.get(y.name):
+            both = self._as_narrow(x, one.el), self._as_narrow(y, one.el)
+            if None not in both:  # chosen as integers: what LLVM makes of 16-bit floats may pass through f32
+                chosen = self.select(mask, *(self.bitcast(v, "i16") for v in both))
+                self.known.narrow[out.name] = self.bitcast(chosen, one.el)
+        return out
+
+    def _as_narrow(self, x: Value, el: str) -> Value | None:
+        """The 16-bit float of type `el` that x equals, if that is known."""
+        number = self.number(x)
+        if number is not None and x.lanes == self.lanes:
+            with np.errstate(over="ignore"):
+                return self.c(number, el) if number == NUMPY_FLOAT[el](number) else None
+        narrow = self.known.narrow.get(x.name)
+        return narrow if narrow and narrow.el == el else None
 
     def max(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """NaN if either is NaN, and -0 < +0, as in XLA."""
@@ -486,11 +522,18 @@ class Builder:
         """Between f64, f32, f16 and bf16, to nearest even; NaN stays NaN, subnormals are kept."""
         if el == x.el:
             return x
+        if (narrow := self.known.narrow.get(x.name)) and narrow.el == el:
+            return narrow
         if x.el == "bf16":
-            wide = self.int_resize(self.bitcast(x, "i16"), "i32", unsigned=True)
-            return self.float_resize(self.bitcast(self.shl(wide, self.c(16, "i32")), "f32"), el)
+            word = self.int_resize(self.bitcast(x, "i16"), "i32", unsigned=True)
+            wide = self.bitcast(self.shl(word, self.c(16, "i32")), "f32")
+            self.known.narrow[wide.name] = x
+            return self.float_resize(wide, el)
         if BITS[el] > BITS[x.el]:
-            return self._cast("arith.extf", x, el)
+            wide = self._cast("arith.extf", x, el)
+            if x.el == "f16":
+                self.known.narrow[wide.name] = x
+            return wide
         if x.el == "f64" and BITS[el] == 16:  # no instruction, and rounding twice would be wrong
             x = self._round_to_odd(x)
         if el == "bf16":

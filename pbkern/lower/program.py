@@ -260,6 +260,7 @@ class KernelLowering:
 
     def _body(self, block: Block, views: list, guarded: bool) -> None:
         builder = BodyBuilder(self.names)
+        builder.kernel = self.kernel.name
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
         dynamic = dict(self.kernel.dynamic_grid)
         builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ..affine import Affine
-from .builder import Builder
+from .builder import Builder, Known
 from .builder import Value as Ssa
 
 NAME = re.compile(r"%v\d+")
@@ -54,6 +54,7 @@ class Text:
         self.approx, self.contract, self.avx512 = approx, contract, avx512
         self._count = 0
         self.constants: dict[str, str] = {}
+        self.known = Known()
         self.top = Block(None)
 
     def name(self) -> str:
@@ -76,7 +77,7 @@ class Text:
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
-                                            contract=self.contract, avx512=self.avx512)
+                                            contract=self.contract, avx512=self.avx512, known=self.known)
         return block.builders[lanes]
 
     def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:

@@ -43,7 +43,7 @@ def trace(builder, eqn, env: dict) -> None:
             hint="interpret=True, or pbkern.interpret(kernel.trace(*arrays), *arrays)",
         )  # fmt: skip
     values = [builder.read(env, a) for a in eqn.invars]
-    receive = _jax.debug_printer(eqn) if eqn.primitive is not checks.fail_p else _reporter(eqn)
+    receive = _jax.debug_printer(eqn) if eqn.primitive is not checks.fail_p else _reporter(eqn, builder.kernel)
     values += builder.grid if eqn.primitive is checks.fail_p else ()
     site = len(SITES)
     SITES.append(Site(tuple((v.shape, v.dtype) for v in values), receive))
@@ -57,9 +57,9 @@ def trace(builder, eqn, env: dict) -> None:
     builder.append_control(ControlItem(tuple(values), frozenset(), run), [])
 
 
-def _reporter(eqn) -> Callable[..., None]:
+def _reporter(eqn, kernel: str) -> Callable[..., None]:
     count = len(eqn.invars)
-    return lambda *values: checks.report(checks.error(eqn, values[count:], values[:count]))
+    return lambda *values: checks.report(checks.error(eqn, kernel, values[count:], values[:count]))
 
 
 def emit_trace(text: Text, block: Block, s: Trace, memref: Callable) -> None:

@@ -1,5 +1,8 @@
 """check and fail: interpreted and native kernels report the message, the line, the values and the program."""
 
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +16,14 @@ X = np.arange(32, dtype="f4")
 ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
 
 
-def below(limit):
+def below(limit, name="body"):
     def body(x_ref, o_ref):
         x = x_ref[...]
         pbkern.check(jnp.all(x < limit), "{} is not below {limit}", x.max(), limit=limit)
         o_ref[...] = x * 2
 
-    return pbkern.kernel(body, grid=(4,), in_specs=[ROWS], out_specs=ROWS, out_shape=jax.ShapeDtypeStruct((32,), "f4"))
+    out = jax.ShapeDtypeStruct((32,), "f4")
+    return pbkern.kernel(body, grid=(4,), in_specs=[ROWS], out_specs=ROWS, out_shape=out, name=name)
 
 
 # XLA raises one or the other, as it calls back at once or later.
@@ -50,6 +54,20 @@ def test_a_jitted_function_raises_after_the_call(jit):
     with pytest.raises(FROM_JAX, match=r"is not below 24.5[\s\S]*test_checks.py"):
         jax.block_until_ready(f(X))
     np.testing.assert_array_equal(jit(lambda x: below(99.0)(x + 1) - 1)(X), (X + 1) * 2 - 1)
+
+
+def test_a_check_among_several_kernels_names_its_kernel_and_says_how_to_repeat_it():
+    def f(x):
+        return below(24.5, "second")(below(99.0, "first")(x + 1) - 1)
+
+    program = r"program \(1,\) of kernel `second`"
+    with pytest.raises(FROM_JAX, match=rf"31.0 is not below 24.5\n  at   .*test_checks.py[\s\S]*{program}\n  try  jax.jit"):
+        jax.block_until_ready(pbkern.jit(f)(X))
+    with pytest.raises(FROM_JAX) as e:
+        jax.block_until_ready(jax.jit(f)(X))
+    path = re.search(rf"{program}\n  file (.*\.py)", str(e.value))[1]
+    with pytest.raises(CheckError, match="31.0 is not below 24.5"):
+        exec(pathlib.Path(path).read_text(), {})  # noqa: S102
 
 
 def test_checks_run_under_vmap_and_in_control_flow():

@@ -426,7 +426,10 @@ def test_int4_blocks():
     np.testing.assert_array_equal(got.astype(int), ((np.arange(-8, 8) + 3 + 8) % 16) - 8)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float8_e5m2, jnp.float8_e4m3fn])
+FLOAT8 = [jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.float8_e8m0fnu]
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
 def test_8_bit_floats(dtype):
     x = jnp.arange(256).astype(jnp.uint8).view(dtype)
 
@@ -437,6 +440,60 @@ def test_8_bit_floats(dtype):
     wide, narrow = one_program(kernel, (struct(256), jax.ShapeDtypeStruct((256,), dtype)), x)
     np.testing.assert_array_equal(wide, x.astype(F32))
     np.testing.assert_array_equal(narrow.astype(F32), (x.astype(F32) * 0.37).astype(dtype).astype(F32))
+
+
+@pytest.mark.parametrize("source", [F32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_rounding_to_8_bit_floats(dtype, source):
+    high = np.arange(1 << 16, dtype=np.uint32) << 16  # every exponent, and what lies between them
+    bits = np.concatenate([high, high | 0xFFFF, high | 1])
+    x = bits.view(np.float32) if source == F32 else np.arange(1 << 16, dtype=np.uint16).view(source)
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...].astype(dtype)
+
+    got = one_program(kernel, jax.ShapeDtypeStruct(x.shape, dtype), x)
+    with np.errstate(all="ignore"):
+        want = x.astype(dtype)
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float32), want.astype(np.float32))
+
+
+CALCULATIONS = {
+    "sum": lambda x: x + x,
+    "product": lambda x: x * x * x,
+    "negation": lambda x: -x,
+    "literal": lambda x: x * x.dtype.type(0.5),
+    "comparison": lambda x: jnp.where(x > x.dtype.type(1), x, x.dtype.type(2)),
+    "loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, v: v + x, x),
+    "to integer": lambda x: jnp.where(x < x.dtype.type(100), x, x.dtype.type(1)).astype(jnp.int32).astype(x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("name", CALCULATIONS)
+def test_calculations_with_8_bit_floats_round_each_time(name, dtype):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = CALCULATIONS[name](x_ref[...])
+
+    x = np.arange(256, dtype=np.uint8).view(dtype)
+    got = one_program(kernel, jax.ShapeDtypeStruct((256,), dtype), x)
+    want = CALCULATIONS[name](jnp.asarray(x))
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_8_bit_floats_that_are_only_moved(dtype):
+    def kernel(x_ref, o_ref, byte_ref, float_ref):
+        o_ref[...] = jnp.where(jax.lax.iota(jnp.int32, 256) < 300, x_ref[...], x_ref[...][::-1])
+        byte_ref[...] = jax.lax.bitcast_convert_type(x_ref[...], jnp.uint8)
+        float_ref[...] = jax.lax.bitcast_convert_type(byte_ref[...], dtype)
+
+    byte = np.arange(256, dtype=np.uint8)
+    value = jax.ShapeDtypeStruct((256,), dtype)
+    nan = np.isnan(byte.view(dtype).astype(np.float32))
+    for got in one_program(kernel, (value, struct(256, dtype=jnp.uint8), value), jnp.asarray(byte.view(dtype))):
+        np.testing.assert_array_equal(np.asarray(got).view(np.uint8)[~nan], byte[~nan])
+        assert np.isnan(np.asarray(got).view(dtype).astype(np.float32)).tolist() == nan.tolist()
 
 
 def test_debug_print(capfd):
@@ -545,7 +602,7 @@ def test_the_generator_of_a_tpu_is_refused():
 
 # --- bitcasts ------------------------------------------------------------------------------------------------------
 
-WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2]
+WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2, jnp.float8_e8m0fnu]
 
 
 @pytest.mark.parametrize("new", WIDTHS)

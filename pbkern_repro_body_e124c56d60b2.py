@@ -1,0 +1,46 @@
+"""CheckError in kernel `body`.
+
+This file holds the kernel, its operands and the call that failed. They are those of the failed call.
+"""
+
+import base64
+import zlib
+
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pbkern
+
+@pbkern.kernel(
+    grid=(2, 4),
+    in_specs=[pbkern.BlockSpec((None, 8), lambda i, j: (i, j))],
+    out_specs=[pbkern.BlockSpec((None, 8), lambda i, j: (i, j))],
+    in_types=[jax.ShapeDtypeStruct((2, 32), jnp.float32)],
+    out_shape=[jax.ShapeDtypeStruct((2, 32), jnp.float32)],
+)
+def body(x_ref, o_ref):
+    @pbkern.loop(0, 8)
+    def _(a):
+        b = x_ref[a]
+        c = b == 13.0
+        @pbkern.when(c)
+        def _():
+            d = x_ref[a]
+            pbkern.fail('found {} at {}', d, a)
+    e = x_ref[...]
+    o_ref[...] = e
+
+
+def packed(text, dtype, shape):
+    """An array from its compressed bytes."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape)
+
+
+RNG = np.random.default_rng(0)
+ARGS = [
+    packed("eNrNxKEZQGAYhdFvBCMYwQbYwAhGMMIfRVEURVEURVEURVF0xnCf99yIPyyVrhKJiY2LqCMycgoqGlo6Ej0DIxMzCysbOwcnFzcPb/0BIfoY2A==", jnp.float32, (2, 32)),
+]
+print(body(*ARGS))
