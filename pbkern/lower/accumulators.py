@@ -38,6 +38,9 @@ class Accumulators(Places):
         """
         d, low, high, step = loop
         limit = self._longest_chain(w, accs)
+        trips = -(-(high - low) // step)
+        if limit and len(accs) > FEW_ACCUMULATORS and trips * terms > limit:
+            return self._accumulate_in_memory(w, block, loop, _run_length(trips, terms, limit), fill, accs)
 
         def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
             run = _run_length(trips, terms, limit) if limit else trips
@@ -60,7 +63,44 @@ class Accumulators(Places):
             rest = sweep(b, base, first + full * step, trips - full, self._restarted(w, b, accs))
             return self._joined(w, b, accs, rest)
 
-        return sweep(block, 0, low, -(-(high - low) // step), accs)
+        return sweep(block, 0, low, trips, accs)
+
+    def _accumulate_in_memory(
+        self, w: Walk, block: Block, loop: tuple[str, int, int, int], run: int, fill, accs: list[Ssa]
+    ) -> list[Ssa]:
+        """The same with the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
+        d, low, high, step = loop
+        kind = f"memref<{len(accs)}x{accs[0].type}>"
+        # A place of its own for every loop, on the stack of the whole function.
+        sums = self.text.const(f"memref.alloca() {{alignment = 64 : i64}} : {kind} // {self.text.name()}")
+        at = [f"{sums}[{self.text.index(k)}] : {kind}" for k in range(len(accs))]
+
+        def load(b: Block) -> list[Ssa]:
+            return [a._replace(name=self.text.put(b, f"memref.load {place}")) for a, place in zip(accs, at)]
+
+        def store(b: Block, values: list[Ssa]) -> None:
+            b.lines += [f"memref.store {v.name}, {place}" for v, place in zip(values, at)]
+
+        def whole(length: int):
+            def one(outer: Block, _) -> list:
+                def trip(inner: Block, carried: list[Ssa]) -> list[Ssa]:
+                    inner.values[d] = self._sum_of_indices(inner, outer.values[f"{d}'"], inner.values[f"{d}''"])
+                    return fill(inner, carried)
+
+                fresh = self._restarted(w, outer, accs)
+                new = self.text.loop(outer, f"{d}''", 0, length * step, step, trip, fresh)
+                store(outer, self._joined(w, outer, load(outer), new))
+                return []
+
+            return one
+
+        trips = -(-(high - low) // step)
+        store(block, accs)
+        self.text.loop(block, f"{d}'", low, low + trips // run * run * step, run * step, whole(run))
+        if trips % run:
+            start = low + trips // run * run * step
+            self.text.loop(block, f"{d}'", start, start + 1, 1, whole(trips % run))
+        return load(block)
 
     def _longest_chain(self, w: Walk, accs: list[Ssa]) -> int:
         """Additions to one accumulator in a row; 0 for any number of them."""
