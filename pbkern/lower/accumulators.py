@@ -39,8 +39,8 @@ class Accumulators(Places):
         d, low, high, step = loop
         limit = self._longest_chain(w, accs)
         trips = -(-(high - low) // step)
-        if limit and len(accs) > FEW_ACCUMULATORS and trips * terms > limit:
-            return self._accumulate_in_memory(w, block, loop, _run_length(trips, terms, limit), fill, accs)
+        if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
+            return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
 
         def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
             run = _run_length(trips, terms, limit) if limit else trips
@@ -66,10 +66,10 @@ class Accumulators(Places):
         return sweep(block, 0, low, trips, accs)
 
     def _accumulate_in_memory(
-        self, w: Walk, block: Block, loop: tuple[str, int, int, int], run: int, fill, accs: list[Ssa]
+        self, w: Walk, block: Block, loop: tuple[str, int, int, int], trips: int, run: int, fill, accs: list[Ssa]
     ) -> list[Ssa]:
         """The same with the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
-        d, low, high, step = loop
+        d, low, _, step = loop
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         # A place of its own for every loop, on the stack of the whole function.
         sums = self.text.const(f"memref.alloca() {{alignment = 64 : i64}} : {kind} // {self.text.name()}")
@@ -87,19 +87,18 @@ class Accumulators(Places):
                     inner.values[d] = self._sum_of_indices(inner, outer.values[f"{d}'"], inner.values[f"{d}''"])
                     return fill(inner, carried)
 
-                fresh = self._restarted(w, outer, accs)
-                new = self.text.loop(outer, f"{d}''", 0, length * step, step, trip, fresh)
+                before = load(outer)
+                new = self.text.loop(outer, f"{d}''", 0, length * step, step, trip, self._restarted(w, outer, before))
                 store(outer, self._joined(w, outer, load(outer), new))
                 return []
 
             return one
 
-        trips = -(-(high - low) // step)
         store(block, accs)
-        self.text.loop(block, f"{d}'", low, low + trips // run * run * step, run * step, whole(run))
+        rest = low + trips // run * run * step
+        self.text.loop(block, f"{d}'", low, rest, run * step, whole(run))
         if trips % run:
-            start = low + trips // run * run * step
-            self.text.loop(block, f"{d}'", start, start + 1, 1, whole(trips % run))
+            self.text.loop(block, f"{d}'", rest, rest + 1, 1, whole(trips % run))
         return load(block)
 
     def _longest_chain(self, w: Walk, accs: list[Ssa]) -> int:

@@ -115,11 +115,15 @@ def read_narrow(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
     """Statements whose products of converted integers read those where they come from, not from wide copies."""
     copies = {w.buf: w for s in stmts if (w := _conversion(s)) is not None and w.buf not in kept}
     written = arena.written(stmts)
-    copies = {b: w for b, w in copies.items() if w.value.args[0].info[0].root not in written}
+    copies = {b: w for b, w in copies.items() if w.value.args[0].info[0].root not in written and _writers(stmts, b) == 1}
     out = [_from_source(s, copies, builder) for s in stmts]
     read = [s for s in out if _conversion(s) is None or _conversion(s).buf not in copies]
     unread = copies.keys() - arena.touched(read)
     return [s for s in out if _conversion(s) is None or _conversion(s).buf not in unread]
+
+
+def _writers(stmts: list[Stmt], buf: Buf) -> int:
+    return sum(buf in arena.written([s]) for s in stmts)
 
 
 def _conversion(s: Stmt) -> Write | None:
@@ -129,7 +133,8 @@ def _conversion(s: Stmt) -> Write | None:
     (w,) = s.writes
     plain = not w.guard and w.mask is None and w.buf.arena and w.buf.storage is None and _is_narrow_integer(w.value)
     symbols = [i.terms[0][0] for i in w.index if i.terms == ((*i.symbols, 1),) and not i.const]
-    return w if plain and len(set(symbols)) == len(w.index) == len(s.dims) else None
+    whole = len(set(symbols)) == len(w.index) == len(s.dims) and tuple(map(s.dims.get, symbols)) == w.buf.shape
+    return w if plain and whole else None
 
 
 def _from_source(s: Stmt, copies: dict[Buf, Write], builder) -> Stmt:

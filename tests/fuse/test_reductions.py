@@ -137,3 +137,12 @@ def test_every_call_gives_the_same_bits(f):
     x, f = rand(301, 2003), pbkern.jit(f)
     first = np.asarray(f(x)).tobytes()
     assert all(np.asarray(f(x)).tobytes() == first for _ in range(50))
+
+
+@pytest.mark.parametrize("rows", [9, 300, 4097])
+def test_several_reductions_of_columns_share_a_pass(rows):
+    """Sums start their accumulators anew, extrema beside them do not."""
+    x = np.random.default_rng(8).normal(size=(rows, 256)).astype(np.float32)
+    f = lambda x: (x.sum(0), (x * x).sum(0), x.max(0), x.min(0), x.argmax(0))  # noqa: E731
+    for got, want in zip(pbkern.jit(f)(x), f(x.astype(np.float64))):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.sqrt(rows))
