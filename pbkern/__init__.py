@@ -1,7 +1,7 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
 from . import cpu, pallas
-from .api import jit, polyblocks_jit_jax, polymage_jit_jax
+from .decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from .dsl import (
     Blocked,
     BlockSpec,

@@ -290,6 +290,16 @@ def is_for_export(ctx) -> bool:
     return ctx.module_context.lowering_parameters.for_export
 
 
+def eager_context() -> tuple | None:
+    """What JAX's results depend on beside arguments; None while a function is traced, or JAX wants to look at each call."""
+    watched = config.debug_nans, config.debug_infs, config.disable_jit
+    if not core.trace_state_clean() or any(flag.value for flag in watched):
+        return None
+    if config.transfer_guard_host_to_device.value not in (None, "allow", "log", "disallow"):  # explicit transfers
+        return None
+    return config.trace_context()
+
+
 def untyped_manual_axes():
     """Context manager: inside shard_map, types do not say over which mesh axes values vary.
 

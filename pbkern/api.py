@@ -3,25 +3,21 @@
     function --trace--> pbkern_call(jaxpr) --fuse.plan--> Plan --target.compile--> code
 
 `build_plan` and `compile_programs` are that line; the lowering rule of `pbkern_call` runs them while jax.jit compiles,
-and `explain`, `kernels` and `as_text` on request. Tracing and transformations are frontends/jax.py; what XLA keeps
-is the fuser's decision.
+and what decorated functions show of themselves (decorators.py) on request. Tracing and transformations are
+frontends/jax.py; what XLA keeps is the fuser's decision.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import pathlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse, progress, stages, tuned, written
+from . import _jax, config, fuse, progress, stages, tuned
 from .dsl import checks, repro
 from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
@@ -30,103 +26,9 @@ from .dsl.verify import verify
 from .errors import OptionError, TargetError
 from .frontends import jax as front
 from .jaxprs import inner_jaxprs
-from .measure import kernel_seconds
-from .options import CompileOptions, check_for_jax_jit
+from .options import CompileOptions
 from .programs import kernel_program, repeated
 from .targets import get_target
-
-# --- the decorator --------------------------------------------------------------------------------------------------
-
-ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
-
-
-def polyblocks_jit_jax(
-    fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
-    donate_argnums=None, donate_argnames=None, **jit_kw: Any,
-) -> Any:  # fmt: skip
-    """Compiles a JAX function with pbkern when it is called; a decorator, with or without arguments.
-
-    The result is a `jax.jit` function: it composes with grad, vmap, scan, remat, shard_map and other jits, has
-    `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
-
-      .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
-      .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
-      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
-      .memory_analysis(*args) bytes of arguments, results, temporaries and code
-
-    Args:
-      compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
-      static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
-      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of those of
-        equal type: at once where a kernel makes them of the argument by elementwise arithmetic, else by a copy of XLA's.
-      jit_kw: passed on to jax.jit.
-    Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
-    """
-    arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
-    if fn is None:
-        return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
-    if not callable(fn):
-        hint = "@polyblocks_jit_jax(compile_options={...})"
-        raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
-    given = _merged(compile_options, arguments)
-    options = CompileOptions.from_dict(given)
-    check_for_jax_jit(options, given)
-    return _jitted(fn, options, jit_kw)
-
-
-def _merged(compile_options, arguments: dict) -> dict:
-    """compile_options with the decorator's own arguments and the environment's defaults."""
-    if isinstance(compile_options, CompileOptions):
-        compile_options = compile_options.differing()
-    CompileOptions.from_dict(compile_options)  # unknown names and bad values are reported before anything else
-    given = dict(compile_options or {})
-    for name, value in arguments.items():
-        if value is not None and name in given:
-            both = f"{value!r} and compile_options[{name!r}]={given[name]!r}"
-            raise OptionError(f"`{name}` is given twice", why=both, hint="give it once")
-        if value is not None:
-            given[name] = value
-    environment = config.current()
-    given.setdefault("target", environment.target)
-    if environment.debug:
-        given.setdefault("debug", True)
-    return given
-
-
-def _jitted(fn: Callable, options: CompileOptions, jit_kw: dict) -> Callable:
-    static = front.Marked.of(fn, options.static_argnums, options.static_argnames)
-    donated = front.Marked.of(fn, options.donate_argnums, options.donate_argnames)
-    name = getattr(fn, "__name__", type(fn).__name__)
-
-    @functools.wraps(fn)
-    def traced(*args, **kwargs):
-        return front.traced_call(fn, static, donated, name, options, args, kwargs)
-
-    jitted = jax.jit(traced, **static.as_jit("static"), **donated.as_jit("donate"), **jit_kw)
-    for method in (explain, kernels, as_text, memory_analysis):
-        setattr(jitted, method.__name__, functools.partial(method, jitted))
-    jitted.__wrapped__ = fn  # as jax.jit's: the user's own function
-    return jitted
-
-
-jit = polyblocks_jit_jax
-
-
-def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: Any) -> Any:
-    """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
-
-    "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
-    """
-    if fn is None:
-        return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
-    given = CompileOptions.from_dict(compile_options).differing()
-    backend = given.pop("execution_backend", "polyblocks")
-    if backend == "polyblocks":
-        return polyblocks_jit_jax(fn, compile_options=given, **kw)
-    if backend == "std":
-        return fn
-    return jax.jit(fn, **{n: given[n] for n in ARGUMENT_OPTIONS if n in given}, **kw)
-
 
 # --- the pipeline ---------------------------------------------------------------------------------------------------
 
@@ -142,6 +44,12 @@ class Build:
     record: stages.Record
     plan: fuse.Plan | None = None
     compiled: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def fused(self) -> fuse.Plan:
+        """The plan of a fused function."""
+        assert self.plan is not None, self.record.name
+        return self.plan
 
     def groups(self) -> list:
         """The fused kernels' groups, in the order of their choices."""
@@ -289,74 +197,3 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
 
 mlir.register_lowering(front.call_p, _lower_call)
 mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
-
-
-# --- looking inside -------------------------------------------------------------------------------------------------
-
-
-def call_of(jitted: Callable, args, kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
-    """(jaxpr, name, options) of what a decorated function compiles for arguments like these."""
-    p = _call(jitted, args, kwargs)
-    return p["jaxpr"], p["name"], p["options"]
-
-
-def _call(jitted: Callable, args, kwargs) -> dict:
-    """Parameters of the primitive that a decorated function binds for arguments like these."""
-    return next(e.params for e in walk(jitted.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
-
-
-def _build_for(jitted: Callable, args, kwargs) -> tuple[Build, CompileOptions]:
-    p = _call(jitted, args, kwargs)
-    return current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]), p["options"]
-
-
-def undonated(jitted: Callable, options: CompileOptions) -> Callable:
-    """A decorated function anew, with nothing compiled yet, that leaves its arguments alone."""
-    return _jitted(jitted.__wrapped__, dataclasses.replace(options, donate_argnums=(), donate_argnames=()), {})
-
-
-def explain(jitted: Callable, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
-    """What was fused for arguments like these, what was not, at which price, and what XLA keeps.
-
-    Args:
-      measure: compiles each fused kernel and runs it alone on random operands of its sizes, a fraction of a second
-        each; the report then has the measured times beside the predicted ones. Default: nothing is compiled or run.
-      verbose: lists every fusion in place of counting them.
-      args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are given by position.
-    """
-    build, options = _build_for(jitted, args, kwargs)
-    native = _jax.has_cpu_lowering("pallas_call")
-    found = written.explained(build.plan.explanation, build.plan.jaxpr, get_target(options.target).name, native)
-    found = dataclasses.replace(found, verbose=verbose)
-    if not measure:
-        return found
-    reported = {k.name for k in found.kernels}
-    return found.with_times({k.name: kernel_seconds(k, options) for k in build.plan.kernels() if k.name in reported})
-
-
-def kernels(jitted: Callable, *args, **kwargs) -> list[Kernel]:
-    """The kernels that arguments like these need, in launch order."""
-    return _build_for(jitted, args, kwargs)[0].plan.kernels()
-
-
-def as_text(jitted: Callable, *args, stage: str = "kernels", **kwargs) -> str:
-    """What one stage of compilation makes for arguments like these. Raises OptionError for an unknown stage."""
-    build, options = _build_for(jitted, args, kwargs)
-    if stage not in build.record.texts:
-        compile_programs(build, options)
-    return build.record.text(stage)
-
-
-def memory_analysis(jitted: Callable, *args, **kwargs) -> stages.MemoryAnalysis:
-    """Bytes that one call on arguments like these needs: arrays, temporaries, code. Compiles, runs nothing."""
-    build, options = _build_for(jitted, args, kwargs)
-    target = get_target(options.target)
-    compiled = compile_programs(build, options).compiled.values()
-    arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
-    return stages.MemoryAnalysis.of(jitted.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
-
-
-def dump(jitted: Callable, folder: pathlib.Path, *args, **kwargs) -> pathlib.Path:
-    """Writes every stage for arguments like these below `folder` and returns where."""
-    build, options = _build_for(jitted, args, kwargs)
-    return stages.dump(compile_programs(build, options).record, folder)

@@ -73,10 +73,8 @@ def _explain(options) -> None:
 
 
 def _dump(options) -> None:
-    from .api import dump
-
     fn, args = load(options.function, options.args)
-    print(dump(fn, options.out, *args))
+    print(fn.dump(options.out, *args))
 
 
 def _tune(options) -> None:
@@ -142,7 +140,7 @@ def load(where: str, types: Sequence[str] | None) -> tuple[Any, tuple]:
         raise OptionError(f"{path} has no function `{name}`", hint=f"decorated there: {', '.join(decorated) or 'none'}")
     args = arguments_of(fn, module, types)
     if not hasattr(fn, "explain"):
-        from .api import polyblocks_jit_jax
+        from .decorators import polyblocks_jit_jax
 
         fn = polyblocks_jit_jax(fn)
     return fn, args

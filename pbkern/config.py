@@ -40,6 +40,13 @@ def _positive(text: str) -> int:
     return n
 
 
+def _count(text: str) -> int:
+    n = int(text)
+    if n < 0:
+        raise ValueError
+    return n
+
+
 def _target(text: str) -> str:
     if text not in TARGETS:
         raise ValueError
@@ -65,6 +72,8 @@ VARIABLES = (
     Variable("PBKERN_CACHE", True, _flag, "0 or 1", "whether compiled programs and tuned schedules are kept on disk"),
     Variable("PBKERN_CACHE_DIR", None, pathlib.Path, "a folder", "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern"),
     Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
+    Variable("PBKERN_POOL_MEGABYTES", 512, _count, "an integer, 0 for no pool",
+             "most megabytes of memory for large results that are kept unused"),
     Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
              "compilations that take longer print what they are at on stderr"),
 )
@@ -81,6 +90,7 @@ class Config:
     cache: bool = True
     cache_dir: pathlib.Path | None = None
     cache_megabytes: int = 512
+    pool_megabytes: int = 512
     progress: float = 2.0
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from . import api
+from . import decorators
 from .errors import OptionError
 from .fuse import Explanation
 from .targets import get_target
@@ -93,7 +93,7 @@ def assert_roofline(
 
 
 def _compiled(f: Callable) -> Callable:
-    return f if hasattr(f, "explain") else api.jit(f)
+    return f if hasattr(f, "explain") else decorators.jit(f)
 
 
 def _assert_nothing_left(f: Callable, args: Sequence) -> None:

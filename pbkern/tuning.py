@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import api, tuned
+from . import api, decorators, tuned
 from .dsl.kernel import ArrayType
 from .errors import OptionError, PbkernError
 from .fuse import Choice, choices
@@ -100,14 +100,14 @@ def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning
     if not budget > 0:
         raise OptionError("the budget of tuning must be positive", why=f"budget={budget!r}", hint="30: seconds")
     begin = time.monotonic()
-    jitted: Any = f if hasattr(f, "explain") else api.jit(f)
+    jitted: Any = f if hasattr(f, "explain") else decorators.jit(f)
     args, kwargs = _arrays((args, kwargs))
-    jaxpr, name, options = api.call_of(jitted, args, kwargs)
+    jaxpr, name, options = jitted.call_of(*args, **kwargs)
     with tuned.trial(()):
         groups = api.current_plan(jaxpr, name, options).groups()
     found = _tune_kernels(groups, options, begin + budget * KERNELS_SHARE)
     chosen = tuple(k.choice for k in found)
-    both = [api.undonated(jitted, options) for _ in range(2)]
+    both = [jitted.undonated() for _ in range(2)]
     before, after, faster = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
     kept = faster and any(c != Choice() for c in chosen)
     tuned.remember(jaxpr, options, chosen if kept else (Choice(),) * len(chosen))

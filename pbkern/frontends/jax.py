@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.extend import core as jex
@@ -64,6 +65,20 @@ class Marked:
         by_name = {named.index(n) for n in found_names if n in named}
         return cls(frozenset(found_positions | by_name), frozenset(found_names | by_position))
 
+    def others(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
+        """Arguments that are not among them, by position and by name."""
+        return (
+            {n: a for n, a in enumerate(args) if n not in self.positions},
+            {k: v for k, v in kwargs.items() if k not in self.names},
+        )
+
+    def these(self, args: tuple, kwargs: dict) -> tuple:
+        """Arguments that are among them: (position or name, type, value)."""
+        return (
+            *((n, type(a), a) for n, a in enumerate(args) if n in self.positions),
+            *((k, type(v), v) for k, v in sorted(kwargs.items()) if k in self.names),
+        )
+
     def as_jit(self, verb: str) -> dict[str, tuple]:
         """Arguments of jax.jit: {verb}_argnums and {verb}_argnames."""
         both = {f"{verb}_argnums": tuple(sorted(self.positions)), f"{verb}_argnames": tuple(sorted(self.names))}
@@ -72,8 +87,7 @@ class Marked:
 
 def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
     """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
-    dynamic = {n: a for n, a in enumerate(args) if n not in static.positions}
-    named = {k: v for k, v in kwargs.items() if k not in static.names}
+    dynamic, named = static.others(args, kwargs)
     leaves, tree = jax.tree.flatten((dynamic, named))
 
     def flat(*values):

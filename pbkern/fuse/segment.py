@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,7 +52,7 @@ class Plan:
     jaxpr: jex.Jaxpr
     consts: tuple
     segments: tuple[Segment, ...]
-    explanation: object = None
+    explanation: Any = None
     nodes: list[Node] = field(default_factory=list)
 
     def evaluate(self, args, run_program: Callable) -> list:

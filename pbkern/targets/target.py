@@ -16,11 +16,13 @@ class Target(Protocol):
       name: as in compile_options: "cpu", "nvgpu", "amdgpu".
       platform: JAX's name of the platform whose lowerings it provides.
       STAGES: names of what `text` shows, in order.
+      POOLED_BYTES: size from which a result is worth a place of its own, see pooled.py.
     """
 
     name: str
     platform: str
     STAGES: tuple[str, ...]
+    POOLED_BYTES: int
 
     def machine(self) -> Machine:
         """The device in this computer."""
@@ -42,6 +44,12 @@ class Target(Protocol):
 
     def call(self, compiled: Any, *operands) -> list:
         """Runs compiled code as a JAX operation (traceable)."""
+
+    def call_into(self, compiled: Any, operands, places) -> tuple[list, Any]:
+        """`call` that overwrites `places`, one array per result of POOLED_BYTES and more, in their order, in place of new ones.
+
+        Returns (the other results, an array that is there when all is written).
+        """
 
     def text(self, compiled: Any, stage: str) -> str:
         """One of STAGES of compiled code, for reading."""

@@ -34,7 +34,7 @@ def store(tmp_path):
 
 def program(f, *args):
     """The one HostProgram of a function."""
-    build, _ = pbkern.api._build_for(pbkern.jit(f), args, {})
+    build, _ = pbkern.jit(f).build(args, {})
     (found,) = build.programs
     return found
 

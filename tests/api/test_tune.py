@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import api, cache, cli, config, measure, tune, tuned, tuning
+from pbkern import cache, cli, config, measure, tune, tuned, tuning
 from pbkern.errors import OptionError, ScheduleError
 from pbkern.fuse import Choice, choices
 from pbkern.targets import get_target
@@ -34,7 +34,7 @@ def forgetful(tmp_path):
 
 
 def groups(f, *args):
-    return api._build_for(f, args, {})[0].groups()
+    return f.build(args, {})[0].groups()
 
 
 def timed_by(monkeypatch, seconds_of):
@@ -215,7 +215,7 @@ CHILD = """
 
 
 def test_other_processes_use_what_was_found(tmp_path):
-    jaxpr, _, options = api.call_of(pbkern.jit(softmax), (X,), {})
+    jaxpr, _, options = pbkern.jit(softmax).call_of(X)
     default = pbkern.jit(softmax).kernels(X)[0].grid
     tuned.remember(jaxpr, options, (Choice((2, 512)),))
     assert any(p.name.startswith("tuned-") for p, _ in cache.current().entries())
@@ -234,7 +234,7 @@ def test_other_processes_use_what_was_found(tmp_path):
 def test_damaged_results_are_not_used():
     f = pbkern.jit(softmax)
     default = f.kernels(X)[0].grid
-    jaxpr, _, options = api.call_of(f, (X,), {})
+    jaxpr, _, options = f.call_of(X)
     tuned.remember(jaxpr, options, (Choice((2, 512)),))
     assert f.kernels(X)[0].grid == (256,)
     tuned._found.clear()
@@ -246,7 +246,7 @@ def test_damaged_results_are_not_used():
 def test_without_a_disk_the_process_remembers():
     with config.override(cache=False):
         f = pbkern.jit(softmax)
-        jaxpr, _, options = api.call_of(f, (X,), {})
+        jaxpr, _, options = f.call_of(X)
         tuned.remember(jaxpr, options, (Choice((2, 512)),))
         assert f.kernels(X)[0].grid == (256,)
     assert not cache.current().entries()

@@ -20,6 +20,8 @@ HUGE_PAGE = 2 << 20
 # Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages costs ten times more.
 HUGE_BYTES = 4 << 20
 MADV_HUGEPAGE = 14
+# glibc maps and unmaps arrays above this size anew each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
+POOLED_BYTES = 32 << 20
 
 
 @functools.cache
@@ -328,7 +330,10 @@ def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ..
 
 
 def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
-    """@pbk_handler(call frame): answers XLA's metadata query, or gathers buffer pointers and runs the program."""
+    """@pbk_handler(call frame): answers XLA's metadata query, or gathers buffer pointers and runs the program.
+
+    A call with more operands than the program has inputs brings places for the results of POOLED_BYTES and more.
+    """
     lines: list[str] = []
 
     def load(name: str, base: str, offset: int) -> str:
@@ -339,14 +344,31 @@ def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
     total = inputs + len(output_bytes)
     load("%args", "%frame", 72)
     load("%rets", "%frame", 112)
+    large = [k for k, size in enumerate(output_bytes) if size >= POOLED_BYTES]
+    if large:
+        lines += [
+            "%count_p = llvm.getelementptr %frame[56] : (!llvm.ptr) -> !llvm.ptr, i8",
+            "%count = llvm.load %count_p : !llvm.ptr -> i64",
+            f"%inputs = arith.constant {inputs} : i64",
+            "%placed = arith.cmpi ne, %count, %inputs : i64",
+        ]
     for k in range(total):
-        base, n = ("%args", k) if k < inputs else ("%rets", k - inputs)
-        load(f"%buffer{k}", base, 8 * n)
+        out = k - inputs
+        if out < 0 or not large:
+            load(f"%buffer{k}", *(("%args", 8 * k) if out < 0 else ("%rets", 8 * out)))
+        else:  # among the results, or among places that follow the operands
+            base, n = ("%args", inputs + large.index(out)) if out in large else ("%rets", out - sum(j < out for j in large))
+            lines += [
+                f"%from{k} = llvm.getelementptr %rets[{8 * out}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%place{k} = llvm.getelementptr {base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%either{k} = arith.select %placed, %place{k}, %from{k} : !llvm.ptr",
+            ]
+            load(f"%buffer{k}", f"%either{k}", 0)
         load(f"%data{k}", f"%buffer{k}", 24)
         lines.append(f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
         lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
-        if k >= inputs and output_bytes[k - inputs] >= HUGE_BYTES:
-            lines.append(f"%bytes{k} = arith.constant {output_bytes[k - inputs]} : i64")
+        if out >= 0 and output_bytes[out] >= HUGE_BYTES:
+            lines.append(f"%bytes{k} = arith.constant {output_bytes[out]} : i64")
             lines.append(f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()")
     body = "\n    ".join(lines)
     return f"""

@@ -16,7 +16,7 @@ from ...lower import support
 from ...lower.program import LowerOptions
 from ...machine import Machine
 from . import compile as cpu_compile
-from . import content
+from . import content, runtime
 from .machine import detected_machine, has_bf16_pairs, has_int16_pairs
 from .params import CompilerParams
 
@@ -28,6 +28,7 @@ class CpuTarget:
 
     name = "cpu"
     platform = "cpu"
+    POOLED_BYTES = runtime.POOLED_BYTES
     STAGES = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):
@@ -59,6 +60,9 @@ class CpuTarget:
 
     def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
         return cpu_compile.call(compiled, *operands)
+
+    def call_into(self, compiled: cpu_compile.Compiled, operands, places) -> tuple[list, Any]:
+        return cpu_compile.call_into(compiled, operands, places)
 
     def lower_options(self, kernel: Kernel, options) -> LowerOptions:
         p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)

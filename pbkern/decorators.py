@@ -1,0 +1,232 @@
+"""The decorators, and what they return: functions as jax.jit makes them, which can be looked into.
+
+How such a function is compiled is api.py, where its large results lie pooled.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from . import _jax, config, fuse, pooled, stages, written
+from .api import Build, compile_programs, current_plan, walk
+from .dsl.kernel import Kernel
+from .errors import OptionError
+from .frontends import jax as front
+from .measure import kernel_seconds
+from .options import CompileOptions, check_for_jax_jit
+from .targets import get_target
+
+ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+
+
+def polyblocks_jit_jax(
+    fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
+    donate_argnums=None, donate_argnames=None, **jit_kw: Any,
+) -> Any:  # fmt: skip
+    """Compiles a JAX function with pbkern when it is called; a decorator, with or without arguments.
+
+    The result is what `jax.jit` makes: it composes with grad, vmap, scan, remat, shard_map and other jits, has
+    `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
+
+      .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
+      .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
+      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+      .memory_analysis(*args) bytes of arguments, results, temporaries and code
+
+    Args:
+      compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
+      static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
+      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of those of
+        equal type: at once where a kernel makes them of the argument by elementwise arithmetic, else by a copy of XLA's.
+      jit_kw: passed on to jax.jit.
+    Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
+    """
+    arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
+    if fn is None:
+        return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
+    if not callable(fn):
+        hint = "@polyblocks_jit_jax(compile_options={...})"
+        raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
+    given = _merged(compile_options, arguments)
+    options = CompileOptions.from_dict(given)
+    check_for_jax_jit(options, given)
+    return JitFunction(fn, options, jit_kw)
+
+
+def _merged(compile_options, arguments: dict) -> dict:
+    """compile_options with the decorator's own arguments and the environment's defaults."""
+    if isinstance(compile_options, CompileOptions):
+        compile_options = compile_options.differing()
+    CompileOptions.from_dict(compile_options)  # unknown names and bad values are reported before anything else
+    given = dict(compile_options or {})
+    for name, value in arguments.items():
+        if value is not None and name in given:
+            both = f"{value!r} and compile_options[{name!r}]={given[name]!r}"
+            raise OptionError(f"`{name}` is given twice", why=both, hint="give it once")
+        if value is not None:
+            given[name] = value
+    environment = config.current()
+    given.setdefault("target", environment.target)
+    if environment.debug:
+        given.setdefault("debug", True)
+    return given
+
+
+jit = polyblocks_jit_jax
+
+
+def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: Any) -> Any:
+    """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
+
+    "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
+    """
+    if fn is None:
+        return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
+    given = CompileOptions.from_dict(compile_options).differing()
+    backend = given.pop("execution_backend", "polyblocks")
+    if backend == "polyblocks":
+        return polyblocks_jit_jax(fn, compile_options=given, **kw)
+    if backend == "std":
+        return fn
+    return jax.jit(fn, **{n: given[n] for n in ARGUMENT_OPTIONS if n in given}, **kw)
+
+
+class JitFunction:
+    """What the decorator returns; it has the attributes of jax.jit's functions besides its own."""
+
+    def __init__(self, fn: Callable, options: CompileOptions, jit_kw: dict):
+        functools.update_wrapper(self, fn)
+        self.__wrapped__ = fn  # the user's own function, as jax.jit's
+        static = front.Marked.of(fn, options.static_argnums, options.static_argnames)
+        donated = front.Marked.of(fn, options.donate_argnums, options.donate_argnames)
+        name = getattr(fn, "__name__", type(fn).__name__)
+        poolable = not (donated.positions or donated.names or jit_kw)
+
+        @functools.wraps(fn)
+        def traced(*args, **kwargs):
+            results = front.traced_call(fn, static, donated, name, options, args, kwargs)
+            self._has_large |= poolable and _largest(results) >= get_target(options.target).POOLED_BYTES
+            return results
+
+        marked: dict[str, Any] = static.as_jit("static") | donated.as_jit("donate") | jit_kw
+        self._jitted: Any = jax.jit(traced, **marked)
+        self._has_large = False  # whether it was called with arguments that make results worth a pool
+        split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
+        self._dispatch = pooled.Dispatch(self._into_places, split)
+        self._options = options
+
+    def __call__(self, *args, **kwargs):
+        if self._has_large:
+            has_run, results = self._dispatch(args, kwargs)
+            if has_run:
+                return results
+        return self._jitted(*args, **kwargs)
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str):
+        if name == "_jitted":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._jitted, name)
+
+    def __repr__(self) -> str:
+        return f"<pbkern.jit of {self.__wrapped__!r}>"
+
+    # Methods, not attributes of the instance, which functools.wraps would copy to what is made of the function.
+
+    def lower(self, *args, **kwargs) -> jax.stages.Lowered:
+        """As of jax.jit."""
+        return self._jitted.lower(*args, **kwargs)
+
+    def trace(self, *args, **kwargs) -> jax.stages.Traced:
+        """As of jax.jit."""
+        return self._jitted.trace(*args, **kwargs)
+
+    def eval_shape(self, *args, **kwargs) -> Any:
+        """As of jax.jit."""
+        return self._jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled: the next call compiles anew."""
+        self._jitted.clear_cache()
+        self._dispatch.known.clear()
+
+    def explain(self, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
+        """What was fused for arguments like these, what was not, at which price, and what XLA keeps.
+
+        Args:
+          measure: compiles each fused kernel and runs it alone on random operands of its sizes, a fraction of a second
+            each; the report then has the measured times beside the predicted ones. Default: nothing is compiled or run.
+          verbose: lists every fusion in place of counting them.
+          args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are given by position.
+        """
+        build, options = self.build(args, kwargs)
+        native = _jax.has_cpu_lowering("pallas_call")
+        found = written.explained(build.fused.explanation, build.fused.jaxpr, get_target(options.target).name, native)
+        found = dataclasses.replace(found, verbose=verbose)
+        if not measure:
+            return found
+        reported = {k.name for k in found.kernels}
+        return found.with_times({k.name: kernel_seconds(k, options) for k in build.fused.kernels() if k.name in reported})
+
+    def kernels(self, *args, **kwargs) -> list[Kernel]:
+        """The kernels that arguments like these need, in launch order."""
+        return self.build(args, kwargs)[0].fused.kernels()
+
+    def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
+        """What one stage of compilation makes for arguments like these. Raises OptionError for an unknown stage."""
+        build, options = self.build(args, kwargs)
+        if stage not in build.record.texts:
+            compile_programs(build, options)
+        return build.record.text(stage)
+
+    def memory_analysis(self, *args, **kwargs) -> stages.MemoryAnalysis:
+        """Bytes that one call on arguments like these needs: arrays, temporaries, code. Compiles, runs nothing."""
+        build, options = self.build(args, kwargs)
+        target = get_target(options.target)
+        compiled = compile_programs(build, options).compiled.values()
+        arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
+        return stages.MemoryAnalysis.of(self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
+
+    def dump(self, folder: pathlib.Path, *args, **kwargs) -> pathlib.Path:
+        """Writes every stage for arguments like these below `folder` and returns where."""
+        build, options = self.build(args, kwargs)
+        return stages.dump(compile_programs(build, options).record, folder)
+
+    def undonated(self) -> JitFunction:
+        """The function anew, with nothing compiled yet, that leaves its arguments alone."""
+        return JitFunction(self.__wrapped__, dataclasses.replace(self._options, donate_argnums=(), donate_argnames=()), {})
+
+    def call_of(self, *args, **kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
+        """(jaxpr, name, options) of what is compiled for arguments like these."""
+        p = self._call(args, kwargs)
+        return p["jaxpr"], p["name"], p["options"]
+
+    def build(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:
+        """The plan for arguments like these, and its options."""
+        p = self._call(args, kwargs)
+        return current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]), p["options"]
+
+    def _call(self, args, kwargs) -> dict:
+        """Parameters of the primitive that is bound for arguments like these."""
+        return next(e.params for e in walk(self.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
+
+    def _into_places(self, args: tuple, kwargs: dict) -> pooled.IntoPlaces | None:
+        """The function, compiled for arguments like these to write large results to given places, see pooled.py."""
+        build, options = self.build(args, kwargs)
+        compiled = compile_programs(build, options).compiled
+        return pooled.into_places(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+
+
+def _largest(results: Any) -> int:
+    """Bytes of the largest array."""
+    return max((r.size * r.dtype.itemsize for r in map(jax.typeof, jax.tree.leaves(results))), default=0)
