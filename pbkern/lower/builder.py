@@ -127,7 +127,7 @@ class Builder:
       const: the same at the top of the function, once per text.
       approx: vector_math picks cheaper versions, with the bounds stated there.
       contract: mul followed by add may become one fma, as in XLA's CPU code.
-      avx512: the machine has AVX-512F, and its instructions may be asked for by name.
+      avx512: the machine has AVX-512F and DQ, and their instructions may be asked for by name (avx512.py).
       known: what is known of values of this function; its builders share it.
     """
 
@@ -153,9 +153,13 @@ class Builder:
             return self
         return self._copy(self.emit, contract=False)
 
-    def _copy(self, emit: Callable[[str], str], contract: bool) -> Builder:
+    def with_lanes(self, lanes: int) -> Builder:
+        """This builder for values of other lanes."""
+        return self if lanes == self.lanes else self._copy(self.emit, self.contract, lanes)
+
+    def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
         return Builder(
-            self.lanes, emit, self.const, approx=self.approx, contract=contract, avx512=self.avx512, known=self.known
+            self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract, avx512=self.avx512, known=self.known
         )
 
     # ------------------------------------------------------------------ constants
@@ -232,18 +236,6 @@ class Builder:
     def fma(self, x: Value, y: Value, z: Value) -> Value:
         """x * y + z, rounded once for floats."""
         return self._same("math.fma", x, y, z) if is_float(x.el) else self.add(self.mul(x, y), z)
-
-    def has_scale(self, x: Value) -> bool:
-        """Whether `scale` is one instruction for values like x: whole registers of AVX-512."""
-        return self.avx512 and x.lanes * BITS[x.el] == 512
-
-    def scale(self, x: Value, n: Value) -> Value:
-        """x * 2**n for a float n without fraction, rounded once, where `has_scale`."""
-        name = f"llvm.x86.avx512.mask.scalef.p{'sd'[x.el == 'f64']}.512"
-        mask, rounding = self.const(f"arith.constant -1 : i{x.lanes}"), self.const("arith.constant 4 : i32")
-        types = f"({x.type}, {x.type}, {x.type}, i{x.lanes}, i32) -> {x.type}"
-        operands = f"{x.name}, {n.name}, {x.name}, {mask}, {rounding}"
-        return x._replace(name=self.emit(f'llvm.call_intrinsic "{name}"({operands}) : {types}'))
 
     def neg(self, x: Value) -> Value:
         return self._same("arith.negf", x) if is_float(x.el) else self.sub(self.c(0, x.el), x)

@@ -9,10 +9,12 @@ the caller's thread flushes subnormals, as XLA's do.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from .avx512 import in_registers, lookup, register_lanes, scale, within
 from .builder import Builder, Value
 from .polynomials import COEFFICIENTS
 
@@ -64,21 +66,17 @@ def fit(b: Builder, x: Value, name: str, *, scale: float = 1.0) -> Value:
 # ---------------------------------------------------------------------- exponentials
 
 
-def _nearest(b: Builder, x: Value, k: int) -> tuple[Value, Value, Value]:
-    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (n, r, a number whose low bits are n + k).
+def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
+    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
 
-    Adding 1.5 * 2**mantissa + k rounds to an integer and leaves n + k in the low bits of the sum.
+    Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the low bits of the sum.
     """
-    magic = b.c(1.5 * 2.0 ** FORMATS[x.el].mantissa + k, x.el)
+    f = FORMATS[x.el]
+    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - shift), x.el)
     t = b.fma(x, b.c(1 / math.log(2), x.el), magic)
     n = b.sub(t, magic)
     high, low = split(*LN2, x.el)
-    return n, b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x)), t
-
-
-def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
-    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r)."""
-    _, r, t = _nearest(b, x, FORMATS[x.el].bias - shift)
+    r = b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x))
     return _scale(b, t), r
 
 
@@ -103,22 +101,57 @@ def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
     return fit(b, r, "exp_approx" if b.approx else "exp", scale=scale)
 
 
+# With AVX-512, 2**n = s * 2**floor(n) for the n nearest to x among multiples of 1 / TABLE, with s from a table that is one
+# register (P. T. P. Tang, "Table-driven implementation of the exponential function", ACM TOMS 15, 1989). What is left of x is so
+# small that half of the polynomial goes. Scaling takes care of results that are infinite, zero or subnormal and of NaN; only
+# the rest has to be kept in range there.
+
+
+def _table(el: str) -> np.ndarray:
+    """2**(k / n) for k < n."""
+    n = register_lanes(el)
+    return np.exp2(np.arange(n) / n)
+
+
+def _by_table(b: Builder, x: Value, to_base_2: float, rest: Callable[[Value], Value], name: str) -> Value:
+    """exp(x) or exp2(x); x * to_base_2 is its binary logarithm, `rest` the function n -> r = x - what n stands for."""
+    steps = register_lanes(x.el)
+    magic = b.c(1.5 * 2.0 ** FORMATS[x.el].mantissa / steps, x.el)
+    t = b.fma(x, b.c(to_base_2, x.el), magic) if to_base_2 != 1 else b.add(x, magic)
+    n = b.sub(t, magic)
+    r = within(b, rest(n), 0.51 / steps / to_base_2)
+    s = lookup(b, _table(x.el), t)
+    return scale(b, b.fma(b.mul(fit(b, r, name), r), s, s), n)
+
+
+def _exp_by_table(b: Builder, x: Value) -> Value:
+    """`approx` leaves the low part of ln 2 out: relative error 4e-7 (f32), 1e-15 (f64)."""
+    high, low = split(*LN2, x.el)
+
+    def rest(n: Value) -> Value:
+        r = b.fma(n, b.c(-high, x.el), x)
+        return r if b.approx else b.fma(n, b.c(-low, x.el), r)
+
+    return _by_table(b, x, 1 / math.log(2), rest, "exp_by_table")
+
+
+def _exp2_by_table(b: Builder, x: Value) -> Value:
+    return _by_table(b, x, 1, lambda n: b.sub(x, n), "exp2_by_table")
+
+
 def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
 
-    Where the machine scales by powers of two, neither is halved. `nonpositive` promises x <= 0 and saves a clamp.
+    `nonpositive` promises x <= 0 and may save a clamp.
     `approx`: degree 4, relative error 6e-6 (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
     """
     b, f = b.strict(), FORMATS[x.el]
-    scales = b.has_scale(x)
+    if b.avx512:
+        return in_registers(b, x, _exp_by_table)
     flushed = math.log(2) * (0.51 - f.bias)  # the least argument's scale has exponent field 0: it is zero
-    x = b.at_least(x, flushed if b.approx and not scales else f.exp_low)
+    x = b.at_least(x, flushed if b.approx else f.exp_low)
     if not nonpositive:
         x = b.at_most(x, f.exp_high)
-    if scales:
-        n, r, _ = _nearest(b, x, 0)
-        one = b.c(1, x.el)
-        return b.scale(b.fma(b.fma(_exp_tail(b, r), r, one), r, one), n)
     scale, r = _exp_reduce(b, x, 1)
     two = b.c(2, x.el)
     p = b.fma(b.fma(_exp_tail(b, r, scale=2), r, two), r, two)
@@ -136,12 +169,9 @@ def _exp2_parts(b: Builder, x: Value) -> tuple[Value, Value]:
 
 def exp2(b: Builder, x: Value) -> Value:
     b, f = b.strict(), FORMATS[x.el]
+    if b.avx512:
+        return in_registers(b, x, _exp2_by_table)
     x = b.at_most(b.at_least(x, f.exp_low / math.log(2)), f.bias + 1.25)
-    if b.has_scale(x):
-        magic = b.c(1.5 * 2.0**f.mantissa, x.el)
-        n = b.sub(b.add(x, magic), magic)
-        r = b.sub(x, n)
-        return b.scale(b.fma(fit(b, r, "exp2"), r, b.c(1, x.el)), n)
     scale, p = _exp2_parts(b, x)
     return _lifted(b, x, p, scale, f.subnormal / math.log(2))
 
