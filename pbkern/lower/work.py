@@ -49,6 +49,8 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
 # A task shorter than this costs more to hand out than it saves; a launch shorter than this stays on one thread.
 TASK_NS = 8_000.0
 SERIAL_NS = 25_000.0
+# Long tasks keep neighbours on one core, but at the end threads wait for the last one: up to half of it each, on average.
+LONG_NS = 200_000.0
 
 
 def tasks(kernel: Kernel, programs: int, threads: int) -> tuple[int, int]:
@@ -57,5 +59,5 @@ def tasks(kernel: Kernel, programs: int, threads: int) -> tuple[int, int]:
     each = program_ns(kernel) * sequential
     if threads == 1 or programs < 2 or each * programs < SERIAL_NS:
         return max(programs, 1), 1
-    chunk = max(int(TASK_NS / each), 1, programs // (threads * 16))
+    chunk = max(int(TASK_NS / each), 1, min(programs // (threads * 16), int(LONG_NS / each)))
     return min(chunk, -(-programs // threads)), threads
