@@ -36,7 +36,7 @@ HUGE_PAGE = 2 << 20
 class Memory:
     """Pages of one size, aligned to huge pages."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int) -> None:
         pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(pages, np.uint8)
@@ -59,7 +59,7 @@ class Lease:
 class Pool:
     """Memory that is not in use, what was returned last first."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.unused: deque[Memory] = deque()
         self.lock = threading.RLock()  # reentrant: garbage collection may return memory while this thread takes some
 

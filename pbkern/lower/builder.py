@@ -158,9 +158,8 @@ class Builder:
         return self if lanes == self.lanes else self._copy(self.emit, self.contract, lanes)
 
     def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
-        return Builder(
-            self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract, avx512=self.avx512, known=self.known
-        )
+        options = {"approx": self.approx, "contract": contract, "avx512": self.avx512, "known": self.known}
+        return Builder(self.lanes if lanes is None else lanes, emit, self.const, **options)
 
     # ------------------------------------------------------------------ constants
 

@@ -11,13 +11,13 @@ from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
 from .fetch import fetch_rows
-from .lane_shifts import pad_rows
 from .masked import skip_masked
 from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
 from .pairs import read_narrow
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
+from .scratch_rows import pad_rows
 
 SINGLE = "one"  # a dimension of size 1
 

@@ -3,7 +3,7 @@
     a[i], a[i + 1], a[i + 2] for lanes 0..15     ->     low = a[0..15], high = a[16..31], lanes 1..16 and 2..17 of both
 
 A load that straddles two cache lines takes two accesses of the cache, and all but those at multiples of a vector do.
-Rows of scratch that is read so are made whole vectors long, so that the same loads of every row are aligned.
+Rows of scratch that is read so are made whole vectors long (scratch_rows.py): then the same loads of every row are aligned.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable
-from dataclasses import replace
 
-from . import arena
 from .costs import COST
-from .nest import Buf, Expr, Nest, Pool, Stmt, bodies, with_bodies
+from .nest import Expr, Nest
 from .schedule import NestSchedule, choose, flat_coefficient, flat_index
 
 VECTOR_BYTES = 64
@@ -83,19 +81,7 @@ def _runs(places: set[int], lanes: int) -> Iterable[set[int]]:
         yield run
 
 
-# ---------------------------------------------------------------- rows of whole vectors
-
-
-def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
-    """Statements whose stencils read scratch with rows of whole vectors."""
-    nests = list(_nests(stmts))
-    wanted = {e.info[0] for n in nests for e in _overlapping(n, vector_bits)} - kept
-    alone = wanted - _otherwise_used(stmts)
-    new = {b: _padded(b) for b in alone if b.shape[-1] * b.dtype.itemsize % VECTOR_BYTES}
-    return _replace(stmts, new, pool) if new else stmts
-
-
-def _overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
+def overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
     """Loads of scratch at three places of a row, at least, within a nest without reductions."""
     if nest.reductions:
         return
@@ -108,49 +94,3 @@ def _overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
     for places in rows.values():
         if len(places) > 1:
             yield from places.values()
-
-
-def _nests(stmts: list[Stmt]) -> Iterable[Nest]:
-    for s in stmts:
-        if isinstance(s, Nest):
-            yield s
-        for body in bodies(s):
-            yield from _nests(body)
-
-
-def _otherwise_used(stmts: list[Stmt]) -> set[Buf]:
-    """Buffers whose layout others than plain accesses of nests rely on."""
-    found = set()
-    for s in stmts:
-        if isinstance(s, Nest):
-            places = [e.info[0] for e in s.loads()] + [w.buf for w in s.writes]
-            found |= {b.root for b in places if b.storage is not None}
-            found |= {e.info[0].root for e in s.loads() if e.kind != "load"}
-        elif not bodies(s):
-            found |= arena.touched([s])
-        for body in bodies(s):
-            found |= _otherwise_used(body)
-    return found
-
-
-def _padded(buf: Buf) -> Buf:
-    lanes = VECTOR_BYTES // buf.dtype.itemsize
-    return Buf(buf.name, (*buf.shape[:-1], -(-buf.shape[-1] // lanes) * lanes), buf.dtype, arena=True)
-
-
-def _replace(stmts: list[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
-    def moved(x: Expr) -> Expr | None:
-        return pool.make("load", x.dtype, (new[x.info[0]], *x.info[1:])) if x.kind == "load" and x.info[0] in new else None
-
-    def expr(e: Expr | None) -> Expr | None:
-        return None if e is None else pool.rewrite(e, moved)
-
-    def change(s: Stmt) -> Stmt:
-        s = with_bodies(s, lambda body: _replace(body, new, pool))
-        if not isinstance(s, Nest):
-            return s
-        writes = [replace(w, buf=new.get(w.buf, w.buf), value=expr(w.value), mask=expr(w.mask)) for w in s.writes]
-        reductions = [replace(r, args=tuple(map(expr, r.args))) for r in s.reductions]
-        return replace(s, reductions=reductions, writes=writes)
-
-    return [change(s) for s in stmts]

@@ -102,9 +102,9 @@ def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
 
 
 # With AVX-512, 2**n = s * 2**floor(n) for the n nearest to x among multiples of 1 / TABLE, with s from a table that is one
-# register (P. T. P. Tang, "Table-driven implementation of the exponential function", ACM TOMS 15, 1989). What is left of x is so
-# small that half of the polynomial goes. Scaling takes care of results that are infinite, zero or subnormal and of NaN; only
-# the rest has to be kept in range there.
+# register (P. T. P. Tang, "Table-driven implementation of the exponential function", ACM TOMS 15, 1989). What is left of x
+# is so small that half of the polynomial goes. Scaling takes care of results that are infinite, zero or subnormal and of NaN;
+# only the rest has to be kept in range there.
 
 
 def _table(el: str) -> np.ndarray:
