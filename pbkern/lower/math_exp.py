@@ -9,7 +9,6 @@ the caller's thread flushes subnormals, as XLA's do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -101,7 +100,7 @@ def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
     return fit(b, r, "exp_approx" if b.approx else "exp", scale=scale)
 
 
-# With AVX-512, 2**n = s * 2**floor(n) for the n nearest to x among multiples of 1 / TABLE, with s from a table that is one
+# With AVX-512, 2**n = s * 2**floor(n) for the n nearest to x among fractions of a power of two, with s from a table that is one
 # register (P. T. P. Tang, "Table-driven implementation of the exponential function", ACM TOMS 15, 1989). What is left of x
 # is so small that half of the polynomial goes. Scaling takes care of results that are infinite, zero or subnormal and of NaN;
 # only the rest has to be kept in range there.
@@ -113,30 +112,29 @@ def _table(el: str) -> np.ndarray:
     return np.exp2(np.arange(n) / n)
 
 
-def _by_table(b: Builder, x: Value, to_base_2: float, rest: Callable[[Value], Value], name: str) -> Value:
-    """exp(x) or exp2(x); x * to_base_2 is its binary logarithm, `rest` the function n -> r = x - what n stands for."""
-    steps = register_lanes(x.el)
-    magic = b.c(1.5 * 2.0 ** FORMATS[x.el].mantissa / steps, x.el)
-    t = b.fma(x, b.c(to_base_2, x.el), magic) if to_base_2 != 1 else b.add(x, magic)
-    n = b.sub(t, magic)
-    r = within(b, rest(n), 0.51 / steps / to_base_2)
-    s = lookup(b, _table(x.el), t)
-    return scale(b, b.fma(b.mul(fit(b, r, name), r), s, s), n)
-
-
 def _exp_by_table(b: Builder, x: Value) -> Value:
     """`approx` leaves the low part of ln 2 out: relative error 4e-7 (f32), 1e-15 (f64)."""
-    high, low = split(*LN2, x.el)
-
-    def rest(n: Value) -> Value:
-        r = b.fma(n, b.c(-high, x.el), x)
-        return r if b.approx else b.fma(n, b.c(-low, x.el), r)
-
-    return _by_table(b, x, 1 / math.log(2), rest, "exp_by_table")
+    steps, el = register_lanes(x.el), x.el
+    high, low = split(*LN2, el)
+    magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
+    t = b.fma(x, b.c(1 / math.log(2), el), magic)
+    n = b.sub(t, magic)
+    r = b.fma(n, b.c(-high, el), x)
+    r = r if b.approx else b.fma(n, b.c(-low, el), r)
+    r = within(b, r, 0.51 / steps * math.log(2))
+    p = b.fma(b.mul(r, r), fit(b, r, "exp_by_table"), r)
+    s = lookup(b, _table(el), t)
+    return scale(b, b.fma(p, s, s), n)
 
 
 def _exp2_by_table(b: Builder, x: Value) -> Value:
-    return _by_table(b, x, 1, lambda n: b.sub(x, n), "exp2_by_table")
+    steps, el = register_lanes(x.el), x.el
+    magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
+    t = b.add(x, magic)
+    n = b.sub(t, magic)
+    r = within(b, b.sub(x, n), 0.51 / steps)
+    s = lookup(b, _table(el), t)
+    return scale(b, b.fma(b.mul(fit(b, r, "exp2_by_table"), r), s, s), n)
 
 
 def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:

@@ -13,10 +13,11 @@ from .builder import Builder, Known
 from .builder import Value as Ssa
 
 NAME = re.compile(r"%v\d+")
-# Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), from how
-# many trips on, and how many: the rest holds values.
+BRANCH = re.compile(r"\bscf\.(if|while)\b")
+# Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), and how many:
+# the rest holds values. Loops of few trips leave theirs to the loop around them.
 PINNED = tuple(f" : vector<{bits // int(el[1:])}x{el}>" for bits in (128, 256, 512) for el in ("f32", "f64", "i32", "i64"))
-PIN_TRIPS = 4
+SHORT_TRIPS = 16
 MAX_PINNED = 26
 
 
@@ -30,6 +31,7 @@ class Block:
         self.values: dict[str, str | int] = {}
         self.memo: dict = {}
         self.builders: dict[int, Builder] = {}
+        self.has_long_loops = False
 
     def lookup(self, symbol: str) -> tuple[Block, str | int]:
         block: Block | None = self
@@ -112,7 +114,7 @@ class Text:
     def loop(self, block: Block, symbol: str, low: int, high: int | str, step: int, fill,
              carried: list[Ssa] = []) -> list[Ssa]:  # noqa: B006 (never mutated)
         """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind."""
-        pin = self.avx512 and (isinstance(high, str) or high - low >= PIN_TRIPS * step)
+        short = isinstance(high, int) and high - low < SHORT_TRIPS * step
         if isinstance(high, int) and high <= low:
             return list(carried)
         inner = Block(block)
@@ -135,25 +137,28 @@ class Text:
             head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
             inner.lines.append(f"scf.yield {', '.join(r.name for r in results)} : {types}")
             made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
-        if pin:
+        if self.avx512 and not inner.has_long_loops and (block.parent is None or not short):
             self._pin(block, inner)
+        block.has_long_loops |= inner.has_long_loops or not short
         block.lines += [head + " {", *inner.lines, "}"]
         return made
 
     def _pin(self, block: Block, inner: Block) -> None:
-        """Loads the vector constants of an innermost loop before it.
+        """Loads the vector constants of a loop before it.
 
         LLVM hoists constants out of whole loop nests, finds too many for the registers, and then loads those of the
-        hottest loop in every step. What an (empty) assembly statement has returned is no constant to it.
+        hottest loop in every step. What an (empty) assembly statement has returned is no constant to it, and one with side
+        effects stays where it is.
         """
-        if any(line.startswith(("scf.for", "scf.if", "scf.while")) or " = scf." in line for line in inner.lines):
+        if any(BRANCH.search(line) for line in inner.lines):
             return
         vectors = {name: text.rsplit(" : ", 1)[1] for text, name in self.constants.items()
                    if text.startswith("arith.constant dense<") and text.endswith(PINNED)}
         used = dict.fromkeys(n for line in inner.lines for n in NAME.findall(line) if n in vectors)
         if not used or len(used) > MAX_PINNED:
             return
-        pins = {n: self.put(block, f'llvm.inline_asm "", "=v,0" {n} : ({vectors[n]}) -> {vectors[n]}') for n in used}
+        keep = 'llvm.inline_asm has_side_effects "", "=v,0"'
+        pins = {n: self.put(block, f"{keep} {n} : ({vectors[n]}) -> {vectors[n]}") for n in used}
         inner.lines = [NAME.sub(lambda m: pins.get(m[0], m[0]), line) for line in inner.lines]
 
     def when(self, block: Block, condition: str, fill, otherwise=None) -> None:

@@ -65,10 +65,6 @@ def exp_q(x):
     return mp.mpf(1) / 2 + x / 6 if abs(x) < 1e-15 else (mp.expm1(x) - x) / x**2
 
 
-def exp_1(x):
-    return 1 + x / 2 if abs(x) < 1e-25 else mp.expm1(x) / x
-
-
 def exp2_p(x):
     return mp.log(2) if abs(x) < 1e-25 else mp.expm1(x * mp.log(2)) / x
 
@@ -159,8 +155,8 @@ FITS = {
     "exp": (exp_q, -R, R, lambda x: x * x / mp.exp(x), 4, 9),
     "exp_approx": (exp_q, -R, R, lambda x: x * x / mp.exp(x), 2, 5),
     "exp2": (exp2_p, -0.50001, 0.50001, lambda x: x / 2**x, 5, 10),
-    "exp_by_table_f32": (exp_1, -R / 16, R / 16, lambda x: x / mp.exp(x), 2, None),
-    "exp_by_table_f64": (exp_1, -R / 8, R / 8, lambda x: x / mp.exp(x), None, 6),
+    "exp_by_table_f32": (exp_q, -R / 16, R / 16, lambda x: x * x / mp.exp(x), 1, None),
+    "exp_by_table_f64": (exp_q, -R / 8, R / 8, lambda x: x * x / mp.exp(x), None, 5),
     "exp2_by_table_f32": (exp2_p, -mp.mpf("0.0313"), mp.mpf("0.0313"), lambda x: x / 2**x, 2, None),
     "exp2_by_table_f64": (exp2_p, -mp.mpf("0.0626"), mp.mpf("0.0626"), lambda x: x / 2**x, None, 6),
     "log": (log_p, 1 / SQ - 1, SQ - 1, lambda x: x**3 / mp.log1p(x) if abs(x) > 1e-9 else x * x, 7, None),
