@@ -1,7 +1,7 @@
 """Environment variables: every one that pbkern reads, with type, default and meaning.
 
-They are read at first use. A variable that starts with PBKERN_ and is not one of these is an error, and so is a bad
-value. Tests set values for the length of a block with `override(num_threads=1)`.
+They are read at first use; an empty one counts as not set. A variable that starts with PBKERN_ and is not one of these is
+an error, and so is a bad value. Tests set values for the length of a block with `override(num_threads=1)`.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ def read(environment) -> Config:
             close = difflib.get_close_matches(name, known, n=1)
             raise OptionError(f"unknown environment variable {name}", why=f"the variables are {', '.join(known)}",
                               hint=f"did you mean {close[0]}?" if close else None)  # fmt: skip
+        if not text:
+            continue
         try:
             values[name[len(PREFIX) :].lower()] = known[name].parse(text)
         except (ValueError, KeyError):

@@ -169,7 +169,7 @@ def test_machine_says_where_its_numbers_come_from():
 
 def test_environment_variables_are_typed():
     assert config.read({"PBKERN_NUM_THREADS": "3", "HOME": "/"}).num_threads == 3
-    assert config.read({}) == config.Config()
+    assert config.read({}) == config.read({v.name: "" for v in config.VARIABLES}) == config.Config()
 
 
 @pytest.mark.parametrize("name, text, message", [
