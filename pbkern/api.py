@@ -22,9 +22,10 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from . import _jax, config, fuse, progress, stages, tuned, written
-from .dsl import checks, repro
+from .dsl import checks
 from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
+from .dsl.programs import kernel_program, repeated
 from .dsl.trace import kernel_p
 from .dsl.verify import verify
 from .errors import OptionError, TargetError
@@ -32,7 +33,6 @@ from .frontends import jax as front
 from .jaxprs import inner_jaxprs
 from .measure import kernel_seconds
 from .options import CompileOptions, check_for_jax_jit
-from .programs import kernel_program, repeated
 from .targets import get_target
 
 # --- the decorator --------------------------------------------------------------------------------------------------
@@ -194,12 +194,7 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if target.STAGES[0] in record.texts:
         return build
     for program in build.programs:
-        try:
-            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
-        except Exception as e:
-            if len(kernels := program.kernels()) == 1:
-                repro.attach(e, kernels[0])
-            raise
+        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
@@ -282,7 +277,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes():
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
-            return checks.after([kernel], get_target("cpu").call(compiled, *args), args)
+            return checks.after([kernel], get_target("cpu").call(compiled, *args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 

@@ -17,12 +17,12 @@ from jax.interpreters import mlir
 
 from . import _jax
 from .dsl import checks
+from .dsl.programs import kernel_program
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .frontends.pallas_mesh import call_params
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
-from .programs import kernel_program
 from .targets import get_target
 
 _installed = False
@@ -88,7 +88,7 @@ def _native(ctx, nodes, params: dict):
         program = jax.ffi.ffi_call(
             compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
         )
-        found = checks.after([kernel], program(*held), held)
+        found = checks.after([kernel], program(*held))
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)

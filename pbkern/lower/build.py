@@ -18,6 +18,7 @@ from jax.extend import core as jex
 
 from .. import _jax, jaxprs
 from ..affine import Affine
+from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
 from . import decide, elementwise
 from .builder import ELEMENTS
@@ -104,7 +105,8 @@ class BodyBuilder:
         self.arena: list[Buf] = []
         self.items: list[Item] = []
         self.refs: dict = {}
-        self.kernel = ""  # name, for messages
+        self.kernel: Kernel | None = None
+        self.operands: tuple[Buf, ...] = ()  # the kernel's, as they were when it was launched
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
         self._stored: dict[int, Stored] = {}

@@ -50,10 +50,11 @@ class LowerOptions:
 
 @dataclass(frozen=True)
 class LoweredKernel:
-    """`text` defines func.func @name(operands..., arena, low, high).
+    """`text` defines func.func @name(operands..., copies..., arena, low, high).
 
     programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR;
-    has_scalar_loops: whether LLVM's optimiser is worth its time; declarations: functions that the text calls.
+    has_scalar_loops: whether LLVM's optimiser is worth its time; declarations: functions that the text calls;
+    copies: numbers of the operands of which it takes a copy from before the launch.
     """
 
     name: str
@@ -64,6 +65,7 @@ class LoweredKernel:
     operand_count: int
     has_scalar_loops: bool = False
     declarations: frozenset[str] = frozenset()
+    copies: tuple[int, ...] = ()
 
 
 class KernelLowering:
@@ -88,6 +90,10 @@ class KernelLowering:
         if not kernel.aliases and shift.is_function(kernel):
             results = zip(kernel.outputs, self.bufs[len(kernel.inputs):])
             self.emitter.streamed = frozenset(b for m, b in results if m.array.nbytes >= options.stream_bytes)
+        # What failed checks hand over; of operands that the kernel updates, the copy that the launch makes before.
+        handed = kernel.in_types if traces.hands_over_operands(kernel) else ()
+        self.copies = {i: Buf(f"%before{i}", handed[i].shape, handed[i].dtype) for i, _ in kernel.aliases if handed}
+        self.handed = tuple(self.copies.get(i, self.bufs[i]) for i in range(len(handed)))
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
         self.offsets: dict[Buf, int] = {}
         self.arena_bytes = 0
@@ -106,7 +112,7 @@ class KernelLowering:
         self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
         return LoweredKernel(self.name, self._function(block), programs, self._arena_bytes(), "\n".join(self.nests),
                              sum(b.storage is None for b in self.bufs), self.emitter.has_scalar_loops,
-                             frozenset(self.declarations))
+                             frozenset(self.declarations), tuple(self.copies))
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
@@ -260,7 +266,7 @@ class KernelLowering:
 
     def _body(self, block: Block, views: list, guarded: bool) -> None:
         builder = BodyBuilder(self.names)
-        builder.kernel = self.kernel.name
+        builder.kernel, builder.operands = self.kernel, self.handed
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
         dynamic = dict(self.kernel.dynamic_grid)
         builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
@@ -371,6 +377,7 @@ class KernelLowering:
         aliased = {i for i, _ in self.kernel.aliases}
         args = [f"{b.name}: {memref(b)}" + ("" if k in aliased else " {llvm.noalias}")
                 for k, b in enumerate(self.bufs) if b.storage is None]
+        args += [f"{b.name}: {memref(b)} {{llvm.noalias}}" for b in self.copies.values()]
         head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : memref<{self._arena_bytes()}xi8> to {memref(b)}"
                 for b, offset in self.offsets.items()]
         one = self.text.index(1)
