@@ -25,6 +25,7 @@ from .places import memref
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
+from .uniform import narrow, narrowed_buffers, uniform_axes
 from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
@@ -159,13 +160,14 @@ class KernelLowering:
         if self.options.prefetch_steps:
             self._prefetch(block, views)
         if not tests:
-            self._body(block, views, guarded=certain)
+            (stmts,) = self._bodies(views, (certain,))
+            self._body(block, stmts, certain)
             return
         condition = tests[0]
         for t in tests[1:]:
             condition = self.text.put(block, f"arith.andi {condition}, {t} : i1")
-        self.text.when(block, condition, lambda b: self._body(b, views, guarded=False),
-                       lambda b: self._body(b, views, guarded=True))
+        inside, guarded = self._bodies(views, (False, True))
+        self.text.when(block, condition, lambda b: self._body(b, inside, False), lambda b: self._body(b, guarded, True))
 
     def _views(self, block: Block) -> tuple[list, list[str], bool]:
         """Per operand (buf, offsets, axes); scalar tests that all blocks lie inside; whether none can."""
@@ -264,7 +266,21 @@ class KernelLowering:
         rank = len(buf.shape)
         return RefView(buf, buf.shape, buf.dtype, (Affine(),) * rank, tuple(range(rank)))
 
-    def _body(self, block: Block, views: list, guarded: bool) -> None:
+    def _bodies(self, views: list, guards: tuple[bool, ...]) -> list[list[Stmt]]:
+        """The body's statements, for each of `guards`; they agree about uniform scratch, which all of them use."""
+        built = [self._build(views, guarded) for guarded in guards]
+        axes = uniform_axes([stmts for _, stmts in built])
+        made = narrowed_buffers(axes)
+        self.offsets = {made.get(b, b): offset for b, offset in self.offsets.items()}
+        self.kept = frozenset(made.get(b, b) for b in self.kept)
+        return [self._finish(b, narrow(stmts, axes, made, b.pool), self._bounds(views, guarded))
+                for (b, stmts), guarded in zip(built, guards)]
+
+    def _body(self, block: Block, stmts: list[Stmt], guarded: bool) -> None:
+        self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
+        self._statements(block, stmts)
+
+    def _build(self, views: list, guarded: bool) -> tuple[BodyBuilder, list[Stmt]]:
         builder = BodyBuilder(self.names)
         builder.kernel, builder.operands = self.kernel, self.handed
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
@@ -276,10 +292,7 @@ class KernelLowering:
         refs += [self._whole(b) for b in self.scratch]
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
-        stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
-        stmts = self._finish(builder, stmts, self._bounds(views, guarded))
-        self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
-        self._statements(block, stmts)
+        return builder, shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
 
     def _may_cross(self, m: BlockMapping, offsets) -> bool:
         return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))
