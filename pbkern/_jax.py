@@ -38,8 +38,9 @@ def is_ref(aval) -> bool:
 
 
 def ref_type(aval) -> tuple[tuple[int, ...], np.dtype]:
-    """(shape, dtype) of what a Ref type refers to."""
-    return tuple(aval.inner_aval.shape), np.dtype(aval.inner_aval.dtype)
+    """(shape, dtype) of what a Ref type refers to; the dtype of PRNG keys is none of NumPy's."""
+    dtype = aval.inner_aval.dtype
+    return tuple(aval.inner_aval.shape), dtype if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
 
 
 def ref_contents(aval):
@@ -345,6 +346,18 @@ def copy_operands(eqn, operands) -> tuple:
     found = eqn.params["tree"].unflatten(list(operands))
     ends = ((r.ref, r.transforms) if isinstance(r, types.TransformedRef) else (r, ()) for r in found[:2])
     return (*ends, *found[2:])
+
+
+def key_implementation(dtype):
+    """The generator of a typed PRNG key's dtype: its key_shape, name, and functions seed, split, fold_in, random_bits."""
+    return dtype._impl
+
+
+def is_tpu_generator(implementation) -> bool:
+    """Whether a generator is one of Pallas's, whose functions use the state of a TPU's core."""
+    from jax._src.pallas.mosaic import random
+
+    return random.is_pallas_impl(implementation)
 
 
 def is_semaphore(dtype) -> bool:

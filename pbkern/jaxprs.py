@@ -162,6 +162,8 @@ class _Retrace:
                     operands[0], shape, range(len(shape) - np.ndim(operands[0]), len(shape))
                 )
             ]
+        if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+            return [jax.lax.reshape(jax.lax.transpose(operands[0], eqn.params["dimensions"]), eqn.params["new_sizes"])]
         results = eqn.primitive.bind(*operands, **eqn.params)
         return results if eqn.primitive.multiple_results else [results]
 

@@ -21,6 +21,7 @@ from .dsl.programs import kernel_program
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .frontends.pallas_mesh import call_params
+from .frontends.random_keys import is_key
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
 from .targets import get_target
@@ -99,8 +100,12 @@ def _prints(jaxpr) -> bool:
 
 
 def _held(x, dtype):
-    """x as the other side holds it: 8-bit floats are bytes, packed integers a byte each in the kernel."""
+    """x as the other side holds it: 8-bit floats are bytes, packed integers a byte each, keys words in the kernel."""
     if x.dtype == dtype:
         return x
+    if is_key(x.dtype):
+        return jax.random.key_data(x)
+    if is_key(dtype):
+        return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
     bytes_only = is_float8(x.dtype) or is_float8(dtype)
     return jax.lax.bitcast_convert_type(x, dtype) if bytes_only else x.astype(dtype)

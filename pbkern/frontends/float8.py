@@ -84,6 +84,26 @@ def quantise(x, dtype):
     return jnp.where(x != x, x, rounded)
 
 
+def round_at_random(x, random, dtype):
+    """x: float32, rounded up or down to a neighbour among the values of `dtype`, bfloat16 or one of FORMATS.
+
+    Up where the uint32 `random` is below 2**32 times the part of the step that lies below x; in size, for either sign.
+    """
+    f = FORMATS.get(np.dtype(dtype).name)
+    drop = 16 if f is None else 23 - f.mantissa
+    bits = lax.bitcast_convert_type(x, np.uint32) + (random >> np.uint32(32 - drop))
+    rounded = lax.bitcast_convert_type(bits & np.uint32(2**32 - 2**drop), np.float32)
+    if f is not None:
+        step = np.float32(2.0 ** (f.smallest - f.mantissa))
+        # 24 bits of the draw: a sum with all of them would round.
+        part = (random >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+        subnormal = jnp.copysign(jnp.floor(jnp.abs(x) / step + part) * step, x)
+        rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, rounded)
+        rounded = jnp.where(jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded)
+    rounded = jnp.where(jnp.isfinite(x), rounded, x if f is None else quantise(x, dtype))
+    return rounded if f is not None else rounded.astype(dtype)
+
+
 def decode(byte, dtype):
     """uint8 -> float32."""
     if np.dtype(dtype).name == EXPONENTS:

@@ -24,6 +24,7 @@ from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_
 from ..errors import UnsupportedOp
 from . import bits
 from .float8 import decode, encode, in_body, is_float8, quantise
+from .random_keys import WORD, is_key, over_words
 from .ref_exchange import before, runs, shape_after
 
 
@@ -163,6 +164,8 @@ class View:
 
 def view(ref, dtype, transforms: Sequence) -> View:
     """Composes as many transforms as an access can express."""
+    if is_key(dtype):
+        transforms, dtype = over_words(dtype, transforms), WORD
     access = _Access(ref, np.dtype(dtype))
     for t in transforms:
         access.take(t)

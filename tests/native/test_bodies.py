@@ -100,6 +100,15 @@ def test_strided_reads(step, count, dtype):
         np.testing.assert_array_equal(np.asarray(pbkern.jit(f)(x)), np.asarray(f(x)))
 
 
+def test_reshapes_of_permuted_dimensions():
+    def body(x_ref, o_ref):
+        o_ref[...] = jax.lax.reshape(x_ref[...], (6, 20), dimensions=(2, 0, 1))
+
+    x = np.arange(120, dtype="f4").reshape(4, 5, 6)
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((6, 20), "f4"))
+    np.testing.assert_array_equal(native(kernel.trace(x), x)[0], x.transpose(2, 0, 1).reshape(6, 20))
+
+
 def updating(value, mask=None, store=False):
     """A kernel that replaces its scratch, which holds x + 1, by value(scratch, a, b) where mask(scratch) holds.
 

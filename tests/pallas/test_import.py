@@ -591,15 +591,6 @@ def test_debug_checks_fail_the_call_where_they_are_enabled():
         np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X - 20), X - 20)
 
 
-def test_the_generator_of_a_tpu_is_refused():
-    def kernel(o_ref):
-        pltpu.prng_seed(0)
-        o_ref[...] = pltpu.prng_random_bits((8, 128))
-
-    with pytest.raises(UnsupportedOp, match=r"`prng_seed`[\s\S]*threefry or philox"):
-        pl.pallas_call(kernel, out_shape=struct(8, 128, dtype=jnp.int32))()
-
-
 # --- bitcasts ------------------------------------------------------------------------------------------------------
 
 WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2, jnp.float8_e8m0fnu]
