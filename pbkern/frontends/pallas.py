@@ -25,7 +25,6 @@ from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
-from ..jaxprs import retrace_into
 from . import pallas_dma, random_keys, random_state  # noqa: F401  (pallas_dma registers its rules)
 from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
@@ -168,7 +167,7 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
                 _when_first(rank, partial(random_state.clear, importer.generator))
         passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
-        retrace_into(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed], importer.rewrite)
+        importer.run(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed])
         for o in wide:
             target, source = kept[o]
             target[...] = source[...]
@@ -240,7 +239,7 @@ def _padding_before(d: BlockDim) -> int:
 def _indices(m, grid: tuple[int, ...], args) -> list:
     """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = m.index_map_jaxpr
-    found = retrace_into(closed.jaxpr, closed.consts, args, Importer(tuple(range(len(grid))), sizes=grid).rewrite)
+    found = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
     return list(jax.tree.unflatten(m.index_map_out_tree, found))
 
 

@@ -21,10 +21,10 @@ from ..dsl import checks, primitives
 from ..dsl.atomics import COMBINE
 from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
-from ..jaxprs import inner_jaxprs
+from ..jaxprs import inner_jaxprs, retrace_into
 from ..rules import RuleTable
 from . import random_keys, random_state
-from .float8 import body_dtype, calculate, in_body, is_float8, quantise
+from .float8 import body_dtype, calculate, in_body, is_float8, quantise, to_float32
 from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
 from .ref_views import View, view
 
@@ -68,7 +68,7 @@ class Importer:
         if random_keys.moves_keys(eqn):
             return random_keys.move(eqn, operands, partial(rule or _bind, self, eqn))
         if rule is not None:
-            return rule(self, eqn, *map(in_body, operands))
+            return rule(self, eqn, *operands)
         if eqn.primitive.name in NEEDS_HARDWARE:
             raise UnsupportedOp(
                 f"`{eqn.primitive.name}` in a Pallas kernel", at=_jax.user_line(eqn), why=NEEDS_HARDWARE[eqn.primitive.name]
@@ -77,9 +77,7 @@ class Importer:
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
         """Translates a jaxpr inside an equation."""
-        from ..jaxprs import retrace_into
-
-        return retrace_into(jaxpr, consts, args, self.rewrite)
+        return retrace_into(jaxpr, consts, args, self.rewrite, in_body)
 
 
 def _bind(_importer: Importer, eqn, *operands) -> Sequence:
@@ -278,7 +276,7 @@ def _convert(importer, eqn, x):
     to = eqn.params["new_dtype"]
     if not is_float8(to):
         return None
-    x = lax.convert_element_type(x, np.float32)
+    x = to_float32(x)
     return [x if is_float8(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to else quantise(x, to)]
 
 
