@@ -383,6 +383,30 @@ def tpu_infos() -> tuple[dict, Callable]:
     return tpu_info.registry, lambda: tpu_info.get_tpu_info_for_chip(tpu_info.ChipVersion.TPU_V6E, 1)
 
 
+def give_meshes_one_core() -> Callable[[], None]:
+    """pltpu.create_tensorcore_mesh, where it is to ask a device that does not know how many cores it has, gives one core.
+
+    Returns what undoes it. The function is replaced: JAX has no registry for that number, and CPU devices take no attributes.
+    """
+    from jax._src.pallas.mosaic import core as tpu_core
+    from jax.experimental.pallas import tpu
+
+    stock = tpu_core.create_tensorcore_mesh
+
+    @functools.wraps(stock)
+    def create(axis_name, devices=None, num_cores=None):
+        asked = devices or jax.devices()
+        unknown = num_cores is None and not hasattr(asked[0], "num_cores")
+        return stock(axis_name, num_cores=1) if unknown else stock(axis_name, devices, num_cores)
+
+    def replace(f: Callable) -> None:
+        for module in (tpu_core, tpu):
+            module.create_tensorcore_mesh = f
+
+    replace(create)
+    return lambda: replace(stock)
+
+
 def is_whole_memory(mapping) -> bool:
     """Whether an operand of a pallas_call is given in the memory where it is (pl.ANY, HBM), and not in blocks."""
     return memory_space(mapping.transformed_block_aval) in ("any", "hbm")

@@ -3,14 +3,15 @@
 install() registers a CPU lowering of JAX's pallas_call primitive, and of that of pl.kernel and pl.core_map. Under jit, vmap,
 jvp, scan and friends a kernel is imported (frontends/pallas.py), compiled and called like one written in pbkern.
 `interpret=True` and InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
-(pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written.
+(pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written; meshes that
+ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
 jax.export cannot carry machine code of this process: exported programs contain JAX's interpretation of the kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.interpreters import mlir
@@ -27,6 +28,7 @@ from .options import CompileOptions
 from .targets import get_target
 
 _installed = False
+_undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
@@ -37,6 +39,7 @@ def install() -> None:
         mlir.register_lowering(_jax.pallas().mesh_call_p, _lower_mesh, platform="cpu")
         infos, info = _jax.tpu_infos()
         infos["cpu"] = info
+        _undo.append(_jax.give_meshes_one_core())
         _installed = True
         jax.clear_caches()  # programs lowered before would keep their old meaning
 
@@ -48,6 +51,7 @@ def uninstall() -> None:
         _jax.remove_cpu_lowering(_jax.pallas().call_p)
         _jax.remove_cpu_lowering(_jax.pallas().mesh_call_p)
         _jax.tpu_infos()[0].pop("cpu", None)
+        _undo.pop()()
         _installed = False
         jax.clear_caches()
 
