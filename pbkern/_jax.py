@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -355,9 +356,8 @@ def key_implementation(dtype):
 
 def is_tpu_generator(implementation) -> bool:
     """Whether a generator is one of Pallas's, whose functions use the state of a TPU's core."""
-    from jax._src.pallas.mosaic import random
-
-    return random.is_pallas_impl(implementation)
+    random = sys.modules.get("jax._src.pallas.mosaic.random")  # which whoever has such a key has imported
+    return random is not None and random.is_pallas_impl(implementation)
 
 
 def is_semaphore(dtype) -> bool:

@@ -19,10 +19,10 @@ from jax.interpreters import mlir
 from . import _jax
 from .dsl import checks
 from .dsl.programs import kernel_program
+from .dsl.random_keys import is_key
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .frontends.pallas_mesh import call_params
-from .frontends.random_keys import is_key
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
 from .targets import get_target

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import bounded, primitives
+from ..dsl import bounded, primitives, random_keys
 from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from ..dsl.known import without_known_masks
 from ..dsl.private_inputs import with_private_inputs
@@ -25,7 +25,7 @@ from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
-from . import pallas_dma, random_keys, random_state  # noqa: F401  (pallas_dma registers its rules)
+from . import pallas_dma, random_state  # noqa: F401  (pallas_dma registers its rules)
 from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
 

@@ -17,13 +17,13 @@ from jax import lax
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import checks, primitives
+from ..dsl import checks, primitives, random_keys
 from ..dsl.atomics import COMBINE
 from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs, retrace_into
 from ..rules import RuleTable
-from . import random_keys, random_state
+from . import random_state
 from .float8 import body_dtype, calculate, in_body, is_float8, quantise, to_float32
 from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
 from .ref_views import View, view
@@ -65,8 +65,9 @@ class Importer:
                 hint="indexing, lax and jnp",
             )  # fmt: skip
         rule = RULES.get(eqn.primitive.name)
-        if random_keys.moves_keys(eqn):
-            return random_keys.move(eqn, operands, partial(rule or _bind, self, eqn))
+        found = random_keys.rewrite(eqn, operands, self.run, partial(rule or _bind, self, eqn))
+        if found is not None:
+            return found
         if rule is not None:
             return rule(self, eqn, *operands)
         if eqn.primitive.name in NEEDS_HARDWARE:
@@ -284,10 +285,6 @@ for _name, _rule in VALUE_RULES.items():
     RULES.register(_name)(lambda importer, eqn, *operands, rule=_rule: rule(eqn, *operands))
 
 
-for _name, _key_rule in random_keys.RULES.items():
-    RULES.register(_name)(_key_rule)
-
-
 @RULES.register("prng_seed")
 def _prng_seed(importer, eqn, *seeds):
     random_state.seed(importer.generator, eqn, seeds)
@@ -297,6 +294,16 @@ def _prng_seed(importer, eqn, *seeds):
 @RULES.register("prng_random_bits")
 def _prng_random_bits(importer, eqn):
     return [random_state.draw(importer.generator, tuple(eqn.params["shape"]))]
+
+
+@RULES.register("prng_split")
+def _prng_split(importer, eqn, key):
+    return random_state.split_key(key)
+
+
+@RULES.register("prng_join")
+def _prng_join(importer, eqn, *words):
+    return [random_state.join_key(eqn, words)]
 
 
 # --- looking inside ------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ import numpy as np
 from jax import lax
 
 from .. import _jax
+from ..dsl.random_keys import is_key
 from ..errors import UnsupportedOp
 from .dynamic_slices import DynamicSlices, is_dynamic
 from .pallas_body import RULES
-from .random_keys import is_key
 from .ref_views import view
 
 

@@ -71,29 +71,6 @@ def _inline_asm(eqn, *operands) -> list:
 
 # --- random numbers ------------------------------------------------------------------------------------------------
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
-
-def threefry2x32(k0, k1, x0, x1) -> list:
-    """Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": threefry-2x32 with 20 rounds."""
-    keys = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
-    x0, x1 = x0 + keys[0], x1 + keys[1]
-    for group in range(5):
-        for r in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = x0 ^ ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r)))
-        x0 = x0 + keys[(group + 1) % 3]
-        x1 = x1 + keys[(group + 2) % 3] + np.uint32(group + 1)
-    return [x0, x1]
-
-
-def iota_2x32(shape: tuple[int, ...]) -> list:
-    """High and low halves of the row-major position."""
-    low = jnp.zeros(shape, np.uint32)
-    for d in range(len(shape)):
-        low = low + lax.broadcasted_iota(np.uint32, shape, d) * np.uint32(np.prod(shape[d + 1 :], dtype=np.int64))
-    return [jnp.zeros(shape, np.uint32), low]
-
 
 def _stochastic_round(eqn, x, random) -> list:
     to = np.dtype(eqn.params["target_dtype"])
@@ -145,9 +122,7 @@ VALUE_RULES = SAID_OTHERWISE | {
     "roll": _roll,
     "platform_index": _platform_index,
     "elementwise_inline_asm_p": _inline_asm,
-    "threefry2x32": lambda eqn, *words: threefry2x32(*words),
     "stochastic_round": _stochastic_round,
-    "iota_2x32_shape": lambda eqn: iota_2x32(tuple(eqn.params["shape"])),
     "pack_elementwise": _pack,
     "unpack_elementwise": _unpack,
 }

@@ -15,9 +15,8 @@ from jax.extend import core as jex
 
 from .. import _jax
 from ..dsl.kernel import Scratch
+from ..dsl.random_keys import WORD, iota_2x32, is_key, join_words, split_words, threefry2x32, words_of
 from ..jaxprs import called_jaxpr, inner_jaxprs
-from .pallas_values import iota_2x32, threefry2x32
-from .random_keys import WORD, is_key, words_of
 
 # Two words of a key, and the number of draws.
 SIZE = 3
@@ -74,9 +73,7 @@ def seed(state, eqn, seeds: Sequence) -> None:
     """prng_seed: of integers, each mixed in after the other, or of the words of a key."""
     words: list = []
     for x, v in zip(seeds, eqn.invars):
-        size = int(np.prod(words_of(v.aval.dtype))) if is_key(v.aval.dtype) else v.aval.size
-        flat = lax.reshape(lax.convert_element_type(x, WORD), (size,))
-        words += [lax.squeeze(lax.slice_in_dim(flat, n, n + 1), [0]) for n in range(size)]
+        words += split_key(x) if is_key(v.aval.dtype) else [lax.convert_element_type(x, WORD)]
     high, low = WORD.type(0), WORD.type(0)
     for n, w in enumerate(words):
         high, low = threefry2x32(high, low, w, WORD.type(n))
@@ -90,3 +87,13 @@ def draw(state, shape: tuple[int, ...]):
     words = threefry2x32(state[0], state[1], lax.full(shape, 0, WORD) + count, position)
     state[2] = count + WORD.type(1)
     return lax.bitcast_convert_type(lax.bitwise_xor(*words), np.int32)
+
+
+def split_key(key) -> list:
+    """prng_split: a key's words as scalars."""
+    return split_words(lax.reshape(key, (key.size,)), 1)
+
+
+def join_key(eqn, words: Sequence):
+    """prng_join"""
+    return join_words([lax.convert_element_type(w, WORD) for w in words], words_of(eqn.outvars[0].aval.dtype))
