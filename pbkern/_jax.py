@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -38,8 +39,9 @@ def is_ref(aval) -> bool:
 
 
 def ref_type(aval) -> tuple[tuple[int, ...], np.dtype]:
-    """(shape, dtype) of what a Ref type refers to."""
-    return tuple(aval.inner_aval.shape), np.dtype(aval.inner_aval.dtype)
+    """(shape, dtype) of what a Ref type refers to; the dtype of PRNG keys is none of NumPy's."""
+    dtype = aval.inner_aval.dtype
+    return tuple(aval.inner_aval.shape), dtype if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
 
 
 def ref_contents(aval):
@@ -357,6 +359,17 @@ def copy_operands(eqn, operands) -> tuple:
     return (*ends, *found[2:])
 
 
+def key_implementation(dtype):
+    """The generator of a typed PRNG key's dtype: its key_shape, name, and functions seed, split, fold_in, random_bits."""
+    return dtype._impl
+
+
+def is_tpu_generator(implementation) -> bool:
+    """Whether a generator is one of Pallas's, whose functions use the state of a TPU's core."""
+    random = sys.modules.get("jax._src.pallas.mosaic.random")  # which whoever has such a key has imported
+    return random is not None and random.is_pallas_impl(implementation)
+
+
 def is_semaphore(dtype) -> bool:
     """Whether a Ref's element type is a TPU's semaphore: DMA, regular or barrier."""
     from jax._src.pallas import core
@@ -378,6 +391,30 @@ def tpu_infos() -> tuple[dict, Callable]:
     from jax._src.pallas.mosaic import tpu_info
 
     return tpu_info.registry, lambda: tpu_info.get_tpu_info_for_chip(tpu_info.ChipVersion.TPU_V6E, 1)
+
+
+def give_meshes_one_core() -> Callable[[], None]:
+    """pltpu.create_tensorcore_mesh, where it is to ask a device that does not know how many cores it has, gives one core.
+
+    Returns what undoes it. The function is replaced: JAX has no registry for that number, and CPU devices take no attributes.
+    """
+    from jax._src.pallas.mosaic import core as tpu_core
+    from jax.experimental.pallas import tpu
+
+    stock = tpu_core.create_tensorcore_mesh
+
+    @functools.wraps(stock)
+    def create(axis_name, devices=None, num_cores=None):
+        asked = devices or jax.devices()
+        unknown = num_cores is None and not hasattr(asked[0], "num_cores")
+        return stock(axis_name, num_cores=1) if unknown else stock(axis_name, devices, num_cores)
+
+    def replace(f: Callable) -> None:
+        for module in (tpu_core, tpu):
+            module.create_tensorcore_mesh = f
+
+    replace(create)
+    return lambda: replace(stock)
 
 
 def is_whole_memory(mapping) -> bool:

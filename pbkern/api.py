@@ -18,16 +18,16 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from . import _jax, config, fuse, progress, stages, tuned
-from .dsl import checks, repro
+from .dsl import checks
 from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
+from .dsl.programs import kernel_program, repeated
 from .dsl.trace import kernel_p
 from .dsl.verify import verify
 from .errors import OptionError, TargetError
 from .frontends import jax as front
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
-from .programs import kernel_program, repeated
 from .targets import get_target
 
 # --- the pipeline ---------------------------------------------------------------------------------------------------
@@ -102,12 +102,7 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if target.STAGES[0] in record.texts:
         return build
     for program in build.programs:
-        try:
-            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
-        except Exception as e:
-            if len(kernels := program.kernels()) == 1:
-                repro.attach(e, kernels[0])
-            raise
+        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
@@ -190,7 +185,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes():
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
-            return checks.after([kernel], get_target("cpu").call(compiled, *args), args)
+            return checks.after([kernel], get_target("cpu").call(compiled, *args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 

@@ -114,21 +114,26 @@ def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.Clos
     return closed
 
 
-def retrace_into(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, rewrite: Rewrite) -> list:
-    """Like `retrace`, into the trace that is being made: equations are bound on `args`; results are returned."""
-    return _Retrace(rewrite).run(jaxpr, consts, args)
+def retrace_into(
+    jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, rewrite: Rewrite, constant: Callable = lambda x: x
+) -> list:
+    """Like `retrace`, into the trace that is being made: equations are bound on `args`; results are returned.
+
+    `constant(value)` says what literals and constants become, at any depth.
+    """
+    return _Retrace(rewrite, constant).run(jaxpr, consts, args)
 
 
 class _Retrace:
-    def __init__(self, rewrite: Rewrite | None):
-        self.rewrite = rewrite
+    def __init__(self, rewrite: Rewrite | None, constant: Callable = lambda x: x):
+        self.rewrite, self.constant = rewrite, constant
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
-        env = {v: _constant(c) for v, c in zip(jaxpr.constvars, consts)} | dict(zip(jaxpr.invars, args))
+        env = {v: _constant(self.constant(c)) for v, c in zip(jaxpr.constvars, consts)} | dict(zip(jaxpr.invars, args))
         live, producers = live_equations(jaxpr), {v: e for e in jaxpr.eqns for v in e.outvars}
 
         def read(atom):
-            return literal_value(atom) if isinstance(atom, jex.Literal) else env[atom]
+            return self.constant(literal_value(atom)) if isinstance(atom, jex.Literal) else env[atom]
 
         for eqn, used in zip(jaxpr.eqns, live):
             if used:
@@ -162,6 +167,8 @@ class _Retrace:
                     operands[0], shape, range(len(shape) - np.ndim(operands[0]), len(shape))
                 )
             ]
+        if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+            return [jax.lax.reshape(jax.lax.transpose(operands[0], eqn.params["dimensions"]), eqn.params["new_sizes"])]
         results = eqn.primitive.bind(*operands, **eqn.params)
         return results if eqn.primitive.multiple_results else [results]
 

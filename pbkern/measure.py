@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .dsl.kernel import ArrayType, Kernel
+from .dsl.programs import kernel_program
 from .options import CompileOptions
-from .programs import kernel_program
 from .targets import get_target
 
 MIN_CALLS = 3

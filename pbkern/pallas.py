@@ -3,29 +3,32 @@
 install() registers a CPU lowering of JAX's pallas_call primitive, and of that of pl.kernel and pl.core_map. Under jit, vmap,
 jvp, scan and friends a kernel is imported (frontends/pallas.py), compiled and called like one written in pbkern.
 `interpret=True` and InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
-(pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written.
+(pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written; meshes that
+ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
 jax.export cannot carry machine code of this process: exported programs contain JAX's interpretation of the kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.interpreters import mlir
 
 from . import _jax
 from .dsl import checks
+from .dsl.programs import kernel_program
+from .dsl.random_keys import is_key
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .frontends.pallas_mesh import call_params
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
-from .programs import kernel_program
 from .targets import get_target
 
 _installed = False
+_undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
@@ -36,6 +39,7 @@ def install() -> None:
         mlir.register_lowering(_jax.pallas().mesh_call_p, _lower_mesh, platform="cpu")
         infos, info = _jax.tpu_infos()
         infos["cpu"] = info
+        _undo.append(_jax.give_meshes_one_core())
         _installed = True
         jax.clear_caches()  # programs lowered before would keep their old meaning
 
@@ -47,6 +51,7 @@ def uninstall() -> None:
         _jax.remove_cpu_lowering(_jax.pallas().call_p)
         _jax.remove_cpu_lowering(_jax.pallas().mesh_call_p)
         _jax.tpu_infos()[0].pop("cpu", None)
+        _undo.pop()()
         _installed = False
         jax.clear_caches()
 
@@ -88,7 +93,7 @@ def _native(ctx, nodes, params: dict):
         program = jax.ffi.ffi_call(
             compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
         )
-        found = checks.after([kernel], program(*held), held)
+        found = checks.after([kernel], program(*held))
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)
@@ -99,8 +104,12 @@ def _prints(jaxpr) -> bool:
 
 
 def _held(x, dtype):
-    """x as the other side holds it: 8-bit floats are bytes, packed integers a byte each in the kernel."""
+    """x as the other side holds it: 8-bit floats are bytes, packed integers a byte each, keys words in the kernel."""
     if x.dtype == dtype:
         return x
+    if is_key(x.dtype):
+        return jax.random.key_data(x)
+    if is_key(dtype):
+        return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
     bytes_only = is_float8(x.dtype) or is_float8(dtype)
     return jax.lax.bitcast_convert_type(x, dtype) if bytes_only else x.astype(dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.experimental
@@ -40,7 +41,7 @@ def check(condition, message: str, *values, **named) -> None:
 
     Interpreted, the call ends there. Compiled, every program runs to its end and the error is raised after the call: as
     CheckError where the kernel is called by itself; a jitted function raises what JAX makes of it, with the same text.
-    A failed kernel leaves a file that fails the same way, unless it is one of several in a `pbkern.jit`.
+    The error names a file in which the kernel, with the operands that it had, fails the same way.
     """
     if np.shape(condition) != ():
         raise KernelError(
@@ -81,25 +82,29 @@ def messages(jaxpr: jex.Jaxpr) -> frozenset[str]:
 
 # --- native code ---------------------------------------------------------------------------------------------------
 
-ALONE = "jax.jit in place of pbkern.jit: kernels then run one by one, and the error names a file that fails the same way"
+@dataclass(frozen=True)
+class Report:
+    """The first failed check of a kernel that ran, and its operands; none if they are too large for a file."""
 
-_reported: deque[CheckError] = deque(maxlen=1000)
+    error: CheckError
+    kernel: Kernel
+    operands: list
+
+
+_reported: deque[Report] = deque(maxlen=1000)
 _last: deque[CheckError] = deque(maxlen=1)  # what a call raised through XLA
 
 
-def report(failed: CheckError) -> None:
-    """Called while a kernel runs, on any thread."""
-    _reported.append(failed)
+def report(failed: CheckError, kernel: Kernel, operands: Callable[[], list]) -> None:
+    """Called while a kernel runs, on any thread; `operands` reads them. The first failure of a kernel is the one to raise."""
+    if not any(r.kernel is kernel for r in list(_reported)):
+        _reported.append(Report(failed, kernel, operands()))
 
 
-def after(kernels: Iterable[Kernel], results: Sequence, operands: Sequence | None = None) -> list:
+def after(kernels: Iterable[Kernel], results: Sequence) -> list:
     """The results of a call that ran these kernels. If one of their checks failed, the call raises once they are there.
 
     Traceable; costs nothing unless a kernel has checks.
-
-    Args:
-      operands: of the call, if there is one kernel; they become part of the file that fails the same way. The operands of
-        one kernel among several are gone by then: the error says how to get the file.
     """
     kernels = list(kernels)
     known = frozenset((k.name, message) for k in kernels for message in messages(k.body.jaxpr))
@@ -107,26 +112,20 @@ def after(kernels: Iterable[Kernel], results: Sequence, operands: Sequence | Non
         return list(results)
     parts = [jnp.ravel(r)[:1] for r in results]  # what the callback waits for
 
-    def finish(_, arrays) -> None:
-        _raise_first(known, kernels[0] if operands is not None else None, arrays)
-
-    jax.experimental.io_callback(finish, None, parts, list(operands or ()))
+    jax.experimental.io_callback(lambda _: _raise_first(known), None, parts)
     return list(results)
 
 
-def _raise_first(known: frozenset[tuple[str, str]], kernel: Kernel | None, arrays: Sequence) -> None:
-    of_this = [e for e in list(_reported) if (e.kernel, e.check) in known]
+def _raise_first(known: frozenset[tuple[str, str]]) -> None:
+    of_this = [r for r in list(_reported) if (r.kernel.name, r.error.check) in known]
     if not of_this:
         return
-    for e in of_this:
-        _reported.remove(e)
-    failed = of_this[0]
-    if kernel is not None:
-        attach(failed, kernel, [np.asarray(a) for a in arrays])
-    else:
-        failed.args = (f"{failed.args[0]}\n  try  {ALONE}",)
-    _last.append(failed)
-    raise failed
+    for r in of_this:
+        _reported.remove(r)
+    first = of_this[0]
+    attach(first.error, first.kernel, first.operands)
+    _last.append(first.error)
+    raise first.error
 
 
 def called(kernel: Kernel, call: Callable[[], list]) -> list:

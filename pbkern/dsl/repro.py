@@ -54,7 +54,7 @@ def attach(error: Exception, kernel: Kernel, arrays: Sequence | None = None, int
     """Writes the file and adds its path to the error, unless it has one already.
 
     Args:
-      arrays: operands of the failed call; None if it failed before there were any, and any will do.
+      arrays: operands of the failed call; () if they were too large to keep; None if it failed before there were any.
       interpreted: whether the interpreter failed, with these `options`, or native code.
     """
     if getattr(error, "repro", None) is not None:
@@ -73,8 +73,9 @@ def attach(error: Exception, kernel: Kernel, arrays: Sequence | None = None, int
 
 def write(error: Exception, kernel: Kernel, arrays: Sequence | None, interpreted: bool, **options: Any) -> pathlib.Path:
     """The file of one failure. Raises UnsupportedOp for kernels that do not print, OSError."""
-    known = arrays is not None and sum(np.asarray(a).nbytes for a in arrays) <= LARGEST
-    values = [np.asarray(a) for a in arrays] if known else [None] * len(kernel.in_types)
+    values = [np.asarray(a) for a in arrays or ()]
+    known = arrays is not None and len(values) == len(kernel.in_types) and sum(v.nbytes for v in values) <= LARGEST
+    shown = values if known else [None] * len(kernel.in_types)
     given = "".join(f", {k}={v!r}" for k, v in options.items())
     call = f"pbkern.interpret({kernel.name}.trace(), *ARGS{given})" if interpreted else f"print({kernel.name}(*ARGS))"
     why = "Those are random: any will do." if arrays is None else "They were too large, so these are random ones."
@@ -83,7 +84,7 @@ def write(error: Exception, kernel: Kernel, arrays: Sequence | None, interpreted
         operands="They are those of the failed call." if known else why,
         source=kernel.source(),
         x64=X64 if any(t.dtype.itemsize == 8 for t in (*kernel.in_types, *kernel.out_types)) else "",
-        args="\n".join(f"    {_argument(t, v)}," for t, v in zip(kernel.in_types, values)),
+        args="\n".join(f"    {_argument(t, v)}," for t, v in zip(kernel.in_types, shown)),
         call=call,
     )
     folder = config.current().dump or pathlib.Path(tempfile.gettempdir())

@@ -26,8 +26,8 @@ from jax.interpreters import ad, batching, mlir
 
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
-from ..jaxprs import inner_jaxprs, retrace
-from . import atomics, bounded, checks, primitives, refs, rewrites
+from ..jaxprs import inner_jaxprs, retrace, retrace_into
+from . import atomics, bounded, checks, primitives, random_keys, refs, rewrites
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
 from .private_inputs import with_private_inputs
@@ -273,7 +273,21 @@ def _rewrite(eqn, *operands) -> list | None:
             hint="scratch_shapes=[pbkern.Scratch(shape, dtype)] gives the body one",
         )  # fmt: skip
     found = refs.rewrite(eqn, *operands)
+    if found is None:
+        found = random_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
     return rewrites.rewrite(eqn, *operands) if found is None else found
+
+
+def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
+    return retrace_into(jaxpr, consts, args, _rewrite)
+
+
+def _bind(eqn, *operands) -> Sequence:
+    found = rewrites.rewrite(eqn, *operands)
+    if found is not None:
+        return found
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return results if eqn.primitive.multiple_results else [results]
 
 
 def needs_x64(dtypes) -> bool:

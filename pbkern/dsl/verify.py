@@ -204,7 +204,7 @@ def _verify_equation(k: Kernel, eqn) -> None:
                 f"kernel `{k.name}` computes with a dtype that kernels do not take",
                 at=at,
                 why=f"`{eqn.primitive.name}` gives {v.aval.str_short()}",
-                hint="draw random numbers outside, or do the generator's integer arithmetic in the body",
+                hint="numbers and bools; jax.random works with the words of a key, jax.random.key_data(key)",
             )
     if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
         raise KernelError(

@@ -58,13 +58,41 @@ def calculate(eqn, operands) -> list | None:
     if not any(map(_is_small, (*(v.aval.dtype for v in eqn.invars), *results))):
         return None
     params = {k: body_dtype(p) if isinstance(p, np.dtype) else p for k, p in eqn.params.items()}
-    found = eqn.primitive.bind(*map(in_body, operands), **params)
+    found = eqn.primitive.bind(*operands, **params)
     found = found if eqn.primitive.multiple_results else [found]
     return [quantise(x, t) if _is_small(t) and eqn.primitive.name not in MOVES else x for x, t in zip(found, results)]
 
 
 def _is_small(dtype) -> bool:
     return isinstance(dtype, np.dtype) and is_float8(dtype)
+
+
+def to_float32(x):
+    """x as float32, such that rounding it once more gives what rounding x itself does.
+
+    What float32 does not hold becomes the neighbour whose last bit is 1: on the same side of every number of fewer bits, and
+    of every middle between two of them. Source: Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums".
+    """
+    if x.dtype.kind in "iu" and x.dtype.itemsize >= 4:
+        x = _to_float64(x)
+    near = lax.convert_element_type(x, np.float32)
+    if x.dtype != np.float64:
+        return near
+    back, bits = near.astype(np.float64), lax.bitcast_convert_type(near, np.uint32)
+    odd = jnp.where(jnp.abs(back) < jnp.abs(x), bits + np.uint32(1), bits - np.uint32(1))
+    exact = (back == x) | (x != x) | (bits & np.uint32(1) == 1)
+    return jnp.where(exact, near, lax.bitcast_convert_type(odd, np.float32))
+
+
+def _to_float64(x):
+    """An integer, of more than 53 bits without the lowest, in whose place the last of 53 bits is 1."""
+    if x.dtype.itemsize == 8:
+        low = x & x.dtype.type(4095)
+        odd = (x - low) | x.dtype.type(2048)
+        few = x < x.dtype.type(2**53)
+        few = few if x.dtype.kind == "u" else few & (x > x.dtype.type(-(2**53)))
+        x = jnp.where(few | (low == 0), x, odd)
+    return x.astype(np.float64)
 
 
 def quantise(x, dtype):
@@ -82,6 +110,26 @@ def quantise(x, dtype):
     rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, normal)
     rounded = jnp.where(jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded)
     return jnp.where(x != x, x, rounded)
+
+
+def round_at_random(x, random, dtype):
+    """x: float32, rounded up or down to a neighbour among the values of `dtype`, bfloat16 or one of FORMATS.
+
+    Up where the uint32 `random` is below 2**32 times the part of the step that lies below x; in size, for either sign.
+    """
+    f = FORMATS.get(np.dtype(dtype).name)
+    drop = 16 if f is None else 23 - f.mantissa
+    bits = lax.bitcast_convert_type(x, np.uint32) + (random >> np.uint32(32 - drop))
+    rounded = lax.bitcast_convert_type(bits & np.uint32(2**32 - 2**drop), np.float32)
+    if f is not None:
+        step = np.float32(2.0 ** (f.smallest - f.mantissa))
+        # 24 bits of the draw: a sum with all of them would round.
+        part = (random >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+        subnormal = jnp.copysign(jnp.floor(jnp.abs(x) / step + part) * step, x)
+        rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, rounded)
+        rounded = jnp.where(jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded)
+    rounded = jnp.where(jnp.isfinite(x), rounded, x if f is None else quantise(x, dtype))
+    return rounded if f is not None else rounded.astype(dtype)
 
 
 def decode(byte, dtype):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import bounded, primitives
+from ..dsl import bounded, primitives, random_keys
 from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from ..dsl.known import without_known_masks
 from ..dsl.private_inputs import with_private_inputs
@@ -24,8 +25,7 @@ from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
-from ..jaxprs import retrace_into
-from . import pallas_dma  # noqa: F401  (registers its rules)
+from . import pallas_dma, random_state  # noqa: F401  (pallas_dma registers its rules)
 from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
 from .pallas_params import cpu_params
 
@@ -56,6 +56,9 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     outputs = tuple(blocks[g.num_inputs :])
     scratch = tuple(allocation(a) for a in g.scratch_avals)
     scoped = scoped_allocations(jaxpr)
+    generator = random_state.allocation(jaxpr)
+    if generator is not None:
+        scoped[GENERATOR] = (generator,)
     importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
     params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at)
@@ -66,7 +69,8 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
     held = (private, wide, {i: o for i, o in aliases if o in in_place and i >= len(prefetch)})
     body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
-    params = _in_order(params) if importer.writes_back and in_place else params
+    hands_on = generator is not None and not generator.scoped  # a program's draws depend on those before
+    params = _in_order(params) if importer.writes_back and in_place or hands_on else params
     slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
@@ -90,6 +94,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     return Imported(kernel, (*range(k, n), *range(k)))
 
 
+GENERATOR = 0  # among allocations in the body, in place of an id: the state of the random number generator
 SIZE = ArrayType((), np.dtype(np.int32))
 MAX_DYNAMIC = 2**31 - 1
 
@@ -99,10 +104,10 @@ def _defined_at(jaxpr) -> str:
 
 
 def _array(aval, at: str) -> ArrayType:
-    if not isinstance(aval.dtype, np.dtype):
-        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers or bools",
-                            hint="jax.random.key_data(key) outside, jax.random.wrap_key_data(bits) in the body")
-    return ArrayType(tuple(int(n) for n in aval.shape), held_as(aval.dtype))
+    shape, dtype = random_keys.held(aval)
+    if not isinstance(dtype, np.dtype):
+        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers, bools or PRNG keys")
+    return ArrayType(tuple(int(n) for n in shape), held_as(dtype))
 
 
 def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) -> tuple[dict, tuple[int, ...]]:
@@ -156,9 +161,13 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
             results[o] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
+        if GENERATOR in scoped:
+            (importer.generator,) = importer.scoped[GENERATOR]
+            if not scoped[GENERATOR][0].scoped:
+                _when_first(rank, partial(random_state.clear, importer.generator))
         passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
-        retrace_into(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed], importer.rewrite)
+        importer.run(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed])
         for o in wide:
             target, source = kept[o]
             target[...] = source[...]
@@ -170,6 +179,13 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
     return canonical_body(without_known_masks(closed))
+
+
+def _when_first(rank: int, do: Callable[[], None]) -> None:
+    first = np.bool_(True)
+    for d in range(rank):
+        first = first & (primitives.program_id(d) == 0)
+    primitives.when(first)(do)
 
 
 def _when_last(rank: int, pairs) -> None:
@@ -195,6 +211,7 @@ def _mapping(m, grid: tuple[int, ...], prefetch: list[ArrayType], at: str) -> Bl
         )
     array = _array(m.array_aval, at)
     dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
+    dims += tuple(Blocked(n) for n in array.shape[len(dims) :])  # a key's words
     return BlockMapping(origin, array, dims, _index_map(m, dims, grid, prefetch))
 
 
@@ -222,7 +239,7 @@ def _padding_before(d: BlockDim) -> int:
 def _indices(m, grid: tuple[int, ...], args) -> list:
     """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = m.index_map_jaxpr
-    found = retrace_into(closed.jaxpr, closed.consts, args, Importer(tuple(range(len(grid))), sizes=grid).rewrite)
+    found = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
     return list(jax.tree.unflatten(m.index_map_out_tree, found))
 
 
@@ -248,7 +265,8 @@ def _index_map(m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: l
     def run(*args):
         found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid, args))
         found = (jax.lax.convert_element_type(i, np.int32) for i in found)
-        return [i - np.int32(low) if (low := _padding_before(d)) else i for i, d in zip(found, dims)]
+        found = [i - np.int32(low) if (low := _padding_before(d)) else i for i, d in zip(found, dims)]
+        return found + [np.int32(0)] * (len(dims) - len(found))
 
     with jax.enable_x64(True):
         return canonical_index_map(jax.make_jaxpr(run)(*types), grid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -16,13 +17,14 @@ from jax import lax
 from jax.extend import core as jex
 
 from .. import _jax
-from ..dsl import checks, primitives
+from ..dsl import checks, primitives, random_keys
 from ..dsl.atomics import COMBINE
 from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
-from ..jaxprs import inner_jaxprs
+from ..jaxprs import inner_jaxprs, retrace_into
 from ..rules import RuleTable
-from .float8 import body_dtype, calculate, in_body, is_float8, quantise
+from . import random_state
+from .float8 import body_dtype, calculate, in_body, is_float8, quantise, to_float32
 from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
 from .ref_views import View, view
 
@@ -39,6 +41,7 @@ class Importer:
       axis_names: names of the kernel's grid axes, if the grid is named.
       scoped: id of a run_scoped jaxpr or new_ref equation -> the Refs that stand for its allocations.
       sizes: of the grid, where num_programs is a number (in index maps); None in bodies.
+      generator: the Ref that holds the state of the random number generator, if the body uses it.
       writes_back: set where a store writes elements that it leaves as they are: programs that share memory take turns.
     """
 
@@ -46,6 +49,7 @@ class Importer:
     axis_names: tuple = ()
     scoped: dict[int, Sequence] = dataclasses.field(default_factory=dict)
     sizes: tuple[int, ...] | None = None
+    generator: object = None
     writes_back: bool = False
 
     def stored_to(self, where: View) -> View:
@@ -61,8 +65,11 @@ class Importer:
                 hint="indexing, lax and jnp",
             )  # fmt: skip
         rule = RULES.get(eqn.primitive.name)
+        found = random_keys.rewrite(eqn, operands, self.run, partial(rule or _bind, self, eqn))
+        if found is not None:
+            return found
         if rule is not None:
-            return rule(self, eqn, *map(in_body, operands))
+            return rule(self, eqn, *operands)
         if eqn.primitive.name in NEEDS_HARDWARE:
             raise UnsupportedOp(
                 f"`{eqn.primitive.name}` in a Pallas kernel", at=_jax.user_line(eqn), why=NEEDS_HARDWARE[eqn.primitive.name]
@@ -71,9 +78,12 @@ class Importer:
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
         """Translates a jaxpr inside an equation."""
-        from ..jaxprs import retrace_into
+        return retrace_into(jaxpr, consts, args, self.rewrite, in_body)
 
-        return retrace_into(jaxpr, consts, args, self.rewrite)
+
+def _bind(_importer: Importer, eqn, *operands) -> Sequence:
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return results if eqn.primitive.multiple_results else [results]
 
 
 def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
@@ -99,6 +109,8 @@ def allocation(aval, eqn=None) -> Scratch:
     dtype = aval.inner_aval.dtype if _jax.is_ref(aval) else aval.dtype
     if _jax.is_semaphore(dtype):  # never read: see pallas_dma.py
         return Scratch(tuple(aval.shape), np.dtype(np.int32), scoped=True)
+    if random_keys.is_key(dtype):
+        return Scratch(*random_keys.held(jax.ShapeDtypeStruct(aval.shape, dtype)), scoped=eqn is not None)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
         raise UnsupportedOp(
             f"scratch of type {aval}",
@@ -118,11 +130,7 @@ def held_as(dtype: np.dtype) -> np.dtype:
 
 
 ATOMICS = ("atomic_rmw", "atomic_cas")
-_NO_GENERATOR = (
-    "the generator is a TPU core's own, and its numbers are not specified; JAX's interpreter gives zeros. "
-    "jax.random with a threefry or philox key works in the body, or draw outside and pass the numbers"
-)
-NEEDS_HARDWARE = dict.fromkeys(("prng_seed", "prng_random_bits"), _NO_GENERATOR) | {
+NEEDS_HARDWARE = {
     name: "one device runs the whole kernel; values of semaphores and barriers have no counterpart here"
     for name in ("semaphore_read", "get_barrier_semaphore", "get_global", "barrier_arrive", "barrier_wait",
                  "copy_smem_to_gmem", "copy_gmem_to_smem")
@@ -157,12 +165,20 @@ def _addupdate(importer, eqn, *operands):
     return []
 
 
+def _refuse_keys(eqn) -> None:
+    if random_keys.is_key(_jax.ref_contents(eqn.invars[0].aval).dtype):
+        raise UnsupportedOp(
+            "PRNG keys under a mask", at=_jax.user_line(eqn), why="a key is several words", hint="jnp.where between keys"
+        )
+
+
 @RULES.register("masked_load")
 def _masked_load(importer, eqn, *operands):
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
     where = view(ref, eqn.invars[0].aval.dtype, transforms)
     if mask is None:
         return [where.load()]
+    _refuse_keys(eqn)
     dtype = body_dtype(eqn.outvars[0].aval.dtype)
     return [where.masked_load(mask, np.zeros((), dtype) if other is None else lax.convert_element_type(other, dtype))]
 
@@ -173,6 +189,7 @@ def _masked_swap(importer, eqn, *operands):
     where, used = importer.stored_to(view(ref, eqn.invars[0].aval.dtype, transforms)), not _jax.is_dropped(eqn.outvars[0])
     if mask is None:
         return [where.swap(value, want_old=used)]
+    _refuse_keys(eqn)
     old = where.masked_load(mask, value) if used else None
     where.masked_store(value, mask)
     return [old]
@@ -260,12 +277,33 @@ def _convert(importer, eqn, x):
     to = eqn.params["new_dtype"]
     if not is_float8(to):
         return None
-    x = lax.convert_element_type(x, np.float32)
+    x = to_float32(x)
     return [x if is_float8(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to else quantise(x, to)]
 
 
 for _name, _rule in VALUE_RULES.items():
     RULES.register(_name)(lambda importer, eqn, *operands, rule=_rule: rule(eqn, *operands))
+
+
+@RULES.register("prng_seed")
+def _prng_seed(importer, eqn, *seeds):
+    random_state.seed(importer.generator, eqn, seeds)
+    return []
+
+
+@RULES.register("prng_random_bits")
+def _prng_random_bits(importer, eqn):
+    return [random_state.draw(importer.generator, tuple(eqn.params["shape"]))]
+
+
+@RULES.register("prng_split")
+def _prng_split(importer, eqn, key):
+    return random_state.split_key(key)
+
+
+@RULES.register("prng_join")
+def _prng_join(importer, eqn, *words):
+    return [random_state.join_key(eqn, words)]
 
 
 # --- looking inside ------------------------------------------------------------------------------------------------

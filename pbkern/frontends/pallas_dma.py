@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from .. import _jax
+from ..dsl.random_keys import is_key
 from ..errors import UnsupportedOp
 from .dynamic_slices import DynamicSlices, is_dynamic
 from .pallas_body import RULES
@@ -64,6 +65,8 @@ def _copy(importer, source: tuple, target: tuple, add: bool, mask=None) -> None:
 
 def _copy_dynamic(importer, source: tuple, target: tuple, ends: list[DynamicSlices], add: bool) -> None:
     """A loop over each dimension of dynamic size but the last, which is copied as a whole under a mask."""
+    if is_key(source[-1]):
+        raise UnsupportedOp("a copy of PRNG keys of dynamic size", hint="copy all of them, or their jax.random.key_data")
     counts = {d: lax.min(*(e.count(d) for e in ends)) for d, i in enumerate(ends[0].dims) if i is not None}
     last = len(ends[0].dims) - 1
     most = min(e.most(last) for e in ends) if last in counts else 0

@@ -16,6 +16,7 @@ from .. import _jax
 from ..dsl.rewrites import SAID_OTHERWISE
 from ..errors import UnsupportedOp
 from . import bits
+from .float8 import FORMATS, round_at_random
 
 
 def _reciprocal(eqn, x) -> list:
@@ -70,29 +71,15 @@ def _inline_asm(eqn, *operands) -> list:
 
 # --- random numbers ------------------------------------------------------------------------------------------------
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
-
-def _threefry2x32(eqn, k0, k1, x0, x1) -> list:
-    """Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": threefry-2x32 with 20 rounds."""
-    keys = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
-    x0, x1 = x0 + keys[0], x1 + keys[1]
-    for group in range(5):
-        for r in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = x0 ^ ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r)))
-        x0 = x0 + keys[(group + 1) % 3]
-        x1 = x1 + keys[(group + 2) % 3] + np.uint32(group + 1)
-    return [x0, x1]
-
-
-def _iota_2x32(eqn) -> list:
-    """High and low halves of the row-major position."""
-    shape = tuple(eqn.params["shape"])
-    low = jnp.zeros(shape, np.uint32)
-    for d in range(len(shape)):
-        low = low + lax.broadcasted_iota(np.uint32, shape, d) * np.uint32(np.prod(shape[d + 1 :], dtype=np.int64))
-    return [jnp.zeros(shape, np.uint32), low]
+def _stochastic_round(eqn, x, random) -> list:
+    to = np.dtype(eqn.params["target_dtype"])
+    if to.name not in ("bfloat16", *FORMATS) or x.dtype != np.float32:
+        raise UnsupportedOp(
+            "`stochastic_round` in a Pallas kernel", at=_jax.user_line(eqn), why=f"from {x.dtype} to {to}",
+            hint=f"from float32 to bfloat16, {', '.join(FORMATS)}",
+        )  # fmt: skip
+    return [round_at_random(x, random, to)]
 
 
 # --- packed elements -----------------------------------------------------------------------------------------------
@@ -135,8 +122,7 @@ VALUE_RULES = SAID_OTHERWISE | {
     "roll": _roll,
     "platform_index": _platform_index,
     "elementwise_inline_asm_p": _inline_asm,
-    "threefry2x32": _threefry2x32,
-    "iota_2x32_shape": _iota_2x32,
+    "stochastic_round": _stochastic_round,
     "pack_elementwise": _pack,
     "unpack_elementwise": _unpack,
 }

@@ -20,6 +20,7 @@ from jax import lax
 from .. import _jax
 from ..dsl import primitives
 from ..dsl.atomics import positions
+from ..dsl.random_keys import WORD, is_key, words_of
 from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
 from ..errors import UnsupportedOp
 from . import bits
@@ -163,10 +164,29 @@ class View:
 
 def view(ref, dtype, transforms: Sequence) -> View:
     """Composes as many transforms as an access can express."""
+    if is_key(dtype):
+        transforms, dtype = _over_words(dtype, transforms), WORD
     access = _Access(ref, np.dtype(dtype))
     for t in transforms:
         access.take(t)
     return access.view()
+
+
+def _over_words(dtype, transforms: Sequence) -> list:
+    """Transforms of a Ref of keys as those of the Ref of their words, whose last dimensions they leave alone."""
+    words, found = words_of(dtype), []
+    for t in transforms:
+        match t:
+            case _jax.NDIndexer():
+                whole = tuple(_jax.Slice(0, n) for n in words)
+                found.append(_jax.NDIndexer((*t.indices, *whole), (*t.shape, *words), t.int_indexer_shape))
+            case _jax.ReshapeTransform(shape=shape):
+                found.append(_jax.ReshapeTransform((*shape, *words)))
+            case _jax.TransposeTransform(permutation=p):
+                found.append(_jax.TransposeTransform((*p, *range(len(p), len(p) + len(words)))))
+            case _:
+                raise UnsupportedOp(f"{type(t).__name__} of a Ref of PRNG keys", hint="index, reshape or transpose it")
+    return found
 
 
 class _Access:

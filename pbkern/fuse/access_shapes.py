@@ -110,8 +110,6 @@ def _split_dimension(eqn, asked: Access, outer: Sequence[int], inner: Sequence[i
 def _reshape(eqn, out: Access) -> Pull:
     """Dimensions map one to one, or a contiguous run maps to one; otherwise a run is taken whole."""
     (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
-    if eqn.params.get("dimensions") is not None:
-        out = require_whole(eqn, out, range(len(out)))
     source: list[Span] = [whole(n) for n in shape]
     # A concatenation may ask for more than there is along a dimension of one element: that element is repeated.
     asked = [whole(1) if n == 1 < s.size else s for n, s in zip(extents, out)]

@@ -123,6 +123,13 @@ def _broadcast(eqn, operands):
     return _same(eqn, operands) if len(operands) == 1 else None
 
 
+def _reshape(eqn, operands):
+    if eqn.params["dimensions"] is None:
+        return _same(eqn, operands)
+    (turned,) = (lax.transpose(x, eqn.params["dimensions"]) for x in operands)
+    return [lax.reshape(turned, eqn.params["new_sizes"])]
+
+
 def _split(eqn, operands):
     (x,), p, results, start = operands, eqn.params, [], 0
     for size in p["sizes"]:
@@ -235,7 +242,7 @@ REWRITES: dict[str, Rewrite] = {
     "max": _first(_fold_scalars, _max),
     "select_n": _select,
     "broadcast_in_dim": _broadcast,
-    "reshape": _same,
+    "reshape": _reshape,
     "split": _split,
     "reduce": _reduce,
     "select_and_scatter_add": scatter_to_winners,

@@ -18,6 +18,7 @@ from jax.extend import core as jex
 
 from .. import _jax, jaxprs
 from ..affine import Affine
+from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
 from . import decide, elementwise
 from .builder import ELEMENTS
@@ -104,7 +105,8 @@ class BodyBuilder:
         self.arena: list[Buf] = []
         self.items: list[Item] = []
         self.refs: dict = {}
-        self.kernel = ""  # name, for messages
+        self.kernel: Kernel | None = None
+        self.operands: tuple[Buf, ...] = ()  # the kernel's, as they were when it was launched
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
         self._stored: dict[int, Stored] = {}
@@ -549,27 +551,28 @@ class BodyBuilder:
                 for v in decide.uses(item):
                     visit(v)
         if direct is not None and self._conflicts(direct, written):
-            self.materialise(direct.value)
+            for v in decide.uses(direct):
+                visit(v)
 
     def _conflicts(self, item: StoreItem, written: set[Buf]) -> bool:
-        """Whether the stored value reads the written buffer at another index than it writes."""
-        if not self._reads(self.resolve(item.value), written):
-            return item.mask is not None and self._reads(self.resolve(item.mask), written)
-        if isinstance(self.resolve(item.value), (Contract, Opaque)):
+        """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""
+        asked = [item.value] if item.mask is None else [item.value, item.mask]
+        asked = [v for v in map(self.resolve, asked) if self._reads(v, written)]
+        if any(isinstance(v, (Contract, Opaque)) for v in asked):
             return True
         probe = dims_index([(f"@{k}", n) for k, n in enumerate(item.shape)])
         nest = Nest({f"@{k}": n for k, n in enumerate(item.shape)})
-        e = self.pull(item.value, probe, nest)
-        nest.writes.append(Write(item.buf, item.place(probe), e))
-        if nest.reductions:
-            return True
+        index = item.place(probe)
+        nest.writes = [Write(item.buf, index, self.pull(v, probe, nest)) for v in asked]
 
         def where(buf: Buf, index: Index) -> tuple:
             return buf.root, buf.shape, buf.dtype, index  # a result that shares an operand's array is another Buf
 
-        same = where(item.buf, item.place(probe))
-        loads = (load for load in nest.loads() if load.info[0].root in written)
-        return any(load.kind == "gather" or where(*load.info[:2]) != same for load in loads)
+        def read(n: Nest) -> list[Expr]:
+            return [load for load in n.loads() if load.info[0].root in written]
+
+        summed = read(Nest({}, reductions=nest.reductions))
+        return bool(summed) or any(e.kind == "gather" or where(*e.info[:2]) != where(item.buf, index) for e in read(nest))
 
     def _reads(self, v: Value, bufs: set[Buf]) -> bool:
         memo: dict[int, bool] = {}

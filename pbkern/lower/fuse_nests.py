@@ -1,11 +1,13 @@
-"""Statements -> statements: neighbouring nests over equal spaces become one, operands of contractions are packed.
+"""Statements -> statements: nests over equal spaces become one, operands of contractions are packed.
 
-Merging keeps meaning because the later nest reads what the earlier one writes only at the very point it is written.
+Merging keeps meaning because the later nest reads what the earlier one writes only at the very point it is written, and
+depends on nothing in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ..affine import Affine
 from . import arena
@@ -53,18 +55,51 @@ def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: s
 
 def _merge_all(stmts: list[Stmt], builder) -> list[Stmt]:
     out: list[Stmt] = []
+    effects: list[_Effects] = []  # of each of `out`
     for s in stmts:
         s = with_bodies(s, lambda inner: _merge_all(inner, builder))
         if isinstance(s, Nest):
             if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
                 continue
-            if out and isinstance(out[-1], Nest):
-                merged = merge(out[-1], s, builder.pool)
-                if merged is not None:
-                    out[-1] = merged
-                    continue
+            joined = _joined_before(out, effects, s, builder.pool)
+            if joined is not None:
+                at, out[at] = joined
+                effects[at] = _Effects.of(out[at])
+                continue
         out.append(s)
+        effects.append(_Effects.of(s))
     return out
+
+
+@dataclass(frozen=True)
+class _Effects:
+    """Root buffers that a statement writes, and all that it touches."""
+
+    written: set[Buf]
+    touched: set[Buf]
+
+    @staticmethod
+    def of(s: Stmt) -> _Effects:
+        return _Effects(arena.written([s]), arena.touched([s]))
+
+    def commute(self, other: _Effects) -> bool:
+        """Whether two statements mean the same in either order."""
+        return not (self.written & other.touched or other.written & self.touched)
+
+
+def _joined_before(before: list[Stmt], effects: list[_Effects], nest: Nest, pool: Pool) -> tuple[int, Nest] | None:
+    """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
+    mine = _Effects.of(nest)
+    for at in range(len(before) - 1, -1, -1):
+        other = before[at]
+        if not isinstance(other, Nest):
+            return None
+        merged = merge(other, nest, pool)
+        if merged is not None:
+            return at, merged
+        if not mine.commute(effects[at]):
+            return None
+    return None
 
 
 def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:

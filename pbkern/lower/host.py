@@ -16,7 +16,6 @@ from ..affine import Affine
 from ..dsl import repro
 from ..dsl.host import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from ..dsl.kernel import Kernel
-from ..errors import PbkernError
 from .program import NEVER, LoweredKernel, LowerOptions, lower_kernel
 from .work import tasks
 
@@ -46,14 +45,15 @@ class _Host:
                 options = dataclasses.replace(options, stream_bytes=NEVER)
             try:
                 self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options)
-            except PbkernError as e:
+            except Exception as e:
                 repro.attach(e, k)
                 raise
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0
         self.counters: dict[str, str] = {}
-        self.offsets, self.temp_bytes = self._temporaries()
+        self.offsets, self.copies_at = self._temporaries()
+        self.temp_bytes = self.copies_at + max((sum(self._copy_sizes(k)) for k in program.kernels()), default=0)
         self.scratch_bytes = 0
 
     def name(self) -> str:
@@ -81,6 +81,24 @@ class _Host:
             at += -(-max(max(b.type.nbytes for b in members), 1) // ALIGNMENT) * ALIGNMENT
         return offsets, at
 
+    def _copy_sizes(self, kernel: Kernel) -> list[int]:
+        """Bytes in the arena of the copies that a launch of `kernel` makes of operands."""
+        sizes = [kernel.in_types[i].nbytes for i in self.kernels[id(kernel)].copies]
+        return [-(-n // ALIGNMENT) * ALIGNMENT for n in sizes]
+
+    def _copies(self, step: Launch, views: list[View]) -> list[str]:
+        """Copies operands as the kernel asks; pointers to them."""
+        found, at = [], self.copies_at
+        for i, size in zip(self.kernels[id(step.kernel)].copies, self._copy_sizes(step.kernel)):
+            found.append(self.put(f"llvm.getelementptr %arena[{at}] : (!llvm.ptr) -> !llvm.ptr, i8"))
+            self._memcpy(found[-1], self.pointer(views[i]), views[i].type.nbytes)
+            at += size
+        return found
+
+    def _memcpy(self, destination: str, source: str, size: int) -> None:
+        self.lines.append(f'"llvm.intr.memcpy"({destination}, {source}, {self.const(size)}) '
+                          "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()")
+
     # ---------------------------------------------------------------- steps
 
     def steps(self, steps: tuple[Step, ...]) -> None:
@@ -89,9 +107,7 @@ class _Host:
                 case Launch():
                     self._launch(step)
                 case Copy(source=s, destination=d):
-                    size = self.const(s.type.nbytes)
-                    self.lines.append(f'"llvm.intr.memcpy"({self.pointer(d)}, {self.pointer(s)}, {size}) '
-                                      "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()")
+                    self._memcpy(self.pointer(d), self.pointer(s), s.type.nbytes)
                 case Loop(counter=c, trip_count=n, steps=inner):
                     low, high, one = self.const(0), self.const(n), self.const(1)
                     iv = self.name()
@@ -155,11 +171,12 @@ class _Host:
                 self._copy_unless_same(step.operands[i], step.results[o])
                 views[i] = step.results[o]
         self.scratch_bytes = max(self.scratch_bytes, threads * lowered.scratch_bytes)
-        task = self._task(lowered, len(views))
+        pointers = [*map(self.pointer, views), *self._copies(step, views)]
+        task = self._task(lowered, len(pointers))
         one = self.const(1)
-        args = self.put(f"llvm.alloca {one} x !llvm.array<{len(views) + 1} x ptr> : (i64) -> !llvm.ptr")
+        args = self.put(f"llvm.alloca {one} x !llvm.array<{len(pointers) + 1} x ptr> : (i64) -> !llvm.ptr")
         scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
-        for k, p in enumerate([*map(self.pointer, views), scratch]):
+        for k, p in enumerate([*pointers, scratch]):
             slot = self.put(f"llvm.getelementptr {args}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
             self.lines.append(f"llvm.store {p}, {slot} : !llvm.ptr, !llvm.ptr")
         total = self.const(lowered.programs)
@@ -180,19 +197,19 @@ class _Host:
         self.steps((Copy(source, destination),))
         self.lines.append("}")
 
-    def _task(self, lowered: LoweredKernel, views: int) -> str:
+    def _task(self, lowered: LoweredKernel, count: int) -> str:
         """@task(args, low, high, slot): unpacks pointers, finds the slot's scratch, runs the kernel function."""
         name = f"pbk_task{len(self.tasks)}"
         lines = [f"func.func private @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {{"]
         pointers = []
-        for k in range(views + 1):
+        for k in range(count + 1):
             lines += [f"%g{k} = llvm.getelementptr %args[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
                       f"%p{k} = llvm.load %g{k} : !llvm.ptr -> !llvm.ptr"]
             pointers.append(f"%p{k}")
         lines += [f"%size = arith.constant {lowered.scratch_bytes} : i64", "%at = arith.muli %slot, %size : i64",
                   f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8"]
         args = [*pointers[:-1], "%mine", "%low", "%high"]
-        types = ["!llvm.ptr"] * (views + 1) + ["i64", "i64"]
+        types = ["!llvm.ptr"] * (count + 1) + ["i64", "i64"]
         lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({', '.join(types)}) -> ()", "return", "}"]
         self.tasks.append("\n".join(lines))
         return name
@@ -200,7 +217,7 @@ class _Host:
     def text(self) -> str:
         declared = []
         for lowered in self.kernels.values():
-            types = ["!llvm.ptr"] * (lowered.operand_count + 1) + ["i64", "i64"]
+            types = ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
             declared.append(f"func.func private @{lowered.name}({', '.join(types)})")
         main = ["func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {", *self.lines, "return", "}"]
         return "\n".join([*declared, *self.tasks, *main])

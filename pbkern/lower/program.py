@@ -25,6 +25,7 @@ from .places import memref
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
+from .uniform import narrow, narrowed_buffers, uniform_axes
 from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
@@ -50,10 +51,11 @@ class LowerOptions:
 
 @dataclass(frozen=True)
 class LoweredKernel:
-    """`text` defines func.func @name(operands..., arena, low, high).
+    """`text` defines func.func @name(operands..., copies..., arena, low, high).
 
     programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR;
-    has_scalar_loops: whether LLVM's optimiser is worth its time; declarations: functions that the text calls.
+    has_scalar_loops: whether LLVM's optimiser is worth its time; declarations: functions that the text calls;
+    copies: numbers of the operands of which it takes a copy from before the launch.
     """
 
     name: str
@@ -64,6 +66,7 @@ class LoweredKernel:
     operand_count: int
     has_scalar_loops: bool = False
     declarations: frozenset[str] = frozenset()
+    copies: tuple[int, ...] = ()
 
 
 class KernelLowering:
@@ -88,6 +91,10 @@ class KernelLowering:
         if not kernel.aliases and shift.is_function(kernel):
             results = zip(kernel.outputs, self.bufs[len(kernel.inputs):])
             self.emitter.streamed = frozenset(b for m, b in results if m.array.nbytes >= options.stream_bytes)
+        # What failed checks hand over; of operands that the kernel updates, the copy that the launch makes before.
+        handed = kernel.in_types if traces.hands_over_operands(kernel) else ()
+        self.copies = {i: Buf(f"%before{i}", handed[i].shape, handed[i].dtype) for i, _ in kernel.aliases if handed}
+        self.handed = tuple(self.copies.get(i, self.bufs[i]) for i in range(len(handed)))
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
         self.offsets: dict[Buf, int] = {}
         self.arena_bytes = 0
@@ -106,7 +113,7 @@ class KernelLowering:
         self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
         return LoweredKernel(self.name, self._function(block), programs, self._arena_bytes(), "\n".join(self.nests),
                              sum(b.storage is None for b in self.bufs), self.emitter.has_scalar_loops,
-                             frozenset(self.declarations))
+                             frozenset(self.declarations), tuple(self.copies))
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
@@ -153,13 +160,14 @@ class KernelLowering:
         if self.options.prefetch_steps:
             self._prefetch(block, views)
         if not tests:
-            self._body(block, views, guarded=certain)
+            (stmts,) = self._bodies(views, (certain,))
+            self._body(block, stmts, certain)
             return
         condition = tests[0]
         for t in tests[1:]:
             condition = self.text.put(block, f"arith.andi {condition}, {t} : i1")
-        self.text.when(block, condition, lambda b: self._body(b, views, guarded=False),
-                       lambda b: self._body(b, views, guarded=True))
+        inside, guarded = self._bodies(views, (False, True))
+        self.text.when(block, condition, lambda b: self._body(b, inside, False), lambda b: self._body(b, guarded, True))
 
     def _views(self, block: Block) -> tuple[list, list[str], bool]:
         """Per operand (buf, offsets, axes); scalar tests that all blocks lie inside; whether none can."""
@@ -258,9 +266,23 @@ class KernelLowering:
         rank = len(buf.shape)
         return RefView(buf, buf.shape, buf.dtype, (Affine(),) * rank, tuple(range(rank)))
 
-    def _body(self, block: Block, views: list, guarded: bool) -> None:
+    def _bodies(self, views: list, guards: tuple[bool, ...]) -> list[list[Stmt]]:
+        """The body's statements, for each of `guards`; they agree about uniform scratch, which all of them use."""
+        built = [self._build(views, guarded) for guarded in guards]
+        axes = uniform_axes([stmts for _, stmts in built])
+        made = narrowed_buffers(axes)
+        self.offsets = {made.get(b, b): offset for b, offset in self.offsets.items()}
+        self.kept = frozenset(made.get(b, b) for b in self.kept)
+        return [self._finish(b, narrow(stmts, axes, made, b.pool), self._bounds(views, guarded))
+                for (b, stmts), guarded in zip(built, guards)]
+
+    def _body(self, block: Block, stmts: list[Stmt], guarded: bool) -> None:
+        self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
+        self._statements(block, stmts)
+
+    def _build(self, views: list, guarded: bool) -> tuple[BodyBuilder, list[Stmt]]:
         builder = BodyBuilder(self.names)
-        builder.kernel = self.kernel.name
+        builder.kernel, builder.operands = self.kernel, self.handed
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
         dynamic = dict(self.kernel.dynamic_grid)
         builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
@@ -270,10 +292,7 @@ class KernelLowering:
         refs += [self._whole(b) for b in self.scratch]
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
-        stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
-        stmts = self._finish(builder, stmts, self._bounds(views, guarded))
-        self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
-        self._statements(block, stmts)
+        return builder, shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
 
     def _may_cross(self, m: BlockMapping, offsets) -> bool:
         return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))
@@ -371,6 +390,7 @@ class KernelLowering:
         aliased = {i for i, _ in self.kernel.aliases}
         args = [f"{b.name}: {memref(b)}" + ("" if k in aliased else " {llvm.noalias}")
                 for k, b in enumerate(self.bufs) if b.storage is None]
+        args += [f"{b.name}: {memref(b)} {{llvm.noalias}}" for b in self.copies.values()]
         head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : memref<{self._arena_bytes()}xi8> to {memref(b)}"
                 for b, offset in self.offsets.items()]
         one = self.text.index(1)

@@ -2,6 +2,9 @@
 
 The target's runtime provides TRACE(site, operand, address), called once per operand in order; `SITES[site]` says what
 to do with the values once the last one is there. Sites live as long as the process, as its compiled kernels do.
+
+A failed check also hands over the operands of its kernel, wherever in a program of many it was launched, so that the error
+can name a file that fails the same way (dsl/repro.py). Of operands that the kernel updates, the launch keeps a copy.
 """
 
 from __future__ import annotations
@@ -14,19 +17,29 @@ import numpy as np
 from .. import _jax
 from ..dsl import checks
 from ..dsl.breakpoints import breakpoint_p
+from ..dsl.kernel import Kernel
+from ..dsl.repro import LARGEST
 from ..errors import UnsupportedOp
-from .nest import Trace
+from .nest import Buf, Trace
 from .text import Block, Text
 
 TRACE = "pbk_trace"
+Type = tuple[tuple[int, ...], np.dtype]
 
 
 @dataclass(frozen=True)
 class Site:
-    """One equation: types of its operands and what receives them."""
+    """One equation.
 
-    types: tuple[tuple[tuple[int, ...], np.dtype], ...]
-    receive: Callable[..., None]
+    Attributes:
+      types: of the values that it shows.
+      operands: types of its kernel's operands, where it hands them over.
+      receive: called with the values, and a function that reads the operands.
+    """
+
+    types: tuple[Type, ...]
+    operands: tuple[Type, ...]
+    receive: Callable[[list, Callable[[], list]], None]
 
 
 SITES: list[Site] = []
@@ -43,23 +56,43 @@ def trace(builder, eqn, env: dict) -> None:
             hint="interpret=True, or pbkern.interpret(kernel.trace(*arrays), *arrays)",
         )  # fmt: skip
     values = [builder.read(env, a) for a in eqn.invars]
-    receive = _jax.debug_printer(eqn) if eqn.primitive is not checks.fail_p else _reporter(eqn, builder.kernel)
-    values += builder.grid if eqn.primitive is checks.fail_p else ()
+    operands: tuple[Buf, ...] = ()
+    if eqn.primitive is checks.fail_p:
+        receive = _reporter(eqn, builder.kernel)
+        values += builder.grid
+        operands = builder.operands
+    else:
+        receive = _printer(eqn)
     site = len(SITES)
-    SITES.append(Site(tuple((v.shape, v.dtype) for v in values), receive))
+    types = [(v.shape, v.dtype) for v in values]
+    SITES.append(Site(tuple(types), tuple((b.shape, b.dtype) for b in operands), receive))
 
     def run() -> None:
         copies = [builder.new_buffer(v.shape, v.dtype) for v in values]
         for copy, value in zip(copies, values):
             builder.store_value(copy, value, lambda ix: ix)
-        builder.stmts.append(Trace(site, [c.buf for c in copies]))
+        builder.stmts.append(Trace(site, [c.buf for c in copies] + list(operands)))
 
     builder.append_control(ControlItem(tuple(values), frozenset(), run), [])
 
 
-def _reporter(eqn, kernel: str) -> Callable[..., None]:
+def _printer(eqn) -> Callable[..., None]:
+    show = _jax.debug_printer(eqn)
+    return lambda values, _: show(*values)
+
+
+def _reporter(eqn, kernel: Kernel) -> Callable[..., None]:
     count = len(eqn.invars)
-    return lambda *values: checks.report(checks.error(eqn, kernel, values[count:], values[:count]))
+
+    def receive(values: list, operands: Callable[[], list]) -> None:
+        checks.report(checks.error(eqn, kernel.name, values[count:], values[:count]), kernel, operands)
+
+    return receive
+
+
+def hands_over_operands(kernel: Kernel) -> bool:
+    """Whether a failed check in this kernel can tell its operands: larger ones are not worth a file."""
+    return bool(checks.messages(kernel.body.jaxpr)) and sum(t.nbytes for t in kernel.in_types) <= LARGEST
 
 
 def emit_trace(text: Text, block: Block, s: Trace, memref: Callable) -> None:

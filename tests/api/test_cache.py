@@ -16,8 +16,8 @@ import pytest
 
 import pbkern
 from pbkern import cache, cli, config
+from pbkern.dsl.programs import kernel_program
 from pbkern.errors import InternalError
-from pbkern.programs import kernel_program
 from pbkern.targets.cpu import compile as cpu_compile
 from pbkern.targets.cpu import content, objects
 from pbkern.targets.cpu.target import CpuTarget

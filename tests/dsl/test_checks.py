@@ -56,18 +56,71 @@ def test_a_jitted_function_raises_after_the_call(jit):
     np.testing.assert_array_equal(jit(lambda x: below(99.0)(x + 1) - 1)(X), (X + 1) * 2 - 1)
 
 
-def test_a_check_among_several_kernels_names_its_kernel_and_says_how_to_repeat_it():
+def repeated(error, kernel):
+    """Runs the file that an error names; returns its variables and the error that it raises."""
+    path = re.search(rf"of kernel `{kernel}`\n  file (.*\.py)", str(error.value))[1]
+    names: dict = {}
+    with pytest.raises(CheckError) as again:
+        exec(pathlib.Path(path).read_text(), names)  # noqa: S102
+    return names, str(again.value)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, pbkern.jit])
+def test_a_check_among_several_kernels_leaves_a_file_of_its_kernel_and_operands(jit):
     def f(x):
         return below(24.5, "second")(below(99.0, "first")(x + 1) - 1)
 
-    program = r"program \(1,\) of kernel `second`"
-    with pytest.raises(FROM_JAX, match=rf"31.0 is not below 24.5\n  at   .*test_checks.py[\s\S]*{program}\n  try  jax.jit"):
-        jax.block_until_ready(pbkern.jit(f)(X))
+    with pytest.raises(FROM_JAX, match=r"31.0 is not below 24.5\n  at   .*test_checks.py[\s\S]*program \(1,\)") as e:
+        jax.block_until_ready(jit(f)(X))
+    names, again = repeated(e, "second")
+    np.testing.assert_array_equal(names["ARGS"][0], (X + 1) * 2 - 1)
+    assert "31.0 is not below 24.5" in again
+
+
+@pytest.mark.parametrize("jit", [jax.jit, pbkern.jit])
+def test_the_file_has_the_operands_of_the_iteration_that_failed(jit):
+    def f(x):
+        return jax.lax.fori_loop(0, 6, lambda _, c: below(100.0, "step")(c), x)
+
+    with pytest.raises(FROM_JAX, match="124.0 is not below 100.0") as e:
+        jax.block_until_ready(jit(f)(X))
+    names, again = repeated(e, "step")
+    np.testing.assert_array_equal(names["ARGS"][0], X * 4)
+    assert "124.0 is not below 100.0" in again
+
+
+def test_the_file_has_operands_updated_in_place_as_they_were_before():
+    def body(n_ref, x_ref, o_ref):
+        x = x_ref[...]
+        o_ref[...] = x + 1000
+        pbkern.check(jnp.all(x < n_ref[0]), "{} is not below {}", x.max(), n_ref[0])
+
+    kernel = pbkern.kernel(
+        body, grid=(4,), in_specs=[pbkern.BlockSpec(), ROWS], out_specs=ROWS, out_shape=jax.ShapeDtypeStruct((32,), "f4"),
+        input_output_aliases={1: 0}, name="update",
+    )  # fmt: skip
+    calls = {
+        "alone": lambda n, x: kernel(n, x + 1),
+        "in a program": pbkern.jit(lambda n, x: kernel(n * 2, x + 1) * 3),
+        "donated": pbkern.jit(lambda n, x: kernel(n, x), donate_argnums=1),
+    }
+    for name, call in calls.items():
+        limit = np.array([13 if name == "in a program" else 26], "f4")
+        with pytest.raises((CheckError, *FROM_JAX), match="is not below 26.0") as e:
+            jax.block_until_ready(call(limit, jnp.asarray(X)))
+        names, again = repeated(e, "update")
+        np.testing.assert_array_equal(names["ARGS"][1], X if name == "donated" else X + 1)
+        np.testing.assert_array_equal(names["ARGS"][0], [26])
+        assert "is not below 26.0" in again
+
+
+def test_large_operands_of_a_check_among_several_are_drawn_anew(monkeypatch):
+    monkeypatch.setattr("pbkern.lower.traces.LARGEST", 16)
+    f = pbkern.jit(lambda x: below(2.5, "large")(below(99.0, "small")(x)))
     with pytest.raises(FROM_JAX) as e:
-        jax.block_until_ready(jax.jit(f)(X))
-    path = re.search(rf"{program}\n  file (.*\.py)", str(e.value))[1]
-    with pytest.raises(CheckError, match="31.0 is not below 24.5"):
-        exec(pathlib.Path(path).read_text(), {})  # noqa: S102
+        jax.block_until_ready(f(X))
+    text = pathlib.Path(re.search(r"file (.*\.py)", str(e.value))[1]).read_text()
+    assert "too large, so these are random" in text
 
 
 def test_checks_run_under_vmap_and_in_control_flow():

@@ -15,6 +15,7 @@ import pbkern
 from pbkern import config
 from pbkern.dsl.text import same_kernel
 from pbkern.errors import CheckError, OutOfBoundsError, PbkernError, RaceError, UnsupportedOp
+from pbkern.targets.cpu import compile
 
 X = np.arange(32, dtype="f4")
 ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
@@ -134,6 +135,33 @@ def test_the_file_fails_the_same_way(name, tmp_path):
     done = subprocess.run([sys.executable, path], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert f"{kind.__name__}: {raised.value.what.splitlines()[0]}" in done.stderr
+
+
+def test_a_compilation_that_fails_for_one_of_several_kernels_leaves_its_file(tmp_path):
+    fine = make(colliding, name="fine")
+
+    def f(x):
+        return make(unsupported, **SQUARE)(fine(fine(x))[:16].reshape(4, 4))
+
+    with config.override(dump=tmp_path), pytest.raises(UnsupportedOp) as raised:
+        pbkern.jit(f)(X)
+    assert "def unsupported(" in raised.value.repro.read_text()
+
+
+def test_a_failure_of_code_generation_is_traced_to_its_kernel(tmp_path, monkeypatch):
+    """MLIR and LLVM get all kernels of a program at once: the one at fault is found by compiling each by itself."""
+    stock = compile.mlir.run_passes
+
+    def run_passes(module, passes):
+        if passes is compile.mlir.KERNEL_PASSES and "culprit" in str(module):
+            raise ValueError("a pass failed")
+        return stock(module, passes)
+
+    monkeypatch.setattr(compile.mlir, "run_passes", run_passes)
+    fine, culprit = make(colliding, name="fine"), make(colliding, name="culprit")
+    with config.override(dump=tmp_path, cache=False), pytest.raises(ValueError, match="a pass failed") as raised:
+        pbkern.jit(lambda x: culprit(fine(x)))(X)
+    assert "def culprit(" in raised.value.repro.read_text()
 
 
 def test_the_same_failure_leaves_one_file(tmp_path):

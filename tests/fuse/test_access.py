@@ -26,6 +26,8 @@ CASES = {
     "scalar_operand": (lambda x, s: jnp.where(s > 0, x, s) + s, X, rand()),
     "reshape_merge": (lambda x: jnp.sin(x).reshape(28, 10) * 2, Y),
     "reshape_split": (lambda x: jnp.sin(x.reshape(28, 10).reshape(4, 7, 5, 2)) * 2, Y),
+    "reshape_transposed": (lambda x: lax.reshape(jnp.sin(x), (20, 14), (1, 2, 0)) * 2, Y),
+    "reshape_transposed_square": (lambda x: lax.reshape(jnp.sin(x[:, :13]), (13, 13), (1, 0)) * 2, X),
     "reshape_unit": (lambda x: jnp.sin(x.reshape(13, 1, 22, 1)) + 1, X),
     "reshape_mixed": (lambda x: jnp.exp(x.reshape(7, 4, 10)) + 1, Y),
     "reshape_then_transpose": (lambda x: jnp.sin(x).reshape(13, 2, 11).transpose(1, 0, 2) + 1, X),

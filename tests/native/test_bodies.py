@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.lower.program import lower_kernel
 
 from ..dsl import test_kernels, test_random_bodies
 from .running import native
@@ -96,3 +98,64 @@ def test_strided_reads(step, count, dtype):
     for offset in (0, 1):
         f = lambda x: x[:, offset::step] * 2  # noqa: B023
         np.testing.assert_array_equal(np.asarray(pbkern.jit(f)(x)), np.asarray(f(x)))
+
+
+def test_reshapes_of_permuted_dimensions():
+    def body(x_ref, o_ref):
+        o_ref[...] = jax.lax.reshape(x_ref[...], (6, 20), dimensions=(2, 0, 1))
+
+    x = np.arange(120, dtype="f4").reshape(4, 5, 6)
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((6, 20), "f4"))
+    np.testing.assert_array_equal(native(kernel.trace(x), x)[0], x.transpose(2, 0, 1).reshape(6, 20))
+
+
+def updating(value, mask=None, store=False):
+    """A kernel that replaces its scratch, which holds x + 1, by value(scratch, a, b) where mask(scratch) holds.
+
+    store: by a masked store, not by a select.
+    """
+
+    def body(x_ref, a_ref, b_ref, o_ref, t_ref):
+        t_ref[...] = x_ref[...] + 1
+        found = value(t_ref[...], a_ref[...], b_ref[...])
+        if store:
+            pbkern.store(t_ref, (slice(None), slice(None)), found, mask=mask(t_ref[...]))
+        else:
+            t_ref[...] = found if mask is None else jnp.where(mask(t_ref[...]), found, t_ref[...])
+        o_ref[...] = t_ref[...]
+
+    square = jax.ShapeDtypeStruct((40, 40), "f4")
+    return pbkern.kernel(body, out_shape=square, scratch_shapes=[pbkern.Scratch((40, 40), "f4")])
+
+
+UPDATES = {
+    "sum": (lambda t, a, b: t * 0.5 + a @ b,),
+    "reversed": (lambda t, a, b: t[::-1] + a @ b,),
+    "transposed": (lambda t, a, b: t.T + a @ b,),
+    "of itself": (lambda t, a, b: t + t @ b[:40],),
+    "row sums": (lambda t, a, b: t + t.sum(1, keepdims=True),),
+    "masked": (lambda t, a, b: t + a @ b, lambda t: t > 1),
+    "masked by rows reversed": (lambda t, a, b: t + a @ b, lambda t: t[::-1] > 1),
+    "masked store": (lambda t, a, b: t + a @ b, lambda t: t > 1, True),
+    "store masked by rows reversed": (lambda t, a, b: t + a @ b, lambda t: t[::-1] > 1, True),
+    "store of another value masked by rows reversed": (lambda t, a, b: a @ b, lambda t: t[::-1] > 1, True),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize("depth", [40, 1500])
+def test_scratch_updated_by_products_of_itself_and_others(name, depth):
+    value, mask, *_ = (*UPDATES[name], None)
+    rng = np.random.default_rng(depth)
+    x, a, b = (rng.normal(size=s).astype("f4") for s in [(40, 40), (40, depth), (depth, 40)])
+    kernel = updating(*UPDATES[name]).trace(x, a, b)
+    t = x.astype("f8") + 1
+    want = value(t, *(m.astype("f8") for m in (a, b)))
+    want = want if mask is None else np.where(mask(t), want, t)
+    np.testing.assert_allclose(native(kernel, x, a, b)[0], want, rtol=2e-4, atol=2e-4)
+
+
+def test_a_product_is_added_to_scratch_without_a_copy():
+    kernel = updating(*UPDATES["sum"]).trace(*[np.zeros((40, 40), "f4")] * 3)
+    nests = lower_kernel(kernel, "k").nests
+    assert re.search(r"(%t\d+)\[(.*)\] = add\(mul\(\1\[\2\], 0.5\), acc0\)", nests), nests

@@ -1,6 +1,9 @@
 """pl.pallas_call kernels on CPU: blocks, grids, scratch, aliases, control flow and Refs mean what they mean in Pallas."""
 
+import bisect
 import functools
+import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -458,6 +461,66 @@ def test_rounding_to_8_bit_floats(dtype, source):
     np.testing.assert_array_equal(np.asarray(got).astype(np.float32), want.astype(np.float32))
 
 
+def rounded_once(x, dtype):
+    """float64 or integers -> the nearest of `dtype` by Python's exact comparisons; of two at one distance the even one, and
+    the larger power of two."""
+    name = np.dtype(dtype).name
+    if name == "float8_e8m0fnu":
+        values, beyond = [2.0**k for k in range(-127, 129)], np.nan
+    else:
+        count, beyond = (124, np.inf) if "e5m2" in name else (127, np.nan)
+        values = [float(v) for v in np.arange(count, dtype=np.uint8).view(dtype).astype(np.float64)]
+        values.append(2 * values[-1] - values[-2])  # what is nearer to this is too large
+    middles = [Fraction(a) / 2 + Fraction(b) / 2 for a, b in zip(values, values[1:])]
+
+    def one(v):
+        size = abs(Fraction(v))
+        n = bisect.bisect_left(middles, size)
+        if n < len(middles) and middles[n] == size and (name == "float8_e8m0fnu" or n % 2 == 1):
+            n += 1
+        return math.copysign(values[n] if n < len(values) - 1 else beyond, v)
+
+    return np.array([np.nan if name == "float8_e8m0fnu" and v <= 0 else one(v) for v in x.tolist()])
+
+
+@pytest.mark.parametrize("source", [np.float64, np.int32, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_wide_numbers_are_rounded_to_8_bit_floats_once(dtype, source):
+    """What lies a little beside the middle of two must not become that middle on the way."""
+    if source == np.float64:
+        near = (np.arange(1 << 11, dtype=np.uint64) + (999 << 10)) << 42  # mantissas of 10 bits, 2**-24 and up
+        middles = np.concatenate([near.view("f8"), [448.0, 464.0, 480.0, 57344.0, 61440.0, 1.5 * 2.0**100, 1e39]])
+        x = [s * np.nextafter(middles, m) for s in (1, -1) for m in (0, np.inf)] + [middles, [0.0, -0.0, 1e-50, 3e38]]
+        x = np.concatenate(x)
+    else:
+        middles = [m << k for k in range(64) for m in (1, 3, 5)] + [464, 61440]
+        near = [s * (m + e) for m in middles for e in (-1, 0, 1) for s in (1, -1)]
+        x = np.array([v for v in near if np.iinfo(source).min <= v <= np.iinfo(source).max], source)
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...].astype(dtype)
+
+    with jax.enable_x64(True):
+        got = one_program(kernel, jax.ShapeDtypeStruct(x.shape, dtype), jnp.asarray(x))
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float64), rounded_once(x, dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_8_bit_literals_as_operands_of_control_flow(dtype):
+    two = np.asarray(2, dtype)
+
+    def kernel(x_ref, o_ref):
+        x = x_ref[...]
+        one = jax.lax.cond(x_ref[0] == x_ref[0], lambda v: v, lambda v: v * v, two)
+        carried, _ = jax.lax.scan(lambda c, _: (c * two, None), two, None, length=2)
+        left = jax.lax.while_loop(lambda c: c < np.asarray(16, dtype), lambda c: c * two, two)
+        o_ref[...] = x * one * carried * left
+
+    x = jnp.asarray([0.25, 1, 0.5], dtype)
+    got = one_program(kernel, jax.ShapeDtypeStruct((3,), dtype), x)
+    np.testing.assert_array_equal(got.astype(F32), (x.astype(F32) * 256).astype(dtype).astype(F32))
+
+
 CALCULATIONS = {
     "sum": lambda x: x + x,
     "product": lambda x: x * x * x,
@@ -589,15 +652,6 @@ def test_debug_checks_fail_the_call_where_they_are_enabled():
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a block of x reaches 20"):
             jax.block_until_ready(jax.jit(checked(pl.debug_check))(X))
         np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X - 20), X - 20)
-
-
-def test_the_generator_of_a_tpu_is_refused():
-    def kernel(o_ref):
-        pltpu.prng_seed(0)
-        o_ref[...] = pltpu.prng_random_bits((8, 128))
-
-    with pytest.raises(UnsupportedOp, match=r"`prng_seed`[\s\S]*threefry or philox"):
-        pl.pallas_call(kernel, out_shape=struct(8, 128, dtype=jnp.int32))()
 
 
 # --- bitcasts ------------------------------------------------------------------------------------------------------

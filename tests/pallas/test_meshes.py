@@ -8,6 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
+import pbkern.pallas
 from pbkern.errors import UnsupportedOp
 
 F32 = jnp.float32
@@ -36,6 +37,21 @@ def test_kernels_of_several_cores(cores, params):
     f = pl.kernel(body, out_type=STRUCT, mesh=mesh(cores), scratch_types=scratch, compiler_params=params)
     np.testing.assert_array_equal(jax.jit(f)(X), X * 2)
     np.testing.assert_array_equal(f(X), X * 2)
+
+
+def test_a_mesh_that_asks_the_device_has_one_core():
+    def body(x_ref, o_ref):
+        pltpu.sync_copy(x_ref, o_ref)
+
+    asked = pltpu.create_tensorcore_mesh("core")
+    assert asked.shape == {"core": 1} and mesh(2).shape == {"core": 2}
+    np.testing.assert_array_equal(pl.kernel(body, out_type=STRUCT, mesh=asked)(X), X)
+    pbkern.pallas.uninstall()
+    try:
+        with pytest.raises(AttributeError):
+            pltpu.create_tensorcore_mesh("core")
+    finally:
+        pbkern.pallas.install()
 
 
 @pytest.mark.parametrize("cores", [1, 2])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ... import config
+from ...dsl import repro
 from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
+from ...dsl.programs import kernel_program
 from ...errors import TargetError
 from ...lower import support
 from ...lower.program import LowerOptions
@@ -55,7 +57,14 @@ class CpuTarget:
         lower_options = functools.partial(self.lower_options, options=options)
         key = content.program_key(program, lower_options, self.threads, None)
         if key not in self._compiled:
-            self._compiled[key] = cpu_compile.compile_program(program, lower_options, self.threads, key=key)
+            compiled = functools.partial(cpu_compile.compile_program, options_of=lower_options, threads_of=self.threads)
+            try:
+                self._compiled[key] = compiled(program, key=key)
+            except TargetError:
+                raise
+            except Exception as e:
+                attach_repro(e, program, compiled)
+                raise
         return self._compiled[key]
 
     def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
@@ -101,6 +110,25 @@ class CpuTarget:
 
     def coverage(self) -> dict[str, list[str]]:
         return support.coverage()
+
+
+def attach_repro(error: Exception, program: HostProgram, compiled: Callable[[HostProgram], Any]) -> None:
+    """Adds a file that fails the same way: of the kernel at fault, the first that fails by itself. No file if none does."""
+    if getattr(error, "repro", None) is not None:
+        return
+    kernels = program.kernels()
+    for kernel in kernels:
+        if len(kernels) == 1 or _fails(lambda k=kernel: compiled(kernel_program(k))):
+            repro.attach(error, kernel)
+            return
+
+
+def _fails(f: Callable[[], Any]) -> bool:
+    try:
+        f()
+    except Exception:
+        return True
+    return False
 
 
 def assembly(compiled: cpu_compile.Compiled) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .dsl.host import Buffer, BufferKind, HostProgram, Launch, Loop, View
-from .dsl.kernel import Kernel
+from .host import Buffer, BufferKind, HostProgram, Launch, Loop, View
+from .kernel import Kernel
 
 
 def kernel_program(kernel: Kernel) -> HostProgram:
