@@ -17,6 +17,7 @@ from .counters import count_loops, walk_counters
 from .donation import write_in_place
 from .explain import Explanation, explain
 from .indexed import place_updates
+from .keys import keys_as_words
 from .layouts import move_transposes
 from .literals import operands_as_equations
 from .partition import partition
@@ -52,6 +53,8 @@ def plan(
       donated: per operand, whether kernels may write results into it; (): none.
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
+    results = closed.out_avals
+    closed = keys_as_words(closed)
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe)))
     strict = bool(getattr(options, "strict_target", False))
@@ -66,7 +69,7 @@ def plan(
     segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)
-    made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, nodes=parts.nodes)
+    made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes)
     made.explanation = explain(name, parts, made)
     return made
 

@@ -19,6 +19,7 @@ from jax import lax
 
 from .._jax import user_line
 from ..affine import Affine
+from ..errors import UnsupportedOp
 from ..rules import RuleTable
 
 ZERO = Affine()
@@ -120,12 +121,12 @@ def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
 
 ELEMENTWISE = frozenset(
     """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz convert_element_type
     copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag
     integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
     population_count pow real reduce_precision rem round rsqrt select_n shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    threefry2x32 xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e
+    xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e
     bessel_i1e
     """.split()
 )
@@ -135,6 +136,8 @@ ELEMENTWISE = frozenset(
 def _elementwise(eqn, out: Access) -> Pull:
     """Rank-0 operands and dimensions of size 1 repeat."""
     extents = eqn.outvars[0].aval.shape
+    if eqn.primitive.name == "bitcast_convert_type" and tuple(shapes(eqn)[0]) != tuple(extents):
+        raise UnsupportedOp("a bitcast between widths", at=user_line(eqn), why=f"{eqn.invars[0].aval} to {eqn.outvars[0].aval}")
     inputs = []
     for shape in shapes(eqn):
         if shape == extents:

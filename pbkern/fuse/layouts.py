@@ -58,6 +58,8 @@ class _Transposes:
         found = [self.find(x) for x in arrays]
         if eqn.primitive.multiple_results or not found or None in found or len({f[1] for f in found}) > 1:
             return None
+        if eqn.outvars[0].aval.ndim != len(found[0][1]):  # a bitcast to elements of another width
+            return None
         bases = [self.find(x)[0] if getattr(x, "ndim", 0) else x for x in operands]
         return self.made(eqn.primitive.bind(*bases, **eqn.params), found[0][1])
 

@@ -7,7 +7,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.extend import core as jex
 from .._jax import user_line
 from ..dsl.host import HostProgram
 from .blocks import literal
+from .keys import keys_of_words, words_of_keys
 from .nodes import Node
 
 
@@ -46,12 +47,15 @@ class Segment:
 
 @dataclass
 class Plan:
-    """What runs where. `jaxpr` names the values; `consts` are its array constants."""
+    """What runs where. `jaxpr` names the values, of PRNG keys their words; `consts` are its array constants; `results` are
+    the types of what the function returns.
+    """
 
     name: str
     jaxpr: jex.Jaxpr
     consts: tuple
     segments: tuple[Segment, ...]
+    results: Sequence
     explanation: Any = None
     nodes: list[Node] = field(default_factory=list)
 
@@ -59,12 +63,13 @@ class Plan:
         """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others.
         Traceable.
         """
-        env = dict(zip(self.jaxpr.invars, args)) | dict(zip(self.jaxpr.constvars, self.consts))
+        env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(zip(self.jaxpr.constvars, self.consts))
         for s in self.segments:
             inputs = [env[v] for v in s.reads]
             results = run_program(s.body, inputs) if s.is_ours else jex.jaxpr_as_fun(s.body)(*inputs)
             env.update(zip(s.makes, results))
-        return [literal(a) if isinstance(a, jex.Literal) else env[a] for a in self.jaxpr.outvars]
+        found = [literal(a) if isinstance(a, jex.Literal) else env[a] for a in self.jaxpr.outvars]
+        return keys_of_words(found, self.results)
 
     def programs(self) -> list[HostProgram]:
         return [s.body for s in self.segments if s.is_ours]
