@@ -20,12 +20,14 @@ from ..errors import InternalError, TargetError
 PACKAGES = ("mlir", "torch_mlir")
 # The execution engine calls registered functions by their name with this in front.
 ENGINE_PREFIX = "_mlir_ciface_"
-# Passes that are nested in functions run on several of them at a time.
+# Passes that are nested in functions run on several of them at a time. Blocks need no simplification: lowering makes none
+# that are equal or unreachable.
+CANONICALIZE = "canonicalize{region-simplify=disabled},cse"
 KERNEL_PASSES = (
-    "func.func(canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
-    "convert-vector-to-llvm{reassociate-fp-reductions=1},convert-math-to-llvm,convert-arith-to-llvm,convert-index-to-llvm),"
-    "finalize-memref-to-llvm,convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
-    "reconcile-unrealized-casts,llvm.func(canonicalize,cse)"
+    f"func.func({CANONICALIZE},convert-scf-to-cf,convert-vector-to-llvm{{reassociate-fp-reductions=1}},"
+    "convert-math-to-llvm,convert-arith-to-llvm),finalize-memref-to-llvm,"
+    "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
+    f"reconcile-unrealized-casts,llvm.func({CANONICALIZE})"
 )
 HOST_PASSES = (
     "convert-scf-to-cf,convert-arith-to-llvm,convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,"
@@ -85,11 +87,17 @@ def parse(text: str):
 
 
 def run_passes(module, passes: str):
-    """Runs a pass list in place. Raises InternalError with the diagnostics."""
+    """Runs a pass list in place. Raises InternalError with the diagnostics.
+
+    The module is verified once, at the end: verification after each pass takes as long as the passes themselves.
+    """
     m = bindings()
     with context():
         try:
-            m.passmanager.PassManager.parse(f"builtin.module({passes})").run(module.operation)
+            manager = m.passmanager.PassManager.parse(f"builtin.module({passes})")
+            manager.enable_verifier(False)
+            manager.run(module.operation)
+            module.operation.verify()
         except m.ir.MLIRError as e:
             raise InternalError("a pass failed", why=str(e)[:2000]) from None
     return module
