@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..affine import Affine
@@ -36,7 +36,8 @@ class LoweredProgram:
 
 
 class _Host:
-    def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int]):
+    def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions],
+                 threads_of: Callable[[Kernel], int], ready: Callable[[LoweredKernel], None]):
         self.program, self.threads_of = program, threads_of
         self.kernels: dict[int, LoweredKernel] = {}
         shifted = {id(x.kernel) for x in program.launches() if any(v.offset != Affine() for v in x.results)}
@@ -49,6 +50,7 @@ class _Host:
             except PbkernError as e:
                 repro.attach(e, k)
                 raise
+            ready(self.kernels[id(k)])
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0
@@ -211,11 +213,20 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions],
-               threads_of: Callable[[Kernel], int]) -> LoweredProgram:
-    """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered."""
-    host = _Host(program, options_of, threads_of)
+def module_text(kernels: Iterable[LoweredKernel]) -> str:
+    """One module of several kernels' functions."""
+    kernels = tuple(kernels)
+    declared = sorted(frozenset().union(*(k.declarations for k in kernels)))
+    return "\n".join([*declared, *(k.text for k in kernels)])
+
+
+def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
+               ready: Callable[[LoweredKernel], None] = lambda kernel: None) -> LoweredProgram:
+    """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered.
+
+    `ready` is called with each kernel, in order, before the next one is lowered.
+    """
+    host = _Host(program, options_of, threads_of, ready)
     host.steps(program.steps)
-    declared = sorted(frozenset().union(*(k.declarations for k in host.kernels.values())))
-    return LoweredProgram("\n".join([*declared, *(k.text for k in host.kernels.values())]), host.text(),
-                          max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), tuple(host.kernels.values()))
+    kernels = tuple(host.kernels.values())
+    return LoweredProgram(module_text(kernels), host.text(), max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), kernels)
