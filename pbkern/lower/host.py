@@ -27,7 +27,9 @@ PARALLEL = "_mlir_ciface_pbk_parallel"
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call."""
+    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call;
+    `lowered`: the kernels that differ.
+    """
 
     kernels: str
     host: str
@@ -41,16 +43,22 @@ class _Host:
         self.program, self.threads_of = program, threads_of
         self.kernels: dict[int, LoweredKernel] = {}
         shifted = {id(x.kernel) for x in program.launches() if any(v.offset != Affine() for v in x.results)}
+        made: dict[tuple, LoweredKernel] = {}  # equal kernels, those of equal layers for example, are lowered once
         for n, k in enumerate(program.kernels()):
             options = options_of(k)
             if id(k) in shifted:  # results may start anywhere in a cache line
                 options = dataclasses.replace(options, stream_bytes=NEVER)
-            try:
-                self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options)
-            except PbkernError as e:
-                repro.attach(e, k)
-                raise
-            ready(self.kernels[id(k)])
+            lowered = made.get((k.content, options))
+            if lowered is None:
+                try:
+                    lowered = lower_kernel(k, f"k{n}_{k.name}", options)
+                except PbkernError as e:
+                    repro.attach(e, k)
+                    raise
+                ready(lowered)
+                if not lowered.prints:
+                    made[k.content, options] = lowered
+            self.kernels[id(k)] = lowered
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0
@@ -199,9 +207,13 @@ class _Host:
         self.tasks.append("\n".join(lines))
         return name
 
+    def distinct(self) -> tuple[LoweredKernel, ...]:
+        """Each lowered kernel once, in order."""
+        return tuple({k.name: k for k in self.kernels.values()}.values())
+
     def text(self) -> str:
         declared = []
-        for lowered in self.kernels.values():
+        for lowered in self.distinct():
             types = ["!llvm.ptr"] * (lowered.operand_count + 1) + ["i64", "i64"]
             declared.append(f"func.func private @{lowered.name}({', '.join(types)})")
         main = ["func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {", *self.lines, "return", "}"]
@@ -228,5 +240,5 @@ def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions
     """
     host = _Host(program, options_of, threads_of, ready)
     host.steps(program.steps)
-    kernels = tuple(host.kernels.values())
+    kernels = host.distinct()
     return LoweredProgram(module_text(kernels), host.text(), max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), kernels)

@@ -65,6 +65,11 @@ class LoweredKernel:
     has_scalar_loops: bool = False
     declarations: frozenset[str] = frozenset()
 
+    @property
+    def prints(self) -> bool:
+        """Whether the text holds numbers of print sites."""
+        return traces.DECLARATION in self.declarations
+
 
 class KernelLowering:
     """State of lowering one kernel."""
