@@ -21,6 +21,8 @@ from .program import NEVER, LoweredKernel, LowerOptions, lower_kernel
 from .work import tasks
 
 ALIGNMENT = 64
+# Of functions that nobody outside the module calls. MLIR's execution engine gives all others a second entry point.
+INTERNAL = "attributes {llvm.linkage = #llvm.linkage<internal>}"
 # The target's runtime provides this function.
 PARALLEL = "_mlir_ciface_pbk_parallel"
 
@@ -193,7 +195,7 @@ class _Host:
     def _task(self, lowered: LoweredKernel, views: int) -> str:
         """@task(args, low, high, slot): unpacks pointers, finds the slot's scratch, runs the kernel function."""
         name = f"pbk_task{len(self.tasks)}"
-        lines = [f"func.func private @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {{"]
+        lines = [f"func.func @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {INTERNAL} {{"]
         pointers = []
         for k in range(views + 1):
             lines += [f"%g{k} = llvm.getelementptr %args[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
@@ -216,7 +218,8 @@ class _Host:
         for lowered in self.distinct():
             types = ["!llvm.ptr"] * (lowered.operand_count + 1) + ["i64", "i64"]
             declared.append(f"func.func private @{lowered.name}({', '.join(types)})")
-        main = ["func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {", *self.lines, "return", "}"]
+        head = f"func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {INTERNAL} {{"
+        main = [head, *self.lines, "return", "}"]
         return "\n".join([*declared, *self.tasks, *main])
 
 
