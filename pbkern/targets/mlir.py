@@ -128,7 +128,7 @@ def parse(text: str):
 def run_passes(module, passes: str):
     """Runs a pass list in place. Raises InternalError; the diagnostics of a pass are on stderr.
 
-    The module is verified once, at the end: verification after each pass takes as long as the passes themselves.
+    The module is verified once, at the end: verification after each pass takes nearly as long as the passes themselves.
     """
     m = bindings()
     with _turn, context():
