@@ -28,19 +28,25 @@ class Affine:
     def __add__(self, other: Affine | int) -> Affine:
         if not isinstance(other, Affine):  # an int, also NumPy's
             return Affine(self.terms, self.const + int(other))
+        if not self.terms or not other.terms:
+            return Affine(self.terms or other.terms, self.const + other.const)
         merged = dict(self.terms)
         for s, c in other.terms:
             merged[s] = merged.get(s, 0) + c
         return Affine.make(merged, self.const + other.const)
 
     def __mul__(self, k: int) -> Affine:
-        return Affine.make({s: c * k for s, c in self.terms}, self.const * k)
+        k = int(k)
+        return Affine(tuple((s, c * k) for s, c in self.terms) if k else (), self.const * k)
 
     def __sub__(self, other: Affine | int) -> Affine:
         return self + (other * -1)
 
     def coefficient(self, s: Hashable) -> int:
-        return next((c for t, c in self.terms if t == s), 0)
+        for t, c in self.terms:
+            if t == s:
+                return c
+        return 0
 
     @property
     def symbols(self) -> frozenset[Hashable]:

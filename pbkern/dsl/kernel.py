@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from ..affine import Affine
+from ..jaxprs import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,13 @@ class Kernel:
     @property
     def num_programs(self) -> int:
         return math.prod(self.grid)
+
+    @cached_property
+    def content(self) -> tuple:
+        """Equal for kernels that do the same. Names and what targets take of compiler_params are not in it."""
+        mappings = tuple((m.array, m.dims, m.memory_space, fingerprint(m.index_map)) for m in (*self.inputs, *self.outputs))
+        return (self.grid, self.dynamic_grid, len(self.inputs), mappings, self.scratch, self.aliases,
+                self.num_scalar_prefetch, fingerprint(self.body))  # fmt: skip
 
     def source(self) -> str:
         """DSL source that rebuilds the kernel."""

@@ -103,7 +103,7 @@ def pull(eqn, out: Access) -> Pull:
 
 
 def shapes(eqn) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(a.aval.shape) for a in eqn.invars)
+    return tuple(a.aval.shape for a in eqn.invars)
 
 
 def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:

@@ -11,7 +11,7 @@ access.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -58,8 +58,17 @@ class Hulls:
 
     by_linear: dict[tuple, list[Access]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, accesses: Iterable[Access]) -> Hulls:
+        made = cls()
+        for access in accesses:
+            made.ask(access)
+        return made
+
     def ask(self, access: Access) -> None:
         kept = self.by_linear.setdefault(_linear(access), [])
+        if access in kept:
+            return
         merged = access
         for h in list(kept):
             joint = _hull(h, merged)
@@ -108,10 +117,9 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
     steps: list[Step] = []
     made: set = set()
     for eqn in reversed(eqns):
-        asked = Hulls()
-        for v in eqn.outvars:
-            for h in hulls.get(v, ()):
-                asked.ask(h)
+        asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
+        if len(asked) > 1:
+            asked = Hulls.of(asked)
         made.update(eqn.outvars)
         produced = Hulls()
         for out in asked:

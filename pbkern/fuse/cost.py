@@ -289,9 +289,11 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
 
 def elements_read(requests: Requests, v, access: Access) -> int:
     """Elements of an input that one program reads: of a table that is only looked up, those it finds there."""
+    looked_up = [s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
+    if not looked_up:
+        return volume(access)
     readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
-    looked_up = [s for s in readers if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
-    if not readers or len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
+    if len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
         return volume(access)
     return min(volume(access), sum(volume(s.out) for s in looked_up))
 

@@ -400,6 +400,7 @@ class Partitioner:
 
     def merge_producers(self) -> None:
         """Pulls producer groups into their only consumer where the value between is dear to store."""
+        refused: set[tuple] = set()  # pairs as they are: one is tried again when it has grown
         changed = True
         while changed:
             changed = False
@@ -408,8 +409,13 @@ class Partitioner:
                 if len(users) != 1 or group not in self.nodes:
                     continue
                 (consumer,) = users
-                if consumer.kind == "group" and self.merge(group, consumer, aliases):
+                pair = tuple(tuple(map(id, n.eqns)) for n in (group, consumer))
+                if consumer.kind != "group" or pair in refused:
+                    continue
+                if self.merge(group, consumer, aliases):
                     changed = True
+                else:
+                    refused.add(pair)
 
     def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
         """(nodes that read a group's results, reshapes that nobody else reads between them and it)."""

@@ -104,12 +104,37 @@ def _select(eqn, operands):
     return None
 
 
+def _quotient(x, y):
+    """Of integers, rounded towards zero; None by zero."""
+    if jax.numpy.issubdtype(x.dtype, np.inexact):
+        return np.divide(x, y)
+    x, y = int(x), int(y)
+    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else None
+
+
+def _extremum(choose: Callable) -> Callable:
+    """None for two zeros: of those with two signs, NumPy takes either."""
+    return lambda x, y: choose(x, y) if x or y else None
+
+
+# Values of scalars; None leaves the equation alone.
+FOLDED = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "neg": np.negative,
+    "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
+    "gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+
+
 def _fold_scalars(eqn, operands):
-    """Arithmetic and comparisons of rank-0 constants."""
+    """Arithmetic and comparisons of rank-0 constants, by NumPy: evaluated by JAX, each would be compiled by XLA."""
     if any(not isinstance(x, (np.ndarray, np.generic)) or np.ndim(x) for x in operands):
         return None
-    with jax.ensure_compile_time_eval():
-        return [np.asarray(eqn.primitive.bind(*map(jax.numpy.asarray, operands), **eqn.params))]
+    try:
+        with np.errstate(all="ignore"):
+            value = FOLDED[eqn.primitive.name](*operands)
+        return None if value is None else [np.asarray(value).astype(eqn.outvars[0].aval.dtype)]
+    except TypeError:  # an element type without this operation in NumPy
+        return None
 
 
 def _first(*rules: Rewrite) -> Rewrite:
@@ -224,10 +249,7 @@ def _window(identity: Callable):
 
 
 REWRITES: dict[str, Rewrite] = {
-    **dict.fromkeys(
-        ("add", "neg", "gt", "lt", "ge", "le", "eq", "ne", "and", "or", "not", "min", "convert_element_type"),
-        _fold_scalars,
-    ),
+    **dict.fromkeys(FOLDED, _fold_scalars),
     "convert_element_type": _convert,
     "stop_gradient": _same,
     "copy": _same,

@@ -30,7 +30,8 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
                 lives[b] = (lives.get(b, (at, at))[0], at)
     placed: dict[Buf, int] = {}
     end = start
-    for b in sorted(lives, key=lambda b: (-padded_bytes(b), lives[b])):
+    # By name at last: sets of buffers have no order that another process would repeat.
+    for b in sorted(lives, key=lambda b: (-padded_bytes(b), lives[b], b.name)):
         first, last = lives[b]
         taken = sorted((placed[o], placed[o] + padded_bytes(o)) for o in placed
                        if lives[o][0] <= last and first <= lives[o][1])

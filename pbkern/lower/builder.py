@@ -12,6 +12,7 @@ so that every bit survives: those of a signalling NaN would not, and people keep
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ def int_el(el: str) -> str:
     return f"i{BITS[el]}"
 
 
+@functools.cache  # asked for with every value; one entry per element type. The name of a dtype takes microseconds to make
 def _elements(dtype) -> tuple[str, str]:
     name = np.dtype(dtype).name
     if name not in ELEMENTS:

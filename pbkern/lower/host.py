@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..affine import Affine
@@ -20,13 +20,17 @@ from .program import NEVER, LoweredKernel, LowerOptions, lower_kernel
 from .work import tasks
 
 ALIGNMENT = 64
+# Of functions that nobody outside the module calls. MLIR's execution engine gives all others a second entry point.
+INTERNAL = "attributes {llvm.linkage = #llvm.linkage<internal>}"
 # The target's runtime provides this function.
 PARALLEL = "_mlir_ciface_pbk_parallel"
 
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call."""
+    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call;
+    `lowered`: the kernels that differ.
+    """
 
     kernels: str
     host: str
@@ -35,19 +39,27 @@ class LoweredProgram:
 
 
 class _Host:
-    def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int]):
+    def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions],
+                 threads_of: Callable[[Kernel], int], ready: Callable[[LoweredKernel], None]):
         self.program, self.threads_of = program, threads_of
         self.kernels: dict[int, LoweredKernel] = {}
         shifted = {id(x.kernel) for x in program.launches() if any(v.offset != Affine() for v in x.results)}
+        made: dict[tuple, LoweredKernel] = {}  # equal kernels, those of equal layers for example, are lowered once
         for n, k in enumerate(program.kernels()):
             options = options_of(k)
             if id(k) in shifted:  # results may start anywhere in a cache line
                 options = dataclasses.replace(options, stream_bytes=NEVER)
-            try:
-                self.kernels[id(k)] = lower_kernel(k, f"k{n}_{k.name}", options)
-            except Exception as e:
-                repro.attach(e, k)
-                raise
+            lowered = made.get((k.content, options))
+            if lowered is None:
+                try:
+                    lowered = lower_kernel(k, f"k{n}_{k.name}", options)
+                except Exception as e:
+                    repro.attach(e, k)
+                    raise
+                ready(lowered)
+                if not lowered.prints:
+                    made[k.content, options] = lowered
+            self.kernels[id(k)] = lowered
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0
@@ -200,7 +212,7 @@ class _Host:
     def _task(self, lowered: LoweredKernel, count: int) -> str:
         """@task(args, low, high, slot): unpacks pointers, finds the slot's scratch, runs the kernel function."""
         name = f"pbk_task{len(self.tasks)}"
-        lines = [f"func.func private @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {{"]
+        lines = [f"func.func @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {INTERNAL} {{"]
         pointers = []
         for k in range(count + 1):
             lines += [f"%g{k} = llvm.getelementptr %args[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
@@ -214,12 +226,17 @@ class _Host:
         self.tasks.append("\n".join(lines))
         return name
 
+    def distinct(self) -> tuple[LoweredKernel, ...]:
+        """Each lowered kernel once, in order."""
+        return tuple({k.name: k for k in self.kernels.values()}.values())
+
     def text(self) -> str:
         declared = []
-        for lowered in self.kernels.values():
+        for lowered in self.distinct():
             types = ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
             declared.append(f"func.func private @{lowered.name}({', '.join(types)})")
-        main = ["func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {", *self.lines, "return", "}"]
+        head = f"func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {INTERNAL} {{"
+        main = [head, *self.lines, "return", "}"]
         return "\n".join([*declared, *self.tasks, *main])
 
 
@@ -228,11 +245,20 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions],
-               threads_of: Callable[[Kernel], int]) -> LoweredProgram:
-    """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered."""
-    host = _Host(program, options_of, threads_of)
+def module_text(kernels: Iterable[LoweredKernel]) -> str:
+    """One module of several kernels' functions."""
+    kernels = tuple(kernels)
+    declared = sorted(frozenset().union(*(k.declarations for k in kernels)))
+    return "\n".join([*declared, *(k.text for k in kernels)])
+
+
+def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
+               ready: Callable[[LoweredKernel], None] = lambda kernel: None) -> LoweredProgram:
+    """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered.
+
+    `ready` is called with each kernel, in order, before the next one is lowered.
+    """
+    host = _Host(program, options_of, threads_of, ready)
     host.steps(program.steps)
-    declared = sorted(frozenset().union(*(k.declarations for k in host.kernels.values())))
-    return LoweredProgram("\n".join([*declared, *(k.text for k in host.kernels.values())]), host.text(),
-                          max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), tuple(host.kernels.values()))
+    kernels = host.distinct()
+    return LoweredProgram(module_text(kernels), host.text(), max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), kernels)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class Buf:
     @property
     def strides(self) -> tuple[int, ...]:
         """Element strides, row major."""
-        return tuple(math.prod(self.shape[k + 1 :]) for k in range(len(self.shape)))
+        return tuple(itertools.accumulate(self.shape[:0:-1], operator.mul, initial=1))[::-1] if self.shape else ()
 
     @property
     def root(self) -> Buf:

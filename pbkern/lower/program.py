@@ -68,6 +68,11 @@ class LoweredKernel:
     declarations: frozenset[str] = frozenset()
     copies: tuple[int, ...] = ()
 
+    @property
+    def prints(self) -> bool:
+        """Whether the text holds numbers of print sites."""
+        return traces.DECLARATION in self.declarations
+
 
 class KernelLowering:
     """State of lowering one kernel."""

@@ -42,7 +42,13 @@ class NestSchedule:
 
 def flat_index(buf: Buf, index) -> Affine:
     """The element's place in the buffer."""
-    return sum((i * s for i, s in zip(index, buf.strides)), Affine())
+    terms: dict = {}
+    const = 0
+    for i, stride in zip(index, buf.strides):
+        const += i.const * stride
+        for s, c in i.terms:
+            terms[s] = terms.get(s, 0) + c * stride
+    return Affine.make(terms, const)
 
 
 def flat_coefficient(buf, index, dim: str) -> int | None:

@@ -2,6 +2,10 @@
 
 A real `mlir` package is preferred; otherwise the bindings inside the torch-mlir wheel are used, which is upstream
 MLIR and needs no torch. Nothing else in pbkern imports either.
+
+Several threads may compile. What takes long, passes and code generation, is called through ctypes, which lets other Python
+threads run meanwhile; the bindings' own methods do not. Whatever uses the context takes turns: parsers and passes load
+dialects into it. Code generation has an LLVM context of its own and takes no turn.
 """
 
 from __future__ import annotations
@@ -12,25 +16,27 @@ import importlib
 import importlib.util
 import pathlib
 import tempfile
+import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
 
 from ..errors import InternalError, TargetError
 
 PACKAGES = ("mlir", "torch_mlir")
-# The execution engine calls registered functions by their name with this in front.
-ENGINE_PREFIX = "_mlir_ciface_"
-# Passes that are nested in functions run on several of them at a time.
+# Passes that are nested in functions run on several of them at a time. Blocks need no simplification: lowering makes none
+# that are equal or unreachable.
+CANONICALIZE = "canonicalize{region-simplify=disabled},cse"
 KERNEL_PASSES = (
-    "func.func(canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
-    "convert-vector-to-llvm{reassociate-fp-reductions=1},convert-math-to-llvm,convert-arith-to-llvm,convert-index-to-llvm),"
-    "finalize-memref-to-llvm,convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
-    "reconcile-unrealized-casts,llvm.func(canonicalize,cse)"
+    f"func.func({CANONICALIZE},convert-scf-to-cf,convert-vector-to-llvm{{reassociate-fp-reductions=1}},"
+    "convert-math-to-llvm,convert-arith-to-llvm),finalize-memref-to-llvm,"
+    "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
+    f"reconcile-unrealized-casts,llvm.func({CANONICALIZE})"
 )
 HOST_PASSES = (
     "convert-scf-to-cf,convert-arith-to-llvm,convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,"
     "reconcile-unrealized-casts"
 )
+_turn = threading.RLock()
 
 
 @functools.cache
@@ -74,10 +80,45 @@ def context():
     return ctx
 
 
+class _Name(ctypes.Structure):
+    """MlirStringRef."""
+
+    _fields_ = [("characters", ctypes.c_char_p), ("length", ctypes.c_size_t)]
+
+    @classmethod
+    def of(cls, text: str) -> _Name:
+        data = text.encode()
+        return cls(data, len(data))
+
+
+@functools.cache
+def _c() -> ctypes.CDLL:
+    """MLIR's C interface. Handles, and structures that hold one pointer, are pointers to ctypes."""
+    # Looking a name up in a library of the bindings searches those that it links to.
+    library = ctypes.CDLL(bindings().register.__file__)
+    for name, result, arguments in (
+        ("mlirPassManagerRunOnOp", ctypes.c_int8, (ctypes.c_void_p, ctypes.c_void_p)),
+        ("mlirExecutionEngineRegisterSymbol", None, (ctypes.c_void_p, _Name, ctypes.c_void_p)),
+        ("mlirExecutionEngineLookup", ctypes.c_void_p, (ctypes.c_void_p, _Name)),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _handle(value) -> int:
+    """The C handle of a bindings' object, for as long as that lives."""
+    capsule, api = value._CAPIPtr, ctypes.pythonapi
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    return api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
+
+
 def parse(text: str):
     """Module of a text. Raises InternalError with the parser's diagnostic."""
     m = bindings()
-    with context():
+    with _turn, context():
         try:
             return m.ir.Module.parse(text)
         except m.ir.MLIRError as e:
@@ -85,20 +126,27 @@ def parse(text: str):
 
 
 def run_passes(module, passes: str):
-    """Runs a pass list in place. Raises InternalError with the diagnostics."""
+    """Runs a pass list in place. Raises InternalError; the diagnostics of a pass are on stderr.
+
+    The module is verified once, at the end: verification after each pass takes nearly as long as the passes themselves.
+    """
     m = bindings()
-    with context():
+    with _turn, context():
         try:
-            m.passmanager.PassManager.parse(f"builtin.module({passes})").run(module.operation)
+            manager = m.passmanager.PassManager.parse(f"builtin.module({passes})")
+            manager.enable_verifier(False)
+            if not _c().mlirPassManagerRunOnOp(_handle(manager), _handle(module.operation)):
+                raise InternalError("a pass failed", why="MLIR's messages are on stderr")
+            module.operation.verify()
         except m.ir.MLIRError as e:
-            raise InternalError("a pass failed", why=str(e)[:2000]) from None
+            raise InternalError("passes made a module that is not well-formed", why=str(e)[:2000]) from None
     return module
 
 
 def join(module, other) -> None:
     """Moves the definitions of `other` into `module`; declarations that `module` defines are dropped."""
     m = bindings()
-    with context(), m.ir.Location.unknown():
+    with _turn, context(), m.ir.Location.unknown():
         have = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
         for op in list(other.body.operations):
             if op.attributes["sym_name"].value not in have:
@@ -108,16 +156,17 @@ def join(module, other) -> None:
 def check_lowered(module) -> None:
     """Translation of anything but LLVM dialect can end the process: look first. Raises InternalError."""
 
-    def visit(op) -> None:
-        for region in op.regions:
-            for block in region:
-                for o in block.operations:
-                    if not o.operation.name.startswith("llvm."):
-                        raise InternalError(f"operation {o.operation.name} was not lowered")
-                    visit(o.operation)
+    def check(op) -> None:
+        if not op.name.startswith("llvm."):
+            raise InternalError(f"operation {op.name} was not lowered")
 
     with context():
-        visit(module.operation)
+        for function in module.body.operations:
+            check(function.operation)
+            for region in function.operation.regions:
+                for block in region:
+                    for op in block:  # LLVM dialect has no regions within functions
+                        check(op.operation)
 
 
 def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int]) -> bytes:
@@ -127,13 +176,14 @@ def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int
       function: one that the module defines: looking it up makes the engine compile.
       symbols: addresses of the functions that the module declares, which the engine wants to know beforehand.
     """
-    m = bindings()
-    with context():
+    m, c = bindings(), _c()
+    with _turn, context():
         engine = m.engine.ExecutionEngine(module, opt_level=opt_level)
-        for name, address in symbols.items():
-            engine.register_runtime(name.removeprefix(ENGINE_PREFIX), ctypes.CFUNCTYPE(None)(address))
-        engine.initialize()
-        engine.raw_lookup(function)
-        with tempfile.NamedTemporaryFile(suffix=".o") as file:
-            engine.dump_to_object_file(file.name)
-            return file.read()
+    for name, address in symbols.items():
+        c.mlirExecutionEngineRegisterSymbol(_handle(engine), _Name.of(name), address)
+    engine.initialize()
+    if not c.mlirExecutionEngineLookup(_handle(engine), _Name.of(function)):
+        raise InternalError(f"LLVM made no code for `{function}`", why="its messages are on stderr")
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        engine.dump_to_object_file(file.name)
+        return file.read()

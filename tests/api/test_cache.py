@@ -351,7 +351,7 @@ def test_the_command_counts_and_clears(store, capsys):
 
 
 def test_objects_that_nobody_completes_are_refused(store):
-    code = compiled(norm, X).code.object
+    (code,) = compiled(norm, X).code.objects
     with pytest.raises(InternalError, match="which nothing defines"):
         objects.Image(code, {})
     for damaged in (b"", b"\x7fELF", code[:64], code[: len(code) // 2], code[:18] + b"\x07" + code[19:]):

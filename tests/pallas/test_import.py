@@ -574,6 +574,19 @@ def test_debug_print(capfd):
     assert sorted(capfd.readouterr().out.splitlines()) == ["last: 3.0 of 1", "x = [1. 2.]", "x = [4.2 2.4]"]
 
 
+def test_kernels_of_one_program_print_each_in_its_way(capfd):
+    def copied(text):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[...]
+            jax.debug.print(text, x_ref)
+
+        return pl.pallas_call(kernel, out_shape=struct(2))
+
+    f = pbkern.jit(lambda x: copied("second {}")(copied("first {}")(x)))
+    jax.block_until_ready(f(np.array([1, 2], "f4")))
+    assert capfd.readouterr().out.splitlines() == ["first [1. 2.]", "second [1. 2.]"]
+
+
 # --- imported kernels are kernels ----------------------------------------------------------------------------------
 
 

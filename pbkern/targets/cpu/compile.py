@@ -1,7 +1,7 @@
 """HostProgram -> machine code and a registered XLA FFI target. The one place that compiles.
 
-A program's code is an object file, made by MLIR and LLVM or found in the store on disk (cache.py) under the program's
-content (content.py), and loaded by objects.py either way. With a hit nothing is lowered and MLIR is not imported: the
+A program's code are object files, made by MLIR and LLVM (generate.py) or found in the store on disk (cache.py) under the
+program's content (content.py), and loaded by objects.py either way. With a hit nothing is lowered and MLIR is not imported: the
 nests and texts of such a program are made when somebody asks for them.
 
 Compiled programs are kept for the life of the process: XLA holds raw addresses of their handlers.
@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import jax
@@ -25,13 +25,11 @@ from ...dsl.host import HostProgram
 from ...dsl.kernel import ArrayType, Kernel
 from ...errors import InternalError
 from ...lower.host import ALIGNMENT, LoweredProgram, default_threads, lower_host
-from ...lower.program import LowerOptions
+from ...lower.program import LoweredKernel, LowerOptions
 from ...lower.traces import TRACE
 from .. import mlir
-from . import content, objects, runtime, traces
+from . import content, generate, objects, runtime, traces
 
-# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
-VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
 KIND = "code"
 # What progress lines call the stages that may take long.
 STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function", "load": "loading"}
@@ -45,20 +43,27 @@ class Code:
     """Machine code of one program, as it is kept on disk.
 
     Attributes:
-      object: an ELF object file with @pbk_handler and @pbk_call.
+      objects: ELF object files. Each may call functions of those before it; the last has @pbk_handler and @pbk_call.
       arena_bytes: memory of one call for temporaries and scratch.
     """
 
-    object: bytes
+    objects: tuple[bytes, ...]
     arena_bytes: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.objects))
+
     def packed(self) -> bytes:
-        return json.dumps({"arena_bytes": self.arena_bytes}).encode() + b"\n" + self.object
+        head = {"arena_bytes": self.arena_bytes, "sizes": [len(o) for o in self.objects]}
+        return b"".join([json.dumps(head).encode(), b"\n", *self.objects])
 
     @classmethod
     def unpacked(cls, payload: bytes) -> Code:
-        head, _, code = payload.partition(b"\n")
-        return cls(code, json.loads(head)["arena_bytes"])
+        first, _, rest = payload.partition(b"\n")
+        head = json.loads(first)
+        ends = list(itertools.accumulate(head["sizes"]))
+        return cls(tuple(rest[end - size : end] for end, size in zip(ends, head["sizes"])), head["arena_bytes"])
 
 
 @dataclass
@@ -69,7 +74,7 @@ class Compiled:
       ffi_name: name under which the handler is registered with XLA.
       code: its machine code.
       from_disk: whether an earlier process had compiled it.
-      times: milliseconds per stage.
+      times: milliseconds per stage; those of different kernels overlap.
     """
 
     program: HostProgram
@@ -88,7 +93,8 @@ class Compiled:
     @functools.cached_property
     def llvm(self) -> str:
         """Text of the LLVM dialect module."""
-        return str(_module(self.program, self.lowered, lambda stage, f, *args: f(*args)))
+        host = _host_text(self.program, self.lowered)
+        return str(generate.llvm_module(self.lowered.kernels, host, lambda stage, f, *args: f(*args)))
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs on this thread on NumPy arrays; inputs must be contiguous."""
@@ -124,24 +130,26 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
         progress.step(f"{program.name}: {STAGES.get(stage, stage)}")
         start = time.perf_counter()
         result = f(*args)
-        times[stage] = (time.perf_counter() - start) * 1e3
+        times[stage] = times.get(stage, 0.0) + (time.perf_counter() - start) * 1e3
         return result
 
-    def lower() -> LoweredProgram:
+    def lower(ready: Callable[[LoweredKernel], None] = lambda kernel: None) -> LoweredProgram:
         count = itertools.count(1)
 
         def announced(kernel: Kernel) -> LowerOptions:  # asked for as each kernel's turn comes
             progress.step(f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering")
             return options_of(kernel)
 
-        return lower_host(program, announced, threads_of)
+        return lower_host(program, announced, threads_of, ready)
 
     made: list[LoweredProgram] = []
 
     def make() -> Code:
         mlir.bindings()  # a missing package is reported before any work
-        made.append(timed("lower", lower))
-        return _generate(program, made[0], opt_level, timed)
+        with generate.Parts(symbols, opt_level, timed) as parts:
+            made.append(timed("lower", lower, parts.add))
+            made_objects = parts.finish(_host_text(program, made[0]), "pbk_handler")
+        return Code(made_objects, made[0].arena_bytes)
 
     with progress.compiling(program.name):
         symbols = runtime_symbols()
@@ -165,39 +173,34 @@ def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lam
         if payload is not None:
             try:
                 code = Code.unpacked(payload)
-                return code, timed("load", objects.Image, code.object, symbols), True
+                return code, timed("load", _image, code, symbols), True
             except (InternalError, ValueError, KeyError):  # no object of ours: make it anew
                 store.remove(KIND, key)
     code = make()
-    image = timed("load", objects.Image, code.object, symbols)
+    image = timed("load", _image, code, symbols)
     if store is not None and not prints(code):
         timed("write", store.put, KIND, key, code.packed())
     return code, image, False
 
 
+def _image(code: Code, symbols: Mapping[str, int]) -> objects.Image:
+    """The last object's image, which keeps those of the others alive. Raises InternalError."""
+    image = None
+    for made in code.objects:
+        image = objects.Image(made, symbols, image)
+    if image is None:
+        raise InternalError("a program has no object file")
+    return image
+
+
 def prints(code: Code) -> bool:
     """Whether the code holds numbers of print sites, which mean nothing in another process."""
-    return bool(objects.undefined_symbols(code.object) & {TRACE, runtime.PREFIX + TRACE})
+    return any(objects.undefined_symbols(o) & {TRACE, runtime.PREFIX + TRACE} for o in code.objects)
 
 
-def _generate(program: HostProgram, lowered: LoweredProgram, opt_level: int | None, timed: Callable) -> Code:
-    """Machine code of a lowered program. `timed(stage, f, *args)` calls f."""
-    module = _module(program, lowered, timed)
-    mlir.check_lowered(module)
-    if opt_level is None:
-        opt_level = SCALAR_OPT_LEVEL if any(k.has_scalar_loops for k in lowered.lowered) else VECTOR_OPT_LEVEL
-    made = timed("llvm", mlir.object_code, module, opt_level, "pbk_handler", runtime_symbols())
-    return Code(made, lowered.arena_bytes)
-
-
-def _module(program: HostProgram, lowered: LoweredProgram, timed: Callable):
-    """LLVM dialect of the kernels and of the host functions."""
-    module = timed("parse", mlir.parse, lowered.kernels)
-    timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
+def _host_text(program: HostProgram, lowered: LoweredProgram) -> str:
     sizes = tuple(b.type.nbytes for b in program.outputs)
-    text = lowered.host + runtime.program_text(lowered.arena_bytes, len(program.inputs), sizes)
-    mlir.join(module, timed("host", _host_module, text))
-    return module
+    return lowered.host + runtime.program_text(lowered.arena_bytes, len(program.inputs), sizes)
 
 
 @functools.cache
@@ -205,18 +208,14 @@ def runtime_symbols() -> dict[str, int]:
     """Addresses of what compiled programs call, by the names that they call it by."""
 
     def make() -> Code:
-        module = _host_module(runtime.runtime_module_text())
+        module = generate.host_module(runtime.runtime_module_text())
         mlir.check_lowered(module)
-        return Code(mlir.object_code(module, VECTOR_OPT_LEVEL, runtime.SYMBOLS[0], {}))
+        return Code((mlir.object_code(module, generate.VECTOR_OPT_LEVEL, runtime.SYMBOLS[0], {}),))
 
     _, image, _ = _kept("runtime", {}, make)
     _runtime.append(image)
     addresses = {name: image.address(name) for name in runtime.SYMBOLS} | {TRACE: traces.ADDRESS}
     return {runtime.PREFIX + name: address for name, address in addresses.items()}
-
-
-def _host_module(text: str):
-    return mlir.run_passes(mlir.parse(text), mlir.HOST_PASSES)
 
 
 def call(compiled: Compiled, *args):

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from ... import cache
 from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
-from ...jaxprs import fingerprint
 from ...lower.program import LowerOptions
 from .. import mlir
 from . import machine, runtime
@@ -33,16 +32,9 @@ def program_key(program: HostProgram, options_of: Callable[[Kernel], LowerOption
     number = {id(k): n for n, k in enumerate(kernels)}
     # The text of the steps does not tell kernels of one name apart.
     order = tuple(number[id(launch.kernel)] for launch in program.launches())
-    contents = tuple((kernel_content(k), options_of(k), threads_of(k)) for k in kernels)
+    contents = tuple((k.name, k.content, options_of(k), threads_of(k)) for k in kernels)
     positions = tuple(b.position for b in program.buffers)
     return cache.digest((str(program), positions, order, contents, opt_level))
-
-
-def kernel_content(kernel: Kernel) -> tuple:
-    """Equal for kernels with equal code. What a target's options mean is not in it: see program_key."""
-    mappings = tuple((m.array, m.dims, m.memory_space, fingerprint(m.index_map)) for m in (*kernel.inputs, *kernel.outputs))
-    return (kernel.name, kernel.grid, kernel.dynamic_grid, len(kernel.inputs), mappings, kernel.scratch, kernel.aliases,
-            kernel.num_scalar_prefetch, fingerprint(kernel.body))  # fmt: skip
 
 
 @functools.cache

@@ -45,18 +45,24 @@ class Image:
     Args:
       content: the object file.
       symbols: addresses of what it calls, by name; the C library's functions need not be among them.
+      other: an image whose functions it may call, too, and those which that one may call; it lives as long as this one.
     Raises InternalError for damaged files, symbols that nobody defines, and relocations of other kinds.
     """
 
-    def __init__(self, content: bytes, symbols: Mapping[str, int]):
+    def __init__(self, content: bytes, symbols: Mapping[str, int], other: Image | None = None):
+        self.other = other
         try:
-            self._load(content, symbols)
+            self._load(content, {**symbols, **(other.functions() if other else {})})
         except (struct.error, IndexError, ValueError) as e:
             raise InternalError("an object file is damaged", why=f"{len(content)} bytes: {e}") from None
 
     def address(self, name: str) -> int:
         """Where a function that the object defines lies."""
         return self.defined[name]
+
+    def functions(self) -> dict[str, int]:
+        """Addresses of what this object and the others behind it define."""
+        return {**(self.other.functions() if self.other else {}), **self.defined}
 
     def _load(self, content: bytes, symbols: Mapping[str, int]) -> None:
         sections = _sections(content)

@@ -14,6 +14,7 @@ import os
 import re
 
 from ...errors import TargetError
+from ...lower.host import INTERNAL
 
 API_VERSION = (0, 3)
 HUGE_PAGE = 2 << 20
@@ -294,7 +295,7 @@ llvm.mlir.global internal @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<128
 """
 
 RUN = """
-func.func private @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) {
+func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
   %one = arith.constant 1 : i64
   %bytes = arith.constant ARENA_BYTES : i64
   %align = arith.constant ARENA_ALIGN : i64
@@ -325,7 +326,8 @@ def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ..
     """Host functions of one program: @pbk_call (plain pointers) and @pbk_handler (XLA FFI)."""
     align = HUGE_PAGE if arena_bytes >= HUGE_BYTES else 4096
     size = -(-arena_bytes // align) * align
-    run = RUN.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align)).replace("PREFIX", PREFIX)
+    run = RUN.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align))
+    run = run.replace("PREFIX", PREFIX).replace("INTERNAL", INTERNAL)
     return DECLARATIONS + run + _handler(input_count, output_bytes)
 
 

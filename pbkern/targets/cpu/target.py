@@ -106,7 +106,7 @@ class CpuTarget:
         return assembly(compiled)
 
     def memory(self, compiled: cpu_compile.Compiled) -> tuple[int, int]:
-        return compiled.code.arena_bytes, len(compiled.code.object)
+        return compiled.code.arena_bytes, compiled.code.nbytes
 
     def coverage(self) -> dict[str, list[str]]:
         return support.coverage()
@@ -133,8 +133,12 @@ def _fails(f: Callable[[], Any]) -> bool:
 
 def assembly(compiled: cpu_compile.Compiled) -> str:
     """Machine code as objdump prints it. Raises TargetError where objdump is not installed."""
+    return "\n".join(map(_disassembled, compiled.code.objects))
+
+
+def _disassembled(content: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
-        file.write(compiled.code.object)
+        file.write(content)
         file.flush()
         try:
             command = ["objdump", "--disassemble", "--no-show-raw-insn", file.name]

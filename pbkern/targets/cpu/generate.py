@@ -1,0 +1,85 @@
+"""Lowered kernels and host functions -> object files, on threads: kernels compile while the next ones are being lowered.
+
+Kernels are cut into parts by the length of their MLIR text, in order, so that the objects do not depend on timing. A part is
+a module and an object of its own; the last one has the host functions as well. Objects call each other by name.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ...lower.host import default_threads, module_text
+from ...lower.program import LoweredKernel
+from .. import mlir
+
+# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
+VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
+# Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the 5 ms that an engine takes
+# are little.
+PART = 100_000
+# Where functions of other parts lie, as far as the engine is told: its own image is never run.
+ELSEWHERE = 1
+
+
+class Parts:
+    """The parts of one program under way; a context manager, which waits for its threads.
+
+    Args:
+      symbols: addresses of the runtime's functions, by name.
+      opt_level: of LLVM; None: as each part's loops need.
+      timed: timed(stage, f, *args) calls f.
+    """
+
+    def __init__(self, symbols: Mapping[str, int], opt_level: int | None, timed: Callable):
+        self.symbols, self.opt_level, self.timed = dict(symbols), opt_level, timed
+        self.threads = ThreadPoolExecutor(default_threads(), thread_name_prefix="pbkern-compile")
+        self.waiting: list[LoweredKernel] = []
+        self.objects: list[Future[bytes]] = []
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.threads.shutdown(cancel_futures=True)
+
+    def add(self, kernel: LoweredKernel) -> None:
+        """Takes the next kernel; starts a part where that fills it."""
+        self.waiting.append(kernel)
+        if sum(len(k.text) for k in self.waiting) >= PART:
+            self._start(self.waiting[0].name)
+
+    def finish(self, host: str, function: str) -> tuple[bytes, ...]:
+        """Every object, after the last kernel; `function` is one that `host` defines."""
+        self._start(function, host)
+        return tuple(o.result() for o in self.objects)
+
+    def _start(self, function: str, host: str = "") -> None:
+        kernels, self.waiting = tuple(self.waiting), []
+        # Threads run in this context, by which their progress is told.
+        run = contextvars.copy_context().run
+        self.objects.append(self.threads.submit(run, self._object, kernels, host, function, dict(self.symbols)))
+        self.symbols |= {k.name: ELSEWHERE for k in kernels}
+
+    def _object(self, kernels: tuple[LoweredKernel, ...], host: str, function: str, symbols: Mapping[str, int]) -> bytes:
+        module = llvm_module(module_text(kernels), host, self.timed)
+        mlir.check_lowered(module)
+        level = self.opt_level
+        if level is None:
+            level = SCALAR_OPT_LEVEL if any(k.has_scalar_loops for k in kernels) else VECTOR_OPT_LEVEL
+        return self.timed("llvm", mlir.object_code, module, level, function, symbols)
+
+
+def llvm_module(kernels: str, host: str, timed: Callable):
+    """LLVM dialect of kernels' functions and of host functions."""
+    module = timed("parse", mlir.parse, kernels)
+    timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
+    if host:
+        mlir.join(module, timed("host", host_module, host))
+    return module
+
+
+def host_module(text: str):
+    """LLVM dialect of host functions."""
+    return mlir.run_passes(mlir.parse(text), mlir.HOST_PASSES)

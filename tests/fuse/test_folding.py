@@ -1,0 +1,82 @@
+"""Arithmetic of scalar constants is done while a function is planned, bit for bit as XLA does it, and without XLA."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from pbkern.fuse.simplify import simplify
+
+from .checking import planned
+
+FLOATS = ("float32", "float16", "bfloat16")
+INTEGERS = ("int32", "uint8", "int8")
+COMPARISONS = (lax.gt, lax.lt, lax.ge, lax.le, lax.eq, lax.ne)
+ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min)
+
+
+def values(dtype):
+    if dtype in FLOATS:
+        return [0.0, -0.0, 1.5, -3.25, np.inf, -np.inf, np.nan]
+    if dtype == "bool":
+        return [False, True]
+    low, high = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+    return [0, 1, 3, int(high), int(low)]
+
+
+def operations(dtype):
+    """(function, number of operands)"""
+    if dtype == "bool":
+        return [(f, 2) for f in (lax.bitwise_and, lax.bitwise_or, *COMPARISONS)] + [(lax.bitwise_not, 1)]
+    binary = [*ARITHMETIC, lax.div, *COMPARISONS, *(() if dtype in FLOATS else (lax.bitwise_and, lax.bitwise_or))]
+    unary = [lax.neg] if dtype in FLOATS else [lax.neg, lax.bitwise_not]
+    return [(f, 2) for f in binary] + [(f, 1) for f in unary]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool"])
+def test_constants_are_folded_as_xla_computes_them(dtype):
+    for f, count in operations(dtype):
+        for operands in itertools.product([jnp.asarray(v, dtype) for v in values(dtype)], repeat=count):
+            scalars = [np.asarray(x) for x in operands]
+            closed = jax.make_jaxpr(lambda f=f, scalars=scalars: f(*scalars))()
+            if not closed.jaxpr.eqns:
+                continue  # evaluated by JAX while it was traced
+            simple = simplify(closed)
+            if f in (lax.max, lax.min) and not any(scalars) or f is lax.div and dtype in INTEGERS and not scalars[1]:
+                assert simple.jaxpr.eqns  # left alone
+                continue
+            assert not simple.jaxpr.eqns, simple
+            (got,) = map(np.asarray, jax.core.eval_jaxpr(simple.jaxpr, simple.consts))
+            want = np.asarray(f(*operands))
+            assert got.dtype == want.dtype
+            wide = np.float64 if dtype in FLOATS else got.dtype
+            what = f"{f.__name__} of {scalars}"
+            np.testing.assert_array_equal(got.astype(wide), want.astype(wide), err_msg=what)
+            if got.dtype == scalars[0].dtype and dtype in FLOATS and not np.isnan(want):
+                assert np.signbit(got) == np.signbit(want), what
+
+
+def test_planning_compiles_nothing_with_xla():
+    compiled = []
+
+    def listener(event, duration, **_):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    two, three = np.int16(2), np.int16(3)  # a type that no other test here uses: nothing is compiled already
+
+    def f(x):
+        k = lax.div(lax.sub(lax.mul(two, three), lax.neg(two)), lax.max(two, three))
+        return x + lax.select(lax.gt(k, two), k, lax.add(two, three))
+
+    x = np.arange(54, dtype=np.int16).reshape(6, 9)
+    assert [e.primitive.name for e in jax.make_jaxpr(f)(x).jaxpr.eqns].count("mul") == 1
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        planned(f, x)
+        assert not compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)

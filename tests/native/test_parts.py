@@ -1,0 +1,102 @@
+"""A program's kernels compile in parts, on threads, and equal ones once; what runs does not depend on it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pbkern import config
+from pbkern.errors import InternalError
+from pbkern.targets import mlir
+from pbkern.targets.cpu import compile as cpu_compile
+from pbkern.targets.cpu import generate
+from pbkern.targets.cpu.compile import Code, compile_program
+
+from ..fuse.checking import planned
+
+X = np.linspace(-1, 1, 96 * 96, dtype="f").reshape(96, 96)
+
+
+def layers(x, *weights):
+    """Products that no kernel shares."""
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return x
+
+
+def built(f, *args):
+    (program,) = planned(f, *args, disable_affine_fusion=True).programs()
+    with config.override(cache=False):
+        return compile_program(program)
+
+
+def check(compiled, f, *args):
+    (got,) = compiled(*args)
+    np.testing.assert_allclose(got, f(*args), rtol=1e-4, atol=1e-4)
+
+
+def test_equal_kernels_are_lowered_once():
+    weights = [X * k for k in (1.0, 0.5, 0.25)]
+    made = built(layers, X, *weights)
+    assert len(made.program.kernels()) == 6 and len(made.lowered.lowered) == 2  # a product and a tanh
+    check(made, layers, X, *weights)
+
+
+def test_kernels_that_differ_are_lowered_each():
+    def f(x, w):
+        return (x @ w * 2.0) @ w * 3.0 @ w[:, :50]
+
+    made = built(f, X, X)
+    assert len(made.lowered.lowered) == len(made.program.kernels()) - 1  # two of three products are equal
+    check(made, f, X, X)
+
+
+def test_objects_of_several_parts_call_each_other(monkeypatch):
+    monkeypatch.setattr(generate, "PART", 1)
+    made = built(layers, X, X, X)
+    assert len(made.code.objects) == 3  # two kernels and the host functions
+    check(made, layers, X, X, X)
+
+
+def test_objects_do_not_depend_on_timing(monkeypatch):
+    monkeypatch.setattr(generate, "PART", 1)
+    first, second = (built(layers, X, X, X).code for _ in range(2))
+    assert first == second
+
+
+def test_parts_survive_the_store(monkeypatch):
+    monkeypatch.setattr(generate, "PART", 1)
+    made = built(layers, X, X)
+    code = Code.unpacked(made.code.packed())
+    assert code == made.code and len(code.objects) > 1
+    made.image = cpu_compile._image(code, cpu_compile.runtime_symbols())
+    check(made, layers, X, X)
+
+
+def test_errors_of_threads_are_raised(monkeypatch):
+    def fail(module):
+        raise InternalError("operation x was not lowered")
+
+    monkeypatch.setattr(mlir, "check_lowered", fail)
+    cpu_compile.runtime_symbols()
+    with pytest.raises(InternalError, match="was not lowered"):
+        built(layers, X + 1, X)
+
+
+def test_a_pass_that_fails_is_an_error(capfd):
+    text = """
+    func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
+      %b = tosa.abs %a : (tensor<4xf32>) -> tensor<4xf32>
+      return %b : tensor<4xf32>
+    }"""
+    with pytest.raises(InternalError, match="a pass failed"):
+        mlir.run_passes(mlir.parse(text), "one-shot-bufferize")
+    assert "was not bufferized" in capfd.readouterr().err
+
+
+def test_what_is_left_of_other_dialects_is_an_error():
+    module = mlir.parse("func.func @f() { return }")
+    with pytest.raises(InternalError, match="func.func was not lowered"):
+        mlir.check_lowered(module)
+    text = "llvm.func @f() {\n %c = arith.constant 1 : i32\n llvm.return\n}"
+    with pytest.raises(InternalError, match="arith.constant was not lowered"):
+        mlir.check_lowered(mlir.parse(text))
