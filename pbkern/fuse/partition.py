@@ -39,6 +39,8 @@ TIE, FEW_PROGRAMS = 1.002, 0.95
 # do others at a smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
+# Equations that join a group at once, at most: where that fails, each is asked for alone.
+MANY_ALONG = 64
 # A group expands its inputs if its results are at least this many times as large.
 EXPANSION = 4
 
@@ -154,8 +156,15 @@ class Partitioner:
     # -- phase 1: equations in reverse
 
     def run(self) -> Partition:
+        along: list = []  # equations that wait to join the group of their consumers together
         for eqn in reversed(self.jaxpr.eqns):
+            if len(along) < MANY_ALONG and self.rides_along(eqn, along):
+                along.append(eqn)
+                continue
+            self.place_all(along)
+            along = []
             self.place(eqn)
+        self.place_all(along)
         if not self.options_disable_fusion():
             self.settle()
             self.merge_producers()
@@ -196,6 +205,41 @@ class Partitioner:
         # A first reduction stage becomes an ordinary reduction in its body: it is ours on every target.
         reason = None if eqn.primitive is partial_reduce_p else self.supports(eqn)
         return ("xla", reason) if reason else None
+
+    def rides_along(self, eqn, along: list) -> bool:
+        """Whether cheap arithmetic is read only by such of the same shape in one group, or by `along` that is to join it.
+
+        It costs the group what it costs alone and saves its result. Asked one by one, each would price the whole group
+        anew: quadratic in the length of a generator's or a polynomial's arithmetic.
+        """
+        if eqn.primitive.name not in ELEMENTWISE or len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
+            return False
+        (v,) = eqn.outvars
+        consumers = self.consumers.get(v, ())
+        like = all(c.primitive.name in ELEMENTWISE and c.outvars[0].aval.shape == v.aval.shape for c in consumers)
+        if not consumers or not like or v in self.results or is_heavy(eqn, self.machine) or self.options_disable_fusion():
+            return False
+        groups = [self.nodes_of.get(id(c)) for c in consumers if not any(c is a for a in along)]
+        if along:
+            groups.append(self.nodes_of[id(self.consumers[along[0].outvars[0]][0])])
+        if any(g is None or len(g) != 1 or g[0] is not groups[0][0] for g in groups):
+            return False
+        return groups[0][0].kind == "group" and not self.waits(eqn, [groups[0][0]])
+
+    def place_all(self, along: list) -> None:
+        """Joins equations that ride along to their group at once; one by one where that does not gain."""
+        if len(along) > 1:
+            (group,) = self.nodes_of[id(self.consumers[along[0].outvars[0]][0])]
+            eqns = [*along, *group.eqns]
+            schedule, _ = self.attempt(eqns, group.outputs, group.schedule, along[0])
+            before = group.seconds + sum(map(self.alone, along))
+            if schedule is not None and schedule.cost.seconds <= before * TIE:
+                for e in along:
+                    self.record(e, True, "", before, schedule)
+                self.set_group(group, eqns, group.outputs, schedule)
+                return
+        for e in along:
+            self.place(e)
 
     def place(self, eqn) -> None:
         kind = self.outside_kind(eqn)

@@ -43,3 +43,23 @@ def test_groups_that_stay_apart_are_asked_once(monkeypatch):
     planned(block, *ARGUMENTS)
     assert any(done for _, done in asked)  # so that all pairs are looked at again
     assert len({pair for pair, _ in asked}) == len(asked)
+
+
+def test_long_arithmetic_is_priced_in_parts(monkeypatch):
+    priced = []
+    schedule_at = partition.schedule_at
+
+    def counted(eqns, *args):
+        priced.append(len(eqns))
+        return schedule_at(eqns, *args)
+
+    def long(x):
+        for k in range(300):
+            x = x * 1.5 + x / (k + 2)
+        return x
+
+    monkeypatch.setattr(partition, "schedule_at", counted)
+    plan = planned(long, np.ones((64, 64), np.float32))
+    assert len(plan.kernels()) == 1
+    equations = len(plan.jaxpr.eqns)
+    assert equations >= 600 and sum(priced) < 20 * equations  # each alone: half the square of their number
