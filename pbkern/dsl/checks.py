@@ -41,7 +41,8 @@ def check(condition, message: str, *values, **named) -> None:
 
     Interpreted, the call ends there. Compiled, every program runs to its end and the error is raised after the call: as
     CheckError where the kernel is called by itself; a jitted function raises what JAX makes of it, with the same text.
-    The error names a file in which the kernel, with the operands that it had, fails the same way.
+    The error names a file in which the kernel, with the operands that it had, fails the same way; for its sake, a compiled
+    kernel with checks copies operands that it updates in place before it starts.
     """
     if np.shape(condition) != ():
         raise KernelError(

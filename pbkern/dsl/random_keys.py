@@ -118,6 +118,13 @@ def _same(run, eqn, x) -> list:
     return [x]
 
 
+def _rng_bit_generator(run, eqn, *operands) -> list:
+    raise UnsupportedOp(
+        "random numbers of XLA's generator in a body", at=_jax.user_line(eqn),
+        why="`rng_bit_generator`, which rbg keys need, has no rule", hint='jax.random.key(seed, impl="threefry2x32")',
+    )  # fmt: skip
+
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
@@ -150,6 +157,7 @@ RULES: dict[str, Callable[..., list]] = {
     "random_wrap": _same,
     "random_unwrap": _same,
     "random_clone": _same,
+    "rng_bit_generator": _rng_bit_generator,
     "threefry2x32": lambda run, eqn, *words: threefry2x32(*words),
     "iota_2x32_shape": lambda run, eqn: iota_2x32(tuple(eqn.params["shape"])),
 }

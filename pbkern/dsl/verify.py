@@ -16,6 +16,7 @@ from .. import _jax
 from ..errors import KernelError
 from ..jaxprs import inner_jaxprs
 from .kernel import Blocked, BlockMapping, Element, Kernel
+from .refs import Range, ref_access
 
 KINDS = "biufcV"  # V: the small float types of ml_dtypes
 
@@ -212,6 +213,8 @@ def _verify_equation(k: Kernel, eqn) -> None:
             at=at,
             why=f"grid={k.grid}",
         )
+    if eqn.primitive.name in _jax.REF_PRIMITIVES:
+        _verify_slices(k, eqn, at)
     if eqn.primitive is lax.reshape_p:  # JAX leaves this to XLA
         old, new = eqn.invars[0].aval, eqn.outvars[0].aval
         if old.size != new.size:
@@ -220,6 +223,17 @@ def _verify_equation(k: Kernel, eqn) -> None:
                 at=at,
                 why=f"{old.str_short()} has {old.size}, {new.str_short()} has {new.size}",
             )
+
+
+def _verify_slices(k: Kernel, eqn, at) -> None:
+    shape, _ = _jax.ref_type(eqn.invars[0].aval)
+    for axis, (i, n) in enumerate(zip(ref_access(eqn).indices, shape)):
+        if isinstance(i, Range) and i.size and (i.size - 1) * i.stride >= n:
+            raise KernelError(
+                f"a slice in kernel `{k.name}` is longer than its Ref", at=at,
+                why=f"{i.size} elements" + (f", {i.stride} apart," if i.stride != 1 else "") + f" of {n} along axis {axis}",
+                hint="a shorter slice, or a masked load",
+            )  # fmt: skip
 
 
 def _equations(jaxpr: jex.Jaxpr) -> Iterator:

@@ -97,7 +97,7 @@ def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
         if eqn.primitive.name == "run_scoped":
             inner = eqn.params["jaxpr"]
             found[id(inner)] = tuple(allocation(v.aval, eqn) for v in inner.invars)
-        if eqn.primitive.name == "new_ref":
+        if eqn.primitive.name in ("new_ref", "empty_ref"):
             found[id(eqn)] = (allocation(eqn.outvars[0].aval, eqn),)
         for inner in inner_jaxprs(eqn):
             found |= scoped_allocations(inner.jaxpr)
@@ -209,6 +209,12 @@ def _new_ref(importer, eqn, value):
     if not _jax.is_semaphore(dtype):
         view(ref, dtype, ()).swap(value, want_old=False)
     return [ref]
+
+
+@RULES.register("empty_ref")
+def _empty_ref(importer, eqn):
+    """jax.empty_ref: what it holds is not specified."""
+    return importer.scoped[id(eqn)]
 
 
 @RULES.register("freeze")

@@ -17,6 +17,11 @@ def wrapped(words):
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
+def add_more(n, carry):
+    key, total = carry
+    return jax.random.fold_in(key, n), total + jax.random.uniform(key, SHAPE)
+
+
 DRAWS = {
     "legacy key": (lambda words: jax.random.uniform(words, SHAPE), jnp.float32),
     "typed key": (lambda words: jax.random.bits(wrapped(words), SHAPE, jnp.uint32), jnp.uint32),
@@ -25,9 +30,7 @@ DRAWS = {
         jax.random.bernoulli(k, 0.3, SHAPE[1:]) for k in jax.random.split(wrapped(words), SHAPE[0])]), jnp.bool_),
     "chosen and stacked": (lambda words: jax.random.bits(jnp.where(
         words[0] > 3, jnp.stack([wrapped(words)] * 2), jax.random.split(wrapped(words)))[1], SHAPE, jnp.uint16), jnp.uint16),
-    "carried": (lambda words: lax.fori_loop(0, 3, lambda n, c: (
-        jax.random.fold_in(c[0], n), c[1] + jax.random.uniform(c[0], SHAPE)),
-        (wrapped(words), jnp.zeros(SHAPE)))[1], jnp.float32),
+    "carried": (lambda words: lax.fori_loop(0, 3, add_more, (wrapped(words), jnp.zeros(SHAPE)))[1], jnp.float32),
 }  # fmt: skip
 
 

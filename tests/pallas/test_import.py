@@ -17,7 +17,7 @@ from jax.experimental.pallas import triton as plt
 
 import pbkern
 from pbkern.dsl.text import rebuild, same_kernel
-from pbkern.errors import UnsupportedOp
+from pbkern.errors import KernelError, UnsupportedOp
 from pbkern.frontends.pallas import import_call
 
 F32 = jnp.float32
@@ -459,6 +459,14 @@ def test_rounding_to_8_bit_floats(dtype, source):
     with np.errstate(all="ignore"):
         want = x.astype(dtype)
     np.testing.assert_array_equal(np.asarray(got).astype(np.float32), want.astype(np.float32))
+
+
+def test_a_slice_longer_than_its_ref_is_an_error():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[pl.ds(16)]
+
+    with pytest.raises(KernelError, match=r"longer than its Ref\n  at   .*test_import.py[\s\S]*16 elements of 8 along axis 0"):
+        one_program(kernel, struct(16), jnp.zeros(8))
 
 
 def rounded_once(x, dtype):

@@ -34,6 +34,17 @@ def test_a_ref_made_in_a_loop_starts_anew_each_time():
     np.testing.assert_array_equal(pl.pallas_call(kernel, out_shape=STRUCT)(X), 10)
 
 
+def test_empty_refs_of_jax():
+    def kernel(x_ref, o_ref):
+        made = jax.empty_ref(jax.ShapeDtypeStruct((32,), jnp.float32), memory_space=pltpu.VMEM)
+        made[...] = x_ref[...] + 1
+        o_ref[...] = made[...] * 2
+
+    x = jnp.arange(32, dtype=jnp.float32)
+    got = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((32,), jnp.float32))(x)
+    np.testing.assert_array_equal(got, (x + 1) * 2)
+
+
 def test_empty_refs_and_semaphores():
     def kernel(x_ref, o_ref):
         buffer, sem = pl.empty_ref_like(pltpu.VMEM((32,), jnp.float32)), pl.empty_ref_like(pltpu.SemaphoreType.DMA(()))
