@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from jax.extend import core as jex
 
+from ..jaxprs import SCATTERS
 from ..machine import Machine
 from .access import ELEMENTWISE, Access, block_shape
+from .access_scatter import Form
 from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
@@ -44,6 +46,11 @@ RECOMPUTE_LIMIT = 1.3
 CONTRACTION_EFFICIENCY = 0.93
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
 UNBALANCED = 0.05
+# Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way.
+READ_INDEX_CYCLES = 2.0
+WINDOW_CYCLES = 3.0
+MISPREDICTED_CYCLES = 15.0
+LINE_BYTES = 64
 # Operands of rows this many bytes long, and of at least so many, are copied by every program that reads them.
 PACKED_ROW_BYTES = 2048
 
@@ -113,6 +120,8 @@ def operations_per_element(eqn, machine: Machine) -> float:
         or name in ("argmax", "argmin", "partial_reduce")
     ):
         return machine.cycles(name) * math.prod(eqn.invars[0].aval.shape) / out
+    if name in SCATTERS:
+        return max(1.0, machine.cycles(name) * math.prod(eqn.invars[2].aval.shape) / out)
     if name == "integer_pow":
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
     if name == "sort":
@@ -123,6 +132,8 @@ def operations_per_element(eqn, machine: Machine) -> float:
 def is_heavy(eqn, machine: Machine) -> bool:
     """Is one element so dear that computing it twice is worse than storing it?"""
     name = eqn.primitive.name
+    if name in SCATTERS:
+        return True
     return (name in CONTRACTIONS or name.startswith("reduce_") or name == "sort") and (
         operations_per_element(eqn, machine) >= HEAVY_OPERATIONS
     )
@@ -131,6 +142,8 @@ def is_heavy(eqn, machine: Machine) -> bool:
 def _step_seconds(step: Step, machine: Machine) -> float:
     """Time of one step of one program on one core."""
     eqn, shape = step.eqn, block_shape(step.out)
+    if eqn.primitive.name in SCATTERS:
+        return _scatter_seconds(step, machine)
     operations = operations_per_element(eqn, machine) * math.prod(shape)
     if not operations:
         return 0.0
@@ -155,6 +168,25 @@ def _step_seconds(step: Step, machine: Machine) -> float:
     return operations / lanes / fill / machine.clock_hz
 
 
+def _scatter_seconds(step: Step, machine: Machine) -> float:
+    """Time of one program's scatter: storing the operand, reading all indices, and the windows of its own updates."""
+    eqn, (operand, indices, updates) = step.eqn, step.pull.inputs
+    size = itemsize(eqn.outvars[0])
+    vector = size * machine.lanes(size)
+    windows = volume(indices[:-1])
+    own = windows * Form.of(eqn).share(eqn, step.out)
+    window_bytes = volume(updates) / max(windows, 1) * size
+    block_bytes = volume(operand) * size
+    cycles = block_bytes / vector + windows * READ_INDEX_CYCLES * max(indices[-1].size, 1)
+    if own < windows:  # whether an update belongs to a program cannot be foreseen
+        cycles += 2 * own * (1 - own / windows) * MISPREDICTED_CYCLES
+    cycles += own * (WINDOW_CYCLES + math.ceil(window_bytes / vector))
+    lines = own * math.ceil(window_bytes / LINE_BYTES)
+    near = machine.l3_bandwidth if block_bytes <= machine.l3_bytes // 2 else machine.dram_bandwidth
+    trips = 2 * LINE_BYTES * lines / (near / machine.cores) if block_bytes > machine.l2_bytes // 2 else 0.0
+    return cycles / machine.clock_hz + trips
+
+
 def recompute_of(step: Step, programs: int) -> float:
     full = math.prod(step.eqn.outvars[0].aval.shape)
     return programs * volume(step.out) / max(full, 1)
@@ -175,15 +207,17 @@ def evaluate(
     """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
     programs = math.prod(grid)
     per_program = needed = done = 0.0
-    stored = _stored_values(requests)
+    stored = _stored_values(requests, {v for v, _ in outputs})
+    evaluated = _evaluated_shares(requests, outputs)
     sizes: list[int] = []
     for step in requests.steps:
-        seconds = _step_seconds(step, machine)
-        factor = recompute_of(step, programs)
+        share = evaluated[id(step)]
+        seconds = _step_seconds(step, machine) * share
+        factor = recompute_of(step, programs) * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
             return None
         per_program += seconds + _packing_seconds(step, machine)
-        operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs
+        operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs * share
         done += operations
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):
@@ -217,7 +251,27 @@ def evaluate(
     )
 
 
-def _stored_values(requests: Requests) -> set:
+def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
+    """id of a step -> the part of its block that a program evaluates: of updates that a scatter reads, its own."""
+    wanted = {v: 1.0 for v, _ in outputs}
+    shares: dict[int, float] = {}
+    for step in reversed(requests.steps):
+        eqn = step.eqn
+        share = max((wanted.get(v, 0.0) for v in eqn.outvars), default=1.0)
+        shares[id(step)] = share if eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in VIEWS else 1.0
+        for k, a in enumerate(eqn.invars):
+            if not isinstance(a, jex.Literal):
+                wanted[a] = max(wanted.get(a, 0.0), shares[id(step)] * _read_share(step, k))
+    return shares
+
+
+def _read_share(step: Step, operand: int) -> float:
+    """The part of an operand's block that a step reads."""
+    of_scatter = step.eqn.primitive.name in SCATTERS and operand == 2
+    return Form.of(step.eqn).share(step.eqn, step.out) if of_scatter else 1.0
+
+
+def _stored_values(requests: Requests, results: set) -> set:
     """Values that a program keeps in scratch.
 
     Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
@@ -229,15 +283,18 @@ def _stored_values(requests: Requests) -> set:
         for a in s.eqn.invars:
             if not isinstance(a, jex.Literal):
                 readers[a] = readers.get(a, 0) + 1
-    stored = set()
+    stored = {v for s in requests.steps if s.eqn.primitive.name in SCATTERS for v in s.eqn.outvars if v not in results}
+    chosen_by = _index_values(requests)
     for s in requests.steps:
         name = s.eqn.primitive.name
+        if name == "concatenate" and s.eqn.outvars[0] in chosen_by:
+            continue  # each index vector is read one number at a time
         shifted = name in VIEWS and name not in ("broadcast_in_dim", "iota", "reshape", "squeeze")
         if name in ELEMENTWISE or (name in VIEWS and not shifted):
             continue
         for atom in s.eqn.invars:
-            if name in SINGLE_PASS and not isinstance(atom, jex.Literal) and readers.get(atom) == 1:
-                continue  # reduced while it is made
+            if (name in SINGLE_PASS or name in SCATTERS) and not isinstance(atom, jex.Literal) and readers.get(atom) == 1:
+                continue  # reduced or scattered while it is made
             while not isinstance(atom, jex.Literal) and atom in makers:
                 maker = makers[atom].eqn
                 if maker.primitive.name not in VIEWS or not maker.invars:
@@ -245,6 +302,17 @@ def _stored_values(requests: Requests) -> set:
                     break
                 atom = maker.invars[0]  # a view of what is stored
     return stored
+
+
+def _index_values(requests: Requests) -> set:
+    """The indices of scatters, and what they are made of by arithmetic and views."""
+    found: set = set()
+    for s in reversed(requests.steps):
+        if s.eqn.primitive.name in SCATTERS:
+            found.add(s.eqn.invars[1])
+        elif any(v in found for v in s.eqn.outvars) and s.eqn.primitive.name in (*ELEMENTWISE, *VIEWS):
+            found.update(a for a in s.eqn.invars if not isinstance(a, jex.Literal))
+    return found
 
 
 def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Machine) -> float:
@@ -290,6 +358,8 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
 def elements_read(requests: Requests, v, access: Access) -> int:
     """Elements of an input that one program reads: of a table that is only looked up, those it finds there."""
     readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
+    if readers and all(s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v for s in readers):
+        return math.ceil(volume(access) * min(1.0, sum(_read_share(s, 2) for s in readers)))
     looked_up = [s for s in readers if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
     if not readers or len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
         return volume(access)

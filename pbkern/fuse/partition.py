@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
+from ..jaxprs import SCATTERS
 from ..machine import Machine
-from . import access_shapes  # noqa: F401  (registers access rules)
+from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
 from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
@@ -226,6 +227,9 @@ class Partitioner:
                 return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
             parts = partition(closed, self.machine, self.supports, self.options)
             bad = next((n for n in parts.nodes if n.kind == "xla"), None)
+            if any(e.primitive.name in SCATTERS for n in parts.nodes for e in n.eqns):
+                # Each step would copy the array, which XLA updates where it lies.
+                return Node("xla", [eqn], list(eqn.outvars), reason="a scatter in its body")
             if bad is not None:
                 reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
                 return Node("xla", [eqn], list(eqn.outvars), reason=reason)

@@ -23,8 +23,9 @@ from . import decide, elementwise
 from .builder import ELEMENTS
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .reductions import CONTRACTIONS
+from .scatters import scatter
 from .shapes import VIEWS, index_value
-from .values import TEST_COST, ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
+from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
@@ -245,6 +246,8 @@ class BodyBuilder:
             return [self.grid_sizes[eqn.params["axis"]]]
         if name == "sort":
             return self._sort(eqn, ins)
+        if name in jaxprs.SCATTERS:
+            return [self.new(scatter(self, eqn, ins))]
         if name in VIEWS:
             return [self.new(VIEWS.lookup(name)(self, eqn, ins))]
         if name in CONTRACTIONS:
@@ -363,6 +366,8 @@ class BodyBuilder:
             g = guard or v.guard
             args = [self.pull(a, tuple(i), nest, g, memo) for a, i in zip(v.operands, v.route(ix))]
             return v.combine(self.pool, ix, args)
+        if isinstance(v, Joined) and (part := v.part(ix)) is not None:
+            return self.pull(*part, nest, guard, memo)
         if isinstance(v, Contract) and nest is not None:
             return self._inline_contract(v, ix, nest)
         if isinstance(v, (Contract, Opaque)):  # a scalar outside any nest, or decided too late to inline

@@ -8,6 +8,7 @@ from .. import jaxprs
 from . import control_flow, elementwise
 from .builder import ELEMENTS, SUB_BYTE
 from .reductions import CONTRACTIONS
+from .scatters import supports as scatter_supports
 from .shapes import VIEWS
 
 OTHERS = ("sort", "get", "swap", "addupdate", "masked_load", "masked_store", "program_id", "num_programs", "in_bounds")
@@ -27,6 +28,8 @@ def supports(eqn) -> str | None:
         if elementwise.supports(name, ins, np.dtype(eqn.outvars[0].aval.dtype)):
             return None
         return f"`{name}` is not covered for {', '.join(d.name for d in ins)}"
+    if name in jaxprs.SCATTERS:
+        return scatter_supports(eqn)
     if name in VIEWS or name in CONTRACTIONS or name in OTHERS:
         return None
     if name in control_flow.RULES:
@@ -38,4 +41,4 @@ def coverage() -> dict[str, list[str]]:
     """Covered primitives by family."""
     return {"elementwise": sorted(set(elementwise.RULES) - set(VIEWS)), "shape": list(VIEWS),
             "reduction and contraction": list(CONTRACTIONS), "control flow": list(control_flow.RULES),
-            "other": sorted(OTHERS)}
+            "other": sorted((*OTHERS, *jaxprs.SCATTERS))}

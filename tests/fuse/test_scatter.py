@@ -1,0 +1,110 @@
+"""Scatters with index arrays are fused: updates are computed where they are added, blocks are disjoint, values are JAX's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from .checking import check, check_blocks, ints, planned, rand
+
+IDS = ints(40, low=-3, high=23)  # for 20 rows: some wrap around, some are dropped, many meet
+X, V = rand(20, 30), rand(40, 30, seed=1)
+
+
+def gradient_of_lookup(table, ids):
+    return jax.grad(lambda t: (jnp.tanh(t[ids]) ** 2).sum())(table)
+
+
+def at_points(x, i, j, v):
+    return x.at[i, j].add(v)
+
+
+def windows(x, starts, v):
+    """Windows of 3 by 4 elements at any place."""
+    dn = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+    return lax.scatter_add(x, starts, v, dn)
+
+
+CASES = {
+    "add rows": (lambda x, i, v: x.at[i].add(v), X, IDS, V),
+    "set rows": (lambda x, i, v: x.at[i].set(v), X, IDS, V),
+    "subtract rows": (lambda x, i, v: x.at[i].subtract(v), X, IDS, V),
+    "multiply rows": (lambda x, i, v: x.at[i].multiply(v), X, IDS, 1 + 0.1 * V),
+    "least rows": (lambda x, i, v: x.at[i].min(v), X, IDS, V),
+    "greatest rows": (lambda x, i, v: x.at[i].max(v), X, IDS, V),
+    "clipped": (lambda x, i, v: x.at[i].add(v, mode="clip"), X, IDS, V),
+    "clipped below": (lambda x, i, v: x.at[i].add(v, mode="clip", wrap_negative_indices=False), X, IDS, V),
+    "promised": (lambda x, i, v: x.at[i].add(v, mode="promise_in_bounds"), X, IDS % 20, V),
+    "columns": (lambda x, i, v: x.at[:, i].add(v), X, IDS, rand(20, 40)),
+    "points": (at_points, X, IDS, ints(40, high=30, seed=2), rand(40)),
+    "points of a grid": (at_points, X, IDS[:5, None], ints(1, 7, high=33, seed=2), rand(5, 7)),
+    "points, clipped": (lambda x, i, j, v: x.at[i, j].add(v, mode="clip"), X, IDS, ints(40, high=40, seed=2), rand(40)),
+    "planes of a middle dimension": (lambda x, i, v: x.at[:, i].set(v), rand(4, 20, 6), IDS, rand(4, 40, 6)),
+    "windows": (windows, X, ints(9, 2, low=-1, high=25), rand(9, 3, 4)),
+    "one number everywhere": (lambda x, i: x.at[i].add(1), ints(20), IDS),
+    "truths": (lambda x, i, v: x.at[i].set(v), X > 0, IDS, V > 0),
+    "short numbers": (lambda x, i, v: x.at[i].add(v), rand(20, 30, dtype="bfloat16"), IDS, rand(40, 30, dtype="bfloat16")),
+    "short indices": (lambda x, i, v: x.at[i].add(v), X, IDS.astype("int8"), V),
+    "unsigned indices": (lambda x, i, v: x.at[i].add(v), X, IDS.astype("uint32"), V),
+    "batches": (jax.vmap(lambda x, i, v: x.at[i].add(v)), rand(3, 20, 6), ints(3, 9, high=22), rand(3, 9, 6)),
+    "gradient of a lookup": (gradient_of_lookup, X, IDS % 20),
+    "gradient of take_along_axis": (
+        jax.grad(lambda x, i: (jnp.take_along_axis(x, i, 0) ** 2).sum()), X, ints(7, 30, high=20)),
+    "gradient of a gather of windows": (
+        jax.grad(lambda x, i: (jax.vmap(lambda k: lax.dynamic_slice(x, (k, 0), (3, 30)))(i) ** 2).sum()), X, IDS),
+    "segment_sum": (lambda x, i: jax.ops.segment_sum(x, i, 20), V, IDS),
+    "segment_max": (lambda x, i: jax.ops.segment_max(x, i, 20), V, IDS),
+    "bincount": (lambda i: jnp.bincount(i, length=25), ints(50, high=30)),
+    "updates from sums": (lambda x, i, v: x.at[i].add(v.sum(1, keepdims=True) * v), X, IDS, V),
+    "indices from arithmetic": (lambda x, i, v: x.at[i * 3 % 20].add(v), X, IDS, V),
+    "read afterwards": (lambda x, i, v: jnp.tanh(x.at[i].add(v)) * 2, X, IDS, V),
+    "summed afterwards": (lambda x, i, v: x.at[i].add(v).sum(1), X, IDS, V),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scatter(name, monkeypatch):
+    f, *args = CASES[name]
+    check(f, *args)
+    check_blocks(monkeypatch, f, *args, seeds=range(3))
+
+
+@pytest.mark.parametrize("name", ["gradient of a lookup", "segment_sum", "points", "bincount", "set rows"])
+def test_one_kernel(name):
+    f, *args = CASES[name]
+    check(f, *args, kernels=1)
+
+
+def test_the_last_update_wins():
+    x, i = jnp.zeros((4, 3)), jnp.asarray([1, 1, 2, 1])
+    v = jnp.arange(12.0).reshape(4, 3)
+    plan = planned(lambda x, i, v: x.at[i].set(v), x, i, v)
+    from .oracle import run_program
+
+    (got,) = plan.evaluate([x, i, v], run_program)
+    np.testing.assert_array_equal(got, np.stack([x[0], v[3], v[2], x[3]]))
+
+
+def test_no_updates():
+    check(lambda x, i, v: x.at[i].add(v) * 2, X, ints(0), rand(0, 30))
+
+
+def test_what_stays_with_xla_says_why():
+    i = IDS[:3]
+    plan = check(lambda x, i: x.at[i].apply(jnp.sin) + 1, X, i, left=True, supports=_cpu())
+    assert [x.why for x in plan.left_to_xla()] == ["it applies a function of its own to the elements"]
+    plan = check(lambda x: x.at[0].apply(jnp.sin), X, left=True, supports=_cpu())
+    assert plan.left_to_xla()
+
+    def rows(x, i):
+        return lax.fori_loop(0, 3, lambda k, a: a.at[i].add(1.0), x)
+
+    plan = check(rows, X, i, left=True)
+    assert [x.why for x in plan.left_to_xla()] == ["a scatter in its body"]
+
+
+def _cpu():
+    from pbkern.lower.support import supports
+
+    return supports
