@@ -56,6 +56,8 @@ CASES = {
     "segment_sum": (lambda x, i: jax.ops.segment_sum(x, i, 20), V, IDS),
     "segment_max": (lambda x, i: jax.ops.segment_max(x, i, 20), V, IDS),
     "bincount": (lambda i: jnp.bincount(i, length=25), ints(50, high=30)),
+    "gradient of overlapping max pooling": (jax.grad(lambda x: (lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME") ** 2).sum()), rand(2, 9, 10, 3)),
     "updates from sums": (lambda x, i, v: x.at[i].add(v.sum(1, keepdims=True) * v), X, IDS, V),
     "indices from arithmetic": (lambda x, i, v: x.at[i * 3 % 20].add(v), X, IDS, V),
     "read afterwards": (lambda x, i, v: jnp.tanh(x.at[i].add(v)) * 2, X, IDS, V),
