@@ -19,9 +19,10 @@ from . import arena, fuse_nests, nest, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter
-from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
+from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .parallel import parallel_dimensions
 from .places import memref
+from .schedule import flat_index
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
@@ -272,6 +273,7 @@ class KernelLowering:
         builder.refs = dict(zip(jaxpr.invars, refs))
         stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
         stmts = self._finish(builder, stmts, self._bounds(views, guarded))
+        self.emitter.streamed -= arena.read(stmts)  # a scatter reads what it has stored: that stays in the caches
         self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
         self._statements(block, stmts)
 
@@ -318,9 +320,19 @@ class KernelLowering:
                 case Sort():
                     self.emitter.has_scalar_loops = True
                     emit_sort(self.text, block, s)
+                case Fetch():
+                    self._fetch(block, s)
                 case Trace():
                     self.declarations.add(traces.DECLARATION)
                     traces.emit_trace(self.text, block, s, memref)
+
+    def _fetch(self, block: Block, s: Fetch) -> None:
+        """One prefetch per cache line: they never fault."""
+        line = max(CACHE_LINE // s.buf.dtype.itemsize, 1)
+        flat = flat_index(s.buf, s.index)
+        for k in range(0, s.count, line):
+            _, address = self.text.affine(block, flat + k)
+            block.lines.append(f"memref.prefetch {s.buf.root.name}[{address}], write, locality<3>, data : {memref(s.buf)}")
 
     def _let(self, block: Block, name: str, value) -> None:
         holder = Nest({})

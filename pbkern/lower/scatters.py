@@ -17,10 +17,15 @@ from ..affine import Affine
 from ..errors import UnsupportedOp
 from ..jaxprs import scatter_combines
 from . import elementwise
-from .nest import Expr, For, If, Let, Nest, Stmt, Write
-from .values import ZERO, Lazy, Opaque, Stored, Value, dims_index
+from .fetch import is_far
+from .nest import Expr, Fetch, For, If, Let, Nest, Stmt, Write
+from .values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
 BOOL = np.dtype(bool)
+# Updates between one and the window that it asks for, in results that do not stay in the caches.
+WINDOWS_AHEAD = 16
+# Of a long window the first elements are asked for: prefetchers follow.
+FETCHED_ELEMENTS = 256
 
 
 def supports(eqn) -> str | None:
@@ -73,7 +78,7 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
     def make(b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None) -> Stored:
         result = target or b.new_buffer(operand.shape, operand.dtype)
         b.store_value(result, operand, lambda ix: ix)
-        _combine(b, eqn, result, columns, updates)
+        b.stmts += _Windows(b, eqn, result, columns, updates).statements()
         return result
 
     return Opaque(operand.shape, operand.dtype, (operand, updates, *columns), make, needs_buffers=False, takes_target=True)
@@ -85,49 +90,90 @@ def _column(indices: Value, k: int) -> Lazy:
                 lambda pool, ix, xs: xs[0], is_view=True)
 
 
-def _combine(b, eqn, result: Stored, columns: Sequence[Value], updates: Value) -> None:
-    """for each index vector: if its window lies inside: result[window] = combine(result[window], update)."""
-    form, clip = _Form.of(eqn), "CLIP" in str(eqn.params["mode"])
-    counters = {d: (b.names("%i"), n) for d, n in form.loops}
-    dims = {d: (b.names("d"), updates.shape[d]) for d in form.windows.values()}
-    place = {d: i for some in (counters, dims) for d, i in zip(some, dims_index(list(some.values())))}
-    at = tuple(place[d] for d in counters)
+class _Windows:
+    """The windows that one scatter combines updates with, in the body being built."""
 
-    lets, tests, offsets = [], [], {}
-    for d, k in form.starts.items():
-        limit = result.shape[d] - (updates.shape[form.windows[d]] if d in form.windows else 1)
-        start, name = b.pull(columns[k], at), b.names("%s")
-        lets.append(Let(name, b.clamped(start, limit) if clip else start))
-        offsets[d] = Affine.symbol(name)
-        tests += [] if clip else [_is_at_most(b, offsets[d], limit)]
+    def __init__(self, b, eqn, result: Stored, columns: Sequence[Value], updates: Value):
+        self.b, self.result, self.columns, self.updates = b, result, columns, updates
+        self.form, self.clip = _Form.of(eqn), "CLIP" in str(eqn.params["mode"])
+        self.combine, self.line = scatter_combines(eqn), b.line(eqn)
+        self.counters = {d: (b.names("%i"), n) for d, n in self.form.loops}
+        self.dims = {d: (b.names("d"), updates.shape[d]) for d in self.form.windows.values()}
 
-    def along(d: int) -> Affine:
-        if d in form.batch:
-            return place[form.batch[d]]
-        return offsets.get(d, ZERO) + (place[form.windows[d]] if d in form.windows else ZERO)
+    def starts(self, at: dict[int, Affine]) -> tuple[list[Stmt], dict[int, Affine]]:
+        """(scalars to evaluate; where the window of the update at `at` starts, per dimension that indices choose)."""
+        lets: list[Stmt] = []
+        offsets = {}
+        for d, k in self.form.starts.items():
+            start, name = self.b.pull(self.columns[k], tuple(at.values())), self.b.names("%s")
+            lets.append(Let(name, self.b.clamped(start, self.limit(d)) if self.clip else start))
+            offsets[d] = Affine.symbol(name)
+        return lets, offsets
 
-    index = result.place(tuple(map(along, range(len(result.shape)))))
-    value = b.pull(updates, tuple(place[d] for d in range(len(updates.shape))))
-    combine = scatter_combines(eqn)
-    if combine != "set":
-        old = b.pool.make("load", result.dtype, (result.buf, index, result.guard))
-        value = b.op(combine, result.dtype, old, value)
-    nest = Nest(dict(dims.values()), writes=[Write(result.buf, index, value, guard=result.guard)], at=b.line(eqn))
-    stmts = _under(b, lets, tests, nest)
-    for name, n in reversed(counters.values()):
-        stmts = [For(name, n, stmts)]
-    b.stmts += stmts
+    def limit(self, d: int) -> int:
+        """The largest start whose window lies inside."""
+        windows = self.form.windows
+        return self.result.shape[d] - (self.updates.shape[windows[d]] if d in windows else 1)
+
+    def place(self, at: dict[int, Affine], offsets: dict[int, Affine], inside: dict[int, Affine]) -> Index:
+        """Index of the result's buffer at position `inside` a window."""
+
+        def along(d: int) -> Affine:
+            if d in self.form.batch:
+                return at[self.form.batch[d]]
+            return offsets.get(d, ZERO) + (inside[self.form.windows[d]] if d in self.form.windows else ZERO)
+
+        return self.result.place(tuple(map(along, range(len(self.result.shape)))))
+
+    def statements(self) -> list[Stmt]:
+        """for each index vector: if its window lies inside: result[window] = combine(result[window], update)."""
+        at = _symbols(self.counters)
+        lets, offsets = self.starts(at)
+        tests = [] if self.clip else [self.inside(d, start) for d, start in offsets.items()]
+        stmts = [*self.fetch(at), *lets, *_under(self.b, tests, self.window(at, offsets))]
+        for name, n in reversed(self.counters.values()):
+            stmts = [For(name, n, stmts)]
+        return stmts
+
+    def inside(self, d: int, start: Affine) -> Expr:
+        """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
+        unsigned = np.dtype(np.uint64)
+        limit = self.b.const(self.limit(d), unsigned)
+        return self.b.op("le", BOOL, self.b.pool.make("index", unsigned, start), limit)
+
+    def window(self, at: dict[int, Affine], offsets: dict[int, Affine]) -> Nest:
+        b, result, inside = self.b, self.result, _symbols(self.dims)
+        index = self.place(at, offsets, inside)
+        value = b.pull(self.updates, tuple({**at, **inside}[d] for d in range(len(self.updates.shape))))
+        if self.combine != "set":
+            old = b.pool.make("load", result.dtype, (result.buf, index, result.guard))
+            value = b.op(self.combine, result.dtype, old, value)
+        write = Write(result.buf, index, value, guard=result.guard)
+        return Nest(dict(self.dims.values()), writes=[write], at=self.line)
+
+    def fetch(self, at: dict[int, Affine]) -> list[Stmt]:
+        """Asks for a window some updates ahead: the processor looks only some instructions ahead itself."""
+        moving = [d for d, (_, n) in self.counters.items() if n > 4 * WINDOWS_AHEAD]
+        if not moving or not is_far(self.result.buf):
+            return []
+        d, index = moving[-1], np.dtype(np.int64)
+        name, last = self.b.names("%s"), self.b.const(self.counters[d][1] - 1, index)
+        ahead = self.b.op("min", index, self.b.pool.make("index", index, at[d] + WINDOWS_AHEAD), last)
+        later = {**at, d: Affine.symbol(name)}
+        lets, offsets = self.starts(later)
+        row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
+        first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))
+        return [Let(name, ahead), *lets, Fetch(self.result.buf, first, min(row, FETCHED_ELEMENTS))]
 
 
-def _is_at_most(b, start: Affine, limit: int) -> Expr:
-    """0 <= start <= limit: negative numbers are large ones without a sign."""
-    unsigned = np.dtype(np.uint64)
-    return b.op("le", BOOL, b.pool.make("index", unsigned, start), b.const(limit, unsigned))
+def _symbols(counters: dict[int, tuple[str, int]]) -> dict[int, Affine]:
+    """Dimension -> the symbol that counts along it."""
+    return dict(zip(counters, dims_index(list(counters.values()))))
 
 
-def _under(b, lets: list[Stmt], tests: list[Expr], nest: Nest) -> list[Stmt]:
-    """`lets`, then `nest` where all tests hold."""
+def _under(b, tests: list[Expr], nest: Nest) -> list[Stmt]:
+    """`nest` where all tests hold."""
     if not tests:
-        return [*lets, nest]
+        return [nest]
     name, test = b.names("%s"), functools.reduce(lambda x, y: b.op("and", BOOL, x, y), tests)
-    return [*lets, Let(name, b.clamped(test, None)), If(name, [[], [nest]])]
+    return [Let(name, b.clamped(test, None)), If(name, [[], [nest]])]

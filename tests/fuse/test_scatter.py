@@ -78,6 +78,25 @@ def test_one_kernel(name):
     check(f, *args, kernels=1)
 
 
+MANY = {
+    "histogram": (lambda i: jnp.zeros(50, jnp.int32).at[i].add(1), ints(100_003, high=60)),
+    "least": (lambda i, v: jnp.full(40, 2.0).at[i].min(v), ints(60_000, high=60), rand(60_000)),
+    "differences": (lambda i, v: rand(30, seed=3).at[i].subtract(v, mode="clip"), ints(50_000, high=60), rand(50_000)),
+    "products": (lambda i, v: jax.ops.segment_prod(v, i, 7), ints(60_000, high=9), 1 + 1e-3 * rand(60_000)),
+    "rows": (lambda i, v: jax.ops.segment_sum(v, i, 11), ints(40_009, high=12), rand(40_009, 5)),
+    "batches": (jax.vmap(lambda i, v: jnp.zeros(20).at[i].add(v)), ints(3, 30_000, high=20), rand(3, 30_000)),
+    "points of a grid": (lambda i, j: jnp.zeros((5, 6)).at[i, j].add(1.0), ints(50_000, high=5), ints(50_000, high=7)),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_updates_of_little_are_combined_in_private(name, monkeypatch):
+    f, *args = MANY[name]
+    plan = check(f, *args, tolerance=2e-3)
+    assert max(k.grid[0] for k in plan.kernels() if k.grid) > 1, str(plan.explanation)
+    check(f, *args, tolerance=2e-3, mlir_disable_fast_math=True)
+
+
 def test_the_last_update_wins():
     x, i = jnp.zeros((4, 3)), jnp.asarray([1, 1, 2, 1])
     v = jnp.arange(12.0).reshape(4, 3)
