@@ -2,8 +2,8 @@
 
 XLA would have the kernel write to memory of its own and copy that into the donated array. A kernel may write there at once
 if its programs read the very blocks of the operand that they write: order within a program is lowering's concern. A stencil
-reads what another program may have overwritten; it keeps its copy. Where more than elementwise arithmetic leads from an
-operand to the results, a program would have to put its block aside first, and the copy stays too.
+reads what another program may have overwritten; it keeps its copy. Where more than elementwise arithmetic, or a scatter
+into it, leads from an operand to the results, a program would have to put its block aside first, and the copy stays too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend import core as jex
 
+from ..jaxprs import SCATTERS
 from .access import ELEMENTWISE
 from .nodes import Node
 from .schedule import Schedule
@@ -52,16 +53,18 @@ def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int,
     for o, (result, access) in enumerate(schedule.outputs):
         v = pairs.get(result)
         places = [i for i, (other, _) in enumerate(inputs) if other is v]
-        if v is not None and len(places) == 1 and inputs[places[0]][1] == access and _is_elementwise(node, v):
+        if v is not None and len(places) == 1 and inputs[places[0]][1] == access and _stays_in_place(node, v):
             yield places[0], o
 
 
-def _is_elementwise(node: Node, v) -> bool:
-    """Is all that the node makes of `v` made by elementwise arithmetic?"""
+def _stays_in_place(node: Node, v) -> bool:
+    """Is all that the node makes of `v` made by elementwise arithmetic, or by scattering other values into it?"""
     tainted = {v}
     for eqn in node.eqns:
-        if any(a in tainted for a in eqn.invars if not isinstance(a, jex.Literal)):
-            if eqn.primitive.name not in ELEMENTWISE:
+        places = [k for k, a in enumerate(eqn.invars) if not isinstance(a, jex.Literal) and a in tainted]
+        if places:
+            scattered = eqn.primitive.name in SCATTERS and places == [0]
+            if eqn.primitive.name not in ELEMENTWISE and not scattered:
                 return False
             tainted.update(eqn.outvars)
     return True

@@ -8,6 +8,7 @@ that is the only place where order of effects is taken care of.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,11 @@ class ControlItem:
 
 
 Item = Value | LetItem | StoreItem | ControlItem
+
+
+def _whereabouts(buf: Buf, index: Index) -> tuple:
+    """Where an element lies. A result that shares an operand's array is another Buf with the same root."""
+    return buf.root, buf.shape, buf.dtype, index
 
 
 def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr | None:
@@ -560,6 +566,9 @@ class BodyBuilder:
         """Whether the stored value reads the written buffer at another index than it writes."""
         if not self._reads(self.resolve(item.value), written):
             return item.mask is not None and self._reads(self.resolve(item.mask), written)
+        value = self.resolve(item.value)
+        if isinstance(value, Opaque) and value.over_first and not any(self._reads(v, written) for v in value.operands[1:]):
+            return self._conflicts(dataclasses.replace(item, value=value.operands[0]), written)
         if isinstance(self.resolve(item.value), (Contract, Opaque)):
             return True
         probe = dims_index([(f"@{k}", n) for k, n in enumerate(item.shape)])
@@ -569,12 +578,16 @@ class BodyBuilder:
         if nest.reductions:
             return True
 
-        def where(buf: Buf, index: Index) -> tuple:
-            return buf.root, buf.shape, buf.dtype, index  # a result that shares an operand's array is another Buf
-
-        same = where(item.buf, item.place(probe))
+        same = _whereabouts(item.buf, item.place(probe))
         loads = (load for load in nest.loads() if load.info[0].root in written)
-        return any(load.kind == "gather" or where(*load.info[:2]) != same for load in loads)
+        return any(load.kind == "gather" or _whereabouts(*load.info[:2]) != same for load in loads)
+
+    def lies_in(self, v: Value, target: Stored) -> bool:
+        """Whether `v` is what `target` holds, element by element."""
+        v, probe = self.resolve(v), dims_index([(f"@{k}", n) for k, n in enumerate(target.shape)])
+        if not isinstance(v, Stored) or v.shape != target.shape:
+            return False
+        return _whereabouts(v.buf, v.place(probe)) == _whereabouts(target.buf, target.place(probe))
 
     def _reads(self, v: Value, bufs: set[Buf]) -> bool:
         memo: dict[int, bool] = {}

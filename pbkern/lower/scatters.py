@@ -8,6 +8,7 @@ that what makes them is computed there.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from ..affine import Affine
 from ..errors import UnsupportedOp
 from ..jaxprs import scatter_combines
 from . import elementwise
-from .fetch import is_far
+from .fetch import FAR_BYTES
 from .nest import Expr, Fetch, For, If, Let, Nest, Stmt, Write
 from .values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
@@ -77,11 +78,13 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
 
     def make(b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None) -> Stored:
         result = target or b.new_buffer(operand.shape, operand.dtype)
-        b.store_value(result, operand, lambda ix: ix)
+        if not b.lies_in(operand, result):
+            b.store_value(result, operand, lambda ix: ix)
         b.stmts += _Windows(b, eqn, result, columns, updates).statements()
         return result
 
-    return Opaque(operand.shape, operand.dtype, (operand, updates, *columns), make, needs_buffers=False, takes_target=True)
+    return Opaque(operand.shape, operand.dtype, (operand, updates, *columns), make, needs_buffers=False, takes_target=True,
+                  over_first=True)
 
 
 def _column(indices: Value, k: int) -> Lazy:
@@ -154,7 +157,7 @@ class _Windows:
     def fetch(self, at: dict[int, Affine]) -> list[Stmt]:
         """Asks for a window some updates ahead: the processor looks only some instructions ahead itself."""
         moving = [d for d, (_, n) in self.counters.items() if n > 4 * WINDOWS_AHEAD]
-        if not moving or not is_far(self.result.buf):
+        if not moving or math.prod(self.result.shape) * self.result.dtype.itemsize < FAR_BYTES:
             return []
         d, index = moving[-1], np.dtype(np.int64)
         name, last = self.b.names("%s"), self.b.const(self.counters[d][1] - 1, index)

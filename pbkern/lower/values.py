@@ -118,6 +118,7 @@ class Opaque(Value):
     make: Callable[..., Stored]
     needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
     takes_target: bool = False  # make(..., target=) may write where the value is wanted
+    over_first: bool = False  # there also where its first operand lies, which it stores before it reads the others
 
     @property
     def ins(self) -> Sequence[Value]:
