@@ -241,7 +241,8 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
         return None
     box = _box(x, indices, update, dn, batch)
     constant, mode = constants.value(eqn.invars[1]), str(p["mode"])
-    tests = []
+    others = (d for d in range(x.ndim) if d not in dn.scatter_dims_to_operand_dims and box.shape[d] != x.shape[d])
+    tests: list = [_Range(d, 0) for d in others]
     for k, d in enumerate(dn.scatter_dims_to_operand_dims):
         room = x.shape[d] - box.shape[d]
         if constant is not None and not batch:

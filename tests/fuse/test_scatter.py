@@ -118,11 +118,40 @@ def test_what_stays_with_xla_says_why():
     plan = check(lambda x: x.at[0].apply(jnp.sin), X, left=True, supports=_cpu())
     assert plan.left_to_xla()
 
-    def rows(x, i):
-        return lax.fori_loop(0, 3, lambda k, a: a.at[i].add(1.0), x)
 
-    plan = check(rows, X, i, left=True)
-    assert [x.why for x in plan.left_to_xla()] == ["a scatter in its body"]
+LOOPS = {
+    "rows": lambda x, i, v: lax.fori_loop(0, 6, lambda k, a: a.at[i[k]].add(jnp.sin(v[k])), x),
+    "one row": lambda x, i, v: lax.fori_loop(0, 6, lambda k, a: a.at[i[k, 0]].set(v[k, 0]), x),
+    "scan": lambda x, i, v: lax.scan(lambda a, t: (a.at[t[0]].max(t[1]), t[1].sum()), x, (i, v)),
+    "seen at each step": lambda x, i, v: lax.scan(lambda a, t: ((b := a.at[t].add(1.0)), b[0]), x, i),
+    "backwards": lambda x, i, v: lax.scan(lambda a, t: (a.at[t[0]].set(t[1]), None), x, (i, v), reverse=True)[0],
+    "while": lambda x, i, v: lax.while_loop(
+        lambda s: s[0] * s[0] < 20, lambda s: (s[0] + 1, s[1].at[i[s[0]]].multiply(v[s[0]])), (0, x)),
+    "after arithmetic": lambda x, i, v: lax.fori_loop(0, 6, lambda k, a: (a * 0.5).at[i[k]].add(v[k]), x),
+    "two carries": lambda x, i, v: lax.fori_loop(
+        0, 6, lambda k, s: (s[0].at[i[k]].add(1.0), s[1] + v[k]), (x, v[0])),
+    "of its own": lambda x, i, v: lax.fori_loop(0, 6, lambda k, a: a + jnp.zeros_like(a).at[i[k]].add(v[k]), x),
+    "of another array": lambda x, i, v: lax.fori_loop(0, 6, lambda k, a: a + x.at[i[k]].add(v[k]), x),
+}  # fmt: skip
+COPIES = {
+    "read as well": lambda x, i, v: lax.fori_loop(0, 6, lambda k, s: (s[0].at[i[k]].add(1.0), s[1] + s[0][3]), (x, x[0])),
+    "a loop in a loop": lambda x, i, v: lax.fori_loop(
+        0, 3, lambda j, a: lax.fori_loop(0, 6, lambda k, b: b.at[i[k]].add(v[k]), a), x),
+    "a branch": lambda x, i, v: lax.fori_loop(
+        0, 6, lambda k, a: lax.cond(i[k, 0] > 3, lambda a: a.at[i[k]].add(v[k]), lambda a: a, a), x),
+}  # fmt: skip
+STEPS = rand(20, 8), ints(6, 5, low=-3, high=23), rand(6, 5, 8, seed=1)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_update_their_carry_in_place(name):
+    check(LOOPS[name], *STEPS)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_loops_that_would_copy_stay_with_xla(name):
+    plan = check(COPIES[name], *STEPS, left=True)
+    assert any("a scatter in its body would copy its operand" in x.why for x in plan.left_to_xla())
 
 
 def _cpu():

@@ -1,17 +1,19 @@
 """Scatters as machine code equal NumPy's, whatever the shapes, types, modes and blocks."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 from pbkern.fuse import schedule
 from pbkern.lower.support import supports
 
 from ..fuse import checking
 from ..fuse.checking import random_blocks
-from ..fuse.test_scatter import CASES, MANY
+from ..fuse.test_scatter import CASES, LOOPS, MANY, STEPS
 from .running import native_program
 
 
@@ -30,11 +32,16 @@ def test_private_results(name):
     run(f, *args)
 
 
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name):
+    run(LOOPS[name], *STEPS)
+
+
 def run(f, *args):
     plan = checking.planned(f, *args, supports=supports)
     assert not plan.left_to_xla(), str(plan.explanation)
     got = [np.asarray(x) for x in plan.evaluate(list(args), native_program)]
-    for g, w in zip(got, [np.asarray(x) for x in [f(*args)]]):
+    for g, w in zip(got, map(np.asarray, jax.tree.leaves(f(*args)))):
         assert g.dtype == w.dtype and g.shape == w.shape
         tolerance = 5e-2 if g.dtype.itemsize == 2 else 2e-3
         np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance)
@@ -83,3 +90,48 @@ def _one(a, k, row, combine):
         a[k] = row
     else:
         COMBINE[combine](a, (np.full(len(row), k), np.arange(len(row))), row)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_dimension_numbers(data):
+    """Windows, batches and chosen dimensions in any arrangement, at any place."""
+    rank = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.integers(1, 6)) for _ in range(rank))
+    kinds = [data.draw(st.sampled_from(["window", "chosen", "batch"])) for _ in range(rank)]
+    batches = [d for d in range(rank) if kinds[d] == "batch"]
+    windows = [d for d in range(rank) if kinds[d] == "window"]
+    chosen = [d for d in range(rank) if kinds[d] == "chosen"] + [d for d in windows if data.draw(st.booleans())]
+    assume(chosen)  # arrays of no index stay with XLA
+    loops = [shape[d] for d in batches] + [data.draw(st.integers(1, 5)) for _ in range(data.draw(st.integers(0, 2)))]
+    order = data.draw(st.permutations(range(len(loops))))
+    sizes = [data.draw(st.integers(1, shape[d])) for d in windows]
+    at = sorted(data.draw(st.permutations(range(len(loops) + len(windows))))[: len(windows)])
+    extents, rest = iter(sizes), iter([loops[k] for k in order])
+    updates = tuple(next(extents) if d in at else next(rest) for d in range(len(loops) + len(windows)))
+    numbers = lax.ScatterDimensionNumbers(
+        tuple(at), tuple(d for d in range(rank) if kinds[d] == "chosen"), tuple(chosen), tuple(batches),
+        tuple(order.index(k) for k in range(len(batches))))  # fmt: skip
+    mode = data.draw(st.sampled_from(["drop", "clip"]))
+    scatter = data.draw(st.sampled_from([lax.scatter, lax.scatter_add, lax.scatter_mul, lax.scatter_max]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
+    x, v = (jnp.asarray(rng.integers(1, 5, size=n), jnp.float32) for n in (shape, updates))
+    starts = rng.integers(-2, 8, size=(*(loops[k] for k in order), len(chosen)))
+    i = jnp.asarray(starts, data.draw(st.sampled_from(["int32", "int8"])))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "_descend", random_blocks(data.draw(st.integers(0, 100))))
+        run(lambda x, i, v: scatter(x, i, v, numbers, mode=mode), x, i, v)
+
+
+def test_wide_and_unsigned_indices(monkeypatch):
+    """Indices beyond 32 bits are outside, whichever block they are counted from."""
+    x, v = jnp.arange(40.0).reshape(8, 5), jnp.ones((6, 5))
+    with jax.enable_x64(True):
+        far = np.asarray([1, 1 << 32, (1 << 32) + 3, -(1 << 40), 7, 8])
+        for blocks in (None, random_blocks(1), random_blocks(2)):
+            if blocks is not None:
+                monkeypatch.setattr(schedule, "_descend", blocks)
+            for mode in ("drop", "clip"):
+                for dtype in ("int64", "uint64", "uint32"):
+                    index = jnp.asarray(far.astype(dtype))
+                    run(lambda x, i, v, mode=mode: x.at[i].add(v, mode=mode, wrap_negative_indices=False), x, index, v)
