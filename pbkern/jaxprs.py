@@ -371,19 +371,6 @@ def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
     return inputs, tuple(map(equation, jaxpr.eqns)), tuple(map(atom, jaxpr.outvars))
 
 
-# Scatter -> how it makes an element of the old one and an update.
-SCATTERS = {"scatter": "set"} | {f"scatter-{name}": name for name in ("add", "sub", "mul", "min", "max")}
-
-
-def scatter_combines(eqn) -> str | None:
-    """A value of SCATTERS; None where the equation is no scatter, or applies a function of its own (x.at[i].apply)."""
-    combine = SCATTERS.get(eqn.primitive.name)
-    if combine != "set":
-        return combine
-    body = eqn.params["update_jaxpr"]
-    return "set" if body is None or body.outvars[0] is body.invars[1] else None
-
-
 def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
     """Each result as an affine expression of the inputs (symbols 0, 1, ...), None where it is not one."""
     env: dict = {v: Affine.symbol(n) for n, v in enumerate(jaxpr.invars)}

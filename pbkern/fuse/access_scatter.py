@@ -7,60 +7,39 @@ all updates and drops those that belong to others: their indices, counted from i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from jax import lax
 
-from ..jaxprs import SCATTERS
+from ..scatter import SCATTERS, ScatterForm
 from .access import Access, Pull, is_whole, require_whole, rules, shapes, whole
 
 
-@dataclass(frozen=True)
-class Form:
-    """Which dimensions of a scatter's operand go with which of its updates and indices.
+def owned(eqn) -> dict[int, int]:
+    """Dimension of the operand -> position in an index vector, where indices choose one element of it."""
+    form = ScatterForm.of(eqn)
+    return {d: k for d, k in form.starts.items() if d not in form.windows}
 
-    Attributes:
-      follows: dimension of the operand -> dimension of the updates that moves with it.
-      batch: dimension of the operand -> dimension of the indices, of those that are batched.
-      owned: dimension of the operand -> position in an index vector, where indices choose one element.
-    """
 
-    follows: dict[int, int]
-    batch: dict[int, int]
-    owned: dict[int, int]
-
-    @staticmethod
-    def of(eqn) -> Form:
-        (operand, _, updates), dn = shapes(eqn), eqn.params["dimension_numbers"]
-        loops = [d for d in range(len(updates)) if d not in dn.update_window_dims]
-        absent = (*dn.inserted_window_dims, *dn.operand_batching_dims)
-        windows = zip((d for d in range(len(operand)) if d not in absent), dn.update_window_dims)
-        chosen = {int(d): k for k, d in enumerate(dn.scatter_dims_to_operand_dims)}
-        batch = {int(d): int(k) for d, k in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)}
-        follows = {d: int(w) for d, w in windows if d not in chosen and updates[w] == operand[d]}
-        owned = {d: k for d, k in chosen.items() if d in dn.inserted_window_dims}
-        return Form(follows | {d: loops[k] for d, k in batch.items()}, batch, owned)
-
-    def share(self, eqn, out: Access) -> float:
-        """The part of the updates that belongs to a block of the result, where they are spread evenly."""
-        extents = eqn.outvars[0].aval.shape
-        found = 1.0
-        for d in self.owned:
-            found *= min(1.0, out[d].size / max(extents[d], 1))
-        return found
+def share(eqn, out: Access) -> float:
+    """The part of the updates that belongs to a block of the result, where they are spread evenly."""
+    extents, found = eqn.outvars[0].aval.shape, 1.0
+    for d in owned(eqn):
+        found *= min(1.0, out[d].size / max(extents[d], 1))
+    return found
 
 
 @rules.register(*SCATTERS)
 def _scatter(eqn, out: Access) -> Pull:
-    form, (extents, indices, updates) = Form.of(eqn), shapes(eqn)
-    out = require_whole(eqn, out, [d for d in range(len(extents)) if d not in form.follows and d not in form.owned])
+    form, (extents, indices, updates) = ScatterForm.of(eqn), shapes(eqn)
+    full = {d: w for d, w in form.windows.items() if d not in form.starts and updates[w] == extents[d]}
+    follows = full | {d: form.loops[k] for d, k in form.batch.items()}
+    out = require_whole(eqn, out, [d for d in range(len(extents)) if d not in follows and d not in owned(eqn)])
     chosen, source = [whole(n) for n in indices], [whole(n) for n in updates]
     for d, k in form.batch.items():
         chosen[k] = out[d]
-    for d, k in form.follows.items():
+    for d, k in follows.items():
         source[k] = out[d]
-    cut = {d: k for d, k in form.owned.items() if not is_whole(out[d], extents[d])}
+    cut = {d: k for d, k in owned(eqn).items() if not is_whole(out[d], extents[d])}
     params = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
 
     def compute(ctx, x, index, update):
@@ -72,7 +51,8 @@ def _scatter(eqn, out: Access) -> Pull:
 
 def _counted_from(eqn, index, starts: dict):
     """i32 indices less `starts`: position in an index vector -> scalar. Those outside the array stay outside."""
-    limits = _limits(eqn)
+    form = ScatterForm.of(eqn)
+    limits = {k: form.limits[d] for d, k in form.starts.items()}
     clip = "CLIP" in str(eqn.params["mode"])
     if clip or index.dtype.itemsize > 4 or index.dtype == np.uint32:
         largest = np.iinfo(index.dtype).max
@@ -82,15 +62,6 @@ def _counted_from(eqn, index, starts: dict):
     if index.dtype != np.int32:
         index = lax.convert_element_type(index, np.int32)
     return lax.sub(index, _columns(index, starts))
-
-
-def _limits(eqn) -> dict[int, int]:
-    """Position in an index vector -> largest start whose window lies inside."""
-    (operand, _, updates), dn = shapes(eqn), eqn.params["dimension_numbers"]
-    absent = (*dn.inserted_window_dims, *dn.operand_batching_dims)
-    windows = dict(zip((d for d in range(len(operand)) if d not in absent), dn.update_window_dims))
-    sizes = {d: updates[windows[d]] if d in windows else 1 for d in range(len(operand))}
-    return {k: operand[d] - sizes[d] for k, d in enumerate(dn.scatter_dims_to_operand_dims)}
 
 
 def _columns(index, values: dict):

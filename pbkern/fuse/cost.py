@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from jax.extend import core as jex
 
-from ..jaxprs import SCATTERS
 from ..machine import Machine
+from ..scatter import SCATTERS
 from .access import ELEMENTWISE, Access, block_shape
-from .access_scatter import Form
+from .access_scatter import share
 from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
@@ -46,10 +46,14 @@ RECOMPUTE_LIMIT = 1.3
 CONTRACTION_EFFICIENCY = 0.93
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
 UNBALANCED = 0.05
-# Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way.
+# Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way
+# with the loads that wait for it. Of far updates: the next part of a row that other programs read the rest of, the next row
+# where those between are skipped.
 READ_INDEX_CYCLES = 2.0
 WINDOW_CYCLES = 3.0
-MISPREDICTED_CYCLES = 15.0
+MISPREDICTED_CYCLES = 30.0
+CUT_ROW_CYCLES = 75.0
+SKIPPED_ROWS_CYCLES = 600.0
 LINE_BYTES = 64
 # Operands of rows this many bytes long, and of at least so many, are copied by every program that reads them.
 PACKED_ROW_BYTES = 2048
@@ -174,13 +178,16 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
     size = itemsize(eqn.outvars[0])
     vector = size * machine.lanes(size)
     windows = volume(indices[:-1])
-    own = windows * Form.of(eqn).share(eqn, step.out)
+    own = windows * share(eqn, step.out)
     window_bytes = volume(updates) / max(windows, 1) * size
     block_bytes = volume(operand) * size
     cycles = block_bytes / vector + windows * READ_INDEX_CYCLES * max(indices[-1].size, 1)
-    if own < windows:  # whether an update belongs to a program cannot be foreseen
-        cycles += 2 * own * (1 - own / windows) * MISPREDICTED_CYCLES
+    others = 1 - own / max(windows, 1)
+    cycles += 2 * own * others * MISPREDICTED_CYCLES  # whether an update belongs to a program cannot be foreseen
     cycles += own * (WINDOW_CYCLES + math.ceil(window_bytes / vector))
+    if nbytes(eqn.invars[2].aval) > machine.l3_bytes // 4:
+        is_cut = updates[-1].size < eqn.invars[2].aval.shape[-1]
+        cycles += own * (CUT_ROW_CYCLES * is_cut + SKIPPED_ROWS_CYCLES * others)
     lines = own * math.ceil(window_bytes / LINE_BYTES)
     near = machine.l3_bandwidth if block_bytes <= machine.l3_bytes // 2 else machine.dram_bandwidth
     trips = 2 * LINE_BYTES * lines / (near / machine.cores) if block_bytes > machine.l2_bytes // 2 else 0.0
@@ -268,7 +275,7 @@ def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access
 def _read_share(step: Step, operand: int) -> float:
     """The part of an operand's block that a step reads."""
     of_scatter = step.eqn.primitive.name in SCATTERS and operand == 2
-    return Form.of(step.eqn).share(step.eqn, step.out) if of_scatter else 1.0
+    return share(step.eqn, step.out) if of_scatter else 1.0
 
 
 def _stored_values(requests: Requests, results: set) -> set:

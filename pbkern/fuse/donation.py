@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend import core as jex
 
-from ..jaxprs import SCATTERS
+from ..scatter import SCATTERS
 from .access import ELEMENTWISE
 from .nodes import Inner, Node
 from .schedule import Schedule

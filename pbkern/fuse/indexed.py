@@ -15,7 +15,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from ..jaxprs import SCATTERS, inner_jaxprs, scatter_combines
+from ..jaxprs import inner_jaxprs
+from ..scatter import SCATTERS, scatter_combines
 from .access_windows import REDUCERS
 from .simplify import retrace
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jax.extend import core as jex
 
-from ..jaxprs import SCATTERS
+from ..scatter import SCATTERS
 from .schedule import Schedule
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
-from ..jaxprs import SCATTERS
 from ..machine import Machine
+from ..scatter import SCATTERS
 from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
 from .access_windows import partial_reduce_p

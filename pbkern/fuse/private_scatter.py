@@ -12,8 +12,8 @@ import math
 import numpy as np
 from jax import lax
 
-from ..jaxprs import SCATTERS
 from ..machine import Machine
+from ..scatter import SCATTERS
 from .access_windows import REDUCERS, reducer_params
 from .cost import READ_INDEX_CYCLES, WINDOW_CYCLES
 from .runs import in_runs, near_divisor

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..affine import Affine
-from ..jaxprs import SCATTERS
 from ..machine import Machine
+from ..scatter import SCATTERS, ScatterForm
 from .access import Access, NeedsWhole, Span, whole
-from .access_scatter import Form
+from .access_scatter import owned
 from .blocks import Requests, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
 
@@ -187,8 +187,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
         if step.eqn.primitive.name == "partial_reduce":
             roles.update({axes[a]: "run" for a in step.out[0].start.symbols})
         if step.eqn.primitive.name in SCATTERS:
-            form = Form.of(step.eqn)
-            for role, among in (("beside", form.batch), ("owned", form.owned)):
+            for role, among in (("beside", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
                 roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):

@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from ..jaxprs import SCATTERS
 from ..machine import Machine
+from ..scatter import SCATTERS
 from .access_windows import REDUCERS, partial_reduce_p, reducer_params
 from .private_scatter import runs_of, split_scatter
 from .runs import in_runs, near_divisor

@@ -20,6 +20,7 @@ from jax.extend import core as jex
 from .. import _jax, jaxprs
 from ..affine import Affine
 from ..errors import UnsupportedOp
+from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
@@ -252,7 +253,7 @@ class BodyBuilder:
             return [self.grid_sizes[eqn.params["axis"]]]
         if name == "sort":
             return self._sort(eqn, ins)
-        if name in jaxprs.SCATTERS:
+        if name in SCATTERS:
             return [self.new(scatter(self, eqn, ins))]
         if name in VIEWS:
             return [self.new(VIEWS.lookup(name)(self, eqn, ins))]

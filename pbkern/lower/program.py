@@ -15,6 +15,7 @@ import numpy as np
 from ..affine import Affine
 from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from ..errors import UnsupportedOp
+from ..scatter import SCATTERS
 from . import arena, fuse_nests, nest, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
@@ -273,9 +274,15 @@ class KernelLowering:
         builder.refs = dict(zip(jaxpr.invars, refs))
         stmts = shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
         stmts = self._finish(builder, stmts, self._bounds(views, guarded))
-        self.emitter.streamed -= arena.read(stmts)  # a scatter reads what it has stored: that stays in the caches
+        if self._scatters_much():  # into what it has stored, which stays in the caches
+            self.emitter.streamed -= arena.read(stmts)
         self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
         self._statements(block, stmts)
+
+    def _scatters_much(self) -> bool:
+        """Whether a scatter combines more elements than its result has."""
+        scatters = [e for e in self.kernel.body.jaxpr.eqns if e.primitive.name in SCATTERS]
+        return any(e.invars[2].aval.size > e.invars[0].aval.size for e in scatters)
 
     def _may_cross(self, m: BlockMapping, offsets) -> bool:
         return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))

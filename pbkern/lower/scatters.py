@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..affine import Affine
 from ..errors import UnsupportedOp
-from ..jaxprs import scatter_combines
+from ..scatter import ScatterForm, scatter_combines
 from . import elementwise
 from .fetch import FAR_BYTES
 from .nest import Expr, Fetch, For, If, Let, Nest, Stmt, Write
@@ -37,34 +36,6 @@ def supports(eqn) -> str | None:
     if combine != "set" and not elementwise.supports(combine, (dtype, dtype), dtype):
         return f"`{combine}` is not covered for {dtype.name}"
     return None
-
-
-@dataclass(frozen=True)
-class _Form:
-    """Which dimension of the updates, and which index, goes along each dimension of the operand.
-
-    Attributes:
-      loops: (dimension of the updates, extent) of those that choose a window.
-      windows: dimension of the operand -> dimension of the updates; others are one element wide.
-      batch: dimension of the operand -> dimension of the updates, for those that indices do not choose.
-      starts: dimension of the operand -> position in an index vector.
-    """
-
-    loops: tuple[tuple[int, int], ...]
-    windows: dict[int, int]
-    batch: dict[int, int]
-    starts: dict[int, int]
-
-    @staticmethod
-    def of(eqn) -> _Form:
-        operand, _, updates = (a.aval.shape for a in eqn.invars)
-        dn = eqn.params["dimension_numbers"]
-        loops = [d for d in range(len(updates)) if d not in dn.update_window_dims]
-        absent = (*dn.inserted_window_dims, *dn.operand_batching_dims)
-        windows = zip((d for d in range(len(operand)) if d not in absent), dn.update_window_dims)
-        batch = zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)
-        return _Form(tuple((d, updates[d]) for d in loops), {d: int(w) for d, w in windows},
-                     {d: loops[k] for d, k in batch}, {d: k for k, d in enumerate(dn.scatter_dims_to_operand_dims)})
 
 
 def scatter(builder, eqn, ins: list[Value]) -> Opaque:
@@ -98,9 +69,9 @@ class _Windows:
 
     def __init__(self, b, eqn, result: Stored, columns: Sequence[Value], updates: Value):
         self.b, self.result, self.columns, self.updates = b, result, columns, updates
-        self.form, self.clip = _Form.of(eqn), "CLIP" in str(eqn.params["mode"])
+        self.form, self.clip = ScatterForm.of(eqn), "CLIP" in str(eqn.params["mode"])
         self.combine, self.line = scatter_combines(eqn), b.line(eqn)
-        self.counters = {d: (b.names("%i"), n) for d, n in self.form.loops}
+        self.counters = {d: (b.names("%i"), updates.shape[d]) for d in self.form.loops}
         self.dims = {d: (b.names("d"), updates.shape[d]) for d in self.form.windows.values()}
 
     def starts(self, at: dict[int, Affine]) -> tuple[list[Stmt], dict[int, Affine]]:
@@ -109,21 +80,16 @@ class _Windows:
         offsets = {}
         for d, k in self.form.starts.items():
             start, name = self.b.pull(self.columns[k], tuple(at.values())), self.b.names("%s")
-            lets.append(Let(name, self.b.clamped(start, self.limit(d)) if self.clip else start))
+            lets.append(Let(name, self.b.clamped(start, self.form.limits[d]) if self.clip else start))
             offsets[d] = Affine.symbol(name)
         return lets, offsets
-
-    def limit(self, d: int) -> int:
-        """The largest start whose window lies inside."""
-        windows = self.form.windows
-        return self.result.shape[d] - (self.updates.shape[windows[d]] if d in windows else 1)
 
     def place(self, at: dict[int, Affine], offsets: dict[int, Affine], inside: dict[int, Affine]) -> Index:
         """Index of the result's buffer at position `inside` a window."""
 
         def along(d: int) -> Affine:
             if d in self.form.batch:
-                return at[self.form.batch[d]]
+                return at[self.form.loops[self.form.batch[d]]]
             return offsets.get(d, ZERO) + (inside[self.form.windows[d]] if d in self.form.windows else ZERO)
 
         return self.result.place(tuple(map(along, range(len(self.result.shape)))))
@@ -141,7 +107,7 @@ class _Windows:
     def inside(self, d: int, start: Affine) -> Expr:
         """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
         unsigned = np.dtype(np.uint64)
-        limit = self.b.const(self.limit(d), unsigned)
+        limit = self.b.const(self.form.limits[d], unsigned)
         return self.b.op("le", BOOL, self.b.pool.make("index", unsigned, start), limit)
 
     def window(self, at: dict[int, Affine], offsets: dict[int, Affine]) -> Nest:
@@ -164,6 +130,11 @@ class _Windows:
         ahead = self.b.op("min", index, self.b.pool.make("index", index, at[d] + WINDOWS_AHEAD), last)
         later = {**at, d: Affine.symbol(name)}
         lets, offsets = self.starts(later)
+        # A window outside may be another program's: the first one is asked for instead, and is near.
+        for d, start in () if self.clip else tuple(offsets.items()):
+            here, kept = self.b.pool.make("index", index, start), self.b.names("%s")
+            lets.append(Let(kept, self.b.select(self.inside(d, start), here, self.b.const(0, index))))
+            offsets[d] = Affine.symbol(kept)
         row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
         first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))
         return [Let(name, ahead), *lets, Fetch(self.result.buf, first, min(row, FETCHED_ELEMENTS))]
