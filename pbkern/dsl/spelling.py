@@ -24,6 +24,7 @@ from .. import _jax
 from ..errors import KernelError, UnsupportedOp
 from ..jaxprs import as_dtype, literal_value
 from ..rules import RuleTable
+from ..scatter import SCATTERS, scatter_combines
 
 # How tightly an expression binds.
 BITS, SUM, PRODUCT, UNARY, ATOM = range(5)
@@ -475,10 +476,10 @@ def _reduce_window(scope, eqn):
     )
 
 
-for _name in ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"):
-
-    @rules.register(_name)
-    def _scatter(scope, eqn, name=_name):
-        keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-        given = [f"{k}={scope.param(eqn.params[k])}" for k in keys]
-        return f"lax.{name.replace('-', '_')}({', '.join([*scope.operands(eqn), *given])})"
+@rules.register(*SCATTERS)
+def _scatter(scope, eqn):
+    if scatter_combines(eqn) is None:
+        return None
+    keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    given = [f"{k}={scope.param(eqn.params[k])}" for k in keys]
+    return f"lax.{eqn.primitive.name.replace('-', '_')}({', '.join([*scope.operands(eqn), *given])})"

@@ -15,6 +15,7 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..dsl.host import Cond, Copy, Loop, Step, View, While
+from .donation import in_place
 from .emit import array_type
 from .nodes import Inner, Node
 
@@ -108,17 +109,23 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 
     counter, turns = builder.fresh("i"), length // body.steps
     firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
-    if turns + (rest is not None) > 1 and _can_alternate(body, n_consts, n_carry):
+    kept = in_place(body)
+    if not kept and turns + (rest is not None) > 1 and _can_alternate(body, n_consts, n_carry):
         old = [builder.typed(_operand(builder, a), v.aval) for a, v in zip(firsts, carried)]
         return _alternating(builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step)
     carries, before = _into_carries(builder, firsts, carried)
 
-    def in_place(index: Affine | None) -> tuple[Step, ...]:
-        steps, found = step(index, carries, [None] * n_carry)
+    def once(index: Affine | None) -> tuple[Step, ...]:
+        steps, found = step(index, carries, _places(body, carries, kept))
         return (*steps, *_back_to_carries(builder, found[:n_carry], carries))
 
-    last = in_place(None) if rest is not None else ()
-    return [*before, Loop(counter, turns, in_place(Affine.symbol(counter))), *last]
+    last = once(None) if rest is not None else ()
+    return [*before, Loop(counter, turns, once(Affine.symbol(counter))), *last]
+
+
+def _places(body: Inner, carries: Sequence[View], kept: set) -> list[View | None]:
+    """Where new carries go: those of `kept` where the old ones lie, others anywhere."""
+    return [view if v in kept else None for v, view in zip(body.jaxpr.outvars, carries)]
 
 
 def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
@@ -164,7 +171,8 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     body_consts = [_operand(builder, a) for a in eqn.invars[n_cond : n_cond + n_body]]
     carries, before = _into_carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
     condition, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *carries], [None])
-    steps, found = run_inner(builder, inner["body_jaxpr"], [*body_consts, *carries], [None] * len(carries))
+    body = inner["body_jaxpr"]
+    steps, found = run_inner(builder, body, [*body_consts, *carries], _places(body, carries, in_place(body)))
     steps += _back_to_carries(builder, found, carries)
     return [*before, While(tuple(condition), predicate, tuple(steps))]
 

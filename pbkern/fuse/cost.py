@@ -17,7 +17,9 @@ import numpy as np
 from jax.extend import core as jex
 
 from ..machine import Machine
+from ..scatter import SCATTERS
 from .access import ELEMENTWISE, Access, block_shape
+from .access_scatter import share
 from .blocks import Requests, Step, volume
 
 # Equations that only rename elements: they emit no code, or very little.
@@ -44,6 +46,15 @@ RECOMPUTE_LIMIT = 1.3
 CONTRACTION_EFFICIENCY = 0.93
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
 UNBALANCED = 0.05
+# Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way
+# with the loads that wait for it. Of far updates: the next part of a row that other programs read the rest of, the next row
+# where those between are skipped.
+READ_INDEX_CYCLES = 2.0
+WINDOW_CYCLES = 3.0
+MISPREDICTED_CYCLES = 30.0
+CUT_ROW_CYCLES = 75.0
+SKIPPED_ROWS_CYCLES = 600.0
+LINE_BYTES = 64
 # Operands of rows this many bytes long, and of at least so many, are copied by every program that reads them.
 PACKED_ROW_BYTES = 2048
 
@@ -113,6 +124,8 @@ def operations_per_element(eqn, machine: Machine) -> float:
         or name in ("argmax", "argmin", "partial_reduce")
     ):
         return machine.cycles(name) * math.prod(eqn.invars[0].aval.shape) / out
+    if name in SCATTERS:
+        return max(1.0, machine.cycles(name) * math.prod(eqn.invars[2].aval.shape) / out)
     if name == "integer_pow":
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
     if name == "sort":
@@ -123,6 +136,8 @@ def operations_per_element(eqn, machine: Machine) -> float:
 def is_heavy(eqn, machine: Machine) -> bool:
     """Is one element so dear that computing it twice is worse than storing it?"""
     name = eqn.primitive.name
+    if name in SCATTERS:
+        return True
     return (name in CONTRACTIONS or name.startswith("reduce_") or name == "sort") and (
         operations_per_element(eqn, machine) >= HEAVY_OPERATIONS
     )
@@ -131,6 +146,8 @@ def is_heavy(eqn, machine: Machine) -> bool:
 def _step_seconds(step: Step, machine: Machine) -> float:
     """Time of one step of one program on one core."""
     eqn, shape = step.eqn, block_shape(step.out)
+    if eqn.primitive.name in SCATTERS:
+        return _scatter_seconds(step, machine)
     operations = operations_per_element(eqn, machine) * math.prod(shape)
     if not operations:
         return 0.0
@@ -155,6 +172,28 @@ def _step_seconds(step: Step, machine: Machine) -> float:
     return operations / lanes / fill / machine.clock_hz
 
 
+def _scatter_seconds(step: Step, machine: Machine) -> float:
+    """Time of one program's scatter: storing the operand, reading all indices, and the windows of its own updates."""
+    eqn, (operand, indices, updates) = step.eqn, step.pull.inputs
+    size = itemsize(eqn.outvars[0])
+    vector = size * machine.lanes(size)
+    windows = volume(indices[:-1])
+    own = windows * share(eqn, step.out)
+    window_bytes = volume(updates) / max(windows, 1) * size
+    block_bytes = volume(operand) * size
+    cycles = block_bytes / vector + windows * READ_INDEX_CYCLES * max(indices[-1].size, 1)
+    others = 1 - own / max(windows, 1)
+    cycles += 2 * own * others * MISPREDICTED_CYCLES  # whether an update belongs to a program cannot be foreseen
+    cycles += own * (WINDOW_CYCLES + math.ceil(window_bytes / vector))
+    if nbytes(eqn.invars[2].aval) > machine.l3_bytes // 4:
+        is_cut = updates[-1].size < eqn.invars[2].aval.shape[-1]
+        cycles += own * (CUT_ROW_CYCLES * is_cut + SKIPPED_ROWS_CYCLES * others)
+    lines = own * math.ceil(window_bytes / LINE_BYTES)
+    near = machine.l3_bandwidth if block_bytes <= machine.l3_bytes // 2 else machine.dram_bandwidth
+    trips = 2 * LINE_BYTES * lines / (near / machine.cores) if block_bytes > machine.l2_bytes // 2 else 0.0
+    return cycles / machine.clock_hz + trips
+
+
 def recompute_of(step: Step, programs: int) -> float:
     full = math.prod(step.eqn.outvars[0].aval.shape)
     return programs * volume(step.out) / max(full, 1)
@@ -175,15 +214,17 @@ def evaluate(
     """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
     programs = math.prod(grid)
     per_program = needed = done = 0.0
-    stored = _stored_values(requests)
+    stored = _stored_values(requests, {v for v, _ in outputs})
+    evaluated = _evaluated_shares(requests, outputs)
     sizes: list[int] = []
     for step in requests.steps:
-        seconds = _step_seconds(step, machine)
-        factor = recompute_of(step, programs)
+        share = evaluated[id(step)]
+        seconds = _step_seconds(step, machine) * share
+        factor = recompute_of(step, programs) * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
             return None
         per_program += seconds + _packing_seconds(step, machine)
-        operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs
+        operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs * share
         done += operations
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):
@@ -217,7 +258,27 @@ def evaluate(
     )
 
 
-def _stored_values(requests: Requests) -> set:
+def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
+    """id of a step -> the part of its block that a program evaluates: of updates that a scatter reads, its own."""
+    wanted = {v: 1.0 for v, _ in outputs}
+    shares: dict[int, float] = {}
+    for step in reversed(requests.steps):
+        eqn = step.eqn
+        share = max((wanted.get(v, 0.0) for v in eqn.outvars), default=1.0)
+        shares[id(step)] = share if eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in VIEWS else 1.0
+        for k, a in enumerate(eqn.invars):
+            if not isinstance(a, jex.Literal):
+                wanted[a] = max(wanted.get(a, 0.0), shares[id(step)] * _read_share(step, k))
+    return shares
+
+
+def _read_share(step: Step, operand: int) -> float:
+    """The part of an operand's block that a step reads."""
+    of_scatter = step.eqn.primitive.name in SCATTERS and operand == 2
+    return share(step.eqn, step.out) if of_scatter else 1.0
+
+
+def _stored_values(requests: Requests, results: set) -> set:
     """Values that a program keeps in scratch.
 
     Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
@@ -229,15 +290,18 @@ def _stored_values(requests: Requests) -> set:
         for a in s.eqn.invars:
             if not isinstance(a, jex.Literal):
                 readers[a] = readers.get(a, 0) + 1
-    stored = set()
+    stored = {v for s in requests.steps if s.eqn.primitive.name in SCATTERS for v in s.eqn.outvars if v not in results}
+    chosen_by = _index_values(requests)
     for s in requests.steps:
         name = s.eqn.primitive.name
+        if name == "concatenate" and s.eqn.outvars[0] in chosen_by:
+            continue  # each index vector is read one number at a time
         shifted = name in VIEWS and name not in ("broadcast_in_dim", "iota", "reshape", "squeeze")
         if name in ELEMENTWISE or (name in VIEWS and not shifted):
             continue
         for atom in s.eqn.invars:
-            if name in SINGLE_PASS and not isinstance(atom, jex.Literal) and readers.get(atom) == 1:
-                continue  # reduced while it is made
+            if (name in SINGLE_PASS or name in SCATTERS) and not isinstance(atom, jex.Literal) and readers.get(atom) == 1:
+                continue  # reduced or scattered while it is made
             while not isinstance(atom, jex.Literal) and atom in makers:
                 maker = makers[atom].eqn
                 if maker.primitive.name not in VIEWS or not maker.invars:
@@ -245,6 +309,17 @@ def _stored_values(requests: Requests) -> set:
                     break
                 atom = maker.invars[0]  # a view of what is stored
     return stored
+
+
+def _index_values(requests: Requests) -> set:
+    """The indices of scatters, and what they are made of by arithmetic and views."""
+    found: set = set()
+    for s in reversed(requests.steps):
+        if s.eqn.primitive.name in SCATTERS:
+            found.add(s.eqn.invars[1])
+        elif any(v in found for v in s.eqn.outvars) and s.eqn.primitive.name in (*ELEMENTWISE, *VIEWS):
+            found.update(a for a in s.eqn.invars if not isinstance(a, jex.Literal))
+    return found
 
 
 def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Machine) -> float:
@@ -290,9 +365,12 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
 def elements_read(requests: Requests, v, access: Access) -> int:
     """Elements of an input that one program reads: of a table that is only looked up, those it finds there."""
     looked_up = [s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
-    if not looked_up:
+    scattered = [s for s in requests.steps if s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v]
+    if not looked_up and not scattered:
         return volume(access)
     readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
+    if scattered and len(scattered) == len(readers):
+        return math.ceil(volume(access) * min(1.0, sum(_read_share(s, 2) for s in readers)))
     if len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
         return volume(access)
     return min(volume(access), sum(volume(s.out) for s in looked_up))

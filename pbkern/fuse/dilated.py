@@ -24,12 +24,18 @@ def by_phases(eqn, operands):
     spatial = numbers.out_spec[2:]
     sizes = [-(-out.shape[d] // s) for d, s in zip(spatial, steps)]
     parts = {phase: _phase(eqn, x, w, phase, sizes) for phase in itertools.product(*map(range, steps))}
+    return [lax.slice(interleave(parts, steps, spatial), (0,) * out.ndim, out.shape)]
+
+
+def interleave(parts: dict, steps, axes):
+    """Parts by phase, one number per axis of `axes` -> the array whose element s q + r along an axis of step s is element q
+    of the parts of phase r."""
     for k in reversed(range(len(steps))):  # the last dimension's phases are neighbours first
         parts = {
-            rest: _interleave([parts[*rest, r] for r in range(steps[k])], spatial[k])
+            rest: _interleave([parts[*rest, r] for r in range(steps[k])], axes[k])
             for rest in itertools.product(*map(range, steps[:k]))
         }
-    return [lax.slice(parts[()], (0,) * out.ndim, out.shape)]
+    return parts[()]
 
 
 def _phase(eqn, x, w, phase, sizes):

@@ -15,16 +15,18 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from ..jaxprs import inner_jaxprs
+from ..scatter import SCATTERS, scatter_combines
 from .access_windows import REDUCERS
 from .simplify import retrace
 
 # Index arithmetic larger than this is data.
 SMALL = 4096
 
-UPDATES = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
 # Scatter -> (combine, what leaves an element as it is). Adding -0 keeps the sign of a zero, adding 0 does not.
 COMBINE: dict[str, tuple[Callable, Callable]] = {
     "scatter-add": (lax.add, lambda t: np.asarray(-0.0 if t.kind not in "iub" else 0, t)),
+    "scatter-sub": (lax.sub, lambda t: np.zeros((), t)),
     "scatter-mul": (lax.mul, REDUCERS["reduce_prod"][1]),
     "scatter-min": (lax.min, REDUCERS["reduce_min"][1]),
     "scatter-max": (lax.max, REDUCERS["reduce_max"][1]),
@@ -71,8 +73,6 @@ class Constants:
         self._walk(closed)
 
     def _walk(self, closed: jex.ClosedJaxpr) -> None:
-        from ..jaxprs import inner_jaxprs
-
         for v, c in zip(closed.jaxpr.constvars, closed.consts):
             if np.size(c) <= SMALL and np.dtype(v.aval.dtype).kind in "iub":
                 self.known[v] = np.asarray(c)
@@ -102,9 +102,7 @@ class Constants:
 
 def place_updates(closed: jex.ClosedJaxpr, strict: bool = False) -> jex.ClosedJaxpr:
     """Rewrites the updates and dynamic slices whose places allow it; `strict` where XLA may take nothing."""
-    from ..jaxprs import inner_jaxprs
-
-    names = {*UPDATES, "dynamic_slice", "dynamic_update_slice", "top_k"}
+    names = {*SCATTERS, "dynamic_slice", "dynamic_update_slice", "top_k"}
 
     def has_any(c: jex.ClosedJaxpr) -> bool:
         return any(e.primitive.name in names or any(map(has_any, inner_jaxprs(e))) for e in c.jaxpr.eqns)
@@ -122,7 +120,7 @@ def place_updates(closed: jex.ClosedJaxpr, strict: bool = False) -> jex.ClosedJa
         # XLA selects without sorting, several times faster.
         return None if id(eqn) in outer and not strict else _top_k(eqn, operands)
 
-    rewrites: dict = {**dict.fromkeys(UPDATES, scatter), "top_k": top_k}
+    rewrites: dict = {**dict.fromkeys(SCATTERS, scatter), "top_k": top_k}
     rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
     rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(eqn, operands, constants)
     return retrace(closed, rewrites)
@@ -234,15 +232,18 @@ def _updated(x, update, tests: Sequence, name: str):
 
 def _scatter(eqn, operands, constants: Constants, moving: bool):
     (x, indices, update), p = operands, eqn.params
+    if 0 in update.shape:
+        return [x]
     dn, name = p["dimension_numbers"], eqn.primitive.name
     batch = dict(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims))
     single = all(n == 1 for d, n in enumerate(indices.shape[:-1]) if d not in batch.values())
     floats = jax.numpy.issubdtype(x.dtype, np.floating) or x.dtype.kind in "iub"
-    if not single or not floats or 0 in update.shape or 0 in x.shape:
+    if not single or not floats or 0 in x.shape or scatter_combines(eqn) is None:
         return None
     box = _box(x, indices, update, dn, batch)
     constant, mode = constants.value(eqn.invars[1]), str(p["mode"])
-    tests = []
+    others = (d for d in range(x.ndim) if d not in dn.scatter_dims_to_operand_dims and box.shape[d] != x.shape[d])
+    tests: list = [_Range(d, 0) for d in others]
     for k, d in enumerate(dn.scatter_dims_to_operand_dims):
         room = x.shape[d] - box.shape[d]
         if constant is not None and not batch:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jax.extend import core as jex
 
+from ..scatter import SCATTERS
 from .schedule import Schedule
 
 
@@ -27,6 +28,9 @@ class Node:
     @property
     def seconds(self) -> float:
         return self.schedule.cost.seconds if self.schedule else 0.0
+
+    def scatters(self) -> bool:
+        return any(e.primitive.name in SCATTERS for e in self.eqns)
 
     def reads(self) -> set:
         made = {v for e in self.eqns for v in e.outvars}

@@ -17,10 +17,12 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
-from . import access_shapes  # noqa: F401  (registers access rules)
+from ..scatter import SCATTERS
+from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
 from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
+from .donation import scatter_into_carries
 from .literals import operands_as_equations, outputs_as_equations
 from .nodes import Edge, Inner, Node, Partition, order
 from .recompute import recompute_large
@@ -41,6 +43,8 @@ LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
 # Equations that join a group at once, at most: where that fails, each is asked for alone.
 MANY_ALONG = 64
+# So many updated elements, in place, are less work than starting several programs.
+FEW_UPDATES = 1 << 14
 # A group expands its inputs if its results are at least this many times as large.
 EXPANSION = 4
 
@@ -274,9 +278,31 @@ class Partitioner:
                 reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
                 return Node("xla", [eqn], list(eqn.outvars), reason=reason)
             found[name] = Inner(closed.jaxpr, parts, order(parts.nodes, closed.jaxpr.invars))
+        if not all(self.scatters_in_place(eqn, name, inner) for name, inner in found.items()):
+            return Node("xla", [eqn], list(eqn.outvars), reason="a scatter in its body would copy its operand")
         if any(isinstance(a, jex.Literal) for a in eqn.invars):
             return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
         return Node("control", [eqn], list(eqn.outvars), inner=found | self.time_blocks(eqn, found))
+
+    def scatters_in_place(self, eqn, name: str, inner: Inner) -> bool:
+        """Whether scatters into operands of a body update them where they lie, as XLA does, instead of copying them once per
+        step.
+        """
+        nodes = inner.partition.nodes
+        nested = [g for n in nodes for i in n.inner.values() for g in i.partition.groups()]
+        if any(n.scatters() and n.schedule.aliases for n in nested):
+            return False  # that loop starts with a copy
+        given = set(inner.jaxpr.invars)
+        groups = [n for n in nodes if n.kind == "group" and any(
+            e.primitive.name in SCATTERS and e.invars[0] in given for e in n.eqns)]  # fmt: skip
+        scatter_into_carries(eqn, name, inner)
+        for n in groups:
+            few = all(e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS)
+            if few and n.schedule.aliases:  # nothing is copied: more programs than one would be started for nothing
+                whole = schedule_at(n.eqns, n.outputs, n.outputs[0].aval.shape, self.machine)
+                n.schedule = n.schedule if whole is None else whole
+        scatter_into_carries(eqn, name, inner)
+        return all(n.schedule.aliases for n in groups)
 
     def time_blocks(self, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
         """{"jaxpr": several steps of a loop's body in one kernel, "rest": what remains}, where that pays."""

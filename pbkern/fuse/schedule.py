@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from ..affine import Affine
 from ..machine import Machine
+from ..scatter import SCATTERS, ScatterForm
 from .access import Access, NeedsWhole, Span, whole
+from .access_scatter import owned
 from .blocks import Requests, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
 
@@ -25,6 +27,10 @@ HALO_RECOMPUTE = 1.1
 SQUARE = 256
 # Results of so few elements are little work, so that the number of programs counts.
 SMALL = 1 << 14
+# Programs among which a dimension that the indices of a scatter choose is divided: each goes through all of them.
+OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
+# Scatters that one program may do side by side.
+BESIDE = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
 FEW = 32
 
@@ -180,6 +186,9 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
             roles.update({axes[a]: "run" for a in step.out[0].start.symbols})
+        if step.eqn.primitive.name in SCATTERS:
+            for role, among in (("beside", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
+                roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
             names = _contraction_roles(step.eqn)
@@ -187,6 +196,8 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
                 for axis in s.start.symbols:
                     roles.setdefault(axes[axis], names[d])
             break
+    if {"owned", "beside"} & set(roles.values()):
+        return least, roles, 1
     moving = ((v, h) for v, h in requests.inputs if any(s.start.terms for s in h))
     grain = max((min(_own_elements(h), elements_read(requests, v, h)) for v, h in moving), default=1)
     return least, roles, grain
@@ -243,7 +254,7 @@ def _options(
     """(sorted options, preferred size) per dimension."""
     options: list[list[int]] = [[n] for n in shape]
     target = list(shape)
-    if any(role != "run" for role in roles.values()):
+    if any(role not in ("run", "owned", "beside") for role in roles.values()):
         for d, n in enumerate(shape):
             if d not in forced and n > 1:
                 options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
@@ -256,6 +267,14 @@ def _options(
             continue
         if roles.get(d) == "run":
             options[d], target[d] = [1], 1
+            continue
+        if roles.get(d) == "beside":
+            options[d], target[d] = _powers(n, BESIDE), max(1, min(n // 4, 256 // run))
+            run *= target[d]
+            continue
+        if roles.get(d) == "owned":
+            options[d] = _even(n, [-(-n // k) for k in OWNERS])
+            run *= n
             continue
         if d in forced:
             run *= n if stage == "lanes" else 1  # else counted in the grain

@@ -16,7 +16,10 @@ from jax import lax
 from jax.extend import core as jex
 
 from ..machine import Machine
+from ..scatter import SCATTERS
 from .access_windows import REDUCERS, partial_reduce_p, reducer_params
+from .private_scatter import runs_of, split_scatter
+from .runs import in_runs, near_divisor
 from .simplify import retrace
 
 # Elements of one program of the first stage.
@@ -32,7 +35,7 @@ SMALL_BYTES = 1 << 18
 
 def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
     """Splits the reductions that need it."""
-    if not any(_choose(e, machine) or _choose_depth(e, machine) for e in closed.jaxpr.eqns):
+    if not any(_choose(e, machine) or _choose_depth(e, machine) or runs_of(e, machine) for e in closed.jaxpr.eqns):
         return closed
 
     def split(eqn, operands):
@@ -50,7 +53,8 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
         block = _choose_depth(eqn, machine)
         return None if block is None else [_split_contraction(eqn, *operands, block)]
 
-    return retrace(closed, dict.fromkeys(REDUCERS, split) | {"dot_general": deepen})
+    scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
+    return retrace(closed, dict.fromkeys(REDUCERS, split) | {"dot_general": deepen} | scatters)
 
 
 def _choose(eqn, machine: Machine) -> tuple[int, int] | None:
@@ -73,7 +77,7 @@ def _choose(eqn, machine: Machine) -> tuple[int, int] | None:
         return None
     line = math.prod(shape[d] for d in axes if d != axis) * (shape[-1] if width > 1 else 1)
     block = max(1, min(RUN_ELEMENTS // line, -(-shape[axis] // (4 * machine.cores))))
-    return axis, _near_divisor(shape[axis], block)
+    return axis, near_divisor(shape[axis], block)
 
 
 def _choose_depth(eqn, machine: Machine) -> int | None:
@@ -93,31 +97,15 @@ def _choose_depth(eqn, machine: Machine) -> int | None:
     # A run's operands stay in the private cache; partial results are a small part of all traffic.
     block = max(machine.l2_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
     block = min(block, -(-depth // (4 * machine.cores)))
-    return _near_divisor(depth, block) if block else None
+    return near_divisor(depth, block) if block else None
 
 
 def _split_contraction(eqn, x, y, block: int):
     """dot(x, y) -> sum over runs of dot(run of x, run of y). Ragged last runs end in zeros."""
     (lc, rc), _ = eqn.params["dimension_numbers"]
-    runs = -(-x.shape[lc[0]] // block)
-
-    def in_runs(z, axis: int):
-        missing = runs * block - z.shape[axis]
-        if missing:
-            z = lax.pad(z, np.zeros((), z.dtype), [(0, missing if d == axis else 0, 0) for d in range(z.ndim)])
-        return lax.reshape(z, (*z.shape[:axis], runs, block, *z.shape[axis + 1 :]))
-
     out = eqn.outvars[0].aval
     wide = out.dtype if out.dtype.itemsize >= 4 else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
-    (a, b), (l, r) = (in_runs(x, lc[0]), in_runs(y, rc[0])), (lc[0], rc[0])
+    (a, b), (l, r) = [in_runs(z, d, block, np.zeros((), z.dtype)) for z, d in ((x, lc[0]), (y, rc[0]))], (lc[0], rc[0])
     params = {**eqn.params, "preferred_element_type": wide, "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,)))}
     total = lax.reduce_sum_p.bind(eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,)))
     return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)
-
-
-def _near_divisor(n: int, block: int) -> int:
-    """A divisor of n near `block` (within a factor of two), so that no run is ragged; else `block`."""
-    found = (
-        [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0] if block < 1 << 20 else []
-    )
-    return min(found, key=lambda b: abs(b - block), default=block)

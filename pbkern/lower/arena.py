@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .nest import Buf, For, If, Let, Nest, Sort, Stmt, Trace, While, Write
+from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write, bodies
 
 ALIGNMENT = 64
 
@@ -63,8 +63,21 @@ def touched(stmts: list[Stmt]) -> set[Buf]:
                 found |= touched(c) | touched(body)
             case Sort(buffers=buffers, spare=spare):
                 found |= {b.root for b in (*buffers, *spare)}
+            case Fetch(buf=b):
+                found.add(b.root)
             case Trace(buffers=buffers):
                 found |= {b.root for b in buffers}
+    return found
+
+
+def read(stmts: list[Stmt]) -> set[Buf]:
+    """Root buffers that nests read, inner ones too."""
+    found: set[Buf] = set()
+    for s in stmts:
+        if isinstance(s, Nest):
+            found |= {e.info[0].root for e in s.loads()}
+        for inner in bodies(s):
+            found |= read(inner)
     return found
 
 

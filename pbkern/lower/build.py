@@ -8,6 +8,7 @@ that is the only place where order of effects is taken care of.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
+from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .reductions import CONTRACTIONS
+from .scatters import scatter
 from .shapes import VIEWS, index_value
-from .values import TEST_COST, ZERO, Contract, Index, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
+from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
@@ -77,6 +80,11 @@ class ControlItem:
 
 
 Item = Value | LetItem | StoreItem | ControlItem
+
+
+def _whereabouts(buf: Buf, index: Index) -> tuple:
+    """Where an element lies. A result that shares an operand's array is another Buf with the same root."""
+    return buf.root, buf.shape, buf.dtype, index
 
 
 def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr | None:
@@ -247,6 +255,8 @@ class BodyBuilder:
             return [self.grid_sizes[eqn.params["axis"]]]
         if name == "sort":
             return self._sort(eqn, ins)
+        if name in SCATTERS:
+            return [self.new(scatter(self, eqn, ins))]
         if name in VIEWS:
             return [self.new(VIEWS.lookup(name)(self, eqn, ins))]
         if name in CONTRACTIONS:
@@ -365,6 +375,8 @@ class BodyBuilder:
             g = guard or v.guard
             args = [self.pull(a, tuple(i), nest, g, memo) for a, i in zip(v.operands, v.route(ix))]
             return v.combine(self.pool, ix, args)
+        if isinstance(v, Joined) and (part := v.part(ix)) is not None:
+            return self.pull(*part, nest, guard, memo)
         if isinstance(v, Contract) and nest is not None:
             return self._inline_contract(v, ix, nest)
         if isinstance(v, (Contract, Opaque)):  # a scalar outside any nest, or decided too late to inline
@@ -556,8 +568,11 @@ class BodyBuilder:
 
     def _conflicts(self, item: StoreItem, written: set[Buf]) -> bool:
         """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""
-        asked = [item.value] if item.mask is None else [item.value, item.mask]
-        asked = [v for v in map(self.resolve, asked) if self._reads(v, written)]
+        value = self.resolve(item.value)
+        if isinstance(value, Opaque) and value.over_first and not any(self._reads(v, written) for v in value.operands[1:]):
+            return self._conflicts(dataclasses.replace(item, value=value.operands[0]), written)
+        asked = [value] if item.mask is None else [value, self.resolve(item.mask)]
+        asked = [v for v in asked if self._reads(v, written)]
         if any(isinstance(v, (Contract, Opaque)) for v in asked):
             return True
         probe = dims_index([(f"@{k}", n) for k, n in enumerate(item.shape)])
@@ -565,14 +580,18 @@ class BodyBuilder:
         index = item.place(probe)
         nest.writes = [Write(item.buf, index, self.pull(v, probe, nest)) for v in asked]
 
-        def where(buf: Buf, index: Index) -> tuple:
-            return buf.root, buf.shape, buf.dtype, index  # a result that shares an operand's array is another Buf
-
         def read(n: Nest) -> list[Expr]:
             return [load for load in n.loads() if load.info[0].root in written]
 
-        summed = read(Nest({}, reductions=nest.reductions))
-        return bool(summed) or any(e.kind == "gather" or where(*e.info[:2]) != where(item.buf, index) for e in read(nest))
+        summed, same = read(Nest({}, reductions=nest.reductions)), _whereabouts(item.buf, index)
+        return bool(summed) or any(e.kind == "gather" or _whereabouts(*e.info[:2]) != same for e in read(nest))
+
+    def lies_in(self, v: Value, target: Stored) -> bool:
+        """Whether `v` is what `target` holds, element by element."""
+        v, probe = self.resolve(v), dims_index([(f"@{k}", n) for k, n in enumerate(target.shape)])
+        if not isinstance(v, Stored) or v.shape != target.shape:
+            return False
+        return _whereabouts(v.buf, v.place(probe)) == _whereabouts(target.buf, target.place(probe))
 
     def _reads(self, v: Value, bufs: set[Buf]) -> bool:
         memo: dict[int, bool] = {}

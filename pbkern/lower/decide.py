@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from .values import Contract, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
+from .values import Contract, Joined, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
 
 # Recomputation (vector operations per element) that a store and later loads are worth.
 STORE_WORTH = 4.0
@@ -93,7 +93,11 @@ class _Decision:
         if r is None or isinstance(v, (Stored, Literal)):
             return
         direct = not r.forced and len(r.places) == 1 and self.whole_stores.get(next(iter(r.places))[0]) == id(v)
-        if isinstance(v, Opaque):
+        if isinstance(v, Joined) and not r.forced and all(v.part(ix) for _, ix in r.places):
+            for root, ix in r.places:
+                a, i = v.part(ix)
+                self._ask(a, (root, i))
+        elif isinstance(v, Opaque):
             if not (direct and v.takes_target):
                 self.stored.add(id(v))
             for k, a in enumerate(v.operands):

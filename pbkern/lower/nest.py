@@ -296,7 +296,16 @@ class Trace:
     buffers: list[Buf]
 
 
-Stmt = Nest | Let | If | For | While | Sort | Trace
+@dataclass
+class Fetch:
+    """Asks for the cache lines of `count` elements from `index` on, which will be written. It may lie outside the buffer."""
+
+    buf: Buf
+    index: tuple[Affine, ...]
+    count: int
+
+
+Stmt = Nest | Let | If | For | While | Sort | Trace | Fetch
 
 
 def bodies(s: Stmt) -> list[list[Stmt]]:
@@ -341,6 +350,8 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
                 rows += [f"{indent}while {p}:", show(c, indent + "    "), f"{indent}do:", show(b, indent + "  ")]
             case Trace(site=k, buffers=bufs):
                 rows.append(f"{indent}trace {k}: {', '.join(b.name for b in bufs)}")
+            case Fetch(buf=b, index=i, count=n):
+                rows.append(f"{indent}fetch {n} of {b.name}[{', '.join(map(str, i))}]")
             case Sort(buffers=bufs, num_keys=k):
                 rows.append(f"{indent}sort {', '.join(b.name for b in bufs)} by {k}")
     return "\n".join(r for r in rows if r)
@@ -357,6 +368,9 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
                 if not v.symbols <= known:
                     raise InternalError(f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}")
                 known.add(n)
+            case Fetch(index=index):
+                if not all(i.symbols <= known for i in index):
+                    raise InternalError(f"nest: unknown symbols in {show([s])}")
             case If(branches=bs):
                 for b in bs:
                     verify(b, frozenset(known))

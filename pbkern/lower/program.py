@@ -15,13 +15,15 @@ import numpy as np
 from ..affine import Affine
 from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from ..errors import UnsupportedOp
+from ..scatter import SCATTERS
 from . import arena, fuse_nests, nest, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter
-from .nest import Buf, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
+from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .parallel import parallel_dimensions
 from .places import memref
+from .schedule import flat_index
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
@@ -282,6 +284,8 @@ class KernelLowering:
                 for (b, stmts), guarded in zip(built, guards)]
 
     def _body(self, block: Block, stmts: list[Stmt], guarded: bool) -> None:
+        if self._scatters_much():  # into what it has stored, which stays in the caches
+            self.emitter.streamed -= arena.read(stmts)
         self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
         self._statements(block, stmts)
 
@@ -298,6 +302,11 @@ class KernelLowering:
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
         return builder, shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+
+    def _scatters_much(self) -> bool:
+        """Whether a scatter combines more elements than its result has."""
+        scatters = [e for e in self.kernel.body.jaxpr.eqns if e.primitive.name in SCATTERS]
+        return any(e.invars[2].aval.size > e.invars[0].aval.size for e in scatters)
 
     def _may_cross(self, m: BlockMapping, offsets) -> bool:
         return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))
@@ -342,9 +351,19 @@ class KernelLowering:
                 case Sort():
                     self.emitter.has_scalar_loops = True
                     emit_sort(self.text, block, s)
+                case Fetch():
+                    self._fetch(block, s)
                 case Trace():
                     self.declarations.add(traces.DECLARATION)
                     traces.emit_trace(self.text, block, s, memref)
+
+    def _fetch(self, block: Block, s: Fetch) -> None:
+        """One prefetch per cache line: they never fault."""
+        line = max(CACHE_LINE // s.buf.dtype.itemsize, 1)
+        flat = flat_index(s.buf, s.index)
+        for k in range(0, s.count, line):
+            _, address = self.text.affine(block, flat + k)
+            block.lines.append(f"memref.prefetch {s.buf.root.name}[{address}], write, locality<3>, data : {memref(s.buf)}")
 
     def _let(self, block: Block, name: str, value) -> None:
         holder = Nest({})

@@ -9,7 +9,7 @@ import numpy as np
 from ..affine import Affine
 from ..rules import RuleTable
 from .nest import Expr, Pool
-from .values import TEST_COST, ZERO, Index, Lazy, Literal, Opaque, Stored, Value, is_index_only
+from .values import TEST_COST, ZERO, Index, Joined, Lazy, Literal, Opaque, Stored, Value, is_index_only
 
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")
@@ -201,7 +201,7 @@ def _concatenate(builder, eqn, ins):
             b.store_value(result, v, lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)))
         return result
 
-    return Opaque(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False, takes_target=True)
+    return Joined(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False, takes_target=True, axis=axis)
 
 
 @VIEWS.register("iota")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..affine import Affine
 from ..dsl.kernel import Kernel, Squeezed
 from ..dsl.refs import Range, is_ref_access, ref_access
-from .nest import Expr, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Expr, Fetch, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
 
 
 class CannotShift(Exception):
@@ -134,6 +134,8 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
                 return nest(s)
             case Let(name=n, value=v):
                 return Let(n, expr(v))
+            case Fetch(buf=b, index=i, count=n):
+                return Fetch(b, tuple(map(affine, i)), n)
             case If(index=i, branches=bs):
                 return If(i, [list(map(one, b)) for b in bs])
             case For(counter=c, trips=t, body=b):

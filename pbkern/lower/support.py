@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from .. import jaxprs
+from ..scatter import SCATTERS
 from . import control_flow, elementwise
 from .builder import ELEMENTS, SUB_BYTE
 from .reductions import CONTRACTIONS
+from .scatters import supports as scatter_supports
 from .shapes import VIEWS
 
 OTHERS = ("sort", "get", "swap", "addupdate", "masked_load", "masked_store", "program_id", "num_programs", "in_bounds")
@@ -27,6 +29,8 @@ def supports(eqn) -> str | None:
         if elementwise.supports(name, ins, np.dtype(eqn.outvars[0].aval.dtype)):
             return None
         return f"`{name}` is not covered for {', '.join(d.name for d in ins)}"
+    if name in SCATTERS:
+        return scatter_supports(eqn)
     if name in VIEWS or name in CONTRACTIONS or name in OTHERS:
         return None
     if name in control_flow.RULES:
@@ -38,4 +42,4 @@ def coverage() -> dict[str, list[str]]:
     """Covered primitives by family."""
     return {"elementwise": sorted(set(elementwise.RULES) - set(VIEWS)), "shape": list(VIEWS),
             "reduction and contraction": list(CONTRACTIONS), "control flow": list(control_flow.RULES),
-            "other": sorted(OTHERS)}
+            "other": sorted((*OTHERS, *SCATTERS))}

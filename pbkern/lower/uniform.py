@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..affine import Affine
-from .nest import Buf, Expr, Let, Nest, Pool, Reduction, Sort, Stmt, Trace, Write, bodies, with_bodies
+from .nest import Buf, Expr, Fetch, Let, Nest, Pool, Reduction, Sort, Stmt, Trace, Write, bodies, with_bodies
 from .values import ZERO
 
 Axes = Mapping[Buf, set[int]]
@@ -139,6 +139,8 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
             case Trace(buffers=buffers):
                 for b in buffers:
                     touch(b, False)
+            case Fetch(buf=b):
+                touch(b, False)
     return views, excluded, outside
 
 

@@ -118,10 +118,30 @@ class Opaque(Value):
     make: Callable[..., Stored]
     needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
     takes_target: bool = False  # make(..., target=) may write where the value is wanted
+    over_first: bool = False  # there also where its first operand lies, which it stores before it reads the others
 
     @property
     def ins(self) -> Sequence[Value]:
         return self.operands
+
+
+@dataclass(eq=False)
+class Joined(Opaque):
+    """A concatenation along `axis`. At a constant position there it is one of its operands, and needs no memory."""
+
+    axis: int = 0
+
+    def part(self, ix: Index) -> tuple[Value, Index] | None:
+        """(operand, index of it) where the position along the axis is constant."""
+        at = ix[self.axis]
+        if not at.is_const:
+            return None
+        start = 0
+        for v in self.operands:
+            if start <= at.const < start + v.shape[self.axis]:
+                return v, (*ix[: self.axis], at - start, *ix[self.axis + 1 :])
+            start += v.shape[self.axis]
+        return None  # in the halo of a guarded access
 
 
 @dataclass
@@ -141,6 +161,6 @@ def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
 
 
 __all__ = [
-    "TEST_COST", "Contract", "Index", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO",
+    "TEST_COST", "Contract", "Index", "Joined", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO",
     "dims_index", "is_index_only",
 ]  # fmt: skip

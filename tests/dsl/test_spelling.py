@@ -119,6 +119,7 @@ SHAPED = {
     "dynamic_update": (lambda x, y, i: lax.dynamic_update_slice(x, y, (i, 0)), [s((4, 8)), s((2, 8)), s((), I32)]),
     "scatter": (lambda x, i: x.at[i].set(1.0), [s((4, 8)), s((3,), I32)]),
     "scatter-add": (lambda x, i: x.at[i].add(x[:3]), [s((4, 8)), s((3,), I32)]),
+    "scatter-sub": (lambda x, i: x.at[i].subtract(x[:3]), [s((4, 8)), s((3,), I32)]),
     "scatter-max": (lambda x, i: x.at[i].max(0.0), [s((4, 8)), s((3,), I32)]),
     "softmax": (lambda x: jax.nn.softmax(x, axis=-1), [s((4, 8))]),
     "gelu": (jax.nn.gelu, [s((4, 8), BF16)]),

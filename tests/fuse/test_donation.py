@@ -22,6 +22,10 @@ def two_results(x, g):
     return x + g, x * jnp.exp(g)
 
 
+def rows(g):
+    return (100 * g[0]).astype(jnp.int32) % len(g)
+
+
 # name -> (function, whether its kernel writes into its first operand)
 FUNCTIONS = {
     "elementwise": (step, True),
@@ -34,6 +38,9 @@ FUNCTIONS = {
     "rows": (lambda x, g: x / x.sum(1, keepdims=True), False),
     "cumulative": (lambda x, g: jnp.cumsum(x, 1), False),
     "two results": (two_results, True),
+    "scattered into": (lambda x, g: jnp.tanh(x.at[rows(g)].add(g * 2)), True),
+    "scattered into after arithmetic": (lambda x, g: (x * 2).at[:, rows(g)].set(g), True),
+    "scattered into itself": (lambda x, g: x.at[rows(g)].add(x), False),
     "another type": (lambda x, g: (x > g).astype(jnp.int32), False),
     "passed on": (lambda x, g: (x + g, x), False),
     "read by two kernels": (lambda x, g: (x @ g).sum(0) + jnp.sort(x + g, 0), False),

@@ -1,4 +1,4 @@
-"""Updates at known places, reductions with bodies and top_k are fused; values are those of JAX."""
+"""Updates at known places, reductions with bodies, top_k and max pooling's gradient are fused; values are those of JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -79,12 +79,36 @@ def test_top_k():
     check(lambda x: lax.scan(lambda c, r: (c, lax.top_k(r + c, 2)), x[0], x)[1], X)
 
 
-@pytest.mark.parametrize("shape, window", [((2, 8, 12, 3), (2, 2)), ((1, 9, 7, 2), (3, 2)), ((2, 10, 8, 4), (1, 4))])
-def test_gradient_of_max_pooling(shape, window, monkeypatch):
-    def pool(x):
-        sizes = (1, *window, 1)
-        return (lax.reduce_window(x, -jnp.inf, lax.max, sizes, sizes, "VALID") ** 2).sum()
+POOLS = {  # shape, window, strides, padding
+    "apart": ((2, 8, 12, 3), (2, 2), (2, 2), "VALID"),
+    "apart, with a rest": ((1, 9, 7, 2), (3, 2), (3, 2), "VALID"),
+    "lines": ((2, 10, 8, 4), (1, 4), (1, 4), "VALID"),
+    "overlapping": ((2, 9, 10, 3), (3, 3), (2, 2), "VALID"),
+    "padded": ((2, 9, 10, 3), (3, 3), (2, 2), "SAME"),
+    "at every element": ((1, 7, 7, 2), (3, 3), (1, 1), "SAME"),
+    "with gaps": ((1, 8, 8, 2), (2, 2), (3, 3), "VALID"),
+    "padded on one side": ((1, 7, 9, 2), (2, 3), (2, 1), ((0, 0), (0, 1), (2, 0), (0, 0))),
+}
 
+
+@pytest.mark.parametrize("name", POOLS)
+def test_gradient_of_max_pooling(name, monkeypatch):
+    shape, window, strides, padding = POOLS[name]
+
+    def pool(x):
+        return (lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding) * slopes).sum()
+
+    slopes = 1 + rand(*jax.eval_shape(lambda: lax.reduce_window(
+        jnp.zeros(shape), -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)).shape)  # fmt: skip
     x = ints(*shape, high=4).astype(jnp.float32)  # with ties
-    check(jax.grad(pool), x)
+    check(jax.grad(pool), x, kernels=1)
+    check(jax.grad(pool), jnp.where(x == 0, jnp.nan, x))
+    check(jax.grad(pool), jnp.where(x < 3, -jnp.inf, x))
     check_blocks(monkeypatch, jax.grad(pool), x, seeds=range(2))
+
+
+def test_gradient_of_min_pooling():
+    def pool(x):
+        return (lax.reduce_window(x, jnp.inf, lax.min, (3, 3), (2, 2), "SAME") ** 2).sum()
+
+    check(jax.grad(pool), rand(9, 12), kernels=1)
