@@ -48,6 +48,8 @@ def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
 
 
 def _rewrite(eqn, *operands) -> list | None:
+    if eqn.primitive.name == "rng_bit_generator":  # of rbg keys: XLA's own, which no kernel has
+        return None
     return rewrite(eqn, operands, _translated, lambda *given: _bind(eqn, given))
 
 

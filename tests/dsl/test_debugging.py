@@ -90,6 +90,10 @@ def colliding(x_ref, o_ref):
     o_ref[...] = x_ref[...]
 
 
+def doubling(x_ref, o_ref):
+    o_ref[...] = x_ref[...] * 2
+
+
 def failing(x_ref, o_ref):
     pbkern.check((x_ref[...] < 20).all(), "{} is too large", x_ref[...].max())
     o_ref[...] = x_ref[...]
@@ -158,7 +162,7 @@ def test_a_failure_of_code_generation_is_traced_to_its_kernel(tmp_path, monkeypa
         return stock(module, passes)
 
     monkeypatch.setattr(compile.mlir, "run_passes", run_passes)
-    fine, culprit = make(colliding, name="fine"), make(colliding, name="culprit")
+    fine, culprit = make(colliding, name="fine"), make(doubling, name="culprit")
     with config.override(dump=tmp_path, cache=False), pytest.raises(ValueError, match="a pass failed") as raised:
         pbkern.jit(lambda x: culprit(fine(x)))(X)
     assert "def culprit(" in raised.value.repro.read_text()
