@@ -106,11 +106,11 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     """One nest that does both, or None."""
     if first.ordered or second.ordered or any(r.op == "dot" for r in first.reductions + second.reductions):
         return None
-    if [n for n in first.dims.values() if n > 1] != [n for n in second.dims.values() if n > 1]:
-        return None
     if first.reductions and not second.reductions:
         return None  # the second runs after the first's loops: it would need their results
-    live = zip([d for d, n in first.dims.items() if n > 1], [d for d, n in second.dims.items() if n > 1])
+    live = _matched(first, second)
+    if live is None:
+        return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {d: Affine() for d, n in second.dims.items() if n == 1}
     own = {d: Affine() for d, n in first.dims.items() if n == 1}
@@ -123,6 +123,17 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if not _independent(first, second) or _vector_conflict(first, second):
         return None
     return _joined(first, second, pool, tuple(rdims | theirs))
+
+
+def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
+    """Pairs of dimensions of one size: in order, or, where the order does not matter and sizes tell them apart, by size."""
+    mine, theirs = ({d: n for d, n in nest.dims.items() if n > 1} for nest in (first, second))
+    if list(mine.values()) == list(theirs.values()):
+        return list(zip(mine, theirs))
+    by_size = {n: d for d, n in theirs.items()}
+    if first.reductions or second.reductions or len(by_size) < len(theirs) or sorted(mine.values()) != sorted(by_size):
+        return None
+    return [(d, by_size[n]) for d, n in mine.items()]
 
 
 def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:

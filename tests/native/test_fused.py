@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pbkern
 from pbkern.lower.support import supports
 
 from ..fuse import checking, test_access, workloads
@@ -62,3 +63,16 @@ def test_reductions_over_single_elements():
 
 def test_padded_gather_stays_inside():
     checking.check(lambda x, i: jnp.pad(x[i % 4], ((1, 3), (2, 0))), *map(jnp.asarray, (np.eye(4, 5, dtype="f"), np.arange(6))))
+
+
+def test_values_made_in_either_order_of_dimensions_share_a_nest():
+    """A product of two windows: one is made column by column."""
+
+    def f(x):
+        a = x[:-2] + x[1:-1] * 2 + x[2:]
+        b = (x.T[:, :-2] - x.T[:, 2:]).T
+        return a * b + a * a
+
+    x = np.random.default_rng(0).normal(size=(70, 130)).astype("float32")
+    a, b = x[:-2] + x[1:-1] * 2 + x[2:], x[:-2] - x[2:]
+    np.testing.assert_allclose(pbkern.jit(f)(x), a * b + a * a, rtol=1e-5, atol=1e-5)
