@@ -332,47 +332,8 @@ def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ..
 
 
 def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
-    """@pbk_handler(call frame): answers XLA's metadata query, or gathers buffer pointers and runs the program.
-
-    A call with more operands than the program has inputs brings places for the results of POOLED_BYTES and more.
-    """
-    lines: list[str] = []
-
-    def load(name: str, base: str, offset: int) -> str:
-        lines.append(f"{name}_p = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8")
-        lines.append(f"{name} = llvm.load {name}_p : !llvm.ptr -> !llvm.ptr")
-        return name
-
-    total = inputs + len(output_bytes)
-    load("%args", "%frame", 72)
-    load("%rets", "%frame", 112)
-    large = [k for k, size in enumerate(output_bytes) if size >= POOLED_BYTES]
-    if large:
-        lines += [
-            "%count_p = llvm.getelementptr %frame[56] : (!llvm.ptr) -> !llvm.ptr, i8",
-            "%count = llvm.load %count_p : !llvm.ptr -> i64",
-            f"%inputs = arith.constant {inputs} : i64",
-            "%placed = arith.cmpi ne, %count, %inputs : i64",
-        ]
-    for k in range(total):
-        out = k - inputs
-        if out < 0 or not large:
-            load(f"%buffer{k}", *(("%args", 8 * k) if out < 0 else ("%rets", 8 * out)))
-        else:  # among the results, or among places that follow the operands
-            base, n = ("%args", inputs + large.index(out)) if out in large else ("%rets", out - sum(j < out for j in large))
-            lines += [
-                f"%from{k} = llvm.getelementptr %rets[{8 * out}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                f"%place{k} = llvm.getelementptr {base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                f"%either{k} = arith.select %placed, %place{k}, %from{k} : !llvm.ptr",
-            ]
-            load(f"%buffer{k}", f"%either{k}", 0)
-        load(f"%data{k}", f"%buffer{k}", 24)
-        lines.append(f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
-        lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
-        if out >= 0 and output_bytes[out] >= HUGE_BYTES:
-            lines.append(f"%bytes{k} = arith.constant {output_bytes[out]} : i64")
-            lines.append(f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()")
-    body = "\n    ".join(lines)
+    """@pbk_handler(call frame): answers XLA's metadata query, or gathers buffer pointers and runs the program."""
+    body, total = "\n    ".join(_gathered(inputs, output_bytes)), inputs + len(output_bytes)
     return f"""
 func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
   %one = arith.constant 1 : i64
@@ -413,3 +374,46 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
   return %null : !llvm.ptr
 }}
 """
+
+
+def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
+    """Lines that store the addresses of inputs and results, found in XLA's call frame, in %buffers.
+
+    A call with more operands than the program has inputs brings places for the results of POOLED_BYTES and more.
+    """
+    lines: list[str] = []
+
+    def load(name: str, base: str, offset: int) -> str:
+        lines.append(f"{name}_p = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        lines.append(f"{name} = llvm.load {name}_p : !llvm.ptr -> !llvm.ptr")
+        return name
+
+    load("%args", "%frame", 72)
+    load("%rets", "%frame", 112)
+    large = [k for k, size in enumerate(output_bytes) if size >= POOLED_BYTES]
+    if large:
+        lines += [
+            "%count_p = llvm.getelementptr %frame[56] : (!llvm.ptr) -> !llvm.ptr, i8",
+            "%count = llvm.load %count_p : !llvm.ptr -> i64",
+            f"%inputs = arith.constant {inputs} : i64",
+            "%placed = arith.cmpi ne, %count, %inputs : i64",
+        ]
+    for k in range(inputs + len(output_bytes)):
+        out = k - inputs
+        if out < 0 or not large:
+            load(f"%buffer{k}", *(("%args", 8 * k) if out < 0 else ("%rets", 8 * out)))
+        else:  # among the results, or among places that follow the operands
+            base, n = ("%args", inputs + large.index(out)) if out in large else ("%rets", out - sum(j < out for j in large))
+            lines += [
+                f"%from{k} = llvm.getelementptr %rets[{8 * out}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%place{k} = llvm.getelementptr {base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%either{k} = arith.select %placed, %place{k}, %from{k} : !llvm.ptr",
+            ]
+            load(f"%buffer{k}", f"%either{k}", 0)
+        load(f"%data{k}", f"%buffer{k}", 24)
+        lines.append(f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
+        if out >= 0 and output_bytes[out] >= HUGE_BYTES:
+            lines.append(f"%bytes{k} = arith.constant {output_bytes[out]} : i64")
+            lines.append(f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()")
+    return lines
