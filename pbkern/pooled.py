@@ -115,9 +115,11 @@ def into_places(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: 
 
     None where kernels of one program do not make every large result once, or write to operands.
     """
-    outer = traced.jaxpr.jaxpr
-    (call,), programs, results = outer.eqns, plan.programs(), plan.jaxpr.outvars
-    if len(plan.segments) != 1 or not programs or outer.outvars != call.outvars or _has_effects(programs[0]):
+    outer, programs, results = traced.jaxpr.jaxpr, plan.programs(), plan.jaxpr.outvars
+    if len(outer.eqns) != 1 or len(plan.segments) != 1 or not programs or _has_effects(programs[0]):
+        return None
+    call = outer.eqns[0]
+    if outer.outvars != call.outvars:
         return None
     outputs = zip(plan.segments[0].makes, programs[0].outputs)
     large = {v: b.type for v, b in outputs if b.type.nbytes >= target.POOLED_BYTES}

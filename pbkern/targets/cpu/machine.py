@@ -90,6 +90,12 @@ def has_bf16_pairs() -> bool:
 
 
 @functools.cache
+def has_avx512dq() -> bool:
+    """Whether the processor has AVX-512F and AVX512-DQ, whose instructions lower/avx512.py asks for by name."""
+    return {"avx512f", "avx512dq"} <= cpu_flags(_read(CPUINFO))
+
+
+@functools.cache
 def has_int16_pairs() -> bool:
     """Whether the processor multiplies pairs of int16 (AVX512-VNNI, with the shorter vectors of AVX512-VL)."""
     return {"avx512_vnni", "avx512vl"} <= cpu_flags(_read(CPUINFO))

@@ -19,7 +19,7 @@ from ...lower.program import LowerOptions
 from ...machine import Machine
 from . import compile as cpu_compile
 from . import content, runtime
-from .machine import detected_machine, has_bf16_pairs, has_int16_pairs
+from .machine import detected_machine, has_avx512dq, has_bf16_pairs, has_int16_pairs
 from .params import CompilerParams
 
 DEFAULT_PARAMS = CompilerParams()
@@ -82,7 +82,7 @@ class CpuTarget:
             vector_bits=p.vector_width or self.machine().vector_bits,
             semantics=p.dimension_semantics,
             prefetch_steps=p.max_concurrent_steps - 1,
-            avx512=self.machine().vector_bits >= 512,
+            avx512=self.machine().vector_bits >= 512 and has_avx512dq(),
             bf16_pairs=fast and has_bf16_pairs(),
             int16_pairs=has_int16_pairs(),
             l1_bytes=self.machine().l1_bytes,
