@@ -27,14 +27,20 @@ def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
 
 
 def fetch_rows(nest: Nest, vector_bits: int) -> None:
-    """Has a nest fetch the short rows that it reads."""
+    """Has a nest fetch the rows that it reads, where they are short or read in parts."""
     # Products have rows of their own to reuse: they are read from the caches, or packed.
-    wanted = not nest.fetch and all(r.op != "dot" for r in nest.reductions)
-    vector = choose(nest, vector_bits).vector if wanted else None
+    if nest.fetch or any(r.op == "dot" for r in nest.reductions):
+        return
+    schedule = choose(nest, vector_bits)
+    vector = schedule.vector
     for e in nest.loads() if vector else ():
         if e.kind != "load" or flat_coefficient(e.info[0], e.info[1], vector) != 1:
             continue
         steps = {d: abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in nest.dims if d != vector}
         row = min((d for d, step in steps.items() if step), key=steps.get, default=None)
-        if row is not None and steps[row] > nest.dims[vector]:
+        if row is None:
+            continue
+        # Columns of a sum over rows are a register tile wide: one row's part is read after the other's.
+        run = schedule.lanes * schedule.unroll if row in nest.rdims and vector not in nest.rdims else nest.dims[vector]
+        if steps[row] > run:
             nest.fetch |= rows_ahead(e, row)

@@ -29,11 +29,12 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
     if options.int16_pairs:
         stmts = read_narrow(stmts, builder, set(kept))
+    aliases = Aliases()
     if options.contract:  # sums are added up strip by strip
         stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
-        stmts = keep_near(stmts, builder, options.vector_bits, options.l1_bytes // 2, set(kept))
+        stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
-    return _shape_all(stmts, builder, options, Aliases(), arena.written(stmts))
+    return _shape_all(stmts, builder, options, aliases, arena.written(stmts))
 
 
 def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: set[Buf]) -> list[Stmt]:

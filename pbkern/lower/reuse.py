@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ..affine import Affine
 from . import arena
+from .collapse import Aliases, collapse
 from .fetch import is_far
 from .nest import Buf, Nest, Reduction, Stmt
 from .schedule import choose, flat_coefficient
@@ -23,7 +24,7 @@ from .strips import JOINS, Chain, Strips, accesses, inside, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
-FAR_BYTES, FAR_BLOCK = 1024, 512 << 10
+FAR_BYTES, FAR_BLOCK = 1024, 64 << 10
 # A nest with so many times fewer points than all together may lose its vectors: scalars of a row, say.
 MINOR = 64
 
@@ -36,15 +37,19 @@ class _Shared:
     axes: tuple[dict[int, str] | None, ...]
 
 
-def keep_near(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+def keep_near(
+    stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
+) -> list[Stmt]:
     """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, inner statements too.
 
     `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
-    out = inside(stmts, elsewhere, lambda body, others: keep_near(body, builder, vector_bits, near_bytes, others))
+    out = inside(stmts, elsewhere, lambda body, others: keep_near(body, builder, aliases, vector_bits, near_bytes, others))
     for at in range(len(out) - 1, -1, -1):
-        if isinstance(out[at], Nest) and (d := _far_rows(out[at], vector_bits)) is not None:
-            chain = Chain.find([out[at]], {0: d})
+        if isinstance(out[at], Nest):
+            nest = collapse(out[at], builder.pool, aliases)
+            d = _far_rows(nest, vector_bits)
+            chain = None if d is None else Chain.find([nest], {0: d})
             if chain is not None:
                 out[at : at + 1] = Strips(chain, ROWS_AT_ONCE, set(), builder, vector_bits).statements()
     for low, high in list(runs(out))[::-1]:

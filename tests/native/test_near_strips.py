@@ -61,6 +61,32 @@ def test_mechanism_is_at_work():
     assert "fetch" in pbkern.jit(softmax).as_text(x, stage="nests")
 
 
+def test_values_of_rows_do_not_turn_vectors_across_them():
+    """Labels and row statistics are contiguous along the rows, the logits across them: those are read at every step."""
+
+    def cross_entropy(x, labels):
+        return -(jax.nn.log_softmax(x) * (labels[:, None] == jnp.arange(x.shape[1]))).sum(-1)
+
+    args = jax.ShapeDtypeStruct((4096, 4096), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.int32)
+    assert "fetch" in pbkern.jit(cross_entropy).as_text(*args, stage="nests")
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 80, 300), (2, 33, 17, 257), (1, 90, 40, 64)])
+@pytest.mark.parametrize("f", [jnp.mean, jnp.max], ids=["mean", "max"])
+def test_columns_of_joined_rows(shape, f):
+    """A few whole rows at a time, where several dimensions of rows are reduced."""
+    x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    got = np.asarray(pbkern.jit(lambda x: f(x, axis=(1, 2)))(x))
+    np.testing.assert_allclose(got, np.asarray(f(x.astype(np.float64), axis=(1, 2))), rtol=2e-6, atol=2e-7)
+
+
+def test_parts_of_rows_are_fetched():
+    x = jax.ShapeDtypeStruct((16384, 1000), jnp.float32)
+    assert "fetch" in pbkern.jit(lambda x: x.sum(0)).as_text(x, stage="nests")
+    narrow = jax.ShapeDtypeStruct((16384, 256), jnp.float32)  # read as they lie
+    assert "fetch" not in pbkern.jit(lambda x: x.sum(0)).as_text(narrow, stage="nests")
+
+
 def test_fast_math_off_keeps_the_order_of_sums():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     f = pbkern.jit(softmax, compile_options={"mlir_disable_fast_math": True})
