@@ -1,6 +1,6 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
-from . import cpu, pallas
+from . import cpu, pallas, testing
 from .decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from .dsl import (
     Blocked,
@@ -83,6 +83,7 @@ __all__ = [
     "rebuild",
     "source",
     "store",
+    "testing",
     "tune",
     "when",
 ]

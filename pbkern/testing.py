@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -92,7 +93,7 @@ def assert_roofline(
     )
 
 
-def _compiled(f: Callable) -> Callable:
+def _compiled(f: Callable) -> Any:
     return f if hasattr(f, "explain") else decorators.jit(f)
 
 

@@ -42,6 +42,9 @@ LIVE_VALUES = 3
 # A value that costs this many operations per element is not computed again beyond RECOMPUTE_LIMIT.
 HEAVY_OPERATIONS = 128
 RECOMPUTE_LIMIT = 1.3
+# ... unless it reduces what a nearest cache holds, as the partial results of a sum, and all of that takes this part of the
+# kernel's time at most.
+REPEATED_SHARE = 0.02
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
@@ -213,7 +216,7 @@ def evaluate(
 ) -> Cost | None:
     """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
     programs = math.prod(grid)
-    per_program = needed = done = 0.0
+    per_program = repeated = needed = done = 0.0
     stored = _stored_values(requests, {v for v, _ in outputs})
     evaluated = _evaluated_shares(requests, outputs)
     sizes: list[int] = []
@@ -222,7 +225,9 @@ def evaluate(
         seconds = _step_seconds(step, machine) * share
         factor = recompute_of(step, programs) * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
-            return None
+            if step.eqn.primitive.name not in SINGLE_PASS or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2:
+                return None
+            repeated += seconds
         per_program += seconds + _packing_seconds(step, machine)
         operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs * share
         done += operations
@@ -239,6 +244,8 @@ def evaluate(
     memory = (far + near + trips) / max(parallel, 0.6)
     overhead = machine.launch_seconds + rounds * machine.program_seconds
     seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
+    if rounds * repeated > REPEATED_SHARE * seconds:
+        return None
     if scratch > machine.l2_bytes:
         seconds += trips  # spilled values stall the nests that read them: nothing overlaps
     limit = max(

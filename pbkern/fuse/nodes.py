@@ -41,7 +41,7 @@ class Node:
 class Edge:
     """One decision: was `producer` fused into its consumers, and what did the model say?"""
 
-    producer: object
+    producer: jex.JaxprEqn
     fused: bool
     why: str
     bytes_saved: int = 0

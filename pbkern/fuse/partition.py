@@ -23,6 +23,7 @@ from .access import ELEMENTWISE, NeedsWhole, rules
 from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .donation import scatter_into_carries
+from .handover import hand_over
 from .literals import operands_as_equations, outputs_as_equations
 from .nodes import Edge, Inner, Node, Partition, order
 from .recompute import recompute_large
@@ -172,6 +173,7 @@ class Partitioner:
         if not self.options_disable_fusion():
             self.settle()
             self.merge_producers()
+            hand_over(self)
             self.merge_siblings()
             if not getattr(self.options, "disable_reduce_reduce_fusion", False):
                 recompute_large(self)

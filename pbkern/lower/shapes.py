@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ..affine import Affine
+from ..gathers import batch_dims, fill_value, fills, result_dims
 from ..rules import RuleTable
 from .nest import Expr, Pool
 from .values import TEST_COST, ZERO, Index, Joined, Lazy, Literal, Opaque, Stored, Value, is_index_only
@@ -231,36 +232,16 @@ def _gather(builder, eqn, ins):
     """General XLA gather: operand axes are affine or indexed per element; out-of-bounds follows `mode`."""
     dn, sizes, out = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.outvars[0].aval
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
-    drop = "FILL" in str(eqn.params["mode"]).upper()
-    fill = _gather_fill(dtype, eqn.params["fill_value"])
-    batch_dims = [d for d in range(len(shape)) if d not in dn.offset_dims]
-    window = [k for k in range(len(ins[0].shape)) if k not in dn.collapsed_slice_dims and k not in dn.operand_batching_dims]
+    fill, batched, dims = fill_value(eqn) if fills(eqn) else None, batch_dims(eqn), result_dims(eqn)
 
     def make(b, operand: Stored, indices: Stored) -> Value:
         def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-            batch = tuple(ix[d] for d in batch_dims)
-            axes: list[Affine] = [ZERO] * len(operand.shape)
-            for k, d in zip(window, dn.offset_dims):
-                axes[k] = ix[d]
-            for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
-                axes[k] = batch[d]
+            batch = tuple(ix[d] for d in batched)
+            axes: list[Affine] = [ix[dims[k]] if k in dims else ZERO for k in range(len(operand.shape))]
             # Guarded: a pad around the gather may ask for rows outside.
             starts = {k: indices.at(pool, batch + (Affine((), c),), True) for c, k in enumerate(dn.start_index_map)}
-            return b.gather_expr(operand, axes, starts, sizes, fill if drop else None)
+            return b.gather_expr(operand, axes, starts, sizes, fill)
 
         return Lazy(shape, dtype, (), lambda ix: (), combine, cost=12.0)
 
     return Opaque(shape, dtype, tuple(ins), make)
-
-
-def _gather_fill(dtype, fill):
-    """Default fill of JAX: NaN for floats, the lowest value for signed, the largest for unsigned integers."""
-    dtype = np.dtype(dtype)
-    if fill is not None:
-        return np.asarray(fill, dtype)[()]
-    if dtype.kind == "b":
-        return np.True_
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return dtype.type(info.min if dtype.kind == "i" else info.max)
-    return np.asarray(float("nan"), dtype)[()]

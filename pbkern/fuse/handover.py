@@ -1,0 +1,103 @@
+"""Readers of a large value -> the group that makes it, where a smaller value is left to pass on.
+
+Groups grow from their results. A mean takes the picking of the log-probabilities along, finds that it cannot be divided
+among programs as their softmax is, and would have all of them stored for it:
+
+    A: p = log_softmax(x)              A: q = log_softmax(x)[labels]
+    B: mean(p[labels])          ->     B: mean(q)
+
+Works on the groups of partition.py, once none of them can be pulled into another whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from jax.extend import core as jex
+
+from .cost import nbytes
+from .nodes import Edge, Node
+
+# What is passed on instead is so many times smaller.
+SMALLER = 4
+# Values below this part of the private cache are not worth the search.
+LARGE = 0.25
+# The modelled time, of what it was before, that is worth it.
+GAIN = 0.98
+
+
+def hand_over(parts) -> None:
+    """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
+    for maker in [n for n in parts.nodes if n.kind == "group"]:
+        for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.l2_bytes]:
+            readers = [n for n in parts.users(v) if n is not maker]
+            if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
+                _hand_over(parts, maker, readers[0], v)
+
+
+def _hand_over(parts, maker: Node, reader: Node, v) -> None:
+    """Tries to move the readers of `v`, and what follows while it gets smaller."""
+    best, before = None, maker.seconds + reader.seconds
+    for moved, passed in _prefixes(parts, reader, v):
+        rest = [e for e in reader.eqns if not any(e is m for m in moved)]
+        kept = [w for w in maker.outputs if w in parts.results or any(n is not reader for n in parts.users(w))]
+        kept += [w for w in maker.outputs if w not in kept and _reads(rest, w)]
+        outputs = kept + passed
+        first, _ = parts.attempt([*maker.eqns, *moved], outputs, None, maker.eqns[-1])
+        second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
+        if first is None or second is None:
+            continue
+        seconds = first.cost.seconds + second.cost.seconds
+        if seconds < GAIN * (before if best is None else best[0]):
+            best = seconds, moved, outputs, first, rest, second
+    eqn = parts.makers[v]
+    if best is None:
+        return
+    seconds, moved, outputs, first, rest, second = best
+    old = [(n, n.eqns, n.outputs, n.schedule) for n in (maker, reader)]
+    results = reader.outputs
+    parts.set_group(maker, [*maker.eqns, *moved], outputs, first)
+    parts.set_group(reader, rest, results, second)
+    if any(parts.reaches(parts.successors(n), n) for n in (maker, reader)):
+        for n, *state in old[::-1]:
+            parts.set_group(n, *state)
+        return
+    parts.edges.append(Edge(eqn, True, "its readers joined its kernel", nbytes(v.aval), before, seconds))
+
+
+def _reads(eqns: Iterable, v) -> bool:
+    return any(a is v for e in eqns for a in e.invars)
+
+
+def _prefixes(parts, reader: Node, v) -> Iterator[tuple[list, list]]:
+    """(equations, values that they pass on) of ever longer beginnings of a group that hold all readers of `v` and pass on
+    less and less.
+    """
+    makers = {w: e for e in reader.eqns for w in e.outvars}
+    moved: dict[int, object] = {}
+
+    def take(eqn) -> None:
+        if id(eqn) not in moved:
+            moved[id(eqn)] = eqn
+            for a in eqn.invars:
+                if not isinstance(a, jex.Literal) and a in makers:
+                    take(makers[a])
+
+    for e in reader.eqns:
+        if _reads([e], v):
+            take(e)
+    smallest = nbytes(v.aval) / SMALLER
+    while len(moved) < len(reader.eqns):
+        eqns = [e for e in reader.eqns if id(e) in moved]
+        rest = [e for e in reader.eqns if id(e) not in moved]
+        passed = [w for e in eqns for w in e.outvars if w in reader.outputs or _reads(rest, w)]
+        if any(w in reader.outputs for w in passed):
+            return  # a result of the reader: it has its own place
+        size = sum(nbytes(w.aval) for w in passed)
+        if size < smallest:
+            smallest = size
+            yield eqns, passed
+        after = next((e for e in rest if any(_reads([e], w) for w in passed)), None)
+        if after is None:
+            return
+        take(after)
