@@ -552,7 +552,9 @@ class Partitioner:
         )
 
     def merge_siblings(self) -> None:
-        """Groups that read the same array with the same root shape become one where that reads it once."""
+        """Groups that read the same array with the same root shape become one where that reads it once; one may read results
+        of the other.
+        """
         groups = [n for n in self.nodes if n.kind == "group"]
         for a, b in itertools.combinations(groups, 2):
             if a not in self.nodes or b not in self.nodes or not a.reads() & b.reads():
@@ -561,7 +563,9 @@ class Partitioner:
                 continue
             if any(e.primitive.name in CONTRACTIONS for g in (a, b) for e in g.eqns):
                 continue
-            if self.reaches(self.successors(a), b) or self.reaches(self.successors(b), a):
+            if self.reaches(self.successors(b), a):
+                a, b = b, a
+            if self.reaches(self.successors(b), a) or self.reaches([n for n in self.successors(a) if n is not b], b):
                 continue
             self.merge(a, b)
 

@@ -1,15 +1,11 @@
-"""Reductions and contractions of little parallelism -> two stages: partial results over runs of one axis, then the rest.
+"""Reductions, contractions and scatters of little parallelism -> two stages: partial results over runs, then the rest.
 
-A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output
-alone. `reduce(x, axes)` becomes `reduce(partial_reduce(x, axis, block), 0)`: the first is parallel over runs
-of `block` elements along one axis and takes the producers of x with it, the second is small. A contraction whose
+Reductions are reduction_stages.py, scatters private_scatter.py. A contraction whose
 result is small beside its operands becomes a batch of contractions over runs of the contracted axis and a sum; where a
 producer reads the same rows of a matrix, as in X^T (X w - y), one pass over it is left. Sums are reassociated.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from jax import lax
@@ -17,67 +13,32 @@ from jax.extend import core as jex
 
 from ..machine import Machine
 from ..scatter import SCATTERS
-from .access_windows import REDUCERS, partial_reduce_p, reducer_params
+from .access_windows import reducer_params
 from .private_scatter import runs_of, split_scatter
+from .reduction_stages import ReductionStages
 from .runs import in_runs, near_divisor
 from .simplify import retrace
 
-# Elements of one program of the first stage.
-RUN_ELEMENTS = 1 << 16
 # Bytes of the result of a contraction that is split, at most, and of its operands, at least.
 SPLIT_RESULT_BYTES = 1 << 17
 SPLIT_OPERAND_BYTES = 1 << 20
 # A split contraction is this many times as deep as its result is wide.
 SPLIT_DEPTH = 8
-# Below this many bytes a second kernel costs more than one core alone.
-SMALL_BYTES = 1 << 18
 
 
 def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
-    """Splits the reductions that need it."""
-    if not any(_choose(e, machine) or _choose_depth(e, machine) or runs_of(e, machine) for e in closed.jaxpr.eqns):
+    """Splits what needs it."""
+    reductions = ReductionStages(machine)
+    tests = (reductions.runs_of, reductions.is_narrow, lambda e: _choose_depth(e, machine), lambda e: runs_of(e, machine))
+    if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
         return closed
-
-    def split(eqn, operands):
-        choice = _choose(eqn, machine)
-        if choice is None:
-            return None
-        axis, block = choice
-        name = eqn.primitive.name
-        partial = partial_reduce_p.bind(
-            operands[0], reducer=name, axis=axis, block=block, axes=tuple(eqn.params["axes"])
-        )
-        return [eqn.primitive.bind(partial, **reducer_params(name, (0,)))]
 
     def deepen(eqn, operands):
         block = _choose_depth(eqn, machine)
         return None if block is None else [_split_contraction(eqn, *operands, block)]
 
     scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
-    return retrace(closed, dict.fromkeys(REDUCERS, split) | {"dot_general": deepen} | scatters)
-
-
-def _choose(eqn, machine: Machine) -> tuple[int, int] | None:
-    """(axis, elements per run) of a reduction to be split, or None."""
-    if eqn.primitive.name not in REDUCERS:
-        return None
-    shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
-    itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
-    if math.prod(shape) * itemsize < SMALL_BYTES or not axes:
-        return None
-    kept = [n for d, n in enumerate(shape) if d not in axes]
-    reduced = math.prod(shape[d] for d in axes)
-    # One vector of outputs is the least that a program makes when the last dimension stays.
-    width = min(shape[-1], machine.lanes(itemsize)) if len(shape) - 1 not in axes else 1
-    enough = math.prod(kept) // width >= 2 * machine.cores
-    if enough and reduced * width * itemsize <= machine.l2_bytes // 2:
-        return None
-    axis = next((d for d in sorted(axes) if shape[d] >= 4 * machine.cores), None)
-    if axis is None:
-        return None
-    line = math.prod(shape[d] for d in axes if d != axis) * (shape[-1] if width > 1 else 1)
-    block = max(1, min(RUN_ELEMENTS // line, -(-shape[axis] // (4 * machine.cores))))
-    return axis, near_divisor(shape[axis], block)
+    return retrace(retrace(closed, reductions.rewrites() | {"dot_general": deepen} | scatters), {})
 
 
 def _choose_depth(eqn, machine: Machine) -> int | None:

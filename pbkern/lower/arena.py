@@ -6,8 +6,9 @@ A buffer lives from the first to the last top-level statement that touches it; w
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write, bodies
+from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write, bodies, with_bodies
 
 ALIGNMENT = 64
 
@@ -71,14 +72,42 @@ def touched(stmts: list[Stmt]) -> set[Buf]:
 
 
 def read(stmts: list[Stmt]) -> set[Buf]:
-    """Root buffers that nests read, inner ones too."""
+    """Root buffers that statements read, inner ones too."""
     found: set[Buf] = set()
     for s in stmts:
-        if isinstance(s, Nest):
-            found |= {e.info[0].root for e in s.loads()}
+        match s:
+            case Nest():
+                found |= {e.info[0].root for e in s.loads()}
+            case Let(value=v):
+                found |= {e.info[0].root for e in _nodes(v) if e.kind in ("load", "gather")}
+            case Sort(buffers=buffers, spare=spare):
+                found |= {b.root for b in (*buffers, *spare)}
+            case Trace(buffers=buffers):
+                found |= {b.root for b in buffers}
         for inner in bodies(s):
             found |= read(inner)
     return found
+
+
+def drop_unread(stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
+    """Without writes to scratch that nobody reads and that does not stay between programs (`kept`)."""
+    while True:
+        live = read(stmts) | kept
+        dead = {b for b in written(stmts) if b.arena and b not in live}
+        if not dead:
+            return stmts
+        stmts = _without(stmts, dead)
+
+
+def _without(stmts: list[Stmt], dead: set[Buf]) -> list[Stmt]:
+    out = []
+    for s in stmts:
+        if isinstance(s, Nest):
+            s = replace(s, writes=[w for w in s.writes if w.buf.root not in dead])
+            if not s.writes:
+                continue
+        out.append(with_bodies(s, lambda inner: _without(inner, dead)))
+    return out
 
 
 def written(stmts: list[Stmt]) -> set[Buf]:

@@ -24,6 +24,8 @@ from ..errors import UnsupportedOp
 from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
+from .collapse import Aliases
+from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .reductions import CONTRACTIONS
 from .scatters import scatter
@@ -120,6 +122,7 @@ class BodyBuilder:
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._keep: list = []
+        self.aliases = Aliases()
         self._infos: dict = {}
         self._order: dict[int, tuple] = {}
         self._now: tuple = ()  # the item being built
@@ -496,7 +499,11 @@ class BodyBuilder:
         return nest
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
-        """The same elements in the same order under another shape; copies unless already contiguous."""
+        """The same elements in the same order under another shape; copies them unless they lie so."""
+        found = merged(stored, shape, self.aliases)
+        if found is not None:
+            self._keep.append(found)
+            return found
         probe = dims_index([(f"@{k}", max(n, 2)) for k, n in enumerate(stored.shape)])
         contiguous = not stored.guard and stored.buf.shape == stored.shape and stored.place(probe) == probe
         if not contiguous:

@@ -233,6 +233,12 @@ def _bitcast(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 _FORMATS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}
 
 
+def _as_rounded(b: Builder, x: Value) -> Value:
+    """x as it is, rounded: what reads a product does not become a fused multiply-add, which would not round it."""
+    name = f"llvm.arithmetic.fence.{f'v{x.lanes}' if x.lanes else ''}{x.el}"
+    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({x.name}) : ({x.type}) -> {x.type}'))
+
+
 @register("f", "reduce_precision")
 def _reduce_precision(b: Builder, eqn: EqnInfo, x: Value) -> Value:
     """Rounds to fewer exponent and mantissa bits; what is subnormal in the smaller format becomes zero."""
@@ -240,6 +246,8 @@ def _reduce_precision(b: Builder, eqn: EqnInfo, x: Value) -> Value:
     exponent_bits, mantissa_bits = _FORMATS[dtype.name]
     exponent = min(eqn.params["exponent_bits"], exponent_bits)
     drop = mantissa_bits - min(eqn.params["mantissa_bits"], mantissa_bits)
+    if x.el in ("f32", "f64") and dtype.itemsize >= 4 and not drop and exponent == exponent_bits:
+        return _as_rounded(b, x)
     stored = b.to_storage(x, dtype)
     el = f"i{BITS[stored.el]}"
     u = b.bitcast(stored, el)

@@ -27,9 +27,10 @@ SINGLE = "one"  # a dimension of size 1
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
+    stmts = arena.drop_unread(stmts, {b.root for b in kept})
     if options.int16_pairs:
         stmts = read_narrow(stmts, builder, set(kept))
-    aliases = Aliases()
+    aliases = builder.aliases
     if options.contract:  # sums are added up strip by strip
         stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))

@@ -70,14 +70,16 @@ def _far_rows(nest: Nest, vector_bits: int) -> str | None:
     live = [d for d in nest.rdims if nest.dims[d] > 1]
     if len(live) != 1 or nest.ordered or nest.dims[live[0]] < 4 * ROWS_AT_ONCE or any(w.inner for w in nest.writes):
         return None
-    d, vector = live[0], choose(nest, vector_bits).vector
+    d, schedule = live[0], choose(nest, vector_bits)
+    vector = schedule.vector
     if vector is None or vector == d or any(r.op not in JOINS or _is_matrix_product(nest, r) for r in nest.reductions):
         return None
     for e in nest.loads():
         if e.kind == "load" and not e.info[0].arena and {d, vector} <= e.symbols:
             size = e.info[0].dtype.itemsize
             step = abs(flat_coefficient(e.info[0], e.info[1], d) or 0) * size
-            if step >= FAR_BYTES and _extent(nest, e.info[1]) * size > FAR_BLOCK:
+            parts = schedule.lanes * schedule.unroll * size < step  # a row is not read as a whole
+            if step >= FAR_BYTES and parts and _extent(nest, e.info[1]) * size > FAR_BLOCK:
                 return d
     return None
 

@@ -1,0 +1,248 @@
+"""Reductions of little parallelism -> partial results over runs of elements, then the rest.
+
+A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output alone.
+
+    reduce(x, axes)      ->  reduce(partial_reduce(x, axis, block), 0)
+    sum((x - c)(y - d))  ->  sum over runs of  sum((x - l)(y - m)) + (l - c) sum(y - m) + (m - d) sum(x - l) + n (l - c)(m - d)
+    argmax(x)            ->  the index that the first of the greatest runs has
+
+The first stage is parallel over runs of `block` elements along one axis and takes the producers of x with it, the second
+is small. In the form of products, l and m are means of runs of n elements. It is for a c and d that follow from sums of x and
+y, as the means in variances and covariances do: the first stage needs neither, so that one pass reads x and y. It holds for
+any c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). Sums are reassociated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from ..machine import Machine
+from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params
+from .runs import in_runs, near_divisor
+from .simplify import Rewrite
+
+# Elements of one program of the first stage, and the fewest.
+RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
+# Below this many bytes a second kernel costs more than one core alone.
+SMALL_BYTES = 1 << 18
+ARGS = {"argmax": (lax.reduce_max_p, least), "argmin": (lax.reduce_min_p, greatest)}
+
+
+class Deviation(NamedTuple):
+    """x - c, where c varies along the dimensions `dims` of x, one for each of its own."""
+
+    x: jax.Array
+    c: jax.Array
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How an operand is cut: dimensions low to high become one, of which a program takes `block` elements."""
+
+    low: int
+    high: int
+    block: int
+
+    def joined(self, x):
+        """[..., a, b, c, ...] -> [..., a b c, ...]"""
+        if self.low == self.high:
+            return x
+        return lax.reshape(x, (*x.shape[: self.low], math.prod(x.shape[self.low : self.high + 1]), *x.shape[self.high + 1 :]))
+
+    def axes(self, axes) -> tuple[int, ...]:
+        """Reduced axes of the joined operand."""
+        return tuple(sorted({d if d < self.low else max(d - self.high + self.low, self.low) for d in axes}))
+
+
+class ReductionStages:
+    """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.kept: dict[tuple[str, int], tuple] = {}
+
+    def rewrites(self) -> dict[str, Rewrite]:
+        """Primitive name -> Rewrite."""
+        noted = {name: self.statistic for name in "mul div reshape squeeze broadcast_in_dim convert_element_type".split()}
+        noted |= {"sub": self.deviation, "square": self.squared, "integer_pow": self.squared}
+        return noted | dict.fromkeys(REDUCERS, self.split) | dict.fromkeys(ARGS, self.split_arg)
+
+    def runs_of(self, eqn) -> Runs | None:
+        """How a reduction's operand is to be cut; None where it needs no second stage, and for other equations."""
+        name = eqn.primitive.name
+        if name not in REDUCERS and name not in ARGS:
+            return None
+        shape, axes = eqn.invars[0].aval.shape, sorted(eqn.params["axes"])
+        itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
+        if math.prod(shape) * itemsize < SMALL_BYTES or not axes:
+            return None
+        kept = [n for d, n in enumerate(shape) if d not in axes]
+        reduced = math.prod(shape[d] for d in axes)
+        # One vector of outputs is the least that a program makes when the last dimension stays.
+        width = min(shape[-1], self.machine.lanes(itemsize)) if len(shape) - 1 not in axes else 1
+        enough = math.prod(kept) // width >= 2 * self.machine.cores
+        if enough and reduced * width * itemsize <= self.machine.l2_bytes // 2:
+            return None
+        return next((r for low in axes if (r := self._runs_from(low, shape, axes, width)) is not None), None)
+
+    def _runs_from(self, low: int, shape, axes, width: int) -> Runs | None:
+        programs, high = 4 * self.machine.cores, low
+
+        def line() -> int:
+            inside = math.prod(shape[d] for d in axes if not low <= d <= high)
+            return inside * (shape[-1] if width > 1 else 1)
+
+        while high + 1 in axes and (math.prod(shape[low : high + 1]) < programs or line() > RUN_ELEMENTS):
+            high += 1
+        size, inner = math.prod(shape[low : high + 1]), shape[high]
+        if size < programs:
+            return None
+        block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
+        if low == high:
+            return Runs(low, high, near_divisor(size, block))
+        # Runs of joined dimensions are equal parts of the innermost one, as the blocks of what makes the operand are.
+        block = max(b for b in range(1, min(block, inner) + 1) if inner % b == 0)
+        return Runs(low, high, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
+
+    # ---- sums, products, extrema
+
+    def split(self, eqn, operands):
+        runs, (x,) = self.runs_of(eqn), operands
+        if eqn.primitive.name == "reduce_sum":
+            total = self._sum_of_products(eqn, x, runs)
+            if total is not None:
+                return [total]
+        if runs is None:
+            return [self._columns_first(eqn, x)] if self.is_narrow(eqn) else None
+        name = eqn.primitive.name
+        result = eqn.primitive.bind(self._partial(name, x, eqn.params["axes"], runs), **reducer_params(name, (0,)))
+        if name == "reduce_sum" and np.issubdtype(x.dtype, np.floating):
+            self._note("statistic", result, x)
+        return [result]
+
+    def is_narrow(self, eqn) -> bool:
+        """Whether only a few elements next to each other are reduced together, but many such groups, as in a group norm of
+        channels last.
+        """
+        if eqn.primitive.name not in REDUCERS:
+            return False
+        shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
+        last, lanes = len(shape) - 1, self.machine.lanes(eqn.invars[0].aval.dtype.itemsize)
+        outer = math.prod(shape[d] for d in axes if d != last)
+        return last in axes and last - 1 not in axes and 1 < shape[last] <= 2 * lanes and outer >= lanes
+
+    def _columns_first(self, eqn, x):
+        """reduce(x, (1, 3)) -> reduce(reduce(x, 1), 2): whole vectors over the rows, then the few elements."""
+        name, axes = eqn.primitive.name, [d for d in eqn.params["axes"] if d != x.ndim - 1]
+        columns = eqn.primitive.bind(x, **reducer_params(name, tuple(axes)))
+        return eqn.primitive.bind(columns, **reducer_params(name, (columns.ndim - 1,)))
+
+    def _partial(self, name: str, x, axes, runs: Runs):
+        """f[runs, dimensions that stay]."""
+        return partial_reduce_p.bind(
+            runs.joined(x), reducer=name, axis=runs.low, block=runs.block, axes=runs.axes(axes)
+        )
+
+    # ---- products of deviations
+
+    def _note(self, kind: str, value, *what) -> list:
+        self.kept[kind, id(value)] = (value, *what)  # the value is kept alive: its id stays its own
+        return [value]
+
+    def _find(self, kind: str, x) -> tuple | None:
+        kept = self.kept.get((kind, id(x)))
+        return kept and kept[1:]
+
+    def statistic(self, eqn, operands):
+        """Scaled, reshaped and repeated sums of x; products of deviations."""
+        if eqn.primitive.name == "mul" and all(self._find("deviation", x) for x in operands):
+            return self._note("product", eqn.primitive.bind(*operands, **eqn.params), *operands)
+        found = [self._find("statistic", x) for x in operands]
+        if not any(found) or any(f is None and np.ndim(x) for f, x in zip(found, operands)):
+            return None
+        (of,) = next(f for f in found if f)
+        (value,) = self._note("statistic", eqn.primitive.bind(*operands, **eqn.params), of)
+        if eqn.primitive.name == "broadcast_in_dim":
+            self._note("repeated", value, operands[0], eqn.params["broadcast_dimensions"])
+        return [value]
+
+    def deviation(self, eqn, operands):
+        x, c = operands
+        found = self._find("statistic", c)
+        if found is None or found[0] is not x or np.ndim(c) not in (0, x.ndim):
+            return None
+        array, dims = self._find("repeated", c) or (c, range(np.ndim(c)))
+        return self._note("deviation", eqn.primitive.bind(*operands, **eqn.params), Deviation(x, array, tuple(dims)))
+
+    def squared(self, eqn, operands):
+        if self._find("deviation", operands[0]) is None or eqn.params.get("y", 2) != 2:
+            return None
+        return self._note("product", eqn.primitive.bind(*operands, **eqn.params), *operands * 2)
+
+    def _sum_of_products(self, eqn, x, runs: Runs | None):
+        """The sum in two stages of which the first reads no c; None where that does not apply."""
+        found, axes = self._find("product", x), eqn.params["axes"]
+        if found is None or runs is None:
+            return None
+        extent, reduced = math.prod(x.shape[runs.low : runs.high + 1]), math.prod(x.shape[d] for d in axes)
+        parts: list[Deviation] = [part for factor in found for part in self._find("deviation", factor) or ()]
+        if extent % runs.block or any(d in axes for p in parts for d, n in zip(p.dims, np.shape(p.c)) if n > 1):
+            return None
+        count = reduced * runs.block // extent
+        around, apart = zip(*(self._around_runs(part, axes, runs, count) for part in parts))
+        inner = [d + (d >= runs.low) for d in runs.axes(axes)]
+        at = runs.low - sum(d < runs.low for d in inner)
+
+        def of_runs(x):
+            total = _sum(x, inner)
+            return lax.transpose(total, [at, *(d for d in range(total.ndim) if d != at)])
+
+        # Rounded means leave sums of x - l and y - m that are not quite zero.
+        left = apart[0] * of_runs(around[1]) + apart[1] * of_runs(around[0])
+        within = _sum(of_runs(around[0] * around[1]), (0,)) + _sum(left, (0,))
+        return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], (0,))
+
+    def _around_runs(self, part: Deviation, axes, runs: Runs, count: int) -> tuple:
+        """(x in runs, less the mean of each; means of runs less c)."""
+        x, c, dims = part
+        kept = [d for d in range(x.ndim) if d not in axes]
+        own = [kept.index(d) for d, n in zip(dims, np.shape(c)) if n > 1]
+        units = [j for j, n in enumerate(np.shape(c)) if n == 1]
+        # Rounded once: as an operand of a fused multiply-add it would be another number here than there.
+        mean = self._partial("reduce_sum", x, axes, runs) * np.asarray(1 / count, x.dtype)
+        info = jax.numpy.finfo(x.dtype)
+        mean = lax.reduce_precision(mean, info.nexp, info.nmant)
+        cut = in_runs(runs.joined(x), runs.low, runs.block, np.zeros((), x.dtype))
+        inner = [d + (d >= runs.low) for d in runs.axes(axes)]
+        stay = [d for d in range(cut.ndim) if d not in inner and d != runs.low]
+        own_mean = lax.broadcast_in_dim(mean, cut.shape, [runs.low, *stay])
+        c = lax.broadcast_in_dim(lax.squeeze(c, units), mean.shape, [k + 1 for k in own])
+        return cut - own_mean, mean - c
+
+    # ---- places of extrema
+
+    def split_arg(self, eqn, operands):
+        runs, (x,) = self.runs_of(eqn), operands
+        if runs is None:
+            return None
+        reducer, worst = ARGS[eqn.primitive.name]
+        (axis,), dtype = eqn.params["axes"], eqn.params["index_dtype"]
+        cut = in_runs(x, axis, runs.block, worst(x.dtype))
+        best = reducer.bind(cut, axes=(axis + 1,))
+        place = eqn.primitive.bind(cut, axes=(axis + 1,), index_dtype=dtype)
+        first = eqn.primitive.bind(best, axes=(axis,), index_dtype=dtype)
+        run = lax.broadcasted_iota(dtype, place.shape, axis)
+        chosen = lax.eq(run, lax.broadcast_in_dim(first, run.shape, [d for d in range(run.ndim) if d != axis]))
+        at = place + run * np.asarray(runs.block, dtype)
+        return [_sum(lax.select(chosen, at, lax.full_like(at, 0)), (axis,))]
+
+
+def _sum(x: jax.Array, axes) -> jax.Array:
+    return lax.reduce_sum_p.bind(x, **reducer_params("reduce_sum", tuple(axes)))

@@ -1,0 +1,122 @@
+"""Reductions in two stages (fuse/reduction_stages.py): every cut of every shape, products of deviations, places of extrema."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pbkern
+from pbkern.fuse import reduction_stages
+from pbkern.testing import assert_kernels
+
+from .checking import check
+from .workloads import f32
+
+
+@pytest.fixture(autouse=True)
+def small_runs(monkeypatch):
+    """Small arrays are cut as large ones are."""
+    monkeypatch.setattr(reduction_stages, "SMALL_BYTES", 1)
+    monkeypatch.setattr(reduction_stages, "RUN_ELEMENTS", 64)
+
+
+@pytest.fixture
+def runs_as_they_are(monkeypatch):
+    monkeypatch.undo()
+
+
+def rand(shape, seed=0, offset=0.0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) + offset, jnp.float32)
+
+
+def covariance(x, y, axes):
+    return ((x - x.mean(axes, keepdims=True)) * (y - y.mean(axes, keepdims=True))).sum(axes)
+
+
+def normalised(x, y, axes):
+    return (x - x.mean(axes, keepdims=True)) / (x.std(axes, keepdims=True) + 1e-3) + y
+
+
+FUNCTIONS = {
+    "mean": lambda x, y, axes: jnp.mean(x * y, axes),
+    "max": lambda x, y, axes: jnp.max(x + y, axes),
+    "variance": lambda x, y, axes: jnp.var(x * 2 + y, axes),
+    "both": lambda x, y, axes: (x.mean(axes), x.var(axes), y.min(axes)),
+    "covariance": covariance,
+    "normalised": normalised,
+}
+cut = st.integers(1, 3).flatmap(lambda rank: st.tuples(
+    st.lists(st.integers(1, 40), min_size=rank, max_size=rank).map(tuple),
+    st.sets(st.integers(0, rank - 1), min_size=1, max_size=rank).map(lambda s: tuple(sorted(s)))))  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut, st.sampled_from(list(FUNCTIONS)), st.sampled_from([0.0, 100.0]))
+def test_as_in_float64(shape_and_axes, name, offset):
+    shape, axes = shape_and_axes
+    x, y = rand(shape, 1, offset), rand(shape, 2, offset)
+    with jax.enable_x64(True):
+        want = jax.tree.leaves(FUNCTIONS[name](np.asarray(x, np.float64), np.asarray(y, np.float64), axes))
+    got = jax.tree.leaves(pbkern.jit(FUNCTIONS[name], static_argnums=2)(x, y, axes))
+    n = math.prod(shape[d] for d in axes)
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=2e-6 * n * (1 + offset))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize(
+    "shape, axes", [((64, 333), (0, 1)), ((16, 7, 6, 32), (0, 1, 2)), ((2, 4096), (1,)), ((3000, 5), (0,))]
+)
+def test_variance_errs_no_more_than_twice_what_jax_errs(shape, axes, offset):
+    errors = []
+    for seed in range(15):
+        x = rand(shape, seed, offset)
+        want = np.asarray(x, np.float64).var(axes)
+        errors.append([np.abs(np.asarray(f(x), np.float64) / want - 1).max()
+                       for f in (pbkern.jit(lambda x: x.var(axes)), jax.jit(lambda x: x.var(axes)))])  # fmt: skip
+    ours, theirs = np.median(errors, axis=0)
+    assert ours <= max(2 * theirs, 2 * 2.0**-23)
+
+
+def test_one_pass_reads_what_covariance_needs(runs_as_they_are):
+    x = f32(4096, 1024)
+    assert_kernels(jnp.var, (x,), 2)  # and the sum of what the first stage leaves
+    assert_kernels(lambda x, y: covariance(x, y, (0, 1)) / (x.std() * y.std()), (x, x), 2)
+    assert_kernels(lambda x: (x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2))), (f32(16, 56, 56, 256),), 4)
+
+
+EXTREMA = {
+    "ties": np.repeat([3.0, 1, 3, 2], 50),
+    "nan": np.where(np.arange(200) % 77 == 76, np.nan, np.arange(200.0)),
+    "infinite": np.full(200, -np.inf),
+    "last": np.arange(200.0),
+    "ragged": np.arange(199.0) % 23,
+}
+
+
+@pytest.mark.parametrize("f", [jnp.argmax, jnp.argmin], ids=["argmax", "argmin"])
+@pytest.mark.parametrize("name", EXTREMA)
+def test_places_of_extrema(f, name):
+    x = jnp.asarray(EXTREMA[name], jnp.float32)
+    for y in (x, -x, x[None], jnp.stack([x, x[::-1]])):
+        np.testing.assert_array_equal(pbkern.jit(lambda x: f(x, axis=-1))(y), f(y, axis=-1))
+        np.testing.assert_array_equal(pbkern.jit(f)(y), f(y))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
+def test_places_of_extrema_of_integers(dtype):
+    info = np.iinfo(dtype)
+    for x in (np.full(300, info.min, dtype), np.full(300, info.max, dtype), np.arange(300).astype(dtype)):
+        for f in (jnp.argmax, jnp.argmin):
+            np.testing.assert_array_equal(pbkern.jit(f)(x), f(x))
+
+
+@pytest.mark.parametrize("f", [jnp.sum, jnp.max, jnp.prod], ids=["sum", "max", "prod"])
+@pytest.mark.parametrize("shape", [(2, 40, 5, 8), (3, 33, 4, 3), (1, 17, 1, 2)])
+def test_few_neighbours_are_reduced_behind_columns(f, shape, monkeypatch):
+    monkeypatch.setattr(reduction_stages, "SMALL_BYTES", 1 << 18)
+    check(lambda x: f(x, axis=(1, 3)), 1 + 0.1 * rand(shape), tolerance=1e-5)
