@@ -57,7 +57,7 @@ def plan(
     results = closed.out_avals
     closed = keys_as_words(closed)
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe)))
+    simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name)))
     strict = bool(getattr(options, "strict_target", False))
     simple = walk_counters(drop_dead_carries(place_updates(simple, strict)))
     simple = pick_early(set_precision(simple, getattr(options, "mm_conv_precision_mode", None)))

@@ -117,11 +117,16 @@ def _extremum(choose: Callable) -> Callable:
     return lambda x, y: choose(x, y) if x or y else None
 
 
+def _clamped(low, x, high):
+    return np.clip(x, low, high) if np.issubdtype(x.dtype, np.integer) else None
+
+
 # Values of scalars; None leaves the equation alone.
 FOLDED = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "neg": np.negative,
     "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
     "gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "clamp": _clamped,
 }  # fmt: skip
 
 

@@ -21,11 +21,22 @@ from .rewrites import REWRITES, UNSAFE, Rewrite
 CONTROL = ("scan", "while", "cond")
 
 
-def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True) -> jex.ClosedJaxpr:
+def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str = "cpu") -> jex.ClosedJaxpr:
     """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change
-    rounding.
+    rounding; of branches for several platforms, that for `platform` stays.
     """
-    return retrace(closed, REWRITES | (UNSAFE if unsafe_math else {}))
+    return retrace(closed, REWRITES | (UNSAFE if unsafe_math else {}) | {"platform_index": _branch_for(platform)})
+
+
+def _branch_for(platform: str) -> Rewrite:
+    """The number of the platform's branch, or of the default one."""
+
+    def rewrite(eqn, operands):
+        groups = eqn.params["platforms"]
+        found = next((n for n, names in enumerate(groups) if names is None or platform in names), None)
+        return None if found is None else [np.int32(found)]
+
+    return rewrite
 
 
 def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
@@ -54,6 +65,10 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
         results = rewrite(eqn, operands) if rewrite else None
         if results is not None:
             return results
+        if eqn.primitive.name == "cond" and isinstance(operands[0], (np.ndarray, np.generic)):
+            branches = eqn.params["branches"]
+            taken = branches[int(np.clip(operands[0], 0, len(branches) - 1))]
+            return _keep_types(_run(taken, operands[1:], rewrites), eqn.outvars)
         params = _unsharded(_simplify_inner(eqn, rewrites))
         key = _key(eqn, operands, params)
         if key is not None and key in seen:

@@ -1,4 +1,4 @@
-"""Arithmetic of scalar constants is done while a function is planned, bit for bit as XLA does it, and without XLA."""
+"""Arithmetic of scalar constants, and branches they choose, while a function is planned: as XLA does it, but without XLA."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from jax import lax
 
 from pbkern.fuse.simplify import simplify
 
-from .checking import planned
+from .checking import check, planned, rand
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int32", "uint8", "int8")
@@ -80,3 +80,18 @@ def test_planning_compiles_nothing_with_xla():
         assert not compiled
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
+
+
+BRANCHES = {
+    "the platform's branch": lambda x: lax.platform_dependent(x, cpu=lambda x: x + 1, default=lambda x: x * 3),
+    "the default branch": lambda x: lax.platform_dependent(x, tpu=lambda x: x + 1, default=lambda x: x * 3),
+    "diagonal": lambda x: jnp.diagonal(x, 1) * 2,
+    "a known branch": lambda x: lax.cond(False, lambda x: x + 1, lambda x: x * 3, x),
+    "past the last branch": lambda x: lax.switch(7, [lambda x: x + 1, lambda x: x * 3], x),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_that_are_known_are_taken(name):
+    plan = check(BRANCHES[name], rand(5, 6), kernels=1)
+    assert not any(e.primitive.name in ("cond", "platform_index") for e in plan.jaxpr.eqns)
