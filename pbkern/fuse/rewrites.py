@@ -112,6 +112,11 @@ def _quotient(x, y):
     return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else None
 
 
+def _remainder(x, y):
+    """Of the sign of x; None of integers by zero."""
+    return np.fmod(x, y) if y or jax.numpy.issubdtype(x.dtype, np.inexact) else None
+
+
 def _extremum(choose: Callable) -> Callable:
     """None for two zeros: of those with two signs, NumPy takes either."""
     return lambda x, y: choose(x, y) if x or y else None
@@ -119,7 +124,7 @@ def _extremum(choose: Callable) -> Callable:
 
 # Values of scalars; None leaves the equation alone.
 FOLDED = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "neg": np.negative,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "rem": _remainder, "neg": np.negative,
     "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
     "gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
 }  # fmt: skip

@@ -15,7 +15,7 @@ from .checking import planned
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int32", "uint8", "int8")
 COMPARISONS = (lax.gt, lax.lt, lax.ge, lax.le, lax.eq, lax.ne)
-ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min)
+ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min, lax.rem)
 
 
 def values(dtype):
@@ -45,7 +45,7 @@ def test_constants_are_folded_as_xla_computes_them(dtype):
             if not closed.jaxpr.eqns:
                 continue  # evaluated by JAX while it was traced
             simple = simplify(closed)
-            if f in (lax.max, lax.min) and not any(scalars) or f is lax.div and dtype in INTEGERS and not scalars[1]:
+            if f in (lax.max, lax.min) and not any(scalars) or f in (lax.div, lax.rem) and dtype in INTEGERS and not scalars[1]:
                 assert simple.jaxpr.eqns  # left alone
                 continue
             assert not simple.jaxpr.eqns, simple
@@ -57,6 +57,23 @@ def test_constants_are_folded_as_xla_computes_them(dtype):
             np.testing.assert_array_equal(got.astype(wide), want.astype(wide), err_msg=what)
             if got.dtype == scalars[0].dtype and dtype in FLOATS and not np.isnan(want):
                 assert np.signbit(got) == np.signbit(want), what
+
+
+def test_arrays_of_one_constant_are_scalars():
+    """As in jax.random.randint, whose divisors are constants after this."""
+
+    def f(x):
+        span = jnp.full((1, 1), 500, jnp.int32) - jnp.zeros((1, 1), jnp.int32)
+        scale = jnp.where(span > 3, jnp.ones((40, 30), jnp.int32), x)
+        return x % jnp.broadcast_to(span, x.shape) * scale, jnp.full((2, 3), 4.0) * 2
+
+    closed = jax.make_jaxpr(f)(jnp.zeros((40, 30), jnp.int32))
+    simple = simplify(closed)
+    text = str(simple.jaxpr)
+    assert "rem a 500:i32[]" in text and "full" not in text and "f32[2,3] = broadcast_in_dim 8.0:f32[]" in text, text
+    x = jnp.arange(-600, 600, dtype=jnp.int32).reshape(40, 30)
+    for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_planning_compiles_nothing_with_xla():
