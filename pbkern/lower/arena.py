@@ -81,6 +81,16 @@ def read(stmts: list[Stmt]) -> set[Buf]:
     return found
 
 
+def used(stmts: list[Stmt]) -> set[Buf]:
+    """Root buffers that statements need the contents of, inner ones too."""
+    found: set[Buf] = set()
+    for s in stmts:
+        found |= read([s]) if isinstance(s, Nest) else set() if bodies(s) else touched([s])
+        for inner in bodies(s):
+            found |= used(inner)
+    return found
+
+
 def written(stmts: list[Stmt]) -> set[Buf]:
     """Root buffers that statements write, inner ones too."""
     found: set[Buf] = set()

@@ -11,6 +11,9 @@ from ..rules import RuleTable
 from .nest import Expr, Pool
 from .values import TEST_COST, ZERO, Index, Joined, Lazy, Literal, Opaque, Stored, Value, is_index_only
 
+# Vector operations that a gathered element and one of a contiguous window cost.
+GATHER_COST, RUN_COST = 12.0, 2.0
+
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")
 
@@ -235,22 +238,30 @@ def _gather(builder, eqn, ins):
     fill = _gather_fill(dtype, eqn.params["fill_value"])
     batch_dims = [d for d in range(len(shape)) if d not in dn.offset_dims]
     window = [k for k in range(len(ins[0].shape)) if k not in dn.collapsed_slice_dims and k not in dn.operand_batching_dims]
+    operand = _in_memory(builder, ins[0])
+    # Of a whole window, the indices are scalars, which are cheaper computed before in vectors. Elements have one each.
+    indices = _in_memory(builder, ins[1]) if window else ins[1]
 
-    def make(b, operand: Stored, indices: Stored) -> Value:
-        def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-            batch = tuple(ix[d] for d in batch_dims)
-            axes: list[Affine] = [ZERO] * len(operand.shape)
-            for k, d in zip(window, dn.offset_dims):
-                axes[k] = ix[d]
-            for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
-                axes[k] = batch[d]
-            # Guarded: a pad around the gather may ask for rows outside.
-            starts = {k: indices.at(pool, batch + (Affine((), c),), True) for c, k in enumerate(dn.start_index_map)}
-            return b.gather_expr(operand, axes, starts, sizes, fill if drop else None)
+    def route(ix: Index) -> list[Index]:
+        batch = tuple(ix[d] for d in batch_dims)
+        return [(ZERO,) * len(ins[0].shape), *(batch + (Affine((), c),) for c in range(len(dn.start_index_map)))]
 
-        return Lazy(shape, dtype, (), lambda ix: (), combine, cost=12.0)
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        axes: list[Affine] = [ZERO] * len(ins[0].shape)
+        for k, d in zip(window, dn.offset_dims):
+            axes[k] = ix[d]
+        for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
+            axes[k] = ix[batch_dims[d]]
+        starts = dict(zip(dn.start_index_map, xs[1:]))
+        return builder.gather_expr(builder.resolve(operand), axes, starts, sizes, fill if drop else None)
 
-    return Opaque(shape, dtype, tuple(ins), make)
+    operands = (operand, *[indices] * len(dn.start_index_map))
+    return Lazy(shape, dtype, operands, route, combine, cost=RUN_COST if window else GATHER_COST)
+
+
+def _in_memory(builder, v: Value) -> Value:
+    """The same value, in memory from here on."""
+    return builder.new(Opaque(v.shape, v.dtype, (v,), lambda b, stored: stored))
 
 
 def _gather_fill(dtype, fill):
