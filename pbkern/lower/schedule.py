@@ -27,6 +27,8 @@ LONG_POINT = 8.0
 STRIDED = 0.2
 # The same for elements at computed places: the places are computed in vectors.
 GATHERED = 0.05
+# Terms of a reduction beside which its store counts less and less.
+DEEP = 32
 
 
 @dataclass
@@ -71,9 +73,10 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     for e in nest.loads():
         score += inner(e) * _load_score(nest, e, dim)
     joint = {id(w) for w in joint_stores(nest, dim)[0]}
+    depth = math.prod(nest.dims[d] for d in nest.rdims)
     for w in nest.writes:
         c = flat_coefficient(w.buf, w.index, dim)
-        weight = 4.0 if w.inner and nest.rdims else 1.0
+        weight = 4.0 if w.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
         if reduced and not w.inner:
             score += 0.0
         else:
