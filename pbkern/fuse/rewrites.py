@@ -126,6 +126,7 @@ def _extremum(choose: Callable) -> Callable:
 FOLDED = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "rem": _remainder, "neg": np.negative,
     "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
+    "floor": np.floor, "ceil": np.ceil, "clamp": lambda low, x, high: np.clip(x, low, high),
     "gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
 }  # fmt: skip
 

@@ -21,13 +21,15 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
+from ..machine import SHORT_LINE
 from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
+from .network import sorted_lines
 from .reductions import CONTRACTIONS
 from .scatters import scatter
-from .shapes import VIEWS, index_value
+from .shapes import VIEWS, index_value, joined
 from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
@@ -616,6 +618,8 @@ class BodyBuilder:
     def _sort(self, eqn, ins: list[Value]) -> list[Value]:
         axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
         shape = ins[0].shape
+        if 0 < shape[axis] <= SHORT_LINE:
+            return [self.new(joined(parts, shape, axis)) for parts in sorted_lines(self, ins, axis, keys)]
         perm = [k for k in range(len(shape)) if k != axis] + [axis]
         moved = tuple(shape[k] for k in perm)
         length, lines = shape[axis], math.prod(shape) // max(shape[axis], 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -192,19 +194,20 @@ def _pad_interior(builder, eqn, ins):
 
 @VIEWS.register("concatenate")
 def _concatenate(builder, eqn, ins):
-    axis, out = eqn.params["dimension"], eqn.outvars[0].aval
-    starts, total = [], 0
-    for v in ins:
-        starts.append(total)
-        total += v.shape[axis]
+    return joined(ins, tuple(eqn.outvars[0].aval.shape), eqn.params["dimension"])
+
+
+def joined(parts: Sequence[Value], shape: tuple[int, ...], axis: int) -> Joined:
+    """Values side by side along `axis`."""
+    starts = list(itertools.accumulate((v.shape[axis] for v in parts), initial=0))
 
     def make(b, *operands: Value, target: Stored | None = None) -> Stored:
-        result = target or b.new_buffer(tuple(out.shape), np.dtype(out.dtype))
+        result = target or b.new_buffer(shape, parts[0].dtype)
         for s, v in zip(starts, operands):
             b.store_value(result, v, lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)))
         return result
 
-    return Joined(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False, takes_target=True, axis=axis)
+    return Joined(shape, parts[0].dtype, tuple(parts), make, needs_buffers=False, takes_target=True, axis=axis)
 
 
 @VIEWS.register("iota")

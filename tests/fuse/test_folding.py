@@ -32,7 +32,7 @@ def operations(dtype):
     if dtype == "bool":
         return [(f, 2) for f in (lax.bitwise_and, lax.bitwise_or, *COMPARISONS)] + [(lax.bitwise_not, 1)]
     binary = [*ARITHMETIC, lax.div, *COMPARISONS, *(() if dtype in FLOATS else (lax.bitwise_and, lax.bitwise_or))]
-    unary = [lax.neg] if dtype in FLOATS else [lax.neg, lax.bitwise_not]
+    unary = [lax.neg, lax.floor, lax.ceil] if dtype in FLOATS else [lax.neg, lax.bitwise_not]
     return [(f, 2) for f in binary] + [(f, 1) for f in unary]
 
 
@@ -72,6 +72,20 @@ def test_arrays_of_one_constant_are_scalars():
     text = str(simple.jaxpr)
     assert "rem a 500:i32[]" in text and "full" not in text and "f32[2,3] = broadcast_in_dim 8.0:f32[]" in text, text
     x = jnp.arange(-600, 600, dtype=jnp.int32).reshape(40, 30)
+    for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_known_places_are_slices():
+    """Also where their arithmetic is JAX's, as in medians."""
+
+    def f(x):
+        k = jnp.clip(jnp.floor(jnp.float32(2.5)), 0, 3).astype(int)
+        return x[k], x[jnp.asarray(9)], lax.dynamic_slice(x, (k, jnp.int32(7)), (2, 2)), x.at[7].get(mode="fill", fill_value=2)
+
+    x = jnp.arange(20.0).reshape(4, 5)
+    simple = simplify(jax.make_jaxpr(f)(x))
+    assert [e.primitive.name for e in simple.jaxpr.eqns if "slice" in e.primitive.name] == ["slice"] * 3
     for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
         np.testing.assert_array_equal(got, want)
 
