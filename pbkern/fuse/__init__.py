@@ -20,6 +20,7 @@ from .indexed import place_updates
 from .keys import keys_as_words
 from .layouts import move_transposes
 from .literals import operands_as_equations
+from .outer import multiply_outer
 from .partition import partition
 from .precision import set_precision
 from .program import build_program
@@ -59,7 +60,7 @@ def plan(
     simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe)))
     strict = bool(getattr(options, "strict_target", False))
     simple = walk_counters(drop_dead_carries(place_updates(simple, strict)))
-    simple = set_precision(simple, getattr(options, "mm_conv_precision_mode", None))
+    simple = multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None)))
     if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
         simple = split_reductions(divide_late(simple) if unsafe else simple, machine)
     simple = operands_as_equations(simple)

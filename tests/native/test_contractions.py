@@ -123,6 +123,13 @@ def test_nothing_is_summed(dtype, out):
     outer = lambda a, b, batch: lax.dot_general(a, b, (((), ()), (batch, batch)), preferred_element_type=out)
     check(lambda a, b: outer(a, b, (0,)) * 2, (a, b), 1e-3, lambda a, b: a[:, :, None] * b[:, None] * 2)
     check(lambda a, b: outer(a, b, ()), (a, b), 1e-3, lambda a, b: jnp.multiply.outer(a, b))
+    check(lambda a, b: outer(a[0, 0], b, ()), (a, b), 1e-3, lambda a, b: a[0, 0] * b)
+
+    @pbkern.kernel(grid=(), out_shape=jax.ShapeDtypeStruct((30, 5, 7), out))
+    def written(a, b, c):
+        c[...] = outer(a[...], b[...], (0,))
+
+    check(written, (a, b), 1e-3, lambda a, b: a[:, :, None] * b[:, None])
 
 
 def test_rows_of_a_table():
