@@ -26,6 +26,7 @@ from .precision import set_precision
 from .program import build_program
 from .quotients import divide_late
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
+from .side_by_side import loops_as_one
 from .simplify import simplify
 from .stages import split_reductions
 
@@ -55,7 +56,7 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     results = closed.out_avals
-    closed = keys_as_words(closed)
+    closed = loops_as_one(keys_as_words(closed))
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe)))
     strict = bool(getattr(options, "strict_target", False))

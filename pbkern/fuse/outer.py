@@ -5,25 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jax import lax
 from jax.extend import core as jex
 
-from ..jaxprs import inner_jaxprs
+from ..jaxprs import equations
 from .simplify import retrace
 
 
 def multiply_outer(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The jaxpr without contractions of no dimension."""
-    return retrace(closed, {"dot_general": _products}) if any(map(_sums_nothing, _equations(closed.jaxpr))) else closed
-
-
-def _equations(jaxpr: jex.Jaxpr) -> Iterator:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in inner_jaxprs(eqn):
-            yield from _equations(inner.jaxpr)
+    return retrace(closed, {"dot_general": _products}) if any(map(_sums_nothing, equations(closed.jaxpr))) else closed
 
 
 def _sums_nothing(eqn) -> bool:
