@@ -52,7 +52,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
     uniform = Uniform(rewrites)
 
     def bind(eqn, operands):
-        results = uniform.folded(eqn, operands) or uniform.sliced(eqn, operands)
+        results = uniform.folded(eqn, operands)
         if results is None:
             operands = uniform.as_scalars(eqn, operands)
             results = bind_anew(eqn, operands)

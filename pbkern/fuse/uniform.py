@@ -36,24 +36,6 @@ class Uniform:
             if scalar is not None and np.ndim(results[0]):
                 self._known[id(results[0])] = results[0], scalar
 
-    def sliced(self, eqn, operands) -> list | None:
-        """What a gather of one window, or a dynamic slice, takes from a known place."""
-        name = eqn.primitive.name
-        if name not in ("dynamic_slice", "gather"):
-            return None
-        x, *starts = operands[0], *map(self.scalar, operands[1:])
-        if any(s is None for s in starts):
-            return None
-        if name == "dynamic_slice":
-            return [_slice(x, map(int, starts), eqn.params["slice_sizes"])]
-        if operands[1].ndim == 1:
-            dn, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-            at = {d: int(starts[0]) for d in dn.start_index_map}
-            inside = all(0 <= i <= x.shape[d] - sizes[d] for d, i in at.items())
-            if inside or "FILL" not in str(eqn.params["mode"]).upper():
-                return [lax.squeeze(_slice(x, (at.get(d, 0) for d in range(x.ndim)), sizes), dn.collapsed_slice_dims)]
-        return None
-
     def folded(self, eqn, operands) -> list | None:
         """The result of an operation on uniform values."""
         name, out = eqn.primitive.name, eqn.outvars[0].aval
@@ -78,9 +60,3 @@ class Uniform:
         if any(s is None and x.shape == shape for s, x in zip(scalars, operands)):
             return [x if s is None else s for s, x in zip(scalars, operands)]
         return operands
-
-
-def _slice(x, starts, sizes):
-    """The window of these sizes, moved inside the array."""
-    low = [min(max(s, 0), n - m) for s, n, m in zip(starts, x.shape, sizes)]
-    return lax.slice(x, low, [s + m for s, m in zip(low, sizes)])

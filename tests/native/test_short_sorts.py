@@ -36,6 +36,14 @@ def test_several_keys_and_payloads_are_stable():
     same(lambda k, l, v: lax.sort((v, k, l), dimension=0, num_keys=2), k, l, v)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
+def test_largest_elements(dtype):
+    x = np.random.default_rng(3).choice([*SPECIAL, -np.nan], (40, 9, 3))
+    x = jnp.asarray(x if "float" in dtype else np.nan_to_num(x, posinf=9, neginf=4), dtype)
+    same(lambda x: (lax.top_k(x, 2), lax.top_k(x[:, 0], 3)), jnp.moveaxis(x, 1, 2))
+    assert not pbkern.jit(lambda x: lax.top_k(x, 2)).explain(x).left
+
+
 def test_medians_are_expressions():
     x = jnp.asarray(np.random.default_rng(2).integers(0, 255, (40, 50)), jnp.uint8)
 
