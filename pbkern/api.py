@@ -10,7 +10,6 @@ frontends/jax.py; what XLA keeps is the fuser's decision.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,7 @@ from .dsl.trace import kernel_p
 from .dsl.verify import verify
 from .errors import OptionError, TargetError
 from .frontends import jax as front
-from .jaxprs import inner_jaxprs
+from .jaxprs import equations
 from .options import CompileOptions
 from .targets import get_target
 
@@ -118,21 +117,13 @@ def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:
     """Raises OptionError where an integer mode meets a contraction of floats."""
     if mode not in ("int32", "mixed_int8_int32"):
         return
-    for eqn in walk(jaxpr.jaxpr):
+    for eqn in equations(jaxpr.jaxpr):
         if eqn.primitive.name in ("dot_general", "conv_general_dilated") and eqn.invars[0].aval.dtype.kind not in "iu":
             raise OptionError(
                 f"mm_conv_precision_mode {mode!r} takes integer operands", at=_jax.user_line(eqn),
                 why=f"{eqn.primitive.name} of {' and '.join(a.aval.str_short() for a in eqn.invars)}",
                 hint="convert the operands to integers in the function, or choose a float mode",
             )  # fmt: skip
-
-
-def walk(jaxpr: jex.Jaxpr) -> Iterator:
-    """Every equation, at any depth."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in inner_jaxprs(eqn):
-            yield from walk(inner.jaxpr)
 
 
 # --- lowering rules -------------------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ import jax
 from jax.extend import core as jex
 
 from . import _jax, config, fuse, pooled, stages, written
-from .api import Build, compile_programs, current_plan, walk
+from .api import Build, compile_programs, current_plan
 from .dsl.kernel import Kernel
 from .errors import OptionError
 from .frontends import jax as front
+from .jaxprs import equations
 from .measure import kernel_seconds
 from .options import CompileOptions, check_for_jax_jit
 from .targets import get_target
@@ -218,7 +219,7 @@ class JitFunction:
 
     def _call(self, args, kwargs) -> dict:
         """Parameters of the primitive that is bound for arguments like these."""
-        return next(e.params for e in walk(self.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
+        return next(e.params for e in equations(self.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is front.call_p)
 
     def _into_places(self, args: tuple, kwargs: dict) -> pooled.IntoPlaces | None:
         """The function, compiled for arguments like these to write large results to given places, see pooled.py."""

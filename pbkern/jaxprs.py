@@ -52,6 +52,14 @@ def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
                 yield jex.ClosedJaxpr(v, (None,) * len(v.constvars))
 
 
+def equations(jaxpr: jex.Jaxpr) -> Iterator:
+    """Every equation, at any depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in inner_jaxprs(eqn):
+            yield from equations(inner.jaxpr)
+
+
 def evaluate(
     jaxpr: jex.Jaxpr,
     consts: Sequence,
@@ -124,6 +132,27 @@ def retrace_into(
     return _Retrace(rewrite, constant).run(jaxpr, consts, args)
 
 
+def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
+    """The carries of loops side by side, as vmap makes them: each stands still once its own element of the predicate is false.
+
+    `goes_on(carries)` is bool[*loops], each carry has shape [*loops, ...].
+    """
+
+    def one(state):
+        running, *carries = state
+        new = [_chosen(running, x, old) for x, old in zip(step(carries), carries)]
+        return [goes_on(new), *new]
+
+    def any_runs(state):
+        return jax.lax.reduce_or(state[0], tuple(range(state[0].ndim)))
+
+    return list(jax.lax.while_loop(any_runs, one, [goes_on(init), *init])[1:])
+
+
+def _chosen(running, new, old):
+    return jax.lax.select(jax.lax.broadcast_in_dim(running, new.shape, range(running.ndim)), new, old)
+
+
 class _Retrace:
     def __init__(self, rewrite: Rewrite | None, constant: Callable = lambda x: x):
         self.rewrite, self.constant = rewrite, constant
@@ -194,11 +223,16 @@ class _Retrace:
         p = eqn.params
         cond, body, nc = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"]
         first = nc + p["body_nconsts"]
-        return jax.lax.while_loop(
-            lambda c: self.run(cond.jaxpr, cond.consts, [*operands[:nc], *c])[0],
-            lambda c: tuple(self.run(body.jaxpr, body.consts, [*operands[nc:first], *c])),
-            tuple(operands[first:]),
-        )
+
+        def goes_on(carries):
+            return self.run(cond.jaxpr, cond.consts, [*operands[:nc], *carries])[0]
+
+        def step(carries):
+            return self.run(body.jaxpr, body.consts, [*operands[nc:first], *carries])
+
+        if cond.out_avals[0].shape:
+            return while_any(goes_on, step, operands[first:])
+        return jax.lax.while_loop(goes_on, lambda c: tuple(step(c)), tuple(operands[first:]))
 
     def cond(self, eqn, kind: str, selected, read) -> Sequence:
         operands = [read(a) for a in eqn.invars[1:]]

@@ -19,6 +19,9 @@ DEFAULT_OP_CYCLES: Mapping[str, float] = {
     "argmax": 3, "argmin": 3, "rev": 2, "population_count": 2, "clz": 2,
 }  # fmt: skip
 
+# Lines of up to this many elements are sorted in registers, side by side.
+SHORT_LINE = 16
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -114,6 +114,13 @@ def _random_bits(run, eqn, keys) -> list:
     return _of_each_key(run, eqn, [keys], bits, eqn.invars[0].aval.dtype)
 
 
+def _random_gamma(run, eqn, *operands) -> list:
+    raise UnsupportedOp(
+        "samples of a gamma distribution in a body", at=_jax.user_line(eqn),
+        why="`random_gamma` rejects samples in loops, which compile long", hint="draw them outside the kernel",
+    )  # fmt: skip
+
+
 def _same(run, eqn, x) -> list:
     return [x]
 
@@ -154,6 +161,7 @@ RULES: dict[str, Callable[..., list]] = {
     "random_split": _random_split,
     "random_fold_in": _random_fold_in,
     "random_bits": _random_bits,
+    "random_gamma": _random_gamma,
     "random_wrap": _same,
     "random_unwrap": _same,
     "random_clone": _same,

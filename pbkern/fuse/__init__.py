@@ -21,11 +21,13 @@ from .keys import keys_as_words
 from .layouts import move_transposes
 from .literals import operands_as_equations
 from .lookups import pick_early
+from .outer import multiply_outer
 from .partition import partition
 from .precision import set_precision
 from .program import build_program
 from .quotients import divide_late
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
+from .side_by_side import loops_as_one
 from .simplify import simplify
 from .stages import split_reductions
 
@@ -55,12 +57,12 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     results = closed.out_avals
-    closed = keys_as_words(closed)
+    closed = loops_as_one(keys_as_words(closed))
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name)))
     strict = bool(getattr(options, "strict_target", False))
     simple = walk_counters(drop_dead_carries(place_updates(simple, strict)))
-    simple = pick_early(set_precision(simple, getattr(options, "mm_conv_precision_mode", None)))
+    simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))
     if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
         simple = split_reductions(divide_late(simple) if unsafe else simple, machine)
     simple = operands_as_equations(simple)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax.extend import core as jex
 
-from ..machine import Machine
+from ..machine import SHORT_LINE, Machine
 from ..scatter import SCATTERS
 from .access import ELEMENTWISE, Access, block_shape
 from .access_scatter import share
@@ -45,6 +45,8 @@ RECOMPUTE_LIMIT = 1.3
 # ... unless it reduces what a nearest cache holds, as the partial results of a sum, and all of that takes this part of the
 # kernel's time at most.
 REPEATED_SHARE = 0.02
+# Vector operations of putting two elements of a short line in order.
+EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
 # Keys that lowering leaves out together where a mask silences them.
@@ -134,7 +136,10 @@ def operations_per_element(eqn, machine: Machine) -> float:
     if name == "integer_pow":
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
     if name == "sort":
-        return machine.cycles(name) * math.log2(max(2, eqn.outvars[0].aval.shape[eqn.params["dimension"]]))
+        length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
+        if length <= SHORT_LINE:
+            return EXCHANGE_OPERATIONS * (length - 1) / 2
+        return machine.cycles(name) * math.log2(length)
     return machine.cycles(name)
 
 
@@ -161,7 +166,7 @@ def _step_seconds(step: Step, machine: Machine) -> float:
     if eqn.primitive.name in CONTRACTIONS and contracted_size(eqn) >= 16:
         operand = np.dtype(eqn.invars[0].aval.dtype)
         peak = machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY
-        columns = max(shape[-1:] + shape[-2:-1] * (shape[-1] == 1), default=1) if shape else 1
+        columns = _columns(eqn, shape)
         fill = columns / (math.ceil(columns / lanes) * lanes)
         return operations / (peak * max(fill, 1 / lanes))
     extents = eqn.outvars[0].aval.shape
@@ -175,6 +180,31 @@ def _step_seconds(step: Step, machine: Machine) -> float:
             break
     fill = run / (math.ceil(run / lanes) * lanes)
     return operations / lanes / fill / machine.clock_hz
+
+
+def _columns(eqn, shape: Sequence[int]) -> int:
+    """Elements of one block of a contraction's result that vectors may run along."""
+    if eqn.primitive.name != "dot_general":
+        return max(shape[-1:] + shape[-2:-1] * (shape[-1] == 1))
+    contracted, batch = eqn.params["dimension_numbers"]
+    runs, at = [], len(shape)
+    for side in (1, 0):
+        extents = eqn.invars[side].aval.shape
+        free = [d for d in range(len(extents)) if d not in contracted[side] and d not in batch[side]]
+        at -= len(free)
+        if side == 1 or free[-1:] == [len(extents) - 1]:  # of the first operand, columns are not gathered into panels
+            runs.append(_joint_run(free, shape[at:], extents))
+    return max(runs)
+
+
+def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]) -> int:
+    """Elements of a block along the last of an operand's dimensions in which it has some, and those walked with it."""
+    run = 1
+    for k in reversed(range(len(dims))):
+        run *= block[k]
+        if run > 1 and (block[k] != extents[dims[k]] or k and dims[k - 1] != dims[k] - 1):
+            break
+    return run
 
 
 def _scatter_seconds(step: Step, machine: Machine) -> float:

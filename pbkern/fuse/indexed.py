@@ -2,8 +2,8 @@
 
 `x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is known, or each
 window is one element wide where it is not, the result is a select on index ranges: blocks of it can be tiled and
-fused, and lowering cuts its nests at the boundaries. Other scatters stay. top_k becomes a sort where leaving it out
-would leave out a whole loop.
+fused, and lowering cuts its nests at the boundaries. Other scatters stay. A gather of one window at a known place is a
+slice. top_k becomes a sort where lines are short, and where leaving it out would leave out a whole loop.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from jax import lax
 from jax.extend import core as jex
 
 from ..jaxprs import inner_jaxprs
+from ..machine import SHORT_LINE
 from ..scatter import SCATTERS, scatter_combines
 from .access_windows import REDUCERS
 from .simplify import retrace
+from .top_k import by_sorting
 
 # Index arithmetic larger than this is data.
 SMALL = 4096
@@ -102,7 +104,7 @@ class Constants:
 
 def place_updates(closed: jex.ClosedJaxpr, strict: bool = False) -> jex.ClosedJaxpr:
     """Rewrites the updates and dynamic slices whose places allow it; `strict` where XLA may take nothing."""
-    names = {*SCATTERS, "dynamic_slice", "dynamic_update_slice", "top_k"}
+    names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 
     def has_any(c: jex.ClosedJaxpr) -> bool:
         return any(e.primitive.name in names or any(map(has_any, inner_jaxprs(e))) for e in c.jaxpr.eqns)
@@ -117,24 +119,15 @@ def place_updates(closed: jex.ClosedJaxpr, strict: bool = False) -> jex.ClosedJa
         return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
 
     def top_k(eqn, operands):
-        # XLA selects without sorting, several times faster.
-        return None if id(eqn) in outer and not strict else _top_k(eqn, operands)
+        # XLA selects without sorting, several times faster where lines are long.
+        is_long = operands[0].shape[eqn.params["axis"]] > SHORT_LINE
+        return None if is_long and id(eqn) in outer and not strict else by_sorting(eqn, operands)
 
     rewrites: dict = {**dict.fromkeys(SCATTERS, scatter), "top_k": top_k}
     rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
+    rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
     rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(eqn, operands, constants)
     return retrace(closed, rewrites)
-
-
-def _top_k(eqn, operands):
-    """A stable sort of the line turned round, turned back: NaN is largest, earlier elements win ties."""
-    (x,), p = operands, eqn.params
-    axis, k = p.get("axis", x.ndim - 1), p["k"]
-    if k == 0 or x.dtype.kind == "c":
-        return None
-    index = lax.broadcasted_iota(np.int32, x.shape, axis)
-    found = lax.sort((lax.rev(x, (axis,)), lax.rev(index, (axis,))), dimension=axis, num_keys=1)
-    return [lax.slice_in_dim(lax.rev(y, (axis,)), 0, k, axis=axis) for y in found]
 
 
 # ---- slices and updates at constant starts
@@ -149,6 +142,19 @@ def _starts(atoms: Sequence, extents, sizes, constants: Constants) -> list[int] 
             return None
         found.append(int(np.clip(value, 0, n - m)))
     return found
+
+
+def _gather(eqn, operands, constants: Constants):
+    """One window, at a constant place inside the array."""
+    x, dn, sizes = operands[0], eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    if operands[1].ndim != 1 or (places := constants.value(eqn.invars[1])) is None:
+        return None
+    starts = [0] * x.ndim
+    for d, i in zip(dn.start_index_map, places):
+        starts[d] = int(i)
+    if not all(0 <= s <= n - m for s, n, m in zip(starts, x.shape, sizes)):
+        return None
+    return [lax.squeeze(lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)]), dn.collapsed_slice_dims)]
 
 
 def _dynamic_slice(eqn, operands, constants: Constants):

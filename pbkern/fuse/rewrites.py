@@ -112,19 +112,27 @@ def _quotient(x, y):
     return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else None
 
 
+def _remainder(x, y):
+    """Of the sign of x; None of integers by zero."""
+    return np.fmod(x, y) if y or jax.numpy.issubdtype(x.dtype, np.inexact) else None
+
+
 def _extremum(choose: Callable) -> Callable:
     """None for two zeros: of those with two signs, NumPy takes either."""
     return lambda x, y: choose(x, y) if x or y else None
 
 
 def _clamped(low, x, high):
-    return np.clip(x, low, high) if np.issubdtype(x.dtype, np.integer) else None
+    """None for zero, whose sign NumPy takes from either."""
+    value = np.clip(x, low, high)
+    return value if value or np.issubdtype(x.dtype, np.integer) else None
 
 
 # Values of scalars; None leaves the equation alone.
 FOLDED = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "neg": np.negative,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "rem": _remainder, "neg": np.negative,
     "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
+    "floor": np.floor, "ceil": np.ceil,
     "gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
     "clamp": _clamped,
 }  # fmt: skip

@@ -31,6 +31,8 @@ SMALL = 1 << 14
 OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 # Scatters that one program may do side by side.
 BESIDE = (1, 2, 4, 16, 64, 256, 1024)
+# Elements of an outer dimension of a contraction that one program may take together.
+MOST_OUTER = 64
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
 FEW = 32
 
@@ -217,7 +219,7 @@ def _contraction_roles(eqn) -> list[str]:
         (lc, _), (lb, _) = eqn.params["dimension_numbers"]
         extents, batch = eqn.outvars[0].aval.shape, len(lb)
         rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
-        names = ["batch"] * (batch + rows) + ["column_outer"] * (rank - batch - rows)
+        names = ["batch"] * batch + ["outer"] * (rank - batch)
         # Of several free dimensions of an operand, such as positions and heads, the longest one is tiled.
         if rows:
             names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
@@ -235,8 +237,10 @@ def _contraction_roles(eqn) -> list[str]:
 
 def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     match role:
-        case "batch" | "run" | "column_outer":
+        case "batch" | "run":
             return [1], 1
+        case "outer":  # whole where an operand or the result is contiguous along it
+            return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
         case "row":
             return _even(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
         case "column":

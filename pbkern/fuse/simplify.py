@@ -17,6 +17,7 @@ from .. import jaxprs
 from .._jax import source_of, user_line
 from .blocks import literal
 from .rewrites import REWRITES, UNSAFE, Rewrite
+from .uniform import Uniform
 
 CONTROL = ("scan", "while", "cond")
 
@@ -59,8 +60,17 @@ def _unsharded(params: dict) -> dict:
 def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
     """Binds every equation anew, merging equal ones and folding what a rewrite knows."""
     seen: dict = {}
+    uniform = Uniform(rewrites)
 
     def bind(eqn, operands):
+        results = uniform.folded(eqn, operands)
+        if results is None:
+            operands = uniform.as_scalars(eqn, operands)
+            results = bind_anew(eqn, operands)
+            uniform.note(eqn, operands, results)
+        return results
+
+    def bind_anew(eqn, operands):
         rewrite = rewrites.get(eqn.primitive.name)
         results = rewrite(eqn, operands) if rewrite else None
         if results is not None:

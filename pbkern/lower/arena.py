@@ -6,9 +6,8 @@ A buffer lives from the first to the last top-level statement that touches it; w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write, bodies, with_bodies
+from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write, bodies
 
 ALIGNMENT = 64
 
@@ -87,27 +86,6 @@ def read(stmts: list[Stmt]) -> set[Buf]:
         for inner in bodies(s):
             found |= read(inner)
     return found
-
-
-def drop_unread(stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
-    """Without writes to scratch that nobody reads and that does not stay between programs (`kept`)."""
-    while True:
-        live = read(stmts) | kept
-        dead = {b for b in written(stmts) if b.arena and b not in live}
-        if not dead:
-            return stmts
-        stmts = _without(stmts, dead)
-
-
-def _without(stmts: list[Stmt], dead: set[Buf]) -> list[Stmt]:
-    out = []
-    for s in stmts:
-        if isinstance(s, Nest):
-            s = replace(s, writes=[w for w in s.writes if w.buf.root not in dead])
-            if not s.writes:
-                continue
-        out.append(with_bodies(s, lambda inner: _without(inner, dead)))
-    return out
 
 
 def written(stmts: list[Stmt]) -> set[Buf]:

@@ -21,15 +21,17 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
+from ..machine import SHORT_LINE
 from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .collapse import Aliases
 from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
+from .network import sorted_lines
 from .reductions import CONTRACTIONS
 from .scatters import scatter
-from .shapes import VIEWS, index_value
+from .shapes import VIEWS, index_value, joined
 from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
@@ -533,17 +535,24 @@ class BodyBuilder:
             if not found:
                 located.append(i)
                 continue
-            rest = i.substitute(lambda s: 0 if s in tokens else None)
-            total = self.pool.make("index", np.dtype(np.int64), rest)
-            for s in found:
-                wide = self.op("convert_element_type", np.dtype(np.int64), tokens[s],
-                               params={"new_dtype": np.dtype(np.int64)})
-                total = self.op("add", total.dtype, total,
-                                self.op("mul", total.dtype, wide, self.const(i.coefficient(s), np.int64)))
+            args.append(self._gathered_position(i, tokens, operand.buf.index_dtype))
             located.append(None)
-            args.append(total)
         e = self.pool.make("gather", operand.dtype, (operand.buf, tuple(located)), tuple(args))
         return e if inside is None else self.select(inside, e, self.const(fill, operand.dtype))
+
+    def _gathered_position(self, i: Affine, tokens: dict[str, Expr], dtype: np.dtype) -> Expr:
+        """The value of an index in which `tokens` stand for expressions."""
+        total = None
+        rest = i.substitute(lambda s: 0 if s in tokens else None)
+        if rest.terms or rest.const:
+            total = self.pool.make("index", dtype, rest)
+        for s, c in i.terms:
+            if s in tokens:
+                part = self.op("convert_element_type", dtype, tokens[s], params={"new_dtype": dtype})
+                part = part if c == 1 else self.op("mul", dtype, part, self.const(c, dtype))
+                total = part if total is None else self.op("add", dtype, total, part)
+        assert total is not None, i
+        return total
 
     # ---------------------------------------------------------------- order of effects
 
@@ -616,6 +625,8 @@ class BodyBuilder:
     def _sort(self, eqn, ins: list[Value]) -> list[Value]:
         axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
         shape = ins[0].shape
+        if 0 < shape[axis] <= SHORT_LINE:
+            return [self.new(joined(parts, shape, axis)) for parts in sorted_lines(self, ins, axis, keys)]
         perm = [k for k in range(len(shape)) if k != axis] + [axis]
         moved = tuple(shape[k] for k in perm)
         length, lines = shape[axis], math.prod(shape) // max(shape[axis], 1)

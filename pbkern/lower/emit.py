@@ -12,11 +12,13 @@ from . import elementwise
 from .accumulators import Accumulators
 from .builder import Builder, compute_el
 from .builder import Value as Ssa
+from .flat import flat_coefficient, flat_index
 from .lane_shifts import shifted_loads
 from .loads import Loads
 from .nest import Buf, Expr, Nest, Write
 from .places import Point, Tail, Walk, memref
-from .schedule import NestSchedule, choose, flat_coefficient, flat_index
+from .schedule import NestSchedule, choose
+from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
 
 CACHE_LINE = 64
@@ -104,6 +106,7 @@ class NestEmitter(Loads, Accumulators):
     def _reduce(self, w: Walk, block: Block, points: list[Point], tail: Tail | None) -> None:
         """Accumulators per point in registers, loops over the reduced dimensions, then the final writes."""
         nest = w.nest
+        w.runs = runs_of_loads(nest, w.sched.vector, points)
         if not nest.rdims:
             self._writes(w, block, points, tail, [], inner=True)
             return
@@ -133,6 +136,7 @@ class NestEmitter(Loads, Accumulators):
                 tile = [{**p, vector: lanes * u} for p in points for u in range(count)]
                 used = [k * vectors + u for k in range(len(points)) for u in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]
+                w.runs = runs_of_loads(nest, vector, tile)
                 new = self._accumulate(w, b, (vector, low, high, count * lanes), 1,
                                        lambda inner, c, tile=tile, tail=tail: self._step(w, inner, tile, tail, c), mine)
                 accs = list(accs)
@@ -159,11 +163,25 @@ class NestEmitter(Loads, Accumulators):
     def _writes(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa], *, inner: bool,
                 scalar: bool = False) -> None:
         width = len(accs) // len(points) if accs else 0
+        joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
+        parts: dict[tuple, dict[int, Ssa]] = {}
         for k, p in enumerate(points):
             bound = None if inner and not w.nest.ordered else self._bind_accumulators(w, accs[k * width : (k + 1) * width])
-            for write in w.nest.writes:
-                if write.inner == inner:
+            for n, write in enumerate(w.nest.writes):
+                if (n, k) in joint:
+                    buf, flat, first = joint[n, k]
+                    values = parts.setdefault(joint[n, k], {})
+                    (place,) = places(flat_index(write.buf, write.index), [p])
+                    values[place - first] = self._stored(w, block, write, p, tail, bound, w.sched.lanes)
+                    if len(values) == flat.coefficient(w.sched.vector):
+                        self._store_joint(block, buf, flat, first, [v for _, v in sorted(values.items())], tail)
+                elif write.inner == inner:
                     self._write(w, block, write, p, tail, bound, scalar)
+
+    def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
+        """What a write stores, in the buffer's element type."""
+        b = self.text.builder(block, lanes)
+        return b.to_storage(self._wide(b, self._value(w, block, write.value, p, tail, accs), lanes), write.buf.dtype)
 
     def _bind_accumulators(self, w: Walk, accs: list[Ssa]) -> dict[int, Ssa]:
         """Accumulator number -> value (of argmax: the index)."""
@@ -182,9 +200,8 @@ class NestEmitter(Loads, Accumulators):
         moves = bool(vector) and any(vector in i.symbols for i in write.index)
         lanes = w.sched.lanes if moves else 0
         b = self.text.builder(block, lanes)
-        value = self._wide(b, self._value(w, block, write.value, p, tail, accs), lanes)
+        stored = self._stored(w, block, write, p, tail, accs, lanes)
         mask = None if write.mask is None else self._value(w, block, write.mask, p, tail, accs)
-        stored = b.to_storage(value, write.buf.dtype)
         if not moves:
             self._store_scalar(w, block, write, stored, mask, p)
             return

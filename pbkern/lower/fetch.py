@@ -5,8 +5,9 @@ They recognise lines that follow each other. A block that is narrower than its a
 
 from __future__ import annotations
 
+from .flat import flat_coefficient
 from .nest import Buf, Expr, Nest
-from .schedule import choose, flat_coefficient
+from .schedule import choose
 
 # Operands from this size on do not fit into the caches of the cores.
 FAR_BYTES = 2 << 20

@@ -7,11 +7,12 @@ depends on nothing in between.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
+from .components import take_apart
 from .fetch import fetch_rows
 from .masked import skip_masked
 from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
@@ -26,8 +27,8 @@ SINGLE = "one"  # a dimension of size 1
 
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
-    stmts = decide_tests(_merge_all(stmts, builder), builder.pool, bounds)
-    stmts = arena.drop_unread(stmts, {b.root for b in kept})
+    stmts = _without_unread(_merge_all(take_apart(stmts, builder), builder), {b.root for b in kept})
+    stmts = decide_tests(stmts, builder.pool, bounds)
     if options.int16_pairs:
         stmts = read_narrow(stmts, builder, set(kept))
     aliases = builder.aliases
@@ -52,6 +53,27 @@ def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: s
                 t = collapse(t, builder.pool, aliases)
                 fetch_rows(t, options.vector_bits)
             out.append(t)
+    return out
+
+
+def _without_unread(stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
+    """Without stores to scratch that nothing reads."""
+    while True:
+        dead = {b for b in arena.written(stmts) if b.arena} - kept - arena.read(stmts)
+        if not dead:
+            return stmts
+        stmts = _without_writes(stmts, dead)
+
+
+def _without_writes(stmts: list[Stmt], dead: set[Buf]) -> list[Stmt]:
+    out = []
+    for s in stmts:
+        s = with_bodies(s, lambda inner: _without_writes(inner, dead))
+        if isinstance(s, Nest) and any(w.buf.root in dead for w in s.writes):
+            s = replace(s, writes=[w for w in s.writes if w.buf.root not in dead])
+            if not s.writes:
+                continue
+        out.append(s)
     return out
 
 
@@ -159,28 +181,33 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
 
 
 def _independent(first: Nest, second: Nest) -> bool:
-    """The second reads the first's results only at the point that wrote them, and overwrites nothing it reads."""
-    made: dict[Buf, Write] = {}
-    for w in first.writes:
-        if w.buf.root in {b.root for b in made} or w.buf.root is not w.buf and w.buf.root in {b.root for b in made}:
-            return False
-        made[w.buf] = w
-    roots = {b.root: b for b in made}
+    """The second reads the first's results only at the point that wrote them, and overwrites nothing that either reads."""
+    made = {w.buf.root for w in first.writes}
     for e in second.loads():
-        root = e.info[0].root
-        if root in roots:
-            w = made[roots[root]]
-            if e.kind == "gather" or e.info[0] is not w.buf or e.info[1] != w.index or not w.inner or w.mask is not None:
-                return False
-            if w.guard or {d for i in w.index for d in i.symbols} < {d for d, n in first.dims.items()}:
-                return False
-    writes = {w.buf.root for w in second.writes}
-    if writes & roots.keys():
-        return False
-    for e in first.loads():
-        if e.info[0].root in writes:
+        if e.info[0].root in made and not _is_forwarded(first, e):
+            return False
+    for mine in second.writes:
+        others = [(w.buf, w.index) for w in first.writes] + [(e.info[0], e.info[1]) for e in first.loads()]
+        if any(buf.root is mine.buf.root and not _apart(buf, index, mine) for buf, index in others):
             return False
     return True
+
+
+def _is_forwarded(first: Nest, e: Expr) -> bool:
+    """Whether a load gives what the first nest writes at the same point."""
+    buf, index = e.info[:2]
+    found = [w for w in first.writes if w.buf.root is buf.root and not _apart(buf, index, w)]
+    if len(found) != 1 or e.kind == "gather":
+        return False
+    (w,) = found
+    whole = {d for i in w.index for d in i.symbols} >= first.dims.keys()
+    return buf is w.buf and index == w.index and w.inner and w.mask is None and not w.guard and whole
+
+
+def _apart(buf: Buf, index: tuple, write: Write) -> bool:
+    """Whether an access and a write are at different constants along an axis."""
+    return buf is write.buf and any(i is not None and i.is_const and j.is_const and i.const != j.const
+                                    for i, j in zip(index, write.index))
 
 
 def _vector_conflict(first: Nest, second: Nest) -> bool:
@@ -194,12 +221,12 @@ def _vector_conflict(first: Nest, second: Nest) -> bool:
 
 
 def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Nest:
-    values = {w.buf: w for w in first.writes}
+    values = {(w.buf, w.index): w.value for w in first.writes}
     base = len(first.reductions)
 
     def replace(e: Expr) -> Expr | None:
-        if e.kind == "load" and e.info[0] in values:
-            return _as_stored(values[e.info[0]], pool)
+        if e.kind == "load" and e.info[:2] in values:
+            return values[e.info[:2]]  # half precision keeps its register value (excess precision)
         if e.kind == "acc" and base:
             return pool.make("acc", e.dtype, e.info + base)
         return None
@@ -213,8 +240,3 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)
     return Nest(dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at)
-
-
-def _as_stored(w: Write, pool: Pool) -> Expr:
-    """The written value as a load would give it; half precision keeps its register value (excess precision)."""
-    return w.value

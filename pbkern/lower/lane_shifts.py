@@ -13,8 +13,9 @@ import operator
 from collections.abc import Iterable
 
 from .costs import COST
+from .flat import flat_coefficient, flat_index
 from .nest import Expr, Nest
-from .schedule import NestSchedule, choose, flat_coefficient, flat_index
+from .schedule import NestSchedule, choose
 
 VECTOR_BYTES = 64
 # Cache accesses that a shuffle costs.

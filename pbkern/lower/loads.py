@@ -8,16 +8,16 @@ from collections.abc import Callable
 from ..affine import Affine
 from .builder import BITS, compute_el, storage_el
 from .builder import Value as Ssa
+from .flat import flat_coefficient, flat_index
 from .nest import Buf, Expr
-from .places import Places, Point, Tail, Walk, memref
-from .schedule import flat_coefficient, flat_index, is_turned
+from .places import Point, Tail, Walk, memref
+from .schedule import is_turned
+from .strided import Strided
+from .strides import is_strided
 from .text import Block
 
-# Strided vectors are put together from whole ones up to this step.
-MAX_STEP = 4
 
-
-class Loads(Places):
+class Loads(Strided):
     """Emits loads. `_value` gives an expression at a point."""
 
     _value: Callable[..., Ssa]
@@ -36,6 +36,8 @@ class Loads(Places):
             return block.memo[key]
         if tail is None and lanes and key[4] in w.shifted.get((buf.root, flat.linear()), ()):
             v = self._load_shifted(block, buf, flat, key[4], lanes)
+        elif lanes and not guard and is_strided(buf, index, w.sched.vector):
+            v = self._load_strided(w, block, buf, flat, key[4], tail, lanes)
         else:
             v = self._load_storage(w, block, buf, index, p, tail, lanes, guard)
         v = b.from_storage(v, buf.dtype)
@@ -141,30 +143,10 @@ class Loads(Places):
             v = self.text.put(block, f"vector.load {name}[{low}] : {m}, {t}")
             order = list(range(lanes))[::-1]
             return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
-        if 2 <= c <= MAX_STEP and live is None:
-            return self._load_steps(block, buf, address, c, lanes)
         offsets = self.text.const(f"arith.constant dense<{[k * c for k in range(lanes)]}> : vector<{lanes}xi32>")
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
                                  f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
-
-    def _load_steps(self, block: Block, buf: Buf, address: str, c: int, lanes: int) -> Ssa:
-        """Every c-th element: c whole vectors and shuffles, which are far cheaper than a gather.
-
-        The vectors lie side by side but for the last, which ends at the last element wanted: nothing behind it is read.
-        """
-        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        t = f"vector<{lanes}x{el}>"
-        starts = [k * lanes for k in range(c - 1)] + [(lanes - 1) * (c - 1)]
-        found = ""
-        for k, start in enumerate(starts):
-            at = self.text.put(block, f"arith.addi {address}, {self.text.index(start)} : index")
-            v = self.text.put(block, f"vector.load {name}[{at}] : {m}, {t}")
-            # Lanes that this vector or an earlier one holds; the others are filled later.
-            order = [lane if not k or lane * c < start else lanes + lane * c - start for lane in range(lanes)]
-            order = [o if o < 2 * lanes else 0 for o in order] if k else [min(lane * c, lanes - 1) for lane in range(lanes)]
-            found = self.text.put(block, f"vector.shuffle {found or v}, {v} {order} : {t}, {t}")
-        return Ssa(found, el, lanes)
 
     def _leads(self, w: Walk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
@@ -214,20 +196,20 @@ class Loads(Places):
         lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
         if lanes and self._is_run(w, e):
             return self._gather_run(w, block, e, p, tail, lanes, accs)
-        b, args, total = self.text.builder(block, lanes), iter(e.args), None
+        b, args, total, wide = self.text.builder(block, lanes), iter(e.args), None, compute_el(buf.index_dtype)
         for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
             else:
-                part = self._index(w, block, i, p, lanes, "i64")
+                part = self._index(w, block, i, p, lanes, wide)
                 if not self._axis_is_safe(w, i, extent):
-                    part = b.max(b.min(part, b.c(max(extent - 1, 0), "i64")), b.c(0, "i64"))
-            part = b.mul(part, b.c(stride, "i64"))
+                    part = b.max(b.min(part, b.c(max(extent - 1, 0), wide)), b.c(0, wide))
+            part = part if stride == 1 else b.mul(part, b.c(stride, wide))
             total = part if total is None else b.add(total, part)
         if math.prod(buf.shape) == 0:
             return b.c(0, compute_el(buf.dtype))
         if not lanes:
-            address = self.text.put(block, f"arith.index_cast {total.name} : i64 to index")
+            address = self.text.put(block, f"arith.index_cast {total.name} : {wide} to index")
             return b.from_storage(Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0), buf.dtype)
         live = self._tail_mask(tail or Tail(lanes), lanes)
         t = f"vector<{lanes}x{el}>"

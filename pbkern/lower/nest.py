@@ -44,6 +44,11 @@ class Buf:
         return tuple(itertools.accumulate(self.shape[:0:-1], operator.mul, initial=1))[::-1] if self.shape else ()
 
     @property
+    def index_dtype(self) -> np.dtype:
+        """Integers in which the places of its elements can be computed."""
+        return np.dtype(np.int32 if self.size < 1 << 31 else np.int64)
+
+    @property
     def root(self) -> Buf:
         return self.storage.root if self.storage is not None else self
 

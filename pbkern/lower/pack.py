@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from ..affine import Affine
 from .fetch import is_far, rows_ahead
+from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from .pairs import pair_products
-from .schedule import ACCUMULATOR_REGISTERS, NestSchedule, contraction_tile, flat_coefficient, register_bits
+from .schedule import ACCUMULATOR_REGISTERS, NestSchedule, contraction_tile, register_bits
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10

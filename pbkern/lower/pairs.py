@@ -17,8 +17,8 @@ import numpy as np
 
 from ..affine import Affine
 from . import arena
+from .flat import flat_index
 from .nest import Buf, Expr, Nest, Reduction, Stmt, Write
-from .schedule import flat_index
 
 UINT16, UINT32, INT32 = np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32)
 BFLOAT16, INT16 = "dot_bf16", "dot_i16"

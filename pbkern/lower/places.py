@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from ..affine import Affine
 from .builder import Value as Ssa
 from .builder import storage_el
+from .flat import flat_index
 from .nest import Buf, Nest
-from .schedule import NestSchedule, flat_index
+from .schedule import NestSchedule
 from .text import Block, Text
 
 Point = dict[str, int]
@@ -32,6 +33,7 @@ class Walk:
     written: set[Buf]
     memo: dict = field(default_factory=dict)
     shifted: dict[tuple, set[int]] = field(default_factory=dict)  # places of loads that are made of aligned vectors
+    runs: dict[tuple, dict] = field(default_factory=dict)  # strided loads of the current step that share vectors (strides.py)
     turned_rows: int = 0  # points of the transposed dimension in the current step
 
 

@@ -20,10 +20,10 @@ from . import arena, fuse_nests, nest, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter
+from .flat import flat_index
 from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .parallel import parallel_dimensions
 from .places import memref
-from .schedule import flat_index
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text

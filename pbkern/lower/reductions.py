@@ -6,7 +6,8 @@ import numpy as np
 
 from ..affine import Affine
 from ..rules import RuleTable
-from .values import ZERO, Contract, Lazy, Value, dims_index
+from .nest import Expr
+from .values import ZERO, Contract, Index, Lazy, Value, dims_index
 
 # rule(builder, eqn, operands: list[Value]) -> Value
 CONTRACTIONS: RuleTable = RuleTable("reduction")
@@ -93,9 +94,24 @@ def _dot_general(builder, eqn, ins):
 
     routes = (route(len(lhs.shape), lhs_b, lhs_k), route(len(rhs.shape), rhs_b, rhs_k))
     acc = accumulator_dtype(dtype)
+    operands = (builder.cast(lhs, acc), builder.cast(rhs, acc))
+    if not reduced:
+        return builder.cast(_products(builder, tuple(out.shape), shape, operands, routes), dtype)
     return Contract(tuple(out.shape), dtype, tuple(shape) + tuple(reduced), tuple(d for d, _ in reduced),
-                    dims_index(shape), (builder.cast(lhs, acc), builder.cast(rhs, acc)), routes, "dot", acc,
-                    at_line=builder.line(eqn))
+                    dims_index(shape), operands, routes, "dot", acc, at_line=builder.line(eqn))
+
+
+def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
+    """Every product of elements of two operands: a contraction of no dimension."""
+
+    def route(ix: Index) -> list[Index]:
+        places = {d: i for (d, _), i in zip(dims, ix)}
+        return [tuple(i.substitute(places.get) for i in r) for r in routes]
+
+    def combine(pool, ix: Index, xs: list[Expr]) -> Expr:
+        return builder.op("mul", operands[0].dtype, *xs)
+
+    return builder.new(Lazy(shape, operands[0].dtype, operands, route, combine, cost=1.0))
 
 
 @CONTRACTIONS.register("conv_general_dilated")

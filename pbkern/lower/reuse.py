@@ -18,8 +18,9 @@ from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
 from .fetch import is_far
+from .flat import flat_coefficient
 from .nest import Buf, Nest, Reduction, Stmt
-from .schedule import choose, flat_coefficient
+from .schedule import choose
 from .strips import JOINS, Chain, Strips, accesses, inside, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.

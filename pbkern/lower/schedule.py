@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..affine import Affine
 from .builder import BITS, compute_el
 from .costs import COST
-from .nest import Buf, Expr, Nest
+from .flat import flat_coefficient
+from .nest import Expr, Nest
+from .strides import is_strided, joint_stores
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
 REGISTERS, ACCUMULATOR_REGISTERS = 32, 28
@@ -25,6 +26,12 @@ MAX_TILE_NODES = 1200
 MAX_COLUMN_VECTORS = 16
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
+# What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
+STRIDED = 0.2
+# The same for elements at computed places: the places are computed in vectors.
+GATHERED = 0.05
+# Terms of a reduction beside which its store counts less and less.
+DEEP = 32
 
 
 @dataclass
@@ -41,26 +48,6 @@ class NestSchedule:
     def __str__(self) -> str:
         jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
         return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
-
-
-def flat_index(buf: Buf, index) -> Affine:
-    """The element's place in the buffer."""
-    terms: dict = {}
-    const = 0
-    for i, stride in zip(index, buf.strides):
-        const += i.const * stride
-        for s, c in i.terms:
-            terms[s] = terms.get(s, 0) + c * stride
-    return Affine.make(terms, const)
-
-
-def flat_coefficient(buf, index, dim: str) -> int | None:
-    """Elements between neighbours along `dim`; None if an axis is computed per element."""
-    total = 0
-    for i, s in zip(index, buf.strides):
-        if i is not None:
-            total += i.coefficient(dim) * s
-    return total
 
 
 def register_bits(nest: Nest, along: str | None = None) -> int:
@@ -87,17 +74,32 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     score = 0.0
     inner = nest_frequency(nest)
     for e in nest.loads():
-        c = flat_coefficient(e.info[0], e.info[1], dim)
-        weight = inner(e)
-        score += weight * (1.0 if c == 1 else 0.35 if c == -1 else 0.0 if c == 0 and dim not in e.symbols else -1.0)
+        score += inner(e) * _load_score(nest, e, dim)
+    joint = {id(w) for w in joint_stores(nest, dim)[0]}
+    depth = math.prod(nest.dims[d] for d in nest.rdims)
     for w in nest.writes:
         c = flat_coefficient(w.buf, w.index, dim)
-        weight = 4.0 if w.inner and nest.rdims else 1.0
+        weight = 4.0 if w.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
         if reduced and not w.inner:
             score += 0.0
         else:
-            score += weight * (2.0 if c == 1 else -3.0)
+            score += weight * (2.0 if c == 1 else 1.0 if id(w) in joint else -3.0)
     return score if score <= 0 else score * min(1.0, size / 8)
+
+
+def _load_score(nest: Nest, e: Expr, dim: str) -> float:
+    buf, index = e.info[:2]
+    c = flat_coefficient(buf, index, dim)
+    if c == 1:
+        return 1.0
+    if c == -1:
+        return 0.35
+    if e.kind == "gather" and any(dim in a.symbols for a in e.args):
+        windows = any(n > 1 and flat_coefficient(buf, index, d) == 1 for d, n in nest.dims.items())
+        return -1.0 if windows else GATHERED
+    if c == 0 and dim not in e.symbols:
+        return 0.0
+    return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
 
 
 def nest_frequency(nest: Nest):
@@ -153,6 +155,9 @@ def _vectors(nest: Nest, sched: NestSchedule) -> int:
 
 
 def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
+    _, sched.jam = joint_stores(nest, sched.vector)
+    if sched.jam:
+        return
     turned = _transposed_dim(nest, sched.vector)
     if turned is not None:
         sched.transpose, sched.lanes = turned, min(sched.lanes, 16)
@@ -268,7 +273,7 @@ def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
 
 
 def _cap(nest: Nest, sched: NestSchedule) -> None:
-    if sched.transpose is not None:
+    if sched.transpose is not None or joint_stores(nest, sched.vector)[1]:
         return
     nodes = max(len(nest.nodes()), 1)
     limit = MAX_TILE_NODES if any(r.op.startswith("dot") for r in nest.reductions) else MAX_POINT_NODES

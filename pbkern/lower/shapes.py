@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from ..gathers import batch_dims, fill_value, fills, result_dims
 from ..rules import RuleTable
 from .nest import Expr, Pool
 from .values import TEST_COST, ZERO, Index, Joined, Lazy, Literal, Opaque, Stored, Value, is_index_only
+
+# Vector operations that a gathered element and one of a contiguous window cost.
+GATHER_COST, RUN_COST = 12.0, 2.0
 
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")
@@ -190,19 +195,20 @@ def _pad_interior(builder, eqn, ins):
 
 @VIEWS.register("concatenate")
 def _concatenate(builder, eqn, ins):
-    axis, out = eqn.params["dimension"], eqn.outvars[0].aval
-    starts, total = [], 0
-    for v in ins:
-        starts.append(total)
-        total += v.shape[axis]
+    return joined(ins, tuple(eqn.outvars[0].aval.shape), eqn.params["dimension"])
+
+
+def joined(parts: Sequence[Value], shape: tuple[int, ...], axis: int) -> Joined:
+    """Values side by side along `axis`."""
+    starts = list(itertools.accumulate((v.shape[axis] for v in parts), initial=0))
 
     def make(b, *operands: Value, target: Stored | None = None) -> Stored:
-        result = target or b.new_buffer(tuple(out.shape), np.dtype(out.dtype))
+        result = target or b.new_buffer(shape, parts[0].dtype)
         for s, v in zip(starts, operands):
             b.store_value(result, v, lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)))
         return result
 
-    return Joined(tuple(out.shape), np.dtype(out.dtype), tuple(ins), make, needs_buffers=False, takes_target=True, axis=axis)
+    return Joined(shape, parts[0].dtype, tuple(parts), make, needs_buffers=False, takes_target=True, axis=axis)
 
 
 @VIEWS.register("iota")
@@ -233,15 +239,24 @@ def _gather(builder, eqn, ins):
     dn, sizes, out = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.outvars[0].aval
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
     fill, batched, dims = fill_value(eqn) if fills(eqn) else None, batch_dims(eqn), result_dims(eqn)
+    window = set(dims) - set(dn.operand_batching_dims)
+    operand = _in_memory(builder, ins[0])
+    # Of a whole window, the indices are scalars, which are cheaper computed before in vectors. Elements have one each.
+    indices = _in_memory(builder, ins[1]) if window else ins[1]
 
-    def make(b, operand: Stored, indices: Stored) -> Value:
-        def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-            batch = tuple(ix[d] for d in batched)
-            axes: list[Affine] = [ix[dims[k]] if k in dims else ZERO for k in range(len(operand.shape))]
-            # Guarded: a pad around the gather may ask for rows outside.
-            starts = {k: indices.at(pool, batch + (Affine((), c),), True) for c, k in enumerate(dn.start_index_map)}
-            return b.gather_expr(operand, axes, starts, sizes, fill)
+    def route(ix: Index) -> list[Index]:
+        batch = tuple(ix[d] for d in batched)
+        return [(ZERO,) * len(ins[0].shape), *(batch + (Affine((), c),) for c in range(len(dn.start_index_map)))]
 
-        return Lazy(shape, dtype, (), lambda ix: (), combine, cost=12.0)
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        axes: list[Affine] = [ix[dims[k]] if k in dims else ZERO for k in range(len(ins[0].shape))]
+        starts = dict(zip(dn.start_index_map, xs[1:]))
+        return builder.gather_expr(builder.resolve(operand), axes, starts, sizes, fill)
 
-    return Opaque(shape, dtype, tuple(ins), make)
+    operands = (operand, *[indices] * len(dn.start_index_map))
+    return Lazy(shape, dtype, operands, route, combine, cost=RUN_COST if window else GATHER_COST)
+
+
+def _in_memory(builder, v: Value) -> Value:
+    """The same value, in memory from here on."""
+    return builder.new(Opaque(v.shape, v.dtype, (v,), lambda b, stored: stored))

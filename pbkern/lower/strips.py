@@ -20,9 +20,10 @@ import numpy as np
 
 from ..affine import Affine
 from . import arena
+from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
 from .reductions import IDENTITY
-from .schedule import flat_coefficient, register_bits
+from .schedule import register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}

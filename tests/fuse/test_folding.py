@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from pbkern.fuse.indexed import place_updates
 from pbkern.fuse.simplify import simplify
 
 from .checking import check, planned, rand
@@ -15,7 +16,7 @@ from .checking import check, planned, rand
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int32", "uint8", "int8")
 COMPARISONS = (lax.gt, lax.lt, lax.ge, lax.le, lax.eq, lax.ne)
-ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min)
+ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min, lax.rem)
 
 
 def values(dtype):
@@ -32,7 +33,7 @@ def operations(dtype):
     if dtype == "bool":
         return [(f, 2) for f in (lax.bitwise_and, lax.bitwise_or, *COMPARISONS)] + [(lax.bitwise_not, 1)]
     binary = [*ARITHMETIC, lax.div, *COMPARISONS, *(() if dtype in FLOATS else (lax.bitwise_and, lax.bitwise_or))]
-    unary = [lax.neg] if dtype in FLOATS else [lax.neg, lax.bitwise_not]
+    unary = [lax.neg, lax.floor, lax.ceil] if dtype in FLOATS else [lax.neg, lax.bitwise_not]
     return [(f, 2) for f in binary] + [(f, 1) for f in unary]
 
 
@@ -45,7 +46,7 @@ def test_constants_are_folded_as_xla_computes_them(dtype):
             if not closed.jaxpr.eqns:
                 continue  # evaluated by JAX while it was traced
             simple = simplify(closed)
-            if f in (lax.max, lax.min) and not any(scalars) or f is lax.div and dtype in INTEGERS and not scalars[1]:
+            if f in (lax.max, lax.min) and not any(scalars) or f in (lax.div, lax.rem) and dtype in INTEGERS and not scalars[1]:
                 assert simple.jaxpr.eqns  # left alone
                 continue
             assert not simple.jaxpr.eqns, simple
@@ -57,6 +58,37 @@ def test_constants_are_folded_as_xla_computes_them(dtype):
             np.testing.assert_array_equal(got.astype(wide), want.astype(wide), err_msg=what)
             if got.dtype == scalars[0].dtype and dtype in FLOATS and not np.isnan(want):
                 assert np.signbit(got) == np.signbit(want), what
+
+
+def test_arrays_of_one_constant_are_scalars():
+    """As in jax.random.randint, whose divisors are constants after this."""
+
+    def f(x):
+        span = jnp.full((1, 1), 500, jnp.int32) - jnp.zeros((1, 1), jnp.int32)
+        scale = jnp.where(span > 3, jnp.ones((40, 30), jnp.int32), x)
+        return x % jnp.broadcast_to(span, x.shape) * scale, jnp.full((2, 3), 4.0) * 2
+
+    closed = jax.make_jaxpr(f)(jnp.zeros((40, 30), jnp.int32))
+    simple = simplify(closed)
+    text = str(simple.jaxpr)
+    assert "rem a 500:i32[]" in text and "full" not in text and "f32[2,3] = broadcast_in_dim 8.0:f32[]" in text, text
+    x = jnp.arange(-600, 600, dtype=jnp.int32).reshape(40, 30)
+    for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_known_places_are_slices():
+    """Also where their arithmetic is JAX's, as in medians."""
+
+    def f(x):
+        k = jnp.clip(jnp.floor(jnp.float32(2.5)), 0, 3).astype(int)
+        return x[k], x[jnp.asarray(9)], lax.dynamic_slice(x, (k, jnp.int32(7)), (2, 2)), x.at[7].get(mode="fill", fill_value=2)
+
+    x = jnp.arange(20.0).reshape(4, 5)
+    simple = place_updates(simplify(jax.make_jaxpr(f)(x)))
+    assert [e.primitive.name for e in simple.jaxpr.eqns if "slice" in e.primitive.name] == ["slice"] * 3
+    for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_planning_compiles_nothing_with_xla():

@@ -115,6 +115,23 @@ def test_sums_over_far_rows(shape):
         np.testing.assert_allclose(g, want, rtol=1e-4, atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    "dtype, out", [("float32", "float32"), ("bfloat16", "float32"), ("float16", "float16"), ("int8", "int32")])
+def test_nothing_is_summed(dtype, out):
+    """A contraction of no dimension, with and without a batch."""
+    a, b = draw((30, 5), dtype, 1), draw((30, 7), dtype, 2)
+    outer = lambda a, b, batch: lax.dot_general(a, b, (((), ()), (batch, batch)), preferred_element_type=out)
+    check(lambda a, b: outer(a, b, (0,)) * 2, (a, b), 1e-3, lambda a, b: a[:, :, None] * b[:, None] * 2)
+    check(lambda a, b: outer(a, b, ()), (a, b), 1e-3, lambda a, b: jnp.multiply.outer(a, b))
+    check(lambda a, b: outer(a[0, 0], b, ()), (a, b), 1e-3, lambda a, b: a[0, 0] * b)
+
+    @pbkern.kernel(grid=(), out_shape=jax.ShapeDtypeStruct((30, 5, 7), out))
+    def written(a, b, c):
+        c[...] = outer(a[...], b[...], (0,))
+
+    check(written, (a, b), 1e-3, lambda a, b: a[:, :, None] * b[:, None])
+
+
 def test_rows_of_a_table():
     """Looked-up rows are contiguous; indices wrap and clamp as in JAX."""
     rng = np.random.default_rng(2)

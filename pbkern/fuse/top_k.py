@@ -1,0 +1,39 @@
+"""top_k as a sort by integers that fall as the elements rise: floats, as XLA orders them, from -NaN over -0 and 0 to NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+
+def by_sorting(eqn, operands) -> list | None:
+    """The first elements and their places after a stable sort; None where there is nothing to do or no order."""
+    (x,), axis, k = operands, eqn.params["axis"], eqn.params["k"]
+    if k == 0 or x.dtype.kind == "c":
+        return None
+    places = lax.broadcasted_iota(eqn.outvars[1].aval.dtype, x.shape, axis)
+    keys, places = (lax.slice_in_dim(v, 0, k, axis=axis) for v in lax.sort((_falling(x), places), dimension=axis, num_keys=1))
+    return [_of_falling(keys, x.dtype), places]
+
+
+def _falling(x):
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.bitwise_not(x)
+    x = x if x.dtype == np.float64 else lax.convert_element_type(x, np.float32)
+    bits = lax.bitcast_convert_type(x, np.dtype(f"int{8 * x.dtype.itemsize}"))
+    return lax.bitwise_not(_without_sign(bits))
+
+
+def _of_falling(keys, dtype):
+    """The inverse of `_falling`."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return lax.bitwise_not(keys)
+    bits = _without_sign(lax.bitwise_not(keys))
+    return lax.convert_element_type(lax.bitcast_convert_type(bits, np.dtype(f"float{8 * keys.dtype.itemsize}")), dtype)
+
+
+def _without_sign(bits):
+    """Sign and magnitude to two's complement, and back."""
+    sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, 8 * bits.dtype.itemsize - 1))
+    return lax.bitwise_xor(bits, lax.bitwise_and(sign, lax.full_like(bits, np.iinfo(bits.dtype).max)))

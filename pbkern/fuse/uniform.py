@@ -1,0 +1,62 @@
+"""Arrays that hold one known scalar everywhere, while equations are bound anew (simplify.py).
+
+    a = broadcast_in_dim 500 (1, 1)    b = sub a 0    rem x b    ->    rem x 500
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+
+from .rewrites import FOLDED
+
+# The result holds the operand's scalar.
+SPREADING = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "copy", "copy_p"}
+# Rewrites make a scalar of scalars.
+FOLDING = {*FOLDED, "convert_element_type", "select_n"}
+
+
+class Uniform:
+    """Which values are known to be uniform."""
+
+    def __init__(self, rewrites: dict):
+        self.rewrites = rewrites
+        self._known: dict[int, tuple[object, np.generic]] = {}  # id -> (value, which keeps its id, scalar)
+
+    def scalar(self, x) -> np.ndarray | np.generic | None:
+        """The scalar that x holds everywhere, if it is known."""
+        if isinstance(x, (np.ndarray, np.generic)):
+            return x if x.ndim == 0 else None
+        return self._known.get(id(x), (None, None))[1]
+
+    def note(self, eqn, operands, results) -> None:
+        """Remembers results that hold an operand's scalar."""
+        if eqn.primitive.name in SPREADING and len(operands) == 1:
+            scalar = self.scalar(operands[0])
+            if scalar is not None and np.ndim(results[0]):
+                self._known[id(results[0])] = results[0], scalar
+
+    def folded(self, eqn, operands) -> list | None:
+        """The result of an operation on uniform values."""
+        name, out = eqn.primitive.name, eqn.outvars[0].aval
+        scalars = [self.scalar(x) for x in operands]
+        if name not in FOLDING or name not in self.rewrites or not out.shape or any(s is None for s in scalars):
+            return None
+        results = self.rewrites[name](eqn, scalars)
+        if results is None or self.scalar(results[0]) is None:
+            return None
+        value = lax.full(out.shape, results[0], out.dtype)
+        self._known[id(value)] = value, results[0]
+        return [value]
+
+    def as_scalars(self, eqn, operands) -> list:
+        """Operands of an elementwise operation, uniform ones as scalars where another one has the result's shape."""
+        name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+        if name == "select_n" and self.scalar(operands[0]) is not None:
+            return [self.scalar(operands[0]), *operands[1:]]
+        scalars = [self.scalar(x) for x in operands]
+        if name not in FOLDED or all(s is None for s in scalars):
+            return operands
+        if any(s is None and x.shape == shape for s, x in zip(scalars, operands)):
+            return [x if s is None else s for s, x in zip(scalars, operands)]
+        return operands

@@ -1,0 +1,77 @@
+"""Strided loads and stores as whole vectors and shuffles, which are far cheaper than gathers and scatters (strides.py)."""
+
+from __future__ import annotations
+
+from ..affine import Affine
+from .builder import BITS, storage_el
+from .builder import Value as Ssa
+from .nest import Buf
+from .places import Places, Tail, Walk, memref
+from .text import Block
+
+Lane = tuple[int, int]  # (number of a vector, lane in it)
+
+
+class Strided(Places):
+    """Emits strided accesses."""
+
+    def _load_strided(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, tail: Tail | None, lanes: int) -> Ssa:
+        """The elements at `place` and every step behind it. Reads nothing outside the run's own elements."""
+        step, live = flat.coefficient(w.sched.vector), tail.live if tail else lanes
+        low, high = (place, place) if buf.root in w.written else w.runs[buf.root, flat.linear()][place]
+        count = (live - 1) * step + high - low + 1
+        # As wide as a register; side by side but for the last, which ends at the last element.
+        width = max(lanes, min(self.vector_bits // BITS[storage_el(buf.dtype)], 1 << count.bit_length() - 1))
+        starts = [min(at, max(count - width, 0)) for at in range(0, count, width)]
+
+        def lane(at: int) -> Lane:
+            vector = min(at // width, len(starts) - 1)
+            return vector, at - starts[vector]
+
+        wanted = [lane(place - low + k * step) for k in range(live)]
+        vectors = {n: self._load_whole(w, block, buf, flat, low + starts[n], min(count, width), width) for n, _ in wanted}
+        return self._picked(block, vectors, wanted, lanes)
+
+    def _load_whole(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, live: int, lanes: int) -> Ssa:
+        key = ("strided", buf.root, flat.linear(), place, live)
+        if key not in block.memo or buf.root in w.written:
+            el, m = storage_el(buf.dtype), memref(buf)
+            _, address = self.text.affine(block, flat, place - flat.const)
+            t = f"vector<{lanes}x{el}>"
+            load = f"vector.load {buf.root.name}[{address}] : {m}, {t}"
+            if live < lanes:
+                mask, zero = self._tail_mask(Tail(live), lanes), self.text.builder(block, lanes).c(0, el)
+                masked = f"{buf.root.name}[{address}], {mask.name}, {zero.name}"
+                load = f"vector.maskedload {masked} : {m}, {mask.type}, {t} into {t}"
+            block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
+        return block.memo[key]
+
+    def _picked(self, block: Block, vectors: dict[int, Ssa], wanted: list[Lane], lanes: int) -> Ssa:
+        """One vector of chosen lanes of others; those behind the last chosen one are unspecified."""
+        used = sorted({v for v, _ in wanted})
+        found, have = vectors[used[0]], {used[0]}
+        for other in used[1:] or used:
+            # Chosen lanes of the first vector are where they were until the first shuffle moves them.
+            order = [found.lanes + lane if v == other else (lane if len(have) == 1 else k) if v in have else 0
+                     for k, (v, lane) in enumerate(wanted)]
+            size = lanes if other == used[-1] else found.lanes
+            order += [0] * (size - len(order))
+            both = f"{found.name}, {vectors[other].name} {order} : {found.type}, {found.type}"
+            found = found._replace(name=self.text.put(block, f"vector.shuffle {both}"), lanes=size)
+            have.add(other)
+        return found
+
+    def _store_joint(self, block: Block, buf: Buf, flat: Affine, place: int, parts: list[Ssa], tail: Tail | None) -> None:
+        """Stores parts[0] at `place` and every step behind it, parts[1] one further, ..."""
+        lanes, step = parts[0].lanes, len(parts)
+        count = (tail.live if tail else lanes) * step
+        for start in range(0, count, lanes):
+            live = min(lanes, count - start)
+            v = self._picked(block, dict(enumerate(parts)), [divmod(start + k, step)[::-1] for k in range(live)], lanes)
+            _, address = self.text.affine(block, flat, place + start - flat.const)
+            to = f"{buf.root.name}[{address}]"
+            if live == lanes:
+                block.lines.append(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
+            else:
+                mask = self._tail_mask(Tail(live), lanes)
+                block.lines.append(f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}")
