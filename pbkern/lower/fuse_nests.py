@@ -14,7 +14,7 @@ from . import arena
 from .collapse import Aliases, collapse
 from .fetch import fetch_rows
 from .masked import skip_masked
-from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
+from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
 from .pairs import read_narrow
 from .predicates import Bounds, decide_tests
@@ -22,6 +22,10 @@ from .reuse import keep_near
 from .scratch_rows import pad_rows
 
 SINGLE = "one"  # a dimension of size 1
+# Operations of one nest, and how many statements before it a nest may be merged with: what keeps the time for long bodies in
+# proportion to their length. More operations than this fill no processor's window anyway.
+MAX_NODES = 1500
+MAX_DISTANCE = 64
 
 
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
@@ -90,7 +94,7 @@ class _Effects:
 def _joined_before(before: list[Stmt], effects: list[_Effects], nest: Nest, pool: Pool) -> tuple[int, Nest] | None:
     """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
     mine = _Effects.of(nest)
-    for at in range(len(before) - 1, -1, -1):
+    for at in range(len(before) - 1, max(len(before) - MAX_DISTANCE, 0) - 1, -1):
         other = before[at]
         if not isinstance(other, Nest):
             return None
@@ -109,7 +113,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if first.reductions and not second.reductions:
         return None  # the second runs after the first's loops: it would need their results
     live = _matched(first, second)
-    if live is None:
+    if live is None or len(first.nodes()) + len(second.nodes()) > MAX_NODES:
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {d: Affine() for d, n in second.dims.items() if n == 1}
@@ -122,7 +126,8 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     first = _renamed(first, own, pool)
     if not _independent(first, second) or _vector_conflict(first, second):
         return None
-    return _joined(first, second, pool, tuple(rdims | theirs))
+    merged = _joined(first, second, pool, tuple(rdims | theirs))
+    return merged if max((e.height for e in merged.expressions()), default=0) <= MAX_HEIGHT else None
 
 
 def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:

@@ -28,6 +28,8 @@ from .schedule import flat_coefficient, register_bits
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
 # Sums over more strips than this would round off visibly more than sums of sums do.
 MANY_STRIPS = 32
+# Nests of a run: finding out what they share takes time with the square of their number.
+LONGEST_RUN = 64
 
 
 def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
@@ -46,13 +48,14 @@ def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], se
 
 
 def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests, two at least."""
+    """[low, high) of neighbouring nests, from two to LONGEST_RUN."""
     low = 0
     for at in range(len(stmts) + 1):
-        if at == len(stmts) or not isinstance(stmts[at], Nest):
+        ends = at == len(stmts) or not isinstance(stmts[at], Nest)
+        if ends or at - low == LONGEST_RUN:
             if at - low >= 2:
                 yield low, at
-            low = at + 1
+            low = at + 1 if ends else at
 
 
 # ---------------------------------------------------------------- which nests take part
