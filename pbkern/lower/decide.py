@@ -72,14 +72,19 @@ class _Decision:
         heights: dict[int, int] = {}
         found = set()
         for v in items:
-            if isinstance(v, (Lazy, Contract, Joined)) and id(v) not in self.stored:
-                height = 1 + max((heights.get(id(a), 0) for a in v.ins), default=0)
-                small = isinstance(v, Lazy) and not v.index_only and math.prod(v.shape) < SMALL
-                if id(v) in self.requests and isinstance(v, Lazy) and height >= (SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3):
-                    found.add(id(v))
-                else:
-                    heights[id(v)] = height
+            if not isinstance(v, (Lazy, Contract, Joined)) or id(v) in self.stored:
+                continue
+            height = 1 + max((heights.get(id(a), 0) for a in v.ins), default=0)
+            if isinstance(v, Lazy) and id(v) in self.requests and height >= self._largest_height(v):
+                found.add(id(v))
+            else:
+                heights[id(v)] = height
         return found
+
+    def _largest_height(self, v: Lazy) -> int:
+        """How tall the expression of a value may get, which others continue."""
+        small = math.prod(v.shape) < SMALL and not v.index_only
+        return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
 
     def _ask(self, v: Value, place, forced: bool = False) -> None:
         r = self.requests.setdefault(id(v), Requests())

@@ -145,6 +145,8 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
     if not dims:
         return n
 
+    rename = pool.renamer(dims)
+
     def ix(index):
         return tuple(i.substitute(dims.get) for i in index)
 
@@ -156,29 +158,25 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
             kept[dims[d].terms[0][0]] = size
     rdims = tuple(dims[d].terms[0][0] if d in dims and dims[d].terms else d for d in n.rdims
                   if d not in dims or dims[d].terms)
-    return Nest(kept, rdims, [Reduction(r.op, tuple(pool.rename(e, dims) for e in r.args), r.dtype) for r in n.reductions],
-                [Write(w.buf, ix(w.index), pool.rename(w.value, dims), w.inner, w.guard,
-                       None if w.mask is None else pool.rename(w.mask, dims)) for w in n.writes], n.ordered, n.at)
+    return Nest(kept, rdims, [Reduction(r.op, tuple(rename(e) for e in r.args), r.dtype) for r in n.reductions],
+                [Write(w.buf, ix(w.index), rename(w.value), w.inner, w.guard,
+                       None if w.mask is None else rename(w.mask)) for w in n.writes], n.ordered, n.at)
 
 
 def _independent(first: Nest, second: Nest) -> bool:
     """The second reads the first's results only at the point that wrote them, and overwrites nothing it reads."""
-    made: dict[Buf, Write] = {}
-    for w in first.writes:
-        if w.buf.root in {b.root for b in made} or w.buf.root is not w.buf and w.buf.root in {b.root for b in made}:
-            return False
-        made[w.buf] = w
-    roots = {b.root: b for b in made}
+    made = {w.buf.root: w for w in first.writes}
+    if len(made) < len(first.writes):
+        return False
     for e in second.loads():
-        root = e.info[0].root
-        if root in roots:
-            w = made[roots[root]]
+        w = made.get(e.info[0].root)
+        if w is not None:
             if e.kind == "gather" or e.info[0] is not w.buf or e.info[1] != w.index or not w.inner or w.mask is not None:
                 return False
             if w.guard or {d for i in w.index for d in i.symbols} < {d for d, n in first.dims.items()}:
                 return False
     writes = {w.buf.root for w in second.writes}
-    if writes & roots.keys():
+    if writes & made.keys():
         return False
     for e in first.loads():
         if e.info[0].root in writes:
@@ -207,11 +205,11 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
             return pool.make("acc", e.dtype, e.info + base)
         return None
 
-    reductions = first.reductions + [
-        Reduction(r.op, tuple(pool.rewrite(e, replace) for e in r.args), r.dtype) for r in second.reductions]
+    rewrite = pool.rewriter(replace)
+    reductions = first.reductions + [Reduction(r.op, tuple(map(rewrite, r.args)), r.dtype) for r in second.reductions]
     writes = list(first.writes) + [
-        Write(w.buf, w.index, pool.rewrite(w.value, replace), w.inner, w.guard,
-              None if w.mask is None else pool.rewrite(w.mask, replace)) for w in second.writes]
+        Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
+        for w in second.writes]
     dims = dict(first.dims)
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)

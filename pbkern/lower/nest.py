@@ -132,22 +132,26 @@ class Pool:
             return frozenset().union(*(i.symbols for i in info[1] if i is not None))
         return frozenset()
 
-    def rewrite(self, e: Expr, replace) -> Expr:
-        """Rebuilds `e` bottom up; `replace(node with new args) -> Expr | None` may exchange a node."""
-        memo: dict[int, Expr] = {}
+    def rewriter(self, replace: Callable[[Expr], Expr | None]) -> Callable[[Expr], Expr]:
+        """Rebuilds expressions bottom up; `replace(node with new args)` may exchange a node. Each node is seen once."""
+        memo: dict[Expr, Expr] = {}
 
         def go(x: Expr) -> Expr:
-            if id(x) not in memo:
+            if x not in memo:
                 args = tuple(map(go, x.args))
                 same = all(a is b for a, b in zip(args, x.args))
                 y = x if same else self.make(x.kind, x.dtype, x.info, args)
-                memo[id(x)] = replace(y) or y
-            return memo[id(x)]
+                memo[x] = replace(y) or y
+            return memo[x]
 
-        return go(e)
+        return go
 
-    def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
-        """Replaces dimension symbols by affine expressions."""
+    def rewrite(self, e: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
+        """One expression rebuilt; see `rewriter`."""
+        return self.rewriter(replace)(e)
+
+    def renamer(self, dims: dict[str, Affine]) -> Callable[[Expr], Expr]:
+        """Replaces dimension symbols of expressions by affine ones."""
 
         def sub(a: Affine | None) -> Affine | None:
             return None if a is None else a.substitute(dims.get)
@@ -161,7 +165,12 @@ class Pool:
                 return self.make(x.kind, x.dtype, (x.info[0], tuple(map(sub, x.info[1])), *x.info[2:]), x.args)
             return None
 
-        return self.rewrite(e, replace) if e.symbols & dims.keys() else e
+        rewrite = self.rewriter(replace)
+        return lambda e: rewrite(e) if e.symbols & dims.keys() else e
+
+    def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
+        """One expression with its symbols replaced; see `renamer`."""
+        return self.renamer(dims)(e)
 
 
 @dataclass

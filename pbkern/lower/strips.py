@@ -333,8 +333,10 @@ class _StripNest:
                 return self.pool.make("load", x.dtype, (*place(*x.info[:2]), x.info[2]))
             return None
 
+        shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)
+
         def expr(e: Expr) -> Expr:
-            return self.pool.rename(self.pool.rewrite(e, replace), whole)
+            return renamed(shrunk(e))
 
         reductions = [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in nest.reductions]
         writes = [Write(*place(w.buf, w.index), expr(w.value), w.inner, w.guard, None if w.mask is None else expr(w.mask))

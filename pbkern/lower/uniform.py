@@ -76,8 +76,7 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
         buf, ix, guard = e.info
         return pool.make("load", e.dtype, (made[buf], index(buf, ix), guard))
 
-    def expr(e: Expr) -> Expr:
-        return pool.rewrite(e, replace)
+    expr = pool.rewriter(replace)
 
     def write(w: Write) -> Write:
         mask = None if w.mask is None else expr(w.mask)

@@ -6,6 +6,8 @@ come. A body of many stores costs a look at a few values for each, not a look at
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -38,6 +40,8 @@ class Waiting:
         self._resolve, self._order = resolve, order
         self._uses: dict[Value, list[_Use]] = defaultdict(list)
         self._inside: dict[Buf, dict[Value, None]] = defaultdict(dict)  # in the order in which they came there
+        self._to_come: dict[Buf, list[tuple[Order, int, Value]]] = defaultdict(list)  # heaps, by when they are defined
+        self._count = itertools.count()
 
     def add(self, items: Sequence, prefix: Order) -> None:
         """Takes in the items of a region."""
@@ -56,13 +60,15 @@ class Waiting:
         """Notes where a value lies, if it is in memory."""
         place = self._resolve(value)
         if isinstance(place, Stored):
-            self._inside[place.buf.root][value] = None
+            heapq.heappush(self._to_come[place.buf.root], (self._order(value), next(self._count), value))
 
     def reading(self, written: Iterable[Buf], now: Order) -> list[Value]:
         """Values defined by `now` that are read from `written` and used later, in the order of those uses."""
         found: dict[Value, tuple] = {}
         for buf in written:
-            inside, seen = self._inside[buf], {}
+            inside, to_come, seen = self._inside[buf], self._to_come[buf], {}
+            while to_come and to_come[0][0] <= now:
+                inside[heapq.heappop(to_come)[2]] = None
             for v in list(inside):
                 place = self._resolve(v)
                 if not isinstance(place, Stored) or place.buf.root is not buf or not self._is_used(v, now, found, seen):
