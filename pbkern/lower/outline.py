@@ -1,7 +1,7 @@
 """Long lists of statements -> functions of their own, which LLVM compiles in time that is proportional to their number.
 
-LLVM's optimiser and register allocator take more than twice the time for a function of twice the length; functions also
-compile on threads, and the optimiser runs only on those that have scalar loops.
+MLIR's passes and LLVM take more than twice the time for a function of twice the length; functions also compile on threads, and
+LLVM's optimiser runs only on those that have scalar loops (docs/decisions/017-large-bodies.md).
 
 What a piece of text uses from outside are constants, which its function defines anew, memory and indices, which it is passed.
 """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower import outline, waiting
+from pbkern.lower import fuse_nests, outline, strips, uniform, waiting
 from pbkern.lower.emit import NestEmitter
 from pbkern.lower.nest import MAX_HEIGHT
 from pbkern.lower.program import lower_kernel
@@ -85,32 +85,44 @@ def check(k, *arrays):
 
 @pytest.mark.parametrize("name", BODIES)
 def test_results(name):
-    check(made(name, 600), *BODIES[name][1:])
+    check(made(name, 400), *BODIES[name][1:])
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_text_is_in_proportion(name):
-    short, long = (lower_kernel(made(name, n), "k").text.count("\n") for n in (400, 1600))
+    short, long = (lower_kernel(made(name, n), "k").text.count("\n") for n in (200, 800))
     assert long < 5 * short
+
+
+def calls(monkeypatch, owner, function, name):
+    """How often `function` is called while bodies of one length and of four times that length are lowered."""
+    count = 0
+    call = getattr(owner, function)
+
+    def counted(*args):
+        nonlocal count
+        count += 1
+        return call(*args)
+
+    monkeypatch.setattr(owner, function, counted)
+    counts = []
+    for n in (200, 800):
+        count = 0
+        lower_kernel(made(name, n), "k")
+        counts.append(count)
+    return counts
 
 
 @pytest.mark.parametrize("name", ["stores", "indices"])
 def test_what_a_store_looks_at_is_in_proportion(monkeypatch, name):
-    count = 0
-    look = waiting.Waiting._is_used
+    short, long = calls(monkeypatch, waiting.Waiting, "_is_used", name)
+    assert 0 < long < 5 * short
 
-    def counted(self, *args):
-        nonlocal count
-        count += 1
-        return look(self, *args)
 
-    monkeypatch.setattr(waiting.Waiting, "_is_used", counted)
-    counts = []
-    for n in (400, 1600):
-        count = 0
-        lower_kernel(made(name, n), "k")
-        counts.append(count)
-    assert 0 < counts[1] < 5 * counts[0]
+@pytest.mark.parametrize("owner, function", [(strips, "accesses"), (uniform, "_contradicted"), (fuse_nests, "merge")])
+def test_what_nests_look_at_is_in_proportion(monkeypatch, owner, function):
+    short, long = calls(monkeypatch, owner, function, "sums")
+    assert 0 < long < 5 * short
 
 
 def test_expressions_have_a_largest_height(monkeypatch):
@@ -122,7 +134,7 @@ def test_expressions_have_a_largest_height(monkeypatch):
         return emit(self, block, nest, *args)
 
     monkeypatch.setattr(NestEmitter, "emit", measured)
-    lower_kernel(made("chain", 1200), "k")
+    lower_kernel(made("chain", 600), "k")
     assert MAX_HEIGHT / 3 < max(heights) <= MAX_HEIGHT
 
 
@@ -169,8 +181,8 @@ def test_pieces_call_pieces(monkeypatch):
 
 
 def test_shared_scalars_print():
-    lowered = lower_kernel(made("indices", 800), "k")
-    assert len(lowered.nests) < 200_000
+    lowered = lower_kernel(made("indices", 400), "k")
+    assert len(lowered.nests) < 100_000
 
 
 def overwritten(n, x, o):
