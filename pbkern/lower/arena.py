@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write, bodies
+import numpy as np
+
+from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, bodies, nodes
 
 ALIGNMENT = 64
 
@@ -30,18 +32,17 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
                 lives[b] = (lives.get(b, (at, at))[0], at)
     placed: dict[Buf, int] = {}
     end = start
+    taken = np.zeros((len(lives), 4), np.int64)  # of buffers that have their place: first and last statement, bytes
     # By name at last: sets of buffers have no order that another process would repeat.
-    for b in sorted(lives, key=lambda b: (-padded_bytes(b), lives[b], b.name)):
-        first, last = lives[b]
-        taken = sorted((placed[o], placed[o] + padded_bytes(o)) for o in placed
-                       if lives[o][0] <= last and first <= lives[o][1])
-        at = start
-        for low, high in taken:
-            if at + padded_bytes(b) <= low:
+    for k, b in enumerate(sorted(lives, key=lambda b: (-padded_bytes(b), lives[b], b.name))):
+        (first, last), size, at = lives[b], padded_bytes(b), start
+        beside = taken[:k][(taken[:k, 0] <= last) & (first <= taken[:k, 1]), 2:]
+        for low, high in sorted(beside.tolist()):
+            if at + size <= low:
                 break
             at = max(at, high)
-        placed[b] = at
-        end = max(end, at + padded_bytes(b))
+        placed[b], taken[k] = at, (first, last, at, at + size)
+        end = max(end, at + size)
     return placed, end
 
 
@@ -53,7 +54,7 @@ def touched(stmts: list[Stmt]) -> set[Buf]:
             case Nest():
                 found |= {e.info[0].root for e in s.loads()} | {w.buf.root for w in s.writes}
             case Let(value=v):
-                found |= {e.info[0].root for e in _nodes(v) if e.kind in ("load", "gather")}
+                found |= {e.info[0].root for e in nodes([v]) if e.kind in ("load", "gather")}
             case If(branches=branches):
                 for b in branches:
                     found |= touched(b)
@@ -78,7 +79,7 @@ def read(stmts: list[Stmt]) -> set[Buf]:
             case Nest():
                 found |= {e.info[0].root for e in s.loads()}
             case Let(value=v):
-                found |= {e.info[0].root for e in _nodes(v) if e.kind in ("load", "gather")}
+                found |= {e.info[0].root for e in nodes([v]) if e.kind in ("load", "gather")}
             case Sort(buffers=buffers, spare=spare):
                 found |= {b.root for b in (*buffers, *spare)}
             case Trace(buffers=buffers):
@@ -104,8 +105,3 @@ def written(stmts: list[Stmt]) -> set[Buf]:
             case Sort(buffers=buffers, spare=spare):
                 found |= {b.root for b in (*buffers, *spare)}
     return found
-
-
-def _nodes(e) -> list:
-    """Every distinct node of an expression."""
-    return Nest({}, writes=[Write(Buf("", (), e.dtype), (), e)]).nodes()

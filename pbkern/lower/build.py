@@ -33,6 +33,7 @@ from .reductions import CONTRACTIONS
 from .scatters import scatter
 from .shapes import VIEWS, index_value, joined
 from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
+from .waiting import Waiting
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
@@ -129,7 +130,7 @@ class BodyBuilder:
         self._order: dict[int, tuple] = {}
         self._now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
-        self._later: list[tuple[list, int]] = []  # items of the regions around, and the first that is still to come
+        self._waiting = Waiting(self.resolve, lambda v: self._order.get(id(v), ()))
 
     # ---------------------------------------------------------------- small makers used by the rules
 
@@ -321,12 +322,10 @@ class BodyBuilder:
         items = self.items
         plan, layouts = decide.decide(items, self)
         self._layouts |= layouts
-        self._later.append((items, 0))
+        self._waiting.add(items, self._prefix)
         for k, item in enumerate(items):
-            self._later[-1] = (items, k + 1)
             self._now = (*self._prefix, k)
             self._run(item, plan)
-        self._later.pop()
         stmts = self.stmts
         self._now = self._prefix
         self.items, self.stmts, self._prefix = outer
@@ -362,7 +361,15 @@ class BodyBuilder:
     # ---------------------------------------------------------------- pulling expressions
 
     def resolve(self, v: Value) -> Value:
-        return self._stored.get(id(v), v)
+        """What a value is now: where it was stored, and where that was copied to before it was overwritten."""
+        while (stored := self._stored.get(id(v), v)) is not v:
+            v = stored
+        return v
+
+    def _lies(self, v: Value, stored: Stored) -> None:
+        self._stored[id(v)] = stored
+        self._keep.append(v)
+        self._waiting.lies(v)
 
     def pull(self, v: Value, ix: Index, nest: Nest | None = None, guard: bool = False, memo: dict | None = None) -> Expr:
         """The expression of v at an index; contractions decided to be inlined add their reduction to `nest`."""
@@ -431,8 +438,7 @@ class BodyBuilder:
             self.stmts.append(nest)
         else:
             self.stmts.append(self._store_nest(StoreItem(target.buf, v.shape, target.place, v, guard=target.guard)))
-        self._stored[id(v)] = target
-        self._keep.append(v)
+        self._lies(v, target)
         return target
 
     def _buffer_for(self, v: Value) -> Stored:
@@ -461,8 +467,7 @@ class BodyBuilder:
         if id(v) in self._stored:
             return
         operands = [self.in_memory(o) if v.needs_buffers else o for o in v.operands]
-        self._stored[id(v)] = v.make(self, *operands, **into)
-        self._keep.append(v)
+        self._lies(v, v.make(self, *operands, **into))
 
     def in_memory(self, v: Value) -> Stored:
         """v as a Stored value: itself, through its index maps, or after a nest."""
@@ -559,28 +564,12 @@ class BodyBuilder:
     def _protect(self, written: set[Buf], direct: StoreItem | None = None,
                  captured: Sequence[Value] = ()) -> None:
         """Stores values elsewhere that are still to be read from buffers about to be written."""
-        seen: set[int] = set()
-
-        def visit(v: Value) -> None:
-            v = self.resolve(v)
-            if id(v) in seen:
-                return
-            seen.add(id(v))
-            if self._order.get(id(v), ()) > self._now:
-                for a in v.ins:
-                    visit(a)
-            elif self._reads(v, written):
-                self.materialise(v) if not isinstance(v, Opaque) else self._make_opaque(v)
-
-        for v in captured:
-            visit(v)
-        for items, first in self._later:
-            for item in items[first:]:
-                for v in decide.uses(item):
-                    visit(v)
+        asked = [*captured, *self._waiting.reading(written, self._now)]
         if direct is not None and self._conflicts(direct, written):
-            for v in decide.uses(direct):
-                visit(v)
+            asked += decide.uses(direct)
+        for v in map(self.resolve, asked):
+            if self._reads(v, written):
+                self._force(v)
 
     def _conflicts(self, item: StoreItem, written: set[Buf]) -> bool:
         """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""

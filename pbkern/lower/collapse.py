@@ -103,12 +103,13 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
         buf, index = access(e.info[0], e.info[1])
         return pool.make("load", e.dtype, (buf, index, e.info[2]))
 
+    rewrite = pool.rewriter(replace)
+
     def write(w: Write) -> Write:
         buf, index = access(w.buf, w.index)
-        mask = None if w.mask is None else pool.rewrite(w.mask, replace)
-        return Write(buf, index, pool.rewrite(w.value, replace), w.inner, w.guard, mask)
+        return Write(buf, index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
 
     dims = {d: n * nest.dims[a] if d == b else n for d, n in nest.dims.items() if d != a}
     return Nest(dims, tuple(d for d in nest.rdims if d != a),
-                [Reduction(r.op, tuple(pool.rewrite(e, replace) for e in r.args), r.dtype) for r in nest.reductions],
+                [Reduction(r.op, tuple(map(rewrite, r.args)), r.dtype) for r in nest.reductions],
                 [write(w) for w in nest.writes], nest.ordered, nest.at, fetch=nest.fetch)

@@ -160,7 +160,8 @@ def _scan(builder, eqn, env: dict) -> None:
         _copy_in(builder, [r for k, r in enumerate(results[:ncar]) if k not in steps],
                  [builder.read(env, a) for k, a in enumerate(init) if k not in steps])
         for k, v in enumerate(invars[nc : nc + ncar]):
-            local[v] = results[k] if k not in steps else _counted(builder, starts[k], steps[k], counter, v.aval.dtype)
+            local[v] = (builder.whole(results[k].buf) if k not in steps else
+                        _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
         row = Affine.symbol(counter) if not p["reverse"] else Affine.symbol(counter) * -1 + (length - 1)
         for v, a in zip(invars[nc + ncar :], xs):
             stored = builder.in_memory(builder.read(env, a))

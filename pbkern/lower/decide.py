@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 
+from .nest import MAX_HEIGHT
 from .values import Contract, Joined, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
 
 # Recomputation (vector operations per element) that a store and later loads are worth.
 STORE_WORTH = 4.0
 # Values smaller than this are cheap wherever they are computed.
 SMALL = 64
+# How many of them may be computed from each other: every place that wants one, such as an index, computes it again.
+SMALL_HEIGHT = 24
 # A function of rows this short is cheaper in vectors of rows, stored, than once per row as a scalar.
 SHORT_ROW = 64
 
@@ -33,13 +36,17 @@ def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]]]:
 
     Values of no effect are left out.
     """
-    made = _Decision(items, builder)
+    made = _Decision(items, builder, set())
+    while tall := made.too_tall(items):
+        made = _Decision(items, builder, made.cuts | tall)
     return made.stored, made.layouts
 
 
 class _Decision:
-    def __init__(self, items: list, builder):
-        self.builder = builder
+    """cuts: ids of values that are stored because expressions would be too tall."""
+
+    def __init__(self, items: list, builder, cuts: set[int]):
+        self.builder, self.cuts = builder, cuts
         self.requests: dict[int, Requests] = {}
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
@@ -56,9 +63,28 @@ class _Decision:
     def _costs(self, items: list) -> dict[int, float]:
         costs: dict[int, float] = {}
         for v in items:
-            if isinstance(v, Lazy):
+            if isinstance(v, Lazy) and id(v) not in self.cuts:
                 costs[id(v)] = v.cost + sum(costs.get(id(a), 0.0) for a in v.operands)
         return costs
+
+    def too_tall(self, items: list) -> set[int]:
+        """Values at which expressions reach the height where they are to be cut."""
+        heights: dict[int, int] = {}
+        found = set()
+        for v in items:
+            if not isinstance(v, (Lazy, Contract, Joined)) or id(v) in self.stored:
+                continue
+            height = 1 + max((heights.get(id(a), 0) for a in v.ins), default=0)
+            if isinstance(v, Lazy) and id(v) in self.requests and height >= self._largest_height(v):
+                found.add(id(v))
+            else:
+                heights[id(v)] = height
+        return found
+
+    def _largest_height(self, v: Lazy) -> int:
+        """How tall the expression of a value may get, which others continue."""
+        small = math.prod(v.shape) < SMALL and not v.index_only
+        return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
 
     def _ask(self, v: Value, place, forced: bool = False) -> None:
         r = self.requests.setdefault(id(v), Requests())
@@ -118,7 +144,7 @@ class _Decision:
 
     def _visit_lazy(self, v: Lazy, r: Requests) -> None:
         places = list(r.places)
-        if r.forced or self._worth_storing(v, places):
+        if r.forced or id(v) in self.cuts or self._worth_storing(v, places):
             self.stored.add(id(v))
             dims = [(f"r{k}", n) for k, n in enumerate(v.shape)]
             order = self._lay_out(v, r)
@@ -147,7 +173,7 @@ class _Decision:
         return tuple(sorted(usual, key=lambda a: (inner[a], a)))
 
     def _worth_storing(self, v: Lazy, places: list) -> bool:
-        cost = self.costs[id(v)]
+        cost = self.costs.get(id(v), 0.0)
         if v.is_view or cost == 0:
             return False
         if v.guard and any(root in self.contracts for root, _ in places):

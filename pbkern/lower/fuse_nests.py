@@ -15,7 +15,7 @@ from .collapse import Aliases, collapse
 from .components import take_apart
 from .fetch import fetch_rows
 from .masked import skip_masked
-from .nest import Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
+from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
 from .pairs import read_narrow
 from .predicates import Bounds, decide_tests
@@ -23,6 +23,10 @@ from .reuse import keep_near
 from .scratch_rows import pad_rows
 
 SINGLE = "one"  # a dimension of size 1
+# Operations of one nest, and how many statements before it a nest may be merged with: what keeps the time for long bodies in
+# proportion to their length. More operations than this fill no processor's window anyway.
+MAX_NODES = 1500
+MAX_DISTANCE = 64
 
 
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
@@ -114,7 +118,7 @@ class _Effects:
 def _joined_before(before: list[Stmt], effects: list[_Effects], nest: Nest, pool: Pool) -> tuple[int, Nest] | None:
     """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
     mine = _Effects.of(nest)
-    for at in range(len(before) - 1, -1, -1):
+    for at in range(len(before) - 1, max(len(before) - MAX_DISTANCE, 0) - 1, -1):
         other = before[at]
         if not isinstance(other, Nest):
             return None
@@ -133,7 +137,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if first.reductions and not second.reductions:
         return None  # the second runs after the first's loops: it would need their results
     live = _matched(first, second)
-    if live is None:
+    if live is None or len(first.nodes()) + len(second.nodes()) > MAX_NODES:
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {d: Affine() for d, n in second.dims.items() if n == 1}
@@ -146,7 +150,8 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     first = _renamed(first, own, pool)
     if not _independent(first, second) or _vector_conflict(first, second):
         return None
-    return _joined(first, second, pool, tuple(rdims | theirs))
+    merged = _joined(first, second, pool, tuple(rdims | theirs))
+    return merged if max((e.height for e in merged.expressions()), default=0) <= MAX_HEIGHT else None
 
 
 def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
@@ -164,6 +169,8 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
     if not dims:
         return n
 
+    rename = pool.renamer(dims)
+
     def ix(index):
         return tuple(i.substitute(dims.get) for i in index)
 
@@ -175,28 +182,34 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
             kept[dims[d].terms[0][0]] = size
     rdims = tuple(dims[d].terms[0][0] if d in dims and dims[d].terms else d for d in n.rdims
                   if d not in dims or dims[d].terms)
-    return Nest(kept, rdims, [Reduction(r.op, tuple(pool.rename(e, dims) for e in r.args), r.dtype) for r in n.reductions],
-                [Write(w.buf, ix(w.index), pool.rename(w.value, dims), w.inner, w.guard,
-                       None if w.mask is None else pool.rename(w.mask, dims)) for w in n.writes], n.ordered, n.at)
+    return Nest(kept, rdims, [Reduction(r.op, tuple(rename(e) for e in r.args), r.dtype) for r in n.reductions],
+                [Write(w.buf, ix(w.index), rename(w.value), w.inner, w.guard,
+                       None if w.mask is None else rename(w.mask)) for w in n.writes], n.ordered, n.at)
 
 
 def _independent(first: Nest, second: Nest) -> bool:
     """The second reads the first's results only at the point that wrote them, and overwrites nothing that either reads."""
-    made = {w.buf.root for w in first.writes}
+    made: dict[Buf, list[Write]] = {}
+    for w in first.writes:
+        made.setdefault(w.buf.root, []).append(w)
     for e in second.loads():
-        if e.info[0].root in made and not _is_forwarded(first, e):
+        if e.info[0].root in made and not _is_forwarded(first, made[e.info[0].root], e):
             return False
+    overwritten = {w.buf.root for w in second.writes}
+    places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
+    for buf, index in [(w.buf, w.index) for w in first.writes] + [e.info[:2] for e in first.loads()]:
+        if buf.root in overwritten:
+            places[buf.root].append((buf, index))
     for mine in second.writes:
-        others = [(w.buf, w.index) for w in first.writes] + [(e.info[0], e.info[1]) for e in first.loads()]
-        if any(buf.root is mine.buf.root and not _apart(buf, index, mine) for buf, index in others):
+        if not all(_apart(buf, index, mine) for buf, index in places[mine.buf.root]):
             return False
     return True
 
 
-def _is_forwarded(first: Nest, e: Expr) -> bool:
-    """Whether a load gives what the first nest writes at the same point."""
+def _is_forwarded(first: Nest, writes: list[Write], e: Expr) -> bool:
+    """Whether a load gives what the first nest writes at the same point, by one of these to the same root."""
     buf, index = e.info[:2]
-    found = [w for w in first.writes if w.buf.root is buf.root and not _apart(buf, index, w)]
+    found = [w for w in writes if not _apart(buf, index, w)]
     if len(found) != 1 or e.kind == "gather":
         return False
     (w,) = found
@@ -231,11 +244,11 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
             return pool.make("acc", e.dtype, e.info + base)
         return None
 
-    reductions = first.reductions + [
-        Reduction(r.op, tuple(pool.rewrite(e, replace) for e in r.args), r.dtype) for r in second.reductions]
+    rewrite = pool.rewriter(replace)
+    reductions = first.reductions + [Reduction(r.op, tuple(map(rewrite, r.args)), r.dtype) for r in second.reductions]
     writes = list(first.writes) + [
-        Write(w.buf, w.index, pool.rewrite(w.value, replace), w.inner, w.guard,
-              None if w.mask is None else pool.rewrite(w.mask, replace)) for w in second.writes]
+        Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
+        for w in second.writes]
     dims = dict(first.dims)
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)

@@ -16,7 +16,7 @@ from ..affine import Affine
 from ..dsl import repro
 from ..dsl.host import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from ..dsl.kernel import Kernel
-from .program import NEVER, LoweredKernel, LowerOptions, lower_kernel
+from .program import NEVER, Function, LoweredKernel, LowerOptions, lower_kernel
 from .work import tasks
 
 ALIGNMENT = 64
@@ -245,11 +245,11 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def module_text(kernels: Iterable[LoweredKernel]) -> str:
-    """One module of several kernels' functions."""
-    kernels = tuple(kernels)
-    declared = sorted(frozenset().union(*(k.declarations for k in kernels)))
-    return "\n".join([*declared, *(k.text for k in kernels)])
+def module_text(functions: Iterable[Function]) -> str:
+    """One module of several functions."""
+    functions = tuple(functions)
+    declared = frozenset().union(*(f.calls for f in functions)) - {f.declaration for f in functions}
+    return "\n".join([*sorted(declared), *(f.text for f in functions)])
 
 
 def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
@@ -261,4 +261,5 @@ def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions
     host = _Host(program, options_of, threads_of, ready)
     host.steps(program.steps)
     kernels = host.distinct()
-    return LoweredProgram(module_text(kernels), host.text(), max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), kernels)
+    text = module_text(f for k in kernels for f in k.functions)
+    return LoweredProgram(text, host.text(), max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), kernels)

@@ -22,7 +22,7 @@ from ..affine import Affine
 from . import arena
 from .nest import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from .spans import EVERYWHERE, Span, live_span, outside
-from .strips import JOINS, Chain, Strips, Trips, accesses, inside, runs
+from .strips import JOINS, Chain, Run, Strips, Trips, inside, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
 # A power of two: strip numbers are shifts. A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
@@ -40,11 +40,11 @@ def skip_masked(stmts: list[Stmt], builder, vector_bits: int, elsewhere: set[Buf
     for low, high in list(runs(out))[::-1]:
         if _masked(out[low:high])[0]:
             others = elsewhere | arena.touched(out[:low] + out[high:])
-            out[low:high] = _without_masked(out[low:high], others, builder, vector_bits)
+            out[low:high] = _without_masked(Run(out[low:high]), others, builder, vector_bits)
     return out
 
 
-def _without_masked(run: list[Nest], elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt]:
+def _without_masked(run: Run, elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt]:
     seeds, span = _masked(run)
     chain = Chain.find(run, seeds) if seeds else None
     if chain is None or not all(_is_private(b, elsewhere) for b in _written_along(chain)):
@@ -150,7 +150,7 @@ class _LiveStrips(Strips):
         if not any(at in self.outer.needs for at in group):
             return False
         own = {w.buf for at in group for w in self.run[at].writes}
-        read = {buf for at in group for buf, _, written in accesses(self.run[at]) if not written}
+        read = {buf for at in group for buf, _, written in self.run.accesses[at] if not written}
         return any(buf in self.chain.axes and buf not in own and self.outer.fills[buf][1] is not None for buf in read)
 
     def trips(self, group: list[int]) -> Trips:

@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,9 @@ from ..errors import InternalError
 
 # Nested operations that a line of printed nests may show.
 TALL = 8
+# Nested operations of an expression: what is taller is stored in between. Far below Python's limit of nested calls, of which
+# walks over expressions take a few for each operation.
+MAX_HEIGHT = 160
 
 
 @dataclass(eq=False)
@@ -68,12 +71,15 @@ class Expr:
     gather (Buf, Affine or None per axis)    one index expression per None, clamped into the buffer
     op     EqnInfo                           operands
     acc    accumulator number
+
+    height: how many nodes stand on each other.
     """
 
-    __slots__ = ("kind", "dtype", "info", "args", "symbols")
+    __slots__ = ("kind", "dtype", "info", "args", "symbols", "height")
 
     def __init__(self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset):
         self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
+        self.height = 1 + max((a.height for a in args), default=0)
 
     def __str__(self) -> str:
         return self.text({})
@@ -131,22 +137,26 @@ class Pool:
             return frozenset().union(*(i.symbols for i in info[1] if i is not None))
         return frozenset()
 
-    def rewrite(self, e: Expr, replace) -> Expr:
-        """Rebuilds `e` bottom up; `replace(node with new args) -> Expr | None` may exchange a node."""
-        memo: dict[int, Expr] = {}
+    def rewriter(self, replace: Callable[[Expr], Expr | None]) -> Callable[[Expr], Expr]:
+        """Rebuilds expressions bottom up; `replace(node with new args)` may exchange a node. Each node is seen once."""
+        memo: dict[Expr, Expr] = {}
 
         def go(x: Expr) -> Expr:
-            if id(x) not in memo:
+            if x not in memo:
                 args = tuple(map(go, x.args))
                 same = all(a is b for a, b in zip(args, x.args))
                 y = x if same else self.make(x.kind, x.dtype, x.info, args)
-                memo[id(x)] = replace(y) or y
-            return memo[id(x)]
+                memo[x] = replace(y) or y
+            return memo[x]
 
-        return go(e)
+        return go
 
-    def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
-        """Replaces dimension symbols by affine expressions."""
+    def rewrite(self, e: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
+        """One expression rebuilt; see `rewriter`."""
+        return self.rewriter(replace)(e)
+
+    def renamer(self, dims: dict[str, Affine]) -> Callable[[Expr], Expr]:
+        """Replaces dimension symbols of expressions by affine ones."""
 
         def sub(a: Affine | None) -> Affine | None:
             return None if a is None else a.substitute(dims.get)
@@ -160,7 +170,12 @@ class Pool:
                 return self.make(x.kind, x.dtype, (x.info[0], tuple(map(sub, x.info[1])), *x.info[2:]), x.args)
             return None
 
-        return self.rewrite(e, replace) if e.symbols & dims.keys() else e
+        rewrite = self.rewriter(replace)
+        return lambda e: rewrite(e) if e.symbols & dims.keys() else e
+
+    def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
+        """One expression with its symbols replaced; see `renamer`."""
+        return self.renamer(dims)(e)
 
 
 @dataclass
@@ -206,17 +221,7 @@ class Nest:
 
     def nodes(self) -> list[Expr]:
         """Every distinct node, operands before users."""
-        seen: dict[int, Expr] = {}
-
-        def visit(e: Expr) -> None:
-            if id(e) not in seen:
-                for a in e.args:
-                    visit(a)
-                seen[id(e)] = e
-
-        for e in self.expressions():
-            visit(e)
-        return list(seen.values())
+        return nodes(self.expressions())
 
     def loads(self) -> list[Expr]:
         return [e for e in self.nodes() if e.kind in ("load", "gather")]
@@ -225,7 +230,7 @@ class Nest:
         head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
         ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + ahead]
-        names = self._name_shared(rows)
+        names = _name_shared(self.nodes(), rows, "  ")
         rows += [f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}" for k, r in enumerate(self.reductions)]
         for w in self.writes:
             tail = ("" if w.inner else "  (after)") + (f"  if {w.mask.text(names)}" if w.mask is not None else "")
@@ -233,18 +238,33 @@ class Nest:
             rows.append(f"  {target} = {w.value.text(names)}{tail}")
         return "\n".join(rows)
 
-    def _name_shared(self, rows: list[str]) -> dict[int, str]:
-        """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
-        nodes = self.nodes()
-        uses = Counter(id(a) for e in nodes for a in e.args)
-        names: dict[int, str] = {}
-        height: dict[int, int] = {}
-        for e in nodes:
-            height[id(e)] = 1 + max((height[id(a)] for a in e.args), default=0)
-            if e.kind in ("op", "gather") and (uses[id(e)] > 1 or height[id(e)] > TALL):
-                rows.append(f"  v{len(names)} = {e.text(names)}")
-                names[id(e)], height[id(e)] = f"v{len(names)}", 0
-        return names
+
+def nodes(expressions: Iterable[Expr]) -> list[Expr]:
+    """Every distinct node of expressions, operands before users."""
+    seen: dict[int, Expr] = {}
+
+    def visit(e: Expr) -> None:
+        if id(e) not in seen:
+            for a in e.args:
+                visit(a)
+            seen[id(e)] = e
+
+    for e in expressions:
+        visit(e)
+    return list(seen.values())
+
+
+def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, str]:
+    """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
+    uses = Counter(id(a) for e in every for a in e.args)
+    names: dict[int, str] = {}
+    height: dict[int, int] = {}
+    for e in every:
+        height[id(e)] = 1 + max((height[id(a)] for a in e.args), default=0)
+        if e.kind in ("op", "gather") and (uses[id(e)] > 1 or height[id(e)] > TALL):
+            rows.append(f"{indent}v{len(names)} = {e.text(names)}")
+            names[id(e)], height[id(e)] = f"v{len(names)}", 0
+    return names
 
 
 @dataclass
@@ -345,7 +365,8 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
             case Nest():
                 rows += [indent + r for r in str(s).splitlines()]
             case Let(name=n, value=v):
-                rows.append(f"{indent}let {n} = {v}")
+                names = _name_shared(nodes([v]), rows, indent)
+                rows.append(f"{indent}let {n} = {v.text(names)}")
             case If(index=i, branches=bs):
                 for n, b in enumerate(bs):
                     rows += [f"{indent}case {i} == {n}:", show(b, indent + "  ")]

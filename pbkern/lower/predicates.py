@@ -79,9 +79,10 @@ class _Folder:
 
     def __init__(self, pool: Pool, bounds: Bounds):
         self.pool, self.bounds = pool, bounds
+        self._rewrite = pool.rewriter(self._replace)
 
     def __call__(self, e: Expr) -> Expr:
-        return self.pool.rewrite(e, self._replace)
+        return self._rewrite(e)
 
     def inside(self, buf, index) -> bool:
         """Whether every index certainly lies in the buffer."""
@@ -189,9 +190,10 @@ def _boundaries(n: Nest, d: str) -> list[int]:
 
 
 def _piece(n: Nest, d: str, low: int, high: int, pool: Pool) -> Nest:
-    rename = {d: Affine.symbol(d) + low if high - low > 1 else Affine((), low)}
+    place = {d: Affine.symbol(d) + low if high - low > 1 else Affine((), low)}
+    rename = pool.renamer(place)
     return Nest(
         {k: (high - low if k == d else size) for k, size in n.dims.items()}, n.rdims,
-        [Reduction(r.op, tuple(pool.rename(e, rename) for e in r.args), r.dtype) for r in n.reductions],
-        [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), pool.rename(w.value, rename), w.inner, w.guard,
-               None if w.mask is None else pool.rename(w.mask, rename)) for w in n.writes], n.ordered, n.at)
+        [Reduction(r.op, tuple(rename(e) for e in r.args), r.dtype) for r in n.reductions],
+        [Write(w.buf, tuple(i.substitute(place.get) for i in w.index), rename(w.value), w.inner, w.guard,
+               None if w.mask is None else rename(w.mask)) for w in n.writes], n.ordered, n.at)

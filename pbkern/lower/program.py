@@ -22,6 +22,7 @@ from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter
 from .flat import flat_index
 from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
+from .outline import ARENA, ARENA_TYPE, Outliner, Segment
 from .parallel import parallel_dimensions
 from .places import memref
 from .shapes import index_value
@@ -33,6 +34,7 @@ from .values import Literal, Value
 INT32 = np.dtype(np.int32)
 CACHE_LINE = 64
 NEVER = 1 << 62
+NOALIAS = " {llvm.noalias}"
 
 
 @dataclass(frozen=True)
@@ -52,28 +54,52 @@ class LowerOptions:
 
 
 @dataclass(frozen=True)
-class LoweredKernel:
-    """`text` defines func.func @name(operands..., copies..., arena, low, high).
+class Function:
+    """Text of a function.
 
-    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR;
-    has_scalar_loops: whether LLVM's optimiser is worth its time; declarations: functions that the text calls;
-    copies: numbers of the operands of which it takes a copy from before the launch.
+    calls: declarations of functions that it calls; declaration: its own, where others call it by one; has_scalar_loops:
+    whether LLVM's optimiser is worth its time.
     """
 
     name: str
     text: str
+    calls: frozenset[str] = frozenset()
+    declaration: str = ""
+    has_scalar_loops: bool = False
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """`main` is func.func @name(operands..., copies..., arena, low, high), which calls `pieces`.
+
+    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR; copies: numbers of the
+    operands of which it takes a copy from before the launch.
+    """
+
+    main: Function
+    pieces: tuple[Function, ...]
     programs: int
     scratch_bytes: int
     nests: str
     operand_count: int
-    has_scalar_loops: bool = False
-    declarations: frozenset[str] = frozenset()
     copies: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.main.name
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        return (*self.pieces, self.main)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f.text for f in self.functions)
 
     @property
     def prints(self) -> bool:
         """Whether the text holds numbers of print sites."""
-        return traces.DECLARATION in self.declarations
+        return any(traces.DECLARATION in f.calls for f in self.functions)
 
 
 class KernelLowering:
@@ -85,7 +111,6 @@ class KernelLowering:
         self.text = Text(approx=options.approx_math, contract=options.contract, avx512=options.avx512)
         self.emitter = NestEmitter(self.text, options.vector_bits)
         self.nests: list[str] = []
-        self.declarations: set[str] = set()
         self.symbols: set[str] = set()  # scalars of index maps, known to bodies
         mappings = (*kernel.inputs, *kernel.outputs)
         self.bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate(mappings)]
@@ -102,6 +127,8 @@ class KernelLowering:
         handed = kernel.in_types if traces.hands_over_operands(kernel) else ()
         self.copies = {i: Buf(f"%before{i}", handed[i].shape, handed[i].dtype) for i, _ in kernel.aliases if handed}
         self.handed = tuple(self.copies.get(i, self.bufs[i]) for i in range(len(handed)))
+        operands = {b.name: memref(b) for b in (*self.bufs, *self.copies.values())}
+        self.outliner = Outliner(name, self.text, operands)
         self.scratch = [Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch]
         self.offsets: dict[Buf, int] = {}
         self.arena_bytes = 0
@@ -116,11 +143,11 @@ class KernelLowering:
         programs = math.prod(kernel.grid[d] for d in parallel)
         block = Block(self.text.top)
         block.values["%p"] = "%p"
+        self.text.indices.add("%p")
         self._delinearise(block, parallel)
         self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
-        return LoweredKernel(self.name, self._function(block), programs, self._arena_bytes(), "\n".join(self.nests),
-                             sum(b.storage is None for b in self.bufs), self.emitter.has_scalar_loops,
-                             frozenset(self.declarations), tuple(self.copies))
+        return LoweredKernel(*self._functions(block), programs, self._arena_bytes(),
+                             "\n".join(self.nests), sum(b.storage is None for b in self.bufs), tuple(self.copies))
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
@@ -336,26 +363,46 @@ class KernelLowering:
     # ---------------------------------------------------------------- statements
 
     def _statements(self, block: Block, stmts: list[Stmt]) -> None:
+        """Appends statements; where they are many, as calls of functions that hold them."""
+        before, self.emitter.has_scalar_loops = self.emitter.has_scalar_loops, False
+        runs: list[list[Segment]] = [[]]
+        scalar = False
         for s in stmts:
-            match s:
-                case Nest():
-                    self.emitter.emit(block, s)
-                case Let(name=name, value=value):
-                    self._let(block, name, value)
-                case If(index=i, branches=branches):
-                    self._if(block, i, branches)
-                case For(counter=c, trips=trips, body=body):
-                    self._for(block, c, trips, body)
-                case While(condition=c, predicate=p, body=body):
-                    self._while(block, c, p, body)
-                case Sort():
-                    self.emitter.has_scalar_loops = True
-                    emit_sort(self.text, block, s)
-                case Fetch():
-                    self._fetch(block, s)
-                case Trace():
-                    self.declarations.add(traces.DECLARATION)
-                    traces.emit_trace(self.text, block, s, memref)
+            if isinstance(s, Let):  # known to all that follows
+                self._let(block, s.name, s.value)
+                runs.append([])
+            else:
+                runs[-1].append(self._segment(block, s))
+                scalar |= runs[-1][-1].scalar
+        cut = self.outliner.outline(block, runs, {b.name for b in self.offsets})
+        self.emitter.has_scalar_loops = before | (scalar and not cut)
+
+    def _segment(self, block: Block, s: Stmt) -> Segment:
+        """Appends one statement. What it shares with later ones is in `block`, before it."""
+        inner, self.emitter.has_scalar_loops = Block(block), False
+        self._statement(inner, s)
+        start = len(block.lines)
+        block.lines += inner.lines
+        block.has_long_loops |= inner.has_long_loops
+        return Segment(start, len(block.lines), self.emitter.has_scalar_loops)
+
+    def _statement(self, block: Block, s: Stmt) -> None:
+        match s:
+            case Nest():
+                self.emitter.emit(block, s)
+            case If(index=i, branches=branches):
+                self._if(block, i, branches)
+            case For(counter=c, trips=trips, body=body):
+                self._for(block, c, trips, body)
+            case While(condition=c, predicate=p, body=body):
+                self._while(block, c, p, body)
+            case Sort():
+                self.emitter.has_scalar_loops = True
+                emit_sort(self.text, block, s)
+            case Fetch():
+                self._fetch(block, s)
+            case Trace():
+                traces.emit_trace(self.text, block, s, memref)
 
     def _fetch(self, block: Block, s: Fetch) -> None:
         """One prefetch per cache line: they never fault."""
@@ -410,21 +457,35 @@ class KernelLowering:
     def _arena_bytes(self) -> int:
         return max(self.arena_bytes, arena.ALIGNMENT)
 
-    def _function(self, block: Block) -> str:
+    def _functions(self, block: Block) -> tuple[Function, tuple[Function, ...]]:
+        """The kernel's own, and those that it calls."""
         aliased = {i for i, _ in self.kernel.aliases}
-        args = [f"{b.name}: {memref(b)}" + ("" if k in aliased else " {llvm.noalias}")
-                for k, b in enumerate(self.bufs) if b.storage is None]
-        args += [f"{b.name}: {memref(b)} {{llvm.noalias}}" for b in self.copies.values()]
-        head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : memref<{self._arena_bytes()}xi8> to {memref(b)}"
+        arena_type, one = f"memref<{self._arena_bytes()}xi8>", self.text.index(1)
+        arrays = {b: "" if k in aliased else NOALIAS for k, b in enumerate(self.bufs) if b.storage is None}
+        arrays |= dict.fromkeys(self.copies.values(), NOALIAS)
+        args = [f"{b.name}: {memref(b)}{a}" for b, a in arrays.items()]
+        args += [f"%arena: {arena_type}{NOALIAS}", "%low: index", "%high: index"]
+        head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(b)}"
                 for b, offset in self.offsets.items()]
-        one = self.text.index(1)
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
-        args += [f"%arena: memref<{self._arena_bytes()}xi8> {{llvm.noalias}}", "%low: index", "%high: index"]
         # Stores past the caches are not ordered with others: the fence comes before any word that the work is done.
         fence = ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()'] if self.emitter.streams else []
-        lines = [f"func.func @{self.name}({', '.join(args)}) {{", *constants, *head, *self.text.top.lines,
-                 f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", *fence, "return", "}"]
-        return "\n".join(lines)
+        main = [f"func.func @{self.name}({', '.join(args)}) {{", *constants, *head, *self.text.top.lines,
+                f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", *fence, "return", "}"]
+        attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
+        views = {b.name: f"{b.name}_at = arith.constant {offset} : index\n"
+                         f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}"
+                 for b, offset in self.offsets.items()}
+        made = [self._function(p.name, p.text(attributes, views), p.declaration, p.scalar) for p in self.outliner.pieces]
+        return self._function(self.name, "\n".join(main), "", self.emitter.has_scalar_loops), tuple(made)
+
+    def _function(self, name: str, text: str, declaration: str, scalar: bool) -> Function:
+        def sized(text: str) -> str:
+            return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
+
+        calls = {sized(p.declaration) for p in self.outliner.pieces if p.call in text}
+        calls |= {traces.DECLARATION} if traces.TRACE in text else set()
+        return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)
 
 
 def check_dtypes(kernel: Kernel) -> None:

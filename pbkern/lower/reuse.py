@@ -21,7 +21,7 @@ from .fetch import is_far
 from .flat import flat_coefficient
 from .nest import Buf, Nest, Reduction, Stmt
 from .schedule import choose
-from .strips import JOINS, Chain, Strips, accesses, inside, runs
+from .strips import JOINS, Chain, Run, Strips, inside, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
@@ -50,11 +50,11 @@ def keep_near(
         if isinstance(out[at], Nest):
             nest = collapse(out[at], builder.pool, aliases)
             d = _far_rows(nest, vector_bits)
-            chain = None if d is None else Chain.find([nest], {0: d})
+            chain = None if d is None else Chain.find(Run([nest]), {0: d})
             if chain is not None:
                 out[at : at + 1] = Strips(chain, ROWS_AT_ONCE, set(), builder, vector_bits).statements()
     for low, high in list(runs(out))[::-1]:
-        run = out[low:high]
+        run = Run(out[low:high])
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
             others = elsewhere | arena.touched(out[:low] + out[high:])
@@ -85,7 +85,7 @@ def _far_rows(nest: Nest, vector_bits: int) -> str | None:
     return None
 
 
-def _best_chain(run: list[Nest], vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
+def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
     """The nests that share most, along the outermost dimension that allows it, and the length of a strip."""
     shared = sorted(_shared(run), key=lambda s: -s.nbytes)
     for s in shared:
@@ -101,10 +101,10 @@ def _best_chain(run: list[Nest], vector_bits: int, near_bytes: int) -> tuple[Cha
     return None
 
 
-def _shared(run: list[Nest]) -> Iterator[_Shared]:
+def _shared(run: Run) -> Iterator[_Shared]:
     places: dict[Buf, list[tuple[int, tuple]]] = {}
-    for at, n in enumerate(run):
-        for buf, index, _ in accesses(n):
+    for at, touched in enumerate(run.accesses):
+        for buf, index, _ in touched:
             if all(i is not None for i in index) and (at, index) not in places.setdefault(buf, []):
                 places[buf].append((at, index))
     for buf, found in places.items():
@@ -121,7 +121,7 @@ def _extent(nest: Nest, index: tuple) -> int:
     return math.prod(nest.dims[d] for d in names)
 
 
-def _walk(run: list[Nest], places: list[tuple[int, Affine]]) -> dict[int, str] | None:
+def _walk(run: Run, places: list[tuple[int, Affine]]) -> dict[int, str] | None:
     """Position -> dimension, if all nests walk an axis step by step from the same start."""
     dims: dict[int, str] = {}
     starts = set()
@@ -163,7 +163,7 @@ def _is_matrix_product(nest: Nest, r: Reduction) -> bool:
 def _bytes_per_index(chain: Chain) -> int:
     total: dict[Buf, int] = {}
     for at, d in chain.dims.items():
-        for buf, index, _ in accesses(chain.run[at]):
+        for buf, index, _ in chain.run.accesses[at]:
             if all(i is not None for i in index) and any(d in i.symbols for i in index):
                 size = _extent(chain.run[at], index) // chain.size * buf.dtype.itemsize
                 total[buf.root] = max(total.get(buf.root, 0), size)
@@ -183,7 +183,7 @@ class _NearStrips(Strips):
         furthest: dict[Buf, int] = {}  # of all nests
         steps: dict[Buf, int] = {}
         for at, nest in zip(group, nests):
-            for buf, index, written in accesses(self.run[at]):
+            for buf, index, written in self.run.accesses[at]:
                 if written or any(i is None for i in index) or not is_far(buf):
                     continue
                 step = sum(i.coefficient(self.chain.dims[at]) * s for i, s in zip(index, buf.strides)) * self.length

@@ -13,7 +13,7 @@ strip. masked.py and reuse.py say when this pays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,8 @@ from .schedule import register_bits
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
 # Sums over more strips than this would round off visibly more than sums of sums do.
 MANY_STRIPS = 32
+# Nests of a run: finding out what they share takes time with the square of their number.
+LONGEST_RUN = 64
 
 
 def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
@@ -47,16 +49,37 @@ def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], se
 
 
 def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests, two at least."""
+    """[low, high) of neighbouring nests, from two to LONGEST_RUN."""
     low = 0
     for at in range(len(stmts) + 1):
-        if at == len(stmts) or not isinstance(stmts[at], Nest):
+        ends = at == len(stmts) or not isinstance(stmts[at], Nest)
+        if ends or at - low == LONGEST_RUN:
             if at - low >= 2:
                 yield low, at
-            low = at + 1
+            low = at + 1 if ends else at
 
 
 # ---------------------------------------------------------------- which nests take part
+
+
+Access = tuple[Buf, tuple, bool]  # buffer, index, whether it is a write
+
+class Run(list[Nest]):
+    """Neighbouring nests. accesses: those of each nest; touching: root buffer -> (position, access) of all."""
+
+    def __init__(self, nests: Iterable[Nest]):
+        super().__init__(nests)
+        self.accesses = [list(accesses(n)) for n in self]
+        self.touching: dict[Buf, list[tuple[int, Access]]] = {}
+        for at, found in enumerate(self.accesses):
+            for a in found:
+                self.touching.setdefault(a[0].root, []).append((at, a))
+        self._shared = {b for b, found in self.touching.items() if len({at for at, _ in found}) > 1
+                        and any(written for _, (_, _, written) in found)}
+
+    def shares(self, buf: Buf) -> bool:
+        """Whether several nests touch a buffer and some nest writes it."""
+        return buf.root in self._shared
 
 
 @dataclass
@@ -67,27 +90,26 @@ class Chain:
     for each other.
     """
 
-    run: list[Nest]
+    run: Run
     dims: dict[int, str]
     size: int
     axes: dict[Buf, int] = field(default_factory=dict)
 
     @staticmethod
-    def find(run: list[Nest], seeds: dict[int, str]) -> Chain | None:
+    def find(run: Run, seeds: dict[int, str]) -> Chain | None:
         """Follows what nests write from the seeds; None where some access is not at the very index of the dimension."""
         sizes = {run[at].dims[d] for at, d in seeds.items()}
         if len(sizes) != 1 or any(run[at].ordered for at in seeds):
             return None
-        users = _users(run)
         chain, followed = Chain(run, dict(seeds), sizes.pop()), -1
         while followed != len(chain.dims):
             followed = len(chain.dims)
             for at, d in list(chain.dims.items()):
-                for buf, index, written in accesses(run[at]):
+                for buf, index, written in run.accesses[at]:
                     if not any(i is not None and d in i.symbols for i in index):
                         if written and d not in run[at].rdims:
                             return None  # every strip would write it
-                    elif buf not in chain.axes and len(users.get(buf.root, ())) > 1 and not chain._take(buf, index, d):
+                    elif buf not in chain.axes and run.shares(buf) and not chain._take(buf, index, d):
                         return None
         return chain
 
@@ -97,16 +119,14 @@ class Chain:
         if axis is None:
             return False
         self.axes[buf], writers = axis, 0
-        for at, n in enumerate(self.run):
-            for other, i, written in accesses(n):
-                if other.root is not buf.root:
-                    continue
-                d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
-                if d not in n.dims or n.dims[d] != self.size or n.ordered or _axis_of(i, d) != axis:
-                    return False
-                if self.dims.setdefault(at, d) != d:
-                    return False
-                writers += written
+        for at, (other, i, written) in self.run.touching[buf.root]:
+            n = self.run[at]
+            d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
+            if d not in n.dims or n.dims[d] != self.size or n.ordered or _axis_of(i, d) != axis:
+                return False
+            if self.dims.setdefault(at, d) != d:
+                return False
+            writers += written
         return writers == 1
 
     def groups(self) -> list[list[int] | Nest]:
@@ -130,22 +150,12 @@ class Chain:
         return self.dims[at] in self.run[at].rdims
 
 
-def accesses(n: Nest) -> Iterator[tuple[Buf, tuple, bool]]:
-    """(buffer, index, whether it is a write) of every access."""
+def accesses(n: Nest) -> Iterator[Access]:
+    """Every access."""
     for e in n.loads():
         yield e.info[0], e.info[1], False
     for w in n.writes:
         yield w.buf, w.index, True
-
-
-def _users(run: list[Nest]) -> dict[Buf, set[int]]:
-    """Root buffers that nests of the run write -> positions of all nests that touch them."""
-    found: dict[Buf, set[int]] = {w.buf.root: set() for n in run for w in n.writes}
-    for at, n in enumerate(run):
-        for buf, _, _ in accesses(n):
-            if buf.root in found:
-                found[buf.root].add(at)
-    return found
 
 
 def _axis_of(index: tuple, d: str) -> int | None:
@@ -218,12 +228,12 @@ class Strips:
     def _strip_buffers(self, group: list[int]) -> dict[Buf, Buf]:
         """Scratch that only this group touches, and fills before it reads, holds one strip."""
         found = {}
-        inside = {id(self.run[at]) for at in group}
+        inside = set(group)
         for buf, axis in self.chain.axes.items():
             if not buf.arena or buf.storage is not None or buf in self.elsewhere:
                 continue
-            users = [n for n in self.run if any(b is buf for b, _, _ in accesses(n))]
-            if {id(n) for n in users} <= inside and _fills(users[0], buf):
+            users = [at for at, a in self.run.touching[buf.root] if a[0] is buf]
+            if inside.issuperset(users) and _fills(self.run[users[0]], buf):
                 shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
                 found[buf] = self.builder.new_buffer(shape, buf.dtype).buf
         return found
@@ -331,8 +341,10 @@ class _StripNest:
                 return self.pool.make("load", x.dtype, (*place(*x.info[:2]), x.info[2]))
             return None
 
+        shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)
+
         def expr(e: Expr) -> Expr:
-            return self.pool.rename(self.pool.rewrite(e, replace), whole)
+            return renamed(shrunk(e))
 
         reductions = [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in nest.reductions]
         writes = [Write(*place(w.buf, w.index), expr(w.value), w.inner, w.guard, None if w.mask is None else expr(w.mask))

@@ -58,6 +58,7 @@ class Text:
         self.constants: dict[str, str] = {}
         self.known = Known()
         self.top = Block(None)
+        self.indices: set[str] = set()  # names of type index
 
     def name(self) -> str:
         self._count += 1
@@ -74,6 +75,8 @@ class Text:
     def put(self, block: Block, text: str) -> str:
         name = self.name()
         block.lines.append(f"{name} = {text}")
+        if text.endswith("index") and not text.startswith("arith.cmpi"):
+            self.indices.add(name)
         return name
 
     def builder(self, block: Block, lanes: int) -> Builder:
@@ -125,6 +128,7 @@ class Text:
             return results
         iv = self.name()
         inner.values[symbol] = iv
+        self.indices.add(iv)
         args = [Ssa(self.name(), c.el, c.lanes) for c in carried]
         results = fill(inner, args)
         types = ", ".join(c.type for c in carried)

@@ -27,16 +27,30 @@ def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
     """Uniform axes of scratch and its reinterpretations; `lists` are all statements that touch it."""
     stmts = [s for stmts in lists for s in _flat(stmts)]
     units = _candidates(stmts)
-    stores = [n for n in stmts if isinstance(n, Nest) and n.writes]
-    while True:
-        axes: dict[Buf, set[int]] = {}
-        for u in units:
+    unit_of = {(buf, k): u for u in units for buf, found in u.axes.items() for k in found}
+    stores = [(n, w) for n in stmts if isinstance(n, Nest) for w in n.writes]
+    users: dict[Buf, list] = {}  # stores that what is known of a buffer decides about
+    for n, w in stores:
+        for buf in {w.buf, *(e.info[0] for e in n.loads())}:
+            users.setdefault(buf, []).append((n, w))
+    axes = _axes(units)
+    while stores:
+        wrong = {(w.buf, k) for n, w in stores if w.buf in axes for k in _contradicted(n, w, axes)}
+        gone = {id(u): u for u in (unit_of[at] for at in wrong)}
+        for u in gone.values():
             for buf, found in u.axes.items():
-                axes.setdefault(buf, set()).update(found)
-        wrong = {(w.buf, k) for n in stores for w in n.writes if w.buf in axes for k in _contradicted(n, w, axes)}
-        if not wrong:
-            return axes
-        units = [u for u in units if not any(k in u.axes.get(buf, ()) for buf, k in wrong)]
+                axes[buf] -= found
+        units = [u for u in units if id(u) not in gone]
+        stores = list({id(w): (n, w) for u in gone.values() for buf in u.axes for n, w in users.get(buf, ())}.values())
+    return _axes(units)
+
+
+def _axes(units: list[_Unit]) -> dict[Buf, set[int]]:
+    axes: dict[Buf, set[int]] = {}
+    for u in units:
+        for buf, found in u.axes.items():
+            axes.setdefault(buf, set()).update(found)
+    return axes
 
 
 def narrowed_buffers(axes: Axes) -> dict[Buf, Buf]:
@@ -62,8 +76,7 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
         buf, ix, guard = e.info
         return pool.make("load", e.dtype, (made[buf], index(buf, ix), guard))
 
-    def expr(e: Expr) -> Expr:
-        return pool.rewrite(e, replace)
+    expr = pool.rewriter(replace)
 
     def write(w: Write) -> Write:
         mask = None if w.mask is None else expr(w.mask)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ...lower.host import default_threads, module_text
-from ...lower.program import LoweredKernel
+from ...lower.program import Function, LoweredKernel
 from .. import mlir
 
 # LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
@@ -35,7 +35,7 @@ class Parts:
     def __init__(self, symbols: Mapping[str, int], opt_level: int | None, timed: Callable):
         self.symbols, self.opt_level, self.timed = dict(symbols), opt_level, timed
         self.threads = ThreadPoolExecutor(default_threads(), thread_name_prefix="pbkern-compile")
-        self.waiting: list[LoweredKernel] = []
+        self.waiting: list[Function] = []
         self.objects: list[Future[bytes]] = []
 
     def __enter__(self) -> Parts:
@@ -45,9 +45,18 @@ class Parts:
         self.threads.shutdown(cancel_futures=True)
 
     def add(self, kernel: LoweredKernel) -> None:
-        """Takes the next kernel; starts a part where that fills it."""
-        self.waiting.append(kernel)
-        if sum(len(k.text) for k in self.waiting) >= PART:
+        """Takes the next kernel; starts a part where that fills it. Pieces with scalar loops have parts of their own."""
+        for f in sorted(kernel.pieces, key=lambda f: not f.has_scalar_loops or bool(f.calls)):  # called ones stay first
+            if self.waiting and self.waiting[-1].has_scalar_loops != f.has_scalar_loops:
+                self._start(self.waiting[0].name)
+            self._take(f)
+        if kernel.pieces and self.waiting:
+            self._start(self.waiting[0].name)
+        self._take(kernel.main)
+
+    def _take(self, function: Function) -> None:
+        self.waiting.append(function)
+        if sum(len(f.text) for f in self.waiting) >= PART:
             self._start(self.waiting[0].name)
 
     def finish(self, host: str, function: str) -> tuple[bytes, ...]:
@@ -56,18 +65,18 @@ class Parts:
         return tuple(o.result() for o in self.objects)
 
     def _start(self, function: str, host: str = "") -> None:
-        kernels, self.waiting = tuple(self.waiting), []
+        functions, self.waiting = tuple(self.waiting), []
         # Threads run in this context, by which their progress is told.
         run = contextvars.copy_context().run
-        self.objects.append(self.threads.submit(run, self._object, kernels, host, function, dict(self.symbols)))
-        self.symbols |= {k.name: ELSEWHERE for k in kernels}
+        self.objects.append(self.threads.submit(run, self._object, functions, host, function, dict(self.symbols)))
+        self.symbols |= {f.name: ELSEWHERE for f in functions}
 
-    def _object(self, kernels: tuple[LoweredKernel, ...], host: str, function: str, symbols: Mapping[str, int]) -> bytes:
-        module = llvm_module(module_text(kernels), host, self.timed)
+    def _object(self, functions: tuple[Function, ...], host: str, function: str, symbols: Mapping[str, int]) -> bytes:
+        module = llvm_module(module_text(functions), host, self.timed)
         mlir.check_lowered(module)
         level = self.opt_level
         if level is None:
-            level = SCALAR_OPT_LEVEL if any(k.has_scalar_loops for k in kernels) else VECTOR_OPT_LEVEL
+            level = SCALAR_OPT_LEVEL if any(f.has_scalar_loops for f in functions) else VECTOR_OPT_LEVEL
         return self.timed("llvm", mlir.object_code, module, level, function, symbols)
 
 

@@ -1,0 +1,201 @@
+"""Bodies of thousands of equations: right, and lowered with work in proportion to their length, which is counted."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern.lower import fuse_nests, outline, strips, uniform, waiting
+from pbkern.lower.emit import NestEmitter
+from pbkern.lower.nest import MAX_HEIGHT
+from pbkern.lower.program import lower_kernel
+
+from .running import native
+
+SHAPE = (8, 48)
+X = np.random.default_rng(0).normal(size=SHAPE).astype("f")
+
+
+def kernel(body, n, *arrays):
+    """A kernel of one program whose body takes `n`, the arrays' Refs and one for a result like X."""
+
+    def run(*refs):
+        body(n, *refs)
+
+    return pbkern.kernel(run, out_shape=jax.ShapeDtypeStruct(SHAPE, "f")).trace(*arrays)
+
+
+def chain(n, x, o):
+    """Sums and products of the last few values: an expression as tall as it is long."""
+    draw, values = random.Random(0), [x[...]]
+    while len(values) < n:
+        a, b = draw.choice(values[-4:]), draw.choice(values[-12:])
+        values.append(jnp.maximum(a, b * 0.5) - 0.1 if len(values) % 2 else a * 0.9 + b * 0.1)
+    o[...] = values[-1]
+
+
+def stores(n, x, o):
+    """Slices that later ones are made of."""
+    o[...] = x[...]
+    for i in range(n // 4):
+        o[i % 8] = o[(i + 3) % 8] * 0.5 + x[i % 8]
+
+
+def sums(n, x, o):
+    """Sums along one axis and the other."""
+    v = x[...]
+    for i in range(n // 4):
+        v = v * 0.9 + v.sum(i % 2, keepdims=True) * 0.01
+    o[...] = v
+
+
+def indices(n, index, x, o):
+    """Scalars that are made of each other; rows are read and written at each."""
+    o[...] = x[...]
+    at = index[0]
+    for i in range(n // 8):
+        at = (at * 5 + index[i % 8]) % 8
+        o[at] = o[at] * 0.5 + x[i % 8]
+
+
+def ordered(n, x, o):
+    """Sorts between elementwise operations: scalar loops."""
+    v = x[...]
+    for i in range(n // 4):
+        v = jnp.sort(v, axis=1) + v * (i + 1.0)
+        v = v / jnp.abs(v).max(1, keepdims=True)
+    o[...] = v
+
+
+INDEX = np.random.default_rng(1).integers(0, 8, 8).astype(np.int32)
+BODIES = {"chain": (chain, X), "stores": (stores, X), "sums": (sums, X), "indices": (indices, INDEX, X)}
+
+
+def made(name, n):
+    body, *arrays = BODIES[name]
+    return kernel(body, n, *arrays)
+
+
+def check(k, *arrays):
+    np.testing.assert_allclose(native(k, *arrays)[0], pbkern.interpret(k, *arrays)[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_results(name):
+    check(made(name, 400), *BODIES[name][1:])
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_text_is_in_proportion(name):
+    short, long = (lower_kernel(made(name, n), "k").text.count("\n") for n in (200, 800))
+    assert long < 5 * short
+
+
+def calls(monkeypatch, owner, function, name):
+    """How often `function` is called while bodies of one length and of four times that length are lowered."""
+    count = 0
+    call = getattr(owner, function)
+
+    def counted(*args):
+        nonlocal count
+        count += 1
+        return call(*args)
+
+    monkeypatch.setattr(owner, function, counted)
+    counts = []
+    for n in (200, 800):
+        count = 0
+        lower_kernel(made(name, n), "k")
+        counts.append(count)
+    return counts
+
+
+@pytest.mark.parametrize("name", ["stores", "indices"])
+def test_what_a_store_looks_at_is_in_proportion(monkeypatch, name):
+    short, long = calls(monkeypatch, waiting.Waiting, "_is_used", name)
+    assert 0 < long < 5 * short
+
+
+@pytest.mark.parametrize("owner, function", [(strips, "accesses"), (uniform, "_contradicted"), (fuse_nests, "merge")])
+def test_what_nests_look_at_is_in_proportion(monkeypatch, owner, function):
+    short, long = calls(monkeypatch, owner, function, "sums")
+    assert 0 < long < 5 * short
+
+
+def test_expressions_have_a_largest_height(monkeypatch):
+    heights = []
+    emit = NestEmitter.emit
+
+    def measured(self, block, nest, *args):
+        heights.extend(e.height for e in nest.expressions())
+        return emit(self, block, nest, *args)
+
+    monkeypatch.setattr(NestEmitter, "emit", measured)
+    lower_kernel(made("chain", 600), "k")
+    assert MAX_HEIGHT / 3 < max(heights) <= MAX_HEIGHT
+
+
+def test_long_bodies_are_cut_into_functions(monkeypatch):
+    monkeypatch.setattr(outline, "PIECE", 400)
+    monkeypatch.setattr(outline, "SHORT", 100)
+    k = made("sums", 400)
+    lowered = lower_kernel(k, "k")
+    assert len(lowered.pieces) > 5
+    assert max(f.text.count("\n") for f in lowered.functions) < 1000
+    check(k, X)
+
+
+def test_scalar_loops_are_apart(monkeypatch):
+    monkeypatch.setattr(outline, "PIECE", 400)
+    monkeypatch.setattr(outline, "SHORT", 20)
+    k = kernel(ordered, 40, X)
+    lowered = lower_kernel(k, "k")
+    assert {f.has_scalar_loops for f in lowered.pieces} == {False, True} and not lowered.main.has_scalar_loops
+    check(k, X)
+
+
+def nested(n, x, o):
+    """A loop around a long list of statements, in a long list."""
+
+    def turn(i, v):
+        for _ in range(n):
+            v = v * 0.9 + v.sum(1, keepdims=True) * 0.01
+        o[i % 8] = v[i % 8]
+        return v
+
+    sums(n, x, o)
+    o[...] = jax.lax.fori_loop(0, 3, turn, x[...]) + o[...]
+    sums(n, o, o)
+
+
+def test_pieces_call_pieces(monkeypatch):
+    monkeypatch.setattr(outline, "PIECE", 300)
+    monkeypatch.setattr(outline, "SHORT", 100)
+    k = kernel(nested, 20, X)
+    lowered = lower_kernel(k, "k")
+    assert any(f.calls for f in lowered.pieces)
+    check(k, X)
+
+
+def test_shared_scalars_print():
+    lowered = lower_kernel(made("indices", 400), "k")
+    assert len(lowered.nests) < 100_000
+
+
+def overwritten(n, x, o):
+    v = jnp.reshape(o[...] * 1.0, (4, 96))
+    o[...] = x[...]
+    o[...] = jnp.reshape(o[...], (4, 96)).reshape(SHAPE) * 2.0
+    kept = jnp.reshape(o[...], (4, 96))
+    total = jnp.cumsum(kept, axis=1) * 0.0
+    o[...] = jnp.zeros(SHAPE)
+    o[...] = (kept + jnp.flip(kept, 1) + total + v * 0.0).reshape(SHAPE)
+
+
+def test_a_reshape_outlives_what_it_was_made_of():
+    got = native(kernel(overwritten, 0, X), X)[0]
+    kept = (X * 2).reshape(4, 96)
+    np.testing.assert_allclose(got, (kept + kept[:, ::-1]).reshape(SHAPE), rtol=1e-6)
