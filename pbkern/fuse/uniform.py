@@ -38,11 +38,12 @@ class Uniform:
 
     def folded(self, eqn, operands) -> list | None:
         """The result of an operation on uniform values."""
-        name, out = eqn.primitive.name, eqn.outvars[0].aval
-        scalars = [self.scalar(x) for x in operands]
-        if name not in FOLDING or name not in self.rewrites or not out.shape or any(s is None for s in scalars):
+        if eqn.primitive.name not in FOLDING & self.rewrites.keys():
             return None
-        results = self.rewrites[name](eqn, scalars)
+        out, scalars = eqn.outvars[0].aval, [self.scalar(x) for x in operands]
+        if not out.shape or any(s is None for s in scalars):
+            return None
+        results = self.rewrites[eqn.primitive.name](eqn, scalars)
         if results is None or self.scalar(results[0]) is None:
             return None
         value = lax.full(out.shape, results[0], out.dtype)
@@ -51,12 +52,12 @@ class Uniform:
 
     def as_scalars(self, eqn, operands) -> list:
         """Operands of an elementwise operation, uniform ones as scalars where another one has the result's shape."""
-        name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+        name = eqn.primitive.name
         if name == "select_n" and self.scalar(operands[0]) is not None:
             return [self.scalar(operands[0]), *operands[1:]]
-        scalars = [self.scalar(x) for x in operands]
-        if name not in FOLDED or all(s is None for s in scalars):
+        scalars = [self.scalar(x) for x in operands] if name in FOLDED else []
+        if all(s is None for s in scalars):
             return operands
-        if any(s is None and x.shape == shape for s, x in zip(scalars, operands)):
+        if any(s is None and x.shape == eqn.outvars[0].aval.shape for s, x in zip(scalars, operands)):
             return [x if s is None else s for s, x in zip(scalars, operands)]
         return operands

@@ -77,6 +77,11 @@ def test_arrays_of_one_constant_are_scalars():
         np.testing.assert_array_equal(got, want)
 
 
+def test_equations_without_operands_or_results_stay():
+    closed = jax.make_jaxpr(lambda x: (jax.debug.callback(lambda: None), x + 1)[1])(1.0)
+    assert [e.primitive.name for e in simplify(closed).jaxpr.eqns] == ["debug_callback", "add"]
+
+
 def test_known_places_are_slices():
     """Also where their arithmetic is JAX's, as in medians."""
 
