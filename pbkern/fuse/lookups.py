@@ -1,8 +1,9 @@
-"""ClosedJaxpr -> the same with arithmetic behind gathers instead of before them: only what is picked is computed.
+"""ClosedJaxpr -> the same with arithmetic and gathers behind gathers instead of before them: only what is picked is made.
 
     log_p = x - m - log(l);  log_p[labels]   ->   x[labels] - m - log(l)        m, l: one number per row
+    rows = x[i];             rows[:, j]      ->   x[i, j]
 
-The same values bit by bit. Where all of the arithmetic has other readers as well, it stays in front.
+The same values bit by bit. What has other readers as well stays in front.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FEW_PICKED, FEW_ARRAYS = 0.5, 4
 
 
 def pick_early(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites jaxprs in which gathers alone read the results of arithmetic."""
+    """Rewrites jaxprs in which gathers alone read the results of arithmetic, or of other gathers."""
     wanted = set(_only_picked(closed))
     if not wanted:
         return closed
@@ -31,9 +32,9 @@ def pick_early(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _only_picked(closed: jex.ClosedJaxpr):
-    """Results of arithmetic that nothing but gathers reads, as their operand."""
+    """Results of arithmetic and gathers that nothing but gathers reads, as their operand."""
     jaxpr = closed.jaxpr
-    made = {v for e in jaxpr.eqns if e.primitive.name in ELEMENTWISE for v in e.outvars}
+    made = {v for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for v in e.outvars}
     picked = {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "gather"} & made if made else set()
     if picked:
         others = {a for e in jaxpr.eqns for k, a in enumerate(e.invars)
@@ -61,12 +62,62 @@ class _Lookups:
     def gather(self, eqn, operands):
         """Before -> after: gather(f(x, broadcast(m), 2), i) -> f(gather(x, i), broadcast(m), 2)."""
         x, indices = operands
-        if eqn.invars[0] not in self.wanted or eqn.outvars[0].aval.size > FEW_PICKED * x.size:
+        _, maker, first = self.made.get(id(x), (None, None, ()))
+        if eqn.invars[0] not in self.wanted:
+            return self.note(eqn, operands)
+        if maker is not None and maker.primitive.name == "gather":
+            both = at_once(maker, eqn, *first, indices)
+            return self.note(eqn, operands) if both is None else [both]
+        if eqn.outvars[0].aval.size > FEW_PICKED * x.size:
             return None
         pick = _Pick(eqn, indices, self.made)
         if pick.count(x) > FEW_ARRAYS:
             return None
         return [pick.inside(pick(x))]
+
+
+def at_once(first, second, x, i, j):
+    """A gather from what another one gathers, as one: x[i][:, j] -> x[i, j]. None where both look along the same dimension."""
+    a, b = (e.params["dimension_numbers"] for e in (first, second))
+    taken, dims, again = list(a.start_index_map), result_dims(first), result_dims(second)
+    back = {d: k for k, d in dims.items()}
+    if any(not _picks_elements(e) or e.params["mode"] != first.params["mode"] for e in (first, second)):
+        return None
+    if fills(first) and not _same(fill_value(first), fill_value(second)):
+        return None
+    if any(d not in back for d in b.start_index_map):
+        return None
+    of_i, of_j = [again[d] for d in batch_dims(first)], batch_dims(second)
+    taken += [back[d] for d in b.start_index_map]
+    rest = [again[dims[k]] for k in range(x.ndim) if k not in taken]
+    if of_i != sorted(of_i) or rest != sorted(rest):
+        return None
+    at = sorted([*of_i, *of_j])
+    out = second.outvars[0].aval.shape
+    indices = [
+        lax.broadcast_in_dim(
+            lax.convert_element_type(v, np.promote_types(i.dtype, j.dtype)),
+            [*(out[d] for d in at), v.shape[-1]], [*(at.index(d) for d in own), len(at)],
+        )
+        for v, own in ((i, of_i), (j, of_j))
+    ]  # fmt: skip
+    numbers = lax.GatherDimensionNumbers(tuple(rest), tuple(sorted(taken)), tuple(taken))
+    sizes = tuple(1 if k in taken else n for k, n in enumerate(x.shape))
+    params = {**second.params, "indices_are_sorted": False, "unique_indices": False}
+    indices = lax.concatenate(indices, len(at))
+    return second.primitive.bind(x, indices, **params | {"dimension_numbers": numbers, "slice_sizes": sizes})
+
+
+def _picks_elements(eqn) -> bool:
+    """Whether single places are looked up, and all other dimensions taken whole."""
+    dn, sizes, shape = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.invars[0].aval.shape
+    if dn.operand_batching_dims or sorted(dn.start_index_map) != sorted(dn.collapsed_slice_dims):
+        return False
+    return all(sizes[k] == (1 if k in dn.start_index_map else n) for k, n in enumerate(shape))
+
+
+def _same(x, y) -> bool:
+    return bool(x == y or (x != x and y != y))
 
 
 class _Pick:

@@ -220,24 +220,29 @@ class Loads(Strided):
 
 
     def _is_run(self, w: Walk, e: Expr) -> bool:
-        """Whether a vector of a gather is contiguous: only affine axes move along it, and by one element."""
+        """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer."""
         buf, index = e.info
         vector = w.sched.vector
-        affine = [i for i in index if i is not None]
+        moving = [(i, n) for i, n in zip(index, buf.shape) if i is not None and vector in i.symbols]
         return (buf.size > 0 and not any(vector in a.symbols for a in e.args) and flat_coefficient(buf, index, vector) == 1
-                and all(self._axis_is_safe(w, i, n) for i, n in zip(index, buf.shape) if i is not None) and bool(affine))
+                and all(self._axis_is_safe(w, i, n) for i, n in moving))
 
     def _gather_run(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs) -> Ssa:
         """A row of a table: one address, contiguous elements."""
         buf, index = e.info
         el, m, args = storage_el(buf.dtype), memref(buf), iter(e.args)
         affine, address = Affine(), None
-        for i, stride in zip(index, buf.strides):
-            if i is not None:
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
+            if i is None:
+                number = self._value(w, block, next(args), p, tail, accs)
+                part = self.text.put(block, f"arith.index_cast {number.name} : {number.el} to index")
+            elif self._axis_is_safe(w, i, extent):
                 affine = affine + i * stride
                 continue
-            part = self._value(w, block, next(args), p, tail, accs)
-            part = self.text.put(block, f"arith.index_cast {part.name} : {part.el} to index")
+            else:
+                _, part = self.text.affine(block, i, sum(i.coefficient(d) * o for d, o in p.items()))
+                part = self.text.put(block, f"arith.maxsi {part}, {self.text.index(0)} : index")
+                part = self.text.put(block, f"arith.minsi {part}, {self.text.index(extent - 1)} : index")
             part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
             address = part if address is None else self.text.put(block, f"arith.addi {address}, {part} : index")
         _, start = self.text.affine(block, affine, sum(affine.coefficient(d) * o for d, o in p.items()))

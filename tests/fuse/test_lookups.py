@@ -98,3 +98,35 @@ def test_sums_of_few_partial_results_are_repeated():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     pbkern.testing.assert_kernels(lambda x: x / jnp.sqrt(jnp.sum(x * x)), (x,), 2)
     pbkern.testing.assert_kernels(lambda x: (x - x.min()) / (x.max() - x.min()), (x,), 2)
+
+
+def again(mode, fill=None):
+    return lambda x, i, j: x.at[i].get(mode=mode, fill_value=fill).at[:, j].get(mode=mode, fill_value=fill)
+
+
+TWICE = {
+    "rows, columns": lambda x, i, j: x[i][:, j],
+    "columns, rows": lambda x, i, j: x[:, j][i],
+    "rows of rows": lambda x, i, j: x[i][jnp.clip(j, -7, 6)],
+    "three": lambda x, i, j: x[i][:, j][..., jnp.array([1, 0, 4])],
+    "clipped": again("clip"),
+    "filled": again("fill", 3),
+    "filled in two ways": lambda x, i, j: again("fill", 3)(x, i, j) + x.at[i].get(mode="fill", fill_value=3)[:, j],
+    "arithmetic first": lambda x, i, j: jnp.tanh(x)[i][:, j],
+    "integers": lambda x, i, j: x.astype(jnp.int32)[i][:, j],
+    "single places": lambda x, i, j: x[i, i % 5][:, j % 5],
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_gathers_of_gathers(name):
+    x, i, j = rand(60, 81, 5), ints(7, low=-70, high=70), ints(4, 3, low=-90, high=90)
+    got, want = pbkern.jit(TWICE[name])(x, i, j), jax.jit(TWICE[name])(x, i, j)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+
+
+def test_gathers_of_gathers_are_one_of_whole_vectors():
+    x = jax.ShapeDtypeStruct((4, 60, 81, 16), jnp.float32)
+    resized = pbkern.jit(lambda x: jax.image.resize(x, (4, 120, 162, 16), "nearest"))
+    assert resized.as_text(x, stage="nests").count("[gather") == 1
+    assert "vector.gather" not in resized.as_text(x, stage="mlir")
