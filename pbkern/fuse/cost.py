@@ -49,8 +49,6 @@ REPEATED_SHARE = 0.02
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
-# Keys that lowering leaves out together where a mask silences them.
-MASK_STRIP = 64
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
 UNBALANCED = 0.05
 # Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way
@@ -266,7 +264,6 @@ def evaluate(
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):
             sizes.append(volume(step.out) * itemsize(step.eqn.outvars[0]))
-    per_program *= 1 + _overhang(requests)
     rounds = math.ceil(programs / machine.cores)
     compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
     far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
@@ -296,22 +293,6 @@ def evaluate(
         programs,
         limit,
     )
-
-
-def _overhang(requests: Requests) -> float:
-    """Work on masked elements of scores between two products, as a part of what the mask leaves.
-
-    Keys that a mask of indices silences for all rows of a program are skipped in strips: the fewer rows, the less remains.
-    """
-    if sum(s.eqn.primitive.name in CONTRACTIONS for s in requests.steps) < 2:
-        return 0.0
-    indices: set = set()
-    for s in requests.steps:
-        if all(isinstance(a, jex.Literal) or a in indices for a in s.eqn.invars):
-            indices.update(s.eqn.outvars)
-        elif s.eqn.primitive.name == "select_n" and s.eqn.invars[0] in indices and len(s.out) >= 2:
-            return max(s.out[-2].size, MASK_STRIP) / s.eqn.outvars[0].aval.shape[-1]
-    return 0.0
 
 
 def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:

@@ -25,6 +25,7 @@ from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, op
 from .donation import scatter_into_carries
 from .handover import hand_over
 from .literals import operands_as_equations, outputs_as_equations
+from .masks import trim_masked
 from .nodes import Edge, Inner, Node, Partition, order
 from .recompute import recompute_large
 from .schedule import Schedule, Unfusable, schedule_at, search
@@ -177,6 +178,7 @@ class Partitioner:
             self.merge_siblings()
             if not getattr(self.options, "disable_reduce_reduce_fusion", False):
                 recompute_large(self)
+            trim_masked(self)
         return Partition(self.nodes, self.edges)
 
     def settle(self) -> None:

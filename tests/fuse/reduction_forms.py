@@ -94,7 +94,7 @@ FORMS = {
     "group norm, channels first": (group_norm_channels_first, FIRST, FULL_FIRST, 1),
     "instance norm": (norm((1, 2)), IMAGES, FULL_IMAGES, 1),
     "instance norm, channels first": (channels_first((2, 3)), FIRST, FULL_FIRST, 1),
-    "batch norm": (norm((0, 1, 2)), IMAGES, FULL_IMAGES, 3),
+    "batch norm": (norm((0, 1, 2)), IMAGES, FULL_IMAGES, 2),
     "batch norm, channels first": (channels_first((0, 2, 3)), FIRST, FULL_FIRST, 2),
     "labels": (labels, LOGITS, FULL_LOGITS, 1),
     "smoothed labels": (smoothed, LOGITS, FULL_LOGITS, 1),
