@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
+from .notes import Notes
 from .simplify import drop_dead, retrace
 
 
@@ -28,47 +29,41 @@ class _Quotients:
     """Remembers, by value: what it is the maximum of, exponentials that are at most 1, and their quotients."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], tuple] = {}
+        self.notes = Notes()
 
     def _note(self, kind: str, eqn, operands, *what) -> list:
-        value = eqn.primitive.bind(*operands, **eqn.params)
-        self._kept[kind, id(value)] = (value, *what)  # the value is kept alive: its id stays its own
-        return [value]
-
-    def _find(self, kind: str, x) -> tuple | None:
-        kept = self._kept.get((kind, id(x)))
-        return kept and kept[1:]
+        return self.notes.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
 
     def reduce_max(self, eqn, operands):
         return self._note("max", eqn, operands, operands[0])
 
     def broadcast_in_dim(self, eqn, operands):
-        found = self._find("max", operands[0])
+        found = self.notes.find("max", operands[0])
         return found and self._note("max", eqn, operands, *found)
 
     def sub(self, eqn, operands):
         x, y = operands
-        found = self._find("max", y)
+        found = self.notes.find("max", y)
         return self._note("negative", eqn, operands) if found and found[0] is x else None
 
     def exp(self, eqn, operands):
-        return self._note("at most 1", eqn, operands) if self._find("negative", operands[0]) is not None else None
+        return self._note("at most 1", eqn, operands) if self.notes.find("negative", operands[0]) is not None else None
 
     def div(self, eqn, operands):
         x, y = operands
-        bounded = self._find("at most 1", x) is not None and jnp.ndim(x) == jnp.ndim(y)
+        bounded = self.notes.find("at most 1", x) is not None and jnp.ndim(x) == jnp.ndim(y)
         return self._note("quotient", eqn, operands, x, y) if bounded else None
 
     def convert_element_type(self, eqn, operands):
         """A quotient that is rounded to fewer bits: its numerator is rounded instead, to the same relative error."""
-        found = self._find("quotient", operands[0])
+        found = self.notes.find("quotient", operands[0])
         if found is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
             return None
         return self._note("quotient", eqn, operands, lax.convert_element_type(found[0], eqn.params["new_dtype"]), found[1])
 
     def dot_general(self, eqn, operands):
         for side in (0, 1):
-            found = self._find("quotient", operands[side])
+            found = self.notes.find("quotient", operands[side])
             if found is not None and (made := _divided(eqn, operands, side, *found)) is not None:
                 return [made]
         return None

@@ -24,6 +24,7 @@ from jax import lax
 
 from ..machine import Machine
 from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params
+from .notes import Notes
 from .runs import in_runs, near_divisor
 from .simplify import Rewrite
 
@@ -66,7 +67,7 @@ class ReductionStages:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.kept: dict[tuple[str, int], tuple] = {}
+        self.notes = Notes()
 
     def rewrites(self) -> dict[str, Rewrite]:
         """Primitive name -> Rewrite."""
@@ -108,7 +109,7 @@ class ReductionStages:
         if low == high:
             return Runs(low, high, near_divisor(size, block))
         # Runs of joined dimensions are equal parts of the innermost one, as the blocks of what makes the operand are.
-        block = max(b for b in range(1, min(block, inner) + 1) if inner % b == 0)
+        block = next(b for b in range(min(block, inner), 0, -1) if inner % b == 0)
         return Runs(low, high, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
 
     # ---- sums, products, extrema
@@ -124,7 +125,7 @@ class ReductionStages:
         name = eqn.primitive.name
         result = eqn.primitive.bind(self._partial(name, x, eqn.params["axes"], runs), **reducer_params(name, (0,)))
         if name == "reduce_sum" and np.issubdtype(x.dtype, np.floating):
-            self._note("statistic", result, x)
+            self.notes.note("statistic", result, x)
         return [result]
 
     def is_narrow(self, eqn) -> bool:
@@ -152,47 +153,39 @@ class ReductionStages:
 
     # ---- products of deviations
 
-    def _note(self, kind: str, value, *what) -> list:
-        self.kept[kind, id(value)] = (value, *what)  # the value is kept alive: its id stays its own
-        return [value]
-
-    def _find(self, kind: str, x) -> tuple | None:
-        kept = self.kept.get((kind, id(x)))
-        return kept and kept[1:]
-
     def statistic(self, eqn, operands):
         """Scaled, reshaped and repeated sums of x; products of deviations."""
-        if eqn.primitive.name == "mul" and all(self._find("deviation", x) for x in operands):
-            return self._note("product", eqn.primitive.bind(*operands, **eqn.params), *operands)
-        found = [self._find("statistic", x) for x in operands]
+        if eqn.primitive.name == "mul" and all(self.notes.find("deviation", x) for x in operands):
+            return self.notes.note("product", eqn.primitive.bind(*operands, **eqn.params), *operands)
+        found = [self.notes.find("statistic", x) for x in operands]
         if not any(found) or any(f is None and np.ndim(x) for f, x in zip(found, operands)):
             return None
         (of,) = next(f for f in found if f)
-        (value,) = self._note("statistic", eqn.primitive.bind(*operands, **eqn.params), of)
+        (value,) = self.notes.note("statistic", eqn.primitive.bind(*operands, **eqn.params), of)
         if eqn.primitive.name == "broadcast_in_dim":
-            self._note("repeated", value, operands[0], eqn.params["broadcast_dimensions"])
+            self.notes.note("repeated", value, operands[0], eqn.params["broadcast_dimensions"])
         return [value]
 
     def deviation(self, eqn, operands):
         x, c = operands
-        found = self._find("statistic", c)
+        found = self.notes.find("statistic", c)
         if found is None or found[0] is not x or np.ndim(c) not in (0, x.ndim):
             return None
-        array, dims = self._find("repeated", c) or (c, range(np.ndim(c)))
-        return self._note("deviation", eqn.primitive.bind(*operands, **eqn.params), Deviation(x, array, tuple(dims)))
+        array, dims = self.notes.find("repeated", c) or (c, range(np.ndim(c)))
+        return self.notes.note("deviation", eqn.primitive.bind(*operands, **eqn.params), Deviation(x, array, tuple(dims)))
 
     def squared(self, eqn, operands):
-        if self._find("deviation", operands[0]) is None or eqn.params.get("y", 2) != 2:
+        if self.notes.find("deviation", operands[0]) is None or eqn.params.get("y", 2) != 2:
             return None
-        return self._note("product", eqn.primitive.bind(*operands, **eqn.params), *operands * 2)
+        return self.notes.note("product", eqn.primitive.bind(*operands, **eqn.params), *operands * 2)
 
     def _sum_of_products(self, eqn, x, runs: Runs | None):
         """The sum in two stages of which the first reads no c; None where that does not apply."""
-        found, axes = self._find("product", x), eqn.params["axes"]
+        found, axes = self.notes.find("product", x), eqn.params["axes"]
         if found is None or runs is None:
             return None
         extent, reduced = math.prod(x.shape[runs.low : runs.high + 1]), math.prod(x.shape[d] for d in axes)
-        parts: list[Deviation] = [part for factor in found for part in self._find("deviation", factor) or ()]
+        parts: list[Deviation] = [part for factor in found for part in self.notes.find("deviation", factor) or ()]
         if extent % runs.block or any(d in axes for p in parts for d, n in zip(p.dims, np.shape(p.c)) if n > 1):
             return None
         count = reduced * runs.block // extent
