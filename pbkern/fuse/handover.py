@@ -12,11 +12,13 @@ Works on the groups of partition.py, once none of them can be pulled into anothe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from jax.extend import core as jex
 
 from .cost import nbytes
 from .nodes import Edge, Node
+from .schedule import Schedule
 
 # What is passed on instead is so many times smaller.
 SMALLER = 4
@@ -35,34 +37,46 @@ def hand_over(parts) -> None:
                 _hand_over(parts, maker, readers[0], v)
 
 
+@dataclass(frozen=True)
+class _Move:
+    """Two groups after a move: equations, results and schedule of each."""
+
+    maker: tuple[list, list, Schedule]
+    reader: tuple[list, list, Schedule]
+
+    @property
+    def seconds(self) -> float:
+        return self.maker[2].cost.seconds + self.reader[2].cost.seconds
+
+
 def _hand_over(parts, maker: Node, reader: Node, v) -> None:
     """Tries to move the readers of `v`, and what follows while it gets smaller."""
-    best, before = None, maker.seconds + reader.seconds
-    for moved, passed in _prefixes(parts, reader, v):
-        rest = [e for e in reader.eqns if not any(e is m for m in moved)]
-        kept = [w for w in maker.outputs if w in parts.results or any(n is not reader for n in parts.users(w))]
-        kept += [w for w in maker.outputs if w not in kept and _reads(rest, w)]
-        outputs = kept + passed
-        first, _ = parts.attempt([*maker.eqns, *moved], outputs, None, maker.eqns[-1])
-        second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
-        if first is None or second is None:
-            continue
-        seconds = first.cost.seconds + second.cost.seconds
-        if seconds < GAIN * (before if best is None else best[0]):
-            best = seconds, moved, outputs, first, rest, second
-    eqn = parts.makers[v]
-    if best is None:
+    before = maker.seconds + reader.seconds
+    moves = [m for prefix in _prefixes(parts, reader, v) if (m := _moved(parts, maker, reader, *prefix)) is not None]
+    best = min(moves, key=lambda m: m.seconds, default=None)
+    if best is None or best.seconds >= GAIN * before:
         return
-    seconds, moved, outputs, first, rest, second = best
     old = [(n, n.eqns, n.outputs, n.schedule) for n in (maker, reader)]
-    results = reader.outputs
-    parts.set_group(maker, [*maker.eqns, *moved], outputs, first)
-    parts.set_group(reader, rest, results, second)
+    parts.set_group(maker, *best.maker)
+    parts.set_group(reader, *best.reader)
     if any(parts.reaches(parts.successors(n), n) for n in (maker, reader)):
         for n, *state in old[::-1]:
             parts.set_group(n, *state)
         return
-    parts.edges.append(Edge(eqn, True, "its readers joined its kernel", nbytes(v.aval), before, seconds))
+    parts.edges.append(Edge(parts.makers[v], True, "its readers joined its kernel", nbytes(v.aval), before, best.seconds))
+
+
+def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move | None:
+    """The groups once the maker does `moved` and gives `passed`; None where either cannot be a kernel."""
+    rest = [e for e in reader.eqns if not any(e is m for m in moved)]
+    kept = [w for w in maker.outputs
+            if w in parts.results or _reads(rest, w) or any(n is not reader for n in parts.users(w))]  # fmt: skip
+    eqns, outputs = [*maker.eqns, *moved], kept + passed
+    first, _ = parts.attempt(eqns, outputs, None, maker.eqns[-1])
+    second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
+    if first is None or second is None:
+        return None
+    return _Move((eqns, outputs, first), (rest, reader.outputs, second))
 
 
 def _reads(eqns: Iterable, v) -> bool:
