@@ -85,7 +85,7 @@ def at_once(first, second, x, i, j):
         return None
     if fills(first) and not _same(fill_value(first), fill_value(second)):
         return None
-    if any(d not in back for d in b.start_index_map):
+    if i.dtype.kind != j.dtype.kind or any(d not in back for d in b.start_index_map):
         return None
     of_i, of_j = [again[d] for d in batch_dims(first)], batch_dims(second)
     taken += [back[d] for d in b.start_index_map]

@@ -124,7 +124,7 @@ class ReductionStages:
             return [self._columns_first(eqn, x)] if self.is_narrow(eqn) else None
         name = eqn.primitive.name
         result = eqn.primitive.bind(self._partial(name, x, eqn.params["axes"], runs), **reducer_params(name, (0,)))
-        if name == "reduce_sum" and np.issubdtype(x.dtype, np.floating):
+        if name == "reduce_sum" and x.dtype in (np.float32, np.float64):
             self.notes.note("statistic", result, x)
         return [result]
 
@@ -132,7 +132,7 @@ class ReductionStages:
         """Whether only a few elements next to each other are reduced together, but many such groups, as in a group norm of
         channels last.
         """
-        if eqn.primitive.name not in REDUCERS:
+        if eqn.primitive.name not in REDUCERS or eqn.invars[0].aval.dtype.itemsize < 4:  # columns would be rounded
             return False
         shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
         last, lanes = len(shape) - 1, self.machine.lanes(eqn.invars[0].aval.dtype.itemsize)
@@ -169,7 +169,7 @@ class ReductionStages:
     def deviation(self, eqn, operands):
         x, c = operands
         found = self.notes.find("statistic", c)
-        if found is None or found[0] is not x or np.ndim(c) not in (0, x.ndim):
+        if found is None or found[0] is not x or np.ndim(c) not in (0, x.ndim) or eqn.outvars[0].aval.shape != x.shape:
             return None
         array, dims = self.notes.find("repeated", c) or (c, range(np.ndim(c)))
         return self.notes.note("deviation", eqn.primitive.bind(*operands, **eqn.params), Deviation(x, array, tuple(dims)))
@@ -186,6 +186,8 @@ class ReductionStages:
             return None
         extent, reduced = math.prod(x.shape[runs.low : runs.high + 1]), math.prod(x.shape[d] for d in axes)
         parts: list[Deviation] = [part for factor in found for part in self.notes.find("deviation", factor) or ()]
+        if any(p.x.shape != x.shape for p in parts):  # a factor is repeated
+            return None
         if extent % runs.block or any(d in axes for p in parts for d, n in zip(p.dims, np.shape(p.c)) if n > 1):
             return None
         count = reduced * runs.block // extent
@@ -223,10 +225,10 @@ class ReductionStages:
 
     def split_arg(self, eqn, operands):
         runs, (x,) = self.runs_of(eqn), operands
-        if runs is None:
+        (axis,), dtype = eqn.params["axes"], eqn.params["index_dtype"]
+        if runs is None or x.shape[axis] > np.iinfo(dtype).max:
             return None
         reducer, worst = ARGS[eqn.primitive.name]
-        (axis,), dtype = eqn.params["axes"], eqn.params["index_dtype"]
         cut = in_runs(x, axis, runs.block, worst(x.dtype))
         best = reducer.bind(cut, axes=(axis + 1,))
         place = eqn.primitive.bind(cut, axes=(axis + 1,), index_dtype=dtype)

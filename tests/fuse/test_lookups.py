@@ -114,6 +114,7 @@ TWICE = {
     "filled in two ways": lambda x, i, j: again("fill", 3)(x, i, j) + x.at[i].get(mode="fill", fill_value=3)[:, j],
     "arithmetic first": lambda x, i, j: jnp.tanh(x)[i][:, j],
     "integers": lambda x, i, j: x.astype(jnp.int32)[i][:, j],
+    "unsigned": lambda x, i, j: x[abs(i).astype(jnp.uint32) % 60][:, j],
     "single places": lambda x, i, j: x[i, i % 5][:, j % 5],
 }
 

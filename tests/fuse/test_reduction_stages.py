@@ -89,6 +89,36 @@ def test_one_pass_reads_what_covariance_needs(runs_as_they_are):
     assert_kernels(lambda x: (x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2))), (f32(16, 56, 56, 256),), 4)
 
 
+def test_factors_that_are_repeated():
+    """Of a row and a matrix, deviations have different shapes."""
+
+    def f(x, y):
+        return ((x - x.mean()) * (y - y.mean())).sum()
+
+    x, y = rand((24, 40), 1), rand((1, 40), 2)
+    for args in ((x, y), (y, x)):
+        want = f(*(np.asarray(a, np.float64) for a in args))
+        np.testing.assert_allclose(pbkern.jit(f)(*args), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision(dtype):
+    x = rand((2, 4096), 3).astype(dtype)
+    for f in (lambda x: x.var(), lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0, 1), out_sharding=None)):
+        want = np.asarray(jax.jit(f)(x), np.float64)
+        np.testing.assert_allclose(np.asarray(pbkern.jit(f)(x), np.float64), want, rtol=2e-2, atol=1.0)
+
+
+def test_places_of_extrema_in_narrow_integers_and_of_booleans():
+    x = rand((100,), 4)
+    for dtype in (jnp.int8, jnp.uint8, jnp.int16):
+        f = lambda x: jax.lax.argmax(x, 0, dtype)  # noqa: B023, E731
+        np.testing.assert_array_equal(pbkern.jit(f)(x), f(x))
+    for y in (x > 0, x > 9, x < 9):
+        for f in (jnp.argmax, jnp.argmin):
+            np.testing.assert_array_equal(pbkern.jit(f)(y), f(y))
+
+
 EXTREMA = {
     "ties": np.repeat([3.0, 1, 3, 2], 50),
     "nan": np.where(np.arange(200) % 77 == 76, np.nan, np.arange(200.0)),
