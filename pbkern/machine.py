@@ -21,6 +21,8 @@ DEFAULT_OP_CYCLES: Mapping[str, float] = {
 
 # Lines of up to this many elements are sorted in registers, side by side.
 SHORT_LINE = 16
+# Keys of attention that are left out together where a mask silences them. A power of two: strip numbers are shifts.
+MASK_STRIP = 64
 
 
 @dataclass(frozen=True)

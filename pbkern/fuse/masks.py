@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from jax.extend import core as jex
 
+from ..machine import MASK_STRIP
 from .blocks import Requests
 from .cost import CONTRACTIONS
 from .schedule import Schedule, alternatives
 
-# Keys that lowering leaves out together.
-STRIP = 64
 # Schedules that are compared.
 COMPARED = 8
 
@@ -40,5 +39,5 @@ def overhang(requests: Requests) -> float:
         if all(isinstance(a, jex.Literal) or a in indices for a in s.eqn.invars):
             indices.update(s.eqn.outvars)
         elif s.eqn.primitive.name == "select_n" and s.eqn.invars[0] in indices and len(s.out) >= 2:
-            return max(s.out[-2].size, STRIP) / s.eqn.outvars[0].aval.shape[-1]
+            return max(s.out[-2].size, MASK_STRIP) / s.eqn.outvars[0].aval.shape[-1]
     return 0.0

@@ -19,14 +19,15 @@ from collections.abc import Callable
 import numpy as np
 
 from ..affine import Affine
+from ..machine import MASK_STRIP
 from . import arena
 from .nest import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from .spans import EVERYWHERE, Span, live_span, outside
 from .strips import JOINS, Chain, Run, Strips, Trips, inside, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
-# A power of two: strip numbers are shifts. A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
-STRIP = 64
+# A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
+STRIP = MASK_STRIP
 # Shorter dimensions are not worth the loops.
 MIN_STRIPS = 4
 

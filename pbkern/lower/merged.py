@@ -5,10 +5,10 @@ Whole rows r0 .. r0 + 15 of a[n, 4096] as 65536 elements are elements 4096 r0 ..
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ..affine import Affine
+from ..reshapes import segments
 from .collapse import Aliases
 from .values import ZERO, Index, Stored
 
@@ -20,19 +20,6 @@ class _Merge:
     low: int
     high: int
     axis: int
-
-
-def segments(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Shortest runs of dimensions with equal products, in order; dimensions of size 1 are left out."""
-    rest_old = [d for d, n in enumerate(old) if n != 1]
-    rest_new = [d for d, n in enumerate(new) if n != 1]
-    found = []
-    while rest_old and rest_new:
-        a, b = [rest_old.pop(0)], [rest_new.pop(0)]
-        while (p := math.prod(old[d] for d in a)) != (q := math.prod(new[d] for d in b)):
-            (a if p < q else b).append((rest_old if p < q else rest_new).pop(0))
-        found.append((a, b))
-    return found
 
 
 def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored | None:

@@ -1,0 +1,23 @@
+"""Which dimensions become which, where an array of row-major elements gets another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Splits shapes of equal size into smallest runs of dimensions with equal products, units left out."""
+    ka, kb = [d for d, n in enumerate(a) if n != 1], [d for d, n in enumerate(b) if n != 1]
+    found, i, j = [], 0, 0
+    while i < len(ka) or j < len(kb):
+        da, db, pa, pb = [ka[i]], [kb[j]], a[ka[i]], b[kb[j]]
+        i, j = i + 1, j + 1
+        while pa != pb:
+            if pa < pb:
+                da.append(ka[i])
+                pa, i = pa * a[ka[i]], i + 1
+            else:
+                db.append(kb[j])
+                pb, j = pb * b[kb[j]], j + 1
+        found.append((da, db))
+    return found
