@@ -96,7 +96,7 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     """Integer sums and multiples of index expressions stay affine. Exact: both sides wrap modulo the dtype's width."""
     if name not in ("add", "sub", "mul", "neg") or dtype.kind not in "iu" or dtype.itemsize < 4:
         return None
-    if any(x.kind not in ("index", "const") for x in xs) or all(x.kind == "const" for x in xs):
+    if any(x.kind not in ("index", "const") for x in xs):
         return None
     a, b = [x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]]
     if name == "mul" and not (a.is_const or b.is_const):
@@ -106,6 +106,9 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     # Far from 64 bits, in which addresses and indices are computed.
     if max([abs(result.const), *(abs(c) for _, c in result.terms)]) >= 1 << 31:
         return None
+    if all(x.kind == "const" for x in xs):
+        info = np.iinfo(dtype)
+        return pool.make("const", dtype, dtype.type(result.const)) if info.min <= result.const <= info.max else None
     return pool.make("index", dtype, result)
 
 
@@ -122,6 +125,7 @@ class BodyBuilder:
         self.operands: tuple[Buf, ...] = ()  # the kernel's, as they were when it was launched
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
+        self.bounds: dict[str, tuple[int, int]] = {}  # (smallest, largest) value of symbols, where known
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._keep: list = []
@@ -187,6 +191,8 @@ class BodyBuilder:
             return ZERO
         name = self.names("%s")
         self.items.append(LetItem(name, value, clamp))
+        if clamp is not None:
+            self.bounds[name] = (0, clamp)
         return Affine.symbol(name)
 
     def new_buffer(self, shape, dtype) -> Stored:

@@ -12,6 +12,7 @@ from jax.extend import core as jex
 from ..affine import Affine
 from ..rules import RuleTable
 from .nest import Buf, For, If, While
+from .predicates import FAR
 from .shapes import index_value
 from .values import ZERO, Literal, Stored, Value
 
@@ -113,6 +114,16 @@ def _constants(local: dict, closed: jex.ClosedJaxpr) -> None:
         local[v] = Literal((), np.asarray(c).dtype, np.asarray(c)[()])
 
 
+def _once(builder, closed: jex.ClosedJaxpr, atoms, eqn, env: dict) -> None:
+    """The body of a loop that runs it once, as if it stood there."""
+    local: dict = {}
+    for v, a in zip(closed.jaxpr.invars, atoms):
+        _bind(builder, env, local, v, a)
+    _constants(local, closed)
+    builder.scan_equations(closed.jaxpr, local)
+    env.update(zip(eqn.outvars, [builder.read(local, o) for o in closed.jaxpr.outvars]))
+
+
 def _copy_in(builder, carries: list[Stored], values: list[Value]) -> None:
     for c, v in zip(carries, values):
         builder.store_value(c, v, lambda ix: ix)
@@ -147,10 +158,14 @@ def _scan(builder, eqn, env: dict) -> None:
     jaxpr = closed.jaxpr
     invars = jaxpr.invars
     init, xs = eqn.invars[nc : nc + ncar], eqn.invars[nc + ncar :]
+    if length == 1 and not xs and len(eqn.outvars) == ncar:
+        _once(builder, closed, eqn.invars, eqn, env)
+        return
     steps = _counter_steps(jaxpr, invars[nc : nc + ncar], jaxpr.outvars[:ncar])
     starts = {k: builder.index_symbol(builder.read(env, init[k])) for k in steps}
     results = _results(builder, eqn, env)
     counter = builder.names("%i")
+    builder.bounds[counter] = (0, max(length - 1, 0))
 
     def run() -> None:
         local: dict = {}
@@ -198,15 +213,18 @@ def _while(builder, eqn, env: dict) -> None:
     cond, body = p["cond_jaxpr"], p["body_jaxpr"]
     init = eqn.invars[nc + nb :]
     carry = body.jaxpr.invars[nb:]
-    results = _results(builder, eqn, env)
     counted = _fori(p, cond.jaxpr, body.jaxpr, nc, nb)
     trips, starts, steps = None, {}, {}
     if counted is not None:
         k, limit = counted
-        steps = _counter_steps(body.jaxpr, carry, body.jaxpr.outvars)
-        starts = {j: builder.index_symbol(builder.read(env, init[j])) for j in steps}
         bound = limit if not isinstance(limit, int) else init[limit] if limit >= 0 else None
         trips = _trip_count(builder, builder.read(env, init[k]), builder.read(env, bound) if bound is not None else None)
+        if trips == 1:
+            _once(builder, body, (*eqn.invars[nc : nc + nb], *init), eqn, env)
+            return
+        steps = _counter_steps(body.jaxpr, carry, body.jaxpr.outvars)
+        starts = {j: builder.index_symbol(builder.read(env, init[j])) for j in steps}
+    results = _results(builder, eqn, env)
 
     def bind_consts(closed, atoms) -> dict:
         local: dict = {}
@@ -220,6 +238,7 @@ def _while(builder, eqn, env: dict) -> None:
         _copy_in(builder, [results[k] for k in kept], [builder.read(env, init[k]) for k in kept])
         local = bind_consts(body, eqn.invars[nc : nc + nb])
         counter = builder.names("%i")
+        builder.bounds[counter] = (0, trips - 1 if isinstance(trips, int) else FAR)
         for k, v in enumerate(carry):
             local[v] = (builder.whole(results[k].buf) if k not in steps else
                         _counted(builder, starts[k], steps[k], counter, v.aval.dtype))

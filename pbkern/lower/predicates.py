@@ -61,7 +61,7 @@ def interval(a: Affine, bounds: Bounds) -> tuple[int, int] | None:
 
 def _simplified(n: Nest, pool: Pool, bounds: Bounds) -> Nest:
     known = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
-    fold = _Folder(pool, known)
+    fold = Folder(pool, known)
     writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not fold.inside(w.buf, w.index),
                     None if w.mask is None else fold(w.mask)) for w in n.writes]
     writes = [w if w.mask is None or not _is(w.mask, True) else
@@ -70,11 +70,16 @@ def _simplified(n: Nest, pool: Pool, bounds: Bounds) -> Nest:
     return Nest(n.dims, n.rdims, reductions, writes, n.ordered, n.at)
 
 
+def _holds(dtype: np.dtype, found: tuple[int, int]) -> bool:
+    info = np.iinfo(dtype)
+    return info.min <= found[0] and found[1] <= info.max
+
+
 def _is(e: Expr, value: bool) -> bool:
     return e.kind == "const" and e.dtype == BOOL and bool(e.info) is value
 
 
-class _Folder:
+class Folder:
     """Rewrites an expression with what is known about its symbols."""
 
     def __init__(self, pool: Pool, bounds: Bounds):
@@ -100,6 +105,8 @@ class _Folder:
             return self._range(*e.info)
         if e.kind == "load" and e.info[2] and self.inside(e.info[0], e.info[1]):
             return self.pool.make("load", e.dtype, (e.info[0], e.info[1], False))
+        if e.kind == "gather":
+            return self._gather(e)
         if e.kind != "op":
             return None
         name = e.info.primitive
@@ -111,7 +118,54 @@ class _Folder:
             return self._bool(not e.args[0].info)
         if name == "select_n" and e.args[0].dtype == BOOL:
             return self._select(e, *e.args)
+        if name in ("max", "min"):
+            return self._extreme(name, *e.args)
+        if name == "convert_element_type":
+            return self._convert(e.args[0], e.dtype)
         return None
+
+    def _interval(self, e: Expr) -> tuple[int, int] | None:
+        """(smallest, largest) value of an integer expression that cannot have wrapped; None where it is not known."""
+        if e.kind == "const" and e.dtype.kind in "iu":
+            return int(e.info), int(e.info)
+        if e.kind != "index":
+            return None
+        found = interval(e.info, self.bounds)
+        return found if found is not None and _holds(e.dtype, found) else None
+
+    def _extreme(self, name: str, x: Expr, y: Expr) -> Expr | None:
+        a, b = self._interval(x), self._interval(y)
+        if a is None or b is None:
+            return None
+        larger, smaller = (x, y) if name == "max" else (y, x)
+        if a[0] >= b[1]:
+            return larger
+        return smaller if b[0] >= a[1] else None
+
+    def _convert(self, x: Expr, dtype: np.dtype) -> Expr | None:
+        found = self._interval(x) if x.kind == "index" else None
+        if found is None or dtype.kind not in "iu" or not _holds(dtype, found):
+            return None
+        return self.pool.make("index", dtype, x.info)
+
+    def _gather(self, e: Expr) -> Expr | None:
+        """Axes along which the index is affine and certainly inside are addressed by it; a load where all are."""
+        buf, axes = e.info
+        args, left, located = iter(e.args), [], []
+        for axis, extent in zip(axes, buf.shape):
+            if axis is None:
+                arg = next(args)
+                found = self._interval(arg)
+                if found is not None and found[0] >= 0 and found[1] < extent:
+                    axis = arg.info if arg.kind == "index" else Affine((), int(arg.info))
+                else:
+                    left.append(arg)
+            located.append(axis)
+        if len(left) == len(e.args):
+            return None
+        if left:
+            return self.pool.make("gather", e.dtype, (buf, tuple(located)), tuple(left))
+        return self.pool.make("load", e.dtype, (buf, tuple(located), False))
 
     def _select(self, e: Expr, test: Expr, *cases: Expr) -> Expr | None:
         if test.kind == "const":

@@ -318,7 +318,7 @@ class KernelLowering:
 
     def _build(self, views: list, guarded: bool) -> tuple[BodyBuilder, list[Stmt]]:
         builder = BodyBuilder(self.names)
-        builder.kernel, builder.operands = self.kernel, self.handed
+        builder.kernel, builder.operands, builder.bounds = self.kernel, self.handed, self._bounds(views, guarded)
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
         dynamic = dict(self.kernel.dynamic_grid)
         builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)

@@ -1,6 +1,7 @@
 """Ref effects of a body: reads become stored values, writes become store items in program order.
 
-Integer-array indices read through gathers and write in a loop over their elements, in order.
+Integer arrays as indices that are affine (index_arrays.py) are slices. Others read through gathers and write in a loop over
+their elements, in order.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..dsl.refs import Gather, Range, ref_access
+from .index_arrays import AffineArray, affine_array, are_distinct
 from .nest import Expr, For, Let, Nest, Pool, Stmt, Write
 from .values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
 
 
 @dataclass
 class _Place:
-    """Where an access goes: index of the value -> index of the Ref. `gathers`: Ref axis -> index values."""
+    """Where an access goes: index of the value -> index of the Ref.
+
+    Of the axes with index arrays, `runs` have affine ones, which are a position like any other; `gathers` the others.
+    """
 
     shape: tuple[int, ...]
     offsets: list[Affine]
     strides: list[int | None]  # None: the axis takes no dimension of the value
+    runs: dict[int, AffineArray]
     gathers: dict[int, Value]
     gather_at: int  # first dimension of the value that runs along the gathered elements
     gather_shape: tuple[int, ...]
@@ -35,8 +41,12 @@ class _Place:
 
     def __call__(self, ix: Index) -> Index:
         """Index of the Ref; gathered axes at 0."""
-        rest = iter(self.split(ix)[1])
-        return tuple(o if s is None else o + next(rest) * s for o, s in zip(self.offsets, self.strides))
+        gathered, others = self.split(ix)
+        rest = iter(others)
+        index = [o if s is None else o + next(rest) * s for o, s in zip(self.offsets, self.strides)]
+        for axis, array in self.runs.items():
+            index[axis] = array.at(gathered)
+        return tuple(index)
 
 
 def access(builder, eqn, env: dict) -> None:
@@ -44,7 +54,7 @@ def access(builder, eqn, env: dict) -> None:
     acc = ref_access(eqn)
     ref = builder.refs[acc.ref]
     masked = acc.mask is not None
-    place = _place(builder, env, acc.indices, ref.shape, masked)
+    place = _place(builder, env, acc.indices, ref.shape, masked, writes=acc.kind != "load")
     guard = ref.guard or masked
     mask = None if not masked else builder.read(env, acc.mask)
     if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
@@ -63,7 +73,7 @@ def access(builder, eqn, env: dict) -> None:
         _store(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
 
 
-def _place(builder, env: dict, indices, ref_shape, masked: bool) -> _Place:
+def _place(builder, env: dict, indices, ref_shape, masked: bool, writes: bool) -> _Place:
     offsets: list[Affine] = []
     strides: list[int | None] = []
     shape: list[int] = []
@@ -88,7 +98,22 @@ def _place(builder, env: dict, indices, ref_shape, masked: bool) -> _Place:
     gather_shape = next(iter(gathers.values())).shape if gathers else ()
     at = 0 if split or first is None else first
     shape[at:at] = gather_shape
-    return _Place(tuple(shape), offsets, strides, gathers, at, tuple(gather_shape))
+    runs = _runs(builder, gathers, ref_shape, masked, writes)
+    gathers = {axis: v for axis, v in gathers.items() if axis not in runs}
+    return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
+
+
+def _runs(builder, gathers: dict[int, Value], ref_shape, masked: bool, writes: bool) -> dict[int, AffineArray]:
+    """Axes whose indices are affine and need not be clamped. Stores go to distinct elements, as else the last one stays."""
+    if not gathers:
+        return {}
+    shape = next(iter(gathers.values())).shape
+    found = {axis: array for axis, v in gathers.items() if (array := affine_array(builder, v)) is not None}
+    if not masked:
+        found = {axis: a for axis, a in found.items() if a.inside(shape, ref_shape[axis], builder.bounds)}
+    if writes and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
+        return {}
+    return {axis: a.evaluated(builder) for axis, a in found.items()}
 
 
 def _constant(values) -> Value:
@@ -139,17 +164,14 @@ def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, 
         counters = [(builder.names("%i"), n) for n in place.gather_shape]
         at = dims_index(counters)
         body: list[Stmt] = []
-        offsets = list(place.offsets)
-        for axis, index in place.gathers.items():
-            name = builder.names("%s")
-            body.append(Let(name, builder.clamped(builder.pull(index, at), ref.shape[axis] - 1)))
-            offsets[axis] = Affine.symbol(name)
+        names = {axis: builder.names("%s") for axis in place.gathers}
+        body += [Let(names[axis], builder.clamped(builder.pull(index, at), ref.shape[axis] - 1))
+                 for axis, index in place.gathers.items()]
         rest = place.shape[: place.gather_at] + place.shape[place.gather_at + len(place.gather_shape) :]
         dims = [(builder.names("d"), n) for n in rest]
         ix = dims_index(dims)
-        moved = iter(ix)
-        index = ref.place(tuple(o if s is None else o + next(moved) * s for o, s in zip(offsets, place.strides)))
         full = ix[: place.gather_at] + at + ix[place.gather_at :]
+        index = ref.place(tuple(Affine.symbol(names[k]) if k in names else i for k, i in enumerate(place(full))))
         nest = Nest(dict(dims), at=builder.line(eqn))
         e = builder.pull(value, full, None)
         if add:

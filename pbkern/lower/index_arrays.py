@@ -1,0 +1,117 @@
+"""Index arrays that are affine in their position, such as `program_id * block + arange(block)`.
+
+They address runs of elements at a constant distance, as slices do, which are loaded and stored as vectors and in any order.
+Kernels in the style of Triton address all memory so. Scalars that only running the kernel tells may be part of the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..affine import Affine
+from .nest import Expr
+from .predicates import Folder, interval
+from .values import Index, Lazy, Literal, Value, dims_index
+
+# Values looked at per index array: longer arithmetic, as that of random numbers, is not affine.
+MOST_VALUES = 64
+
+
+def along(d: int) -> str:
+    """The symbol that stands for the position along dimension d of an index array."""
+    return f"@along{d}"
+
+
+@dataclass
+class AffineArray:
+    """`value` over `along(d)` and the symbols of statements; `scalars`: names in it of values not yet evaluated."""
+
+    value: Affine
+    scalars: dict[str, Value]
+
+    def at(self, ix: Index) -> Affine:
+        """The element at a position."""
+        places = {along(d): i for d, i in enumerate(ix)}
+        return self.value.substitute(places.get)
+
+    def evaluated(self, builder) -> AffineArray:
+        """The same, with its scalars evaluated here."""
+        symbols = {name: builder.index_symbol(v) for name, v in self.scalars.items()}
+        return AffineArray(self.value.substitute(symbols.get), {})
+
+    def inside(self, shape: tuple[int, ...], extent: int, bounds) -> bool:
+        """Whether all elements certainly are in [0, extent)."""
+        found = interval(self.value, {**bounds, **_positions(shape)})
+        return found is not None and found[0] >= 0 and found[1] < extent
+
+
+def affine_array(builder, v: Value) -> AffineArray | None:
+    """An integer array as an affine function of the position; None where it is not known to be one."""
+    finder = _Finder(builder, v.shape)
+    e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
+    if e is None or e.kind not in ("index", "const") or e.dtype.kind not in "iu":
+        return None
+    value = e.info if e.kind == "index" else Affine((), int(e.info))
+    return AffineArray(value, {name: s for name, s in finder.scalars.items() if name in value.symbols})
+
+
+def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
+    """Whether no two positions have the same elements in all of `arrays`."""
+    left = {d for d, n in enumerate(shape) if n > 1}
+    for a in arrays:
+        reach = 0
+        own = [d for d in left if a.value.coefficient(along(d))]
+        for d in sorted(own, key=lambda d: abs(a.value.coefficient(along(d)))):
+            step = abs(a.value.coefficient(along(d)))
+            if step <= reach:
+                break
+            reach += step * (shape[d] - 1)
+        else:
+            # Dimensions that other arrays have already told apart add nothing here that could make two elements meet.
+            if all(not a.value.coefficient(along(d)) for d, n in enumerate(shape) if n > 1 and d not in own):
+                left -= set(own)
+    return not left
+
+
+def _positions(shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
+    return {along(d): (0, max(n - 1, 0)) for d, n in enumerate(shape)}
+
+
+@dataclass
+class _Finder:
+    """Pulls lazy values at an index without deciding anything about them."""
+
+    builder: object
+    shape: tuple[int, ...]
+    scalars: dict[str, Value] = field(default_factory=dict)
+    seen: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.fold = Folder(self.builder.pool, {**self.builder.bounds, **_positions(self.shape)})
+
+    def element(self, v: Value, ix: Index) -> Expr | None:
+        v = self.builder.resolve(v)
+        key = (id(v), ix)
+        if key not in self.seen:
+            if len(self.seen) >= MOST_VALUES:
+                return None
+            self.seen[key] = None
+            self.seen[key] = self._element(v, ix)
+        return self.seen[key]
+
+    def _element(self, v: Value, ix: Index) -> Expr | None:
+        if isinstance(v, Literal):
+            return v.at(self.builder.pool, ix, False)
+        if isinstance(v, Lazy):
+            operands = [self.element(o, i) for o, i in zip(v.operands, v.route(ix))]
+            if None not in operands:
+                e = self.fold(v.combine(self.builder.pool, ix, operands))
+                if e.kind in ("index", "const", "range") or e.dtype == np.bool_:
+                    return e
+        if v.shape == () and v.dtype.kind == "i" and v.dtype.itemsize >= 4:
+            name = f"@scalar{len(self.scalars)}"
+            self.scalars[name] = v
+            return self.builder.pool.make("index", v.dtype, Affine.symbol(name))
+        return None

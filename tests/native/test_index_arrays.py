@@ -1,0 +1,170 @@
+"""Index arrays: affine ones address runs of elements, as slices do; all give what NumPy's indexing gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import pbkern
+from pbkern.lower.program import lower_kernel
+
+from .running import native
+
+N = 100
+X = np.random.default_rng(0).normal(size=N).astype("f")
+M = np.random.default_rng(1).normal(size=(9, 20)).astype("f")
+
+
+def traced(body, out_shape, *arrays, **given):
+    return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(out_shape, "f"), **given).trace(*arrays)
+
+
+def is_vectors(kernel) -> bool:
+    """Whether nothing is gathered or stored element by element."""
+    nests = lower_kernel(kernel, "k").nests
+    return "gather" not in nests and "for " not in nests
+
+
+# index array of length 20 -> whether it is a run inside 100 elements
+INDICES = {
+    "program": (lambda: jnp.arange(20) + 7, True),
+    "strided": (lambda: jnp.arange(20) * 3 + 2, True),
+    "reversed": (lambda: 19 - jnp.arange(20), True),
+    "all the same": (lambda: jnp.zeros(20, jnp.int32) + 5, True),
+    "clipped, to no effect": (lambda: jnp.clip(jnp.arange(20), 0, 99), True),
+    "of another type": (lambda: jnp.arange(20, dtype=jnp.uint32).astype(jnp.int32) + 1, True),
+    "negative": (lambda: jnp.arange(20) - 3, False),
+    "beyond": (lambda: jnp.arange(20) + 90, False),
+    "pairs": (lambda: jnp.arange(20) // 2, False),
+    "squares": (lambda: jnp.arange(20) * jnp.arange(20) % 50, False),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_loads(name):
+    make, is_run = INDICES[name]
+
+    def body(x, o):
+        o[...] = x[make()]
+
+    k = traced(body, (20,), X)
+    index = np.clip(np.asarray(make()), 0, N - 1)  # where NumPy counts from the end, or raises
+    np.testing.assert_array_equal(native(k, X)[0], X[index])
+    assert is_vectors(k) is is_run
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_stores(name):
+    make, is_run = INDICES[name]
+
+    def body(x, o):
+        o[...] = x[...]
+        o[make()] = x[:20] * 2
+
+    k = traced(body, (N,), X)
+    want = X.copy()
+    for i, v in zip(np.asarray(make()), X[:20] * 2):  # in order: the last one stays
+        want[min(max(i, 0), N - 1)] = v
+    np.testing.assert_array_equal(native(k, X)[0], want)
+    assert is_vectors(k) is (is_run and name != "all the same")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 130), st.integers(0, 3))
+def test_blocks_with_masks(block, n, seed):
+    """The pattern of Triton: program * block + arange(block), masked at the end of the array."""
+    x = np.random.default_rng(seed).normal(size=n).astype("f")
+
+    def body(x, o):
+        at = pbkern.program_id(0) * block + jnp.arange(block)
+        inside = at < n
+        v = pbkern.load(x, (at,), mask=inside, other=0.0)
+        pbkern.store(o, (at,), v * 2, mask=inside)
+
+    k = traced(body, (n,), x, grid=(-(-n // block),), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()])
+    np.testing.assert_array_equal(native(k, x)[0], x * 2)
+    assert "gather" not in lower_kernel(k, "k").nests
+
+
+def test_tiles_of_two_index_arrays():
+    def body(m, o):
+        rows, columns = jnp.arange(4)[:, None] * 2 + 1, jnp.arange(6)[None, :] * 3
+        o[...] = m[rows, columns]
+
+    k = traced(body, (4, 6), M)
+    np.testing.assert_array_equal(native(k, M)[0], M[1:8:2, 0:18:3])
+    assert is_vectors(k)
+
+
+def test_flat_tiles():
+    """Row times the row's length plus column."""
+
+    def body(x, o):
+        at = jnp.arange(5)[:, None] * 12 + jnp.arange(12)[None, :]
+        o[...] = x[...]
+        o[at + 20] = x[at] + 1
+
+    k = traced(body, (N,), X)
+    want = X.copy()
+    want[20:80] = X[:60] + 1
+    np.testing.assert_array_equal(native(k, X)[0], want)
+    assert is_vectors(k)
+
+
+def test_flat_tiles_that_overlap_are_stored_in_order():
+    def body(x, o):
+        o[...] = x[...]
+        o[jnp.arange(5)[:, None] * 4 + jnp.arange(12)[None, :]] = x[:60].reshape(5, 12)
+
+    want = X.copy()
+    for i in range(5):
+        want[4 * i : 4 * i + 12] = X[12 * i : 12 * i + 12]
+    np.testing.assert_array_equal(native(traced(body, (N,), X), X)[0], want)
+
+
+def test_rows_of_a_table_are_runs_along_their_columns():
+    table = np.array([3, 0, 3, 8], np.int32)
+
+    def body(t, m, o):
+        o[...] = jnp.zeros((9, 20), "f")
+        columns = jnp.arange(20)[None, :]
+        o[t[...][:, None], columns] = m[t[...][::-1][:, None], columns]
+
+    want = np.zeros_like(M)
+    want[table] = M[table[::-1]]
+    np.testing.assert_array_equal(native(traced(body, (9, 20), table, M), table, M)[0], want)
+
+
+@pytest.mark.parametrize("start", [0, 37, 80])
+def test_starts_known_when_the_kernel_runs(start):
+    s = np.array([start], np.int32)
+
+    def body(s, x, o):
+        at = jnp.clip(s[0], 0, 80) + lax.iota(jnp.int32, 20)
+        o[...] = pbkern.load(x, (at,), mask=at < N - 1, other=-1.0)
+
+    k = traced(body, (20,), s, X)
+    want = np.where(np.arange(start, start + 20) < N - 1, X[start : start + 20], -1)
+    np.testing.assert_array_equal(native(k, s, X)[0], want)
+
+
+def test_loops_over_blocks():
+    """Counters of loops are part of the sum; a loop of one turn is none."""
+
+    def body(x, o):
+        def turn(i, total):
+            return total + pbkern.load(x, (i * 32 + jnp.arange(32),), mask=i * 32 + jnp.arange(32) < N, other=0.0)
+
+        def once(i, total):
+            return total + x[i * 32 + jnp.arange(32)]
+
+        o[...] = lax.fori_loop(0, 4, turn, jnp.zeros(32, "f")) + lax.fori_loop(0, 1, once, jnp.zeros(32, "f"))
+
+    k = traced(body, (32,), X)
+    want = np.pad(X, (0, 28)).reshape(4, 32).astype("d").sum(0) + X[:32]
+    np.testing.assert_allclose(native(k, X)[0], want, rtol=1e-6, atol=1e-6)
+    nests = lower_kernel(k, "k").nests
+    assert "gather" not in nests and nests.count("for ") == 1
