@@ -26,6 +26,7 @@ from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .collapse import Aliases
+from .known_scalars import known_index, simplified
 from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .network import sorted_lines
@@ -106,7 +107,7 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     # Far from 64 bits, in which addresses and indices are computed.
     if max([abs(result.const), *(abs(c) for _, c in result.terms)]) >= 1 << 31:
         return None
-    if all(x.kind == "const" for x in xs):
+    if result.is_const:
         info = np.iinfo(dtype)
         return pool.make("const", dtype, dtype.type(result.const)) if info.min <= result.const <= info.max else None
     return pool.make("index", dtype, result)
@@ -184,11 +185,11 @@ class BodyBuilder:
 
     def index_symbol(self, value: Value, clamp: int | None = None) -> Affine:
         """A scalar as a term of index expressions, kept in [0, clamp]."""
-        if isinstance(value, Literal):
-            n = int(value.scalar)
-            return Affine((), n if clamp is None else min(max(n, 0), clamp))
         if clamp == 0:
             return ZERO
+        known = known_index(self, value, clamp)
+        if known is not None:
+            return known
         name = self.names("%s")
         self.items.append(LetItem(name, value, clamp))
         if clamp is not None:
@@ -299,7 +300,8 @@ class BodyBuilder:
         index_only = all(map(is_index_only, ins))
         tested = name == "select_n" and is_index_only(ins[0])
         cost = 0.0 if index_only else TEST_COST if tested else elementwise.COST.get(name, 1.0)
-        return Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
+        value = Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
+        return simplified(self, eqn, value) if shape == () and dtype.kind in "biu" else value
 
     def in_bounds(self, ref: RefView, axis: int) -> Value:
         """Which positions of a block along `axis` lie inside its array."""

@@ -90,6 +90,9 @@ def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda
 def _cond(builder, eqn, env: dict) -> None:
     index = builder.read(env, eqn.invars[0])
     symbol = builder.index_symbol(index, clamp=len(eqn.params["branches"]) - 1)
+    if symbol.is_const:
+        _once(builder, eqn.params["branches"][symbol.const], eqn.invars[1:], eqn, env)
+        return
     results = _results(builder, eqn, env)
 
     def run() -> None:
@@ -101,10 +104,7 @@ def _cond(builder, eqn, env: dict) -> None:
             _constants(local, branch)
             bodies.append(builder.region(branch.jaxpr, local, lambda e, b=branch: _store_all(
                 builder, results, [builder.read(e, o) for o in b.jaxpr.outvars])))
-        if symbol.is_const:
-            builder.stmts += bodies[symbol.const]
-        else:
-            builder.stmts.append(If(symbol.terms[0][0], bodies))
+        builder.stmts.append(If(symbol.terms[0][0], bodies))
 
     _control(builder, eqn, env, results, run)
 
@@ -115,7 +115,7 @@ def _constants(local: dict, closed: jex.ClosedJaxpr) -> None:
 
 
 def _once(builder, closed: jex.ClosedJaxpr, atoms, eqn, env: dict) -> None:
-    """The body of a loop that runs it once, as if it stood there."""
+    """The only branch of a conditional or turn of a loop that runs, as if it stood there."""
     local: dict = {}
     for v, a in zip(closed.jaxpr.invars, atoms):
         _bind(builder, env, local, v, a)

@@ -100,7 +100,7 @@ class _Decision:
             self._visit_value(item)
         elif hasattr(item, "uses"):
             for v in item.uses:
-                self._ask(v, None, forced=not _reads_memory_only(v))
+                self._ask(v, None, forced=not _is_free(v))
         elif hasattr(item, "shape"):  # a store
             dims = [(f"r{k}", n) for k, n in enumerate(item.shape)]
             key = ("store", id(item))
@@ -130,7 +130,7 @@ class _Decision:
                 dims = [(f"r{j}", n) for j, n in enumerate(a.shape)]
                 key = ("opaque", id(v), k)
                 self._root(key, dims)
-                self._ask(a, (key, dims_index(dims)), forced=v.needs_buffers and not _reads_memory_only(a))
+                self._ask(a, (key, dims_index(dims)), forced=v.needs_buffers and not _is_free(a))
         elif isinstance(v, Contract):
             if not self._inlines(v, r) and not direct:
                 self.stored.add(id(v))
@@ -241,8 +241,8 @@ class _Decision:
         return True
 
 
-def _reads_memory_only(v: Value) -> bool:
-    """A stored value seen through index maps alone."""
+def _is_free(v: Value) -> bool:
+    """A stored value seen through index maps alone, or a known scalar."""
     while isinstance(v, Lazy) and v.is_view and len(v.operands) == 1:
         v = v.operands[0]
-    return isinstance(v, (Stored, Literal))
+    return isinstance(v, (Stored, Literal)) or isinstance(v, Lazy) and v.index_only and not v.operands

@@ -24,6 +24,8 @@ PANEL_BYTES = 512 << 10
 MIN_REUSE, MIN_ROW_REUSE = 24, 16
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
 CONFLICT_BYTES = 2048
+# Rows of the broadcast operand shorter than this are a few lines, for which a copy brings less than it costs.
+SHORT_ROW_BYTES = 256
 PADDING = 16
 # Panels that are packed at once.
 MAX_GROUP = 8
@@ -153,7 +155,7 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
     if len(rows) != 1 or len(inner) != 1 or nest.dims[rows[0]] < 4:
         return None
     aligned = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0
-    collides = aligned and nest.dims[inner[0]] * still.dtype.itemsize >= CONFLICT_BYTES
+    collides = aligned and nest.dims[inner[0]] * still.dtype.itemsize >= SHORT_ROW_BYTES
     if not collides or _reuse(nest, still) < MIN_ROW_REUSE or flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
         return None
     m, k = rows[0], inner[0]

@@ -23,7 +23,7 @@ MIN_POINTS = 512
 MAX_PIECES = 9
 
 # comparison of a - b with zero -> (low, high): true where low <= a - b < high
-COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR)}
+COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR), "eq": (0, 1)}
 
 
 def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds) -> list[Stmt]:
