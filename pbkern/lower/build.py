@@ -26,7 +26,7 @@ from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .collapse import Aliases
-from .known_scalars import known_index, simplified
+from .known_scalars import bounds_of, known, known_index, simplified
 from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .network import sorted_lines
@@ -187,13 +187,16 @@ class BodyBuilder:
         """A scalar as a term of index expressions, kept in [0, clamp]."""
         if clamp == 0:
             return ZERO
-        known = known_index(self, value, clamp)
-        if known is not None:
-            return known
+        affine = known_index(self, value, clamp)
+        if affine is not None:
+            return affine
         name = self.names("%s")
         self.items.append(LetItem(name, value, clamp))
-        if clamp is not None:
-            self.bounds[name] = (0, clamp)
+        e = known(self, value)
+        found = None if e is None else bounds_of(self, e)
+        if found is not None or clamp is not None:
+            low, high = found or (0, clamp)
+            self.bounds[name] = (low, high) if clamp is None else (min(max(low, 0), clamp), min(max(high, 0), clamp))
         return Affine.symbol(name)
 
     def new_buffer(self, shape, dtype) -> Stored:
@@ -301,7 +304,7 @@ class BodyBuilder:
         tested = name == "select_n" and is_index_only(ins[0])
         cost = 0.0 if index_only else TEST_COST if tested else elementwise.COST.get(name, 1.0)
         value = Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
-        return simplified(self, eqn, value) if shape == () and dtype.kind in "biu" else value
+        return simplified(self, value) if shape == () and dtype.kind in "biu" else value
 
     def in_bounds(self, ref: RefView, axis: int) -> Value:
         """Which positions of a block along `axis` lie inside its array."""

@@ -17,6 +17,8 @@ STORE_WORTH = 4.0
 SMALL = 64
 # How many of them may be computed from each other: every place that wants one, such as an index, computes it again.
 SMALL_HEIGHT = 24
+# Values that a function of indices may consist of to be computed again wherever it is wanted.
+MOST_OF_INDICES = 16
 # A function of rows this short is cheaper in vectors of rows, stored, than once per row as a scalar.
 SHORT_ROW = 64
 
@@ -242,7 +244,19 @@ class _Decision:
 
 
 def _is_free(v: Value) -> bool:
-    """A stored value seen through index maps alone, or a known scalar."""
+    """A stored value seen through index maps alone, or a short function of indices, such as a mask."""
+    if isinstance(v, Lazy) and v.index_only:
+        return _count(v, MOST_OF_INDICES) <= MOST_OF_INDICES
     while isinstance(v, Lazy) and v.is_view and len(v.operands) == 1:
         v = v.operands[0]
-    return isinstance(v, (Stored, Literal)) or isinstance(v, Lazy) and v.index_only and not v.operands
+    return isinstance(v, (Stored, Literal))
+
+
+def _count(v: Value, most: int) -> int:
+    """How many values `v` is made of; stops counting soon after `most`."""
+    count, left = 0, [v]
+    while left and count <= most:
+        v = left.pop()
+        count += 1
+        left += v.ins
+    return count

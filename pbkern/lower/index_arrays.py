@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..affine import Affine
+from .known_scalars import bounds_of, known
 from .nest import Expr
 from .predicates import Folder, interval
 from .values import Index, Lazy, Literal, Value, dims_index
@@ -26,10 +27,12 @@ def along(d: int) -> str:
 
 @dataclass
 class AffineArray:
-    """`value` over `along(d)` and the symbols of statements; `scalars`: names in it of values not yet evaluated."""
+    """`value` over `along(d)` and the symbols of statements; `scalars`: names in it of values not yet evaluated; `bounds`
+    of symbols, where known."""
 
     value: Affine
     scalars: dict[str, Value]
+    bounds: dict[str, tuple[int, int]]
 
     def at(self, ix: Index) -> Affine:
         """The element at a position."""
@@ -39,11 +42,11 @@ class AffineArray:
     def evaluated(self, builder) -> AffineArray:
         """The same, with its scalars evaluated here."""
         symbols = {name: builder.index_symbol(v) for name, v in self.scalars.items()}
-        return AffineArray(self.value.substitute(symbols.get), {})
+        return AffineArray(self.value.substitute(symbols.get), {}, self.bounds)
 
-    def inside(self, shape: tuple[int, ...], extent: int, bounds) -> bool:
+    def inside(self, extent: int) -> bool:
         """Whether all elements certainly are in [0, extent)."""
-        found = interval(self.value, {**bounds, **_positions(shape)})
+        found = interval(self.value, self.bounds)
         return found is not None and found[0] >= 0 and found[1] < extent
 
 
@@ -54,7 +57,7 @@ def affine_array(builder, v: Value) -> AffineArray | None:
     if e is None or e.kind not in ("index", "const") or e.dtype.kind not in "iu":
         return None
     value = e.info if e.kind == "index" else Affine((), int(e.info))
-    return AffineArray(value, {name: s for name, s in finder.scalars.items() if name in value.symbols})
+    return AffineArray(value, {name: s for name, s in finder.scalars.items() if name in value.symbols}, finder.bounds)
 
 
 def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
@@ -89,7 +92,8 @@ class _Finder:
     seen: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.fold = Folder(self.builder.pool, {**self.builder.bounds, **_positions(self.shape)})
+        self.bounds = {**self.builder.bounds, **_positions(self.shape)}
+        self.fold = Folder(self.builder.pool, self.bounds)
 
     def element(self, v: Value, ix: Index) -> Expr | None:
         v = self.builder.resolve(v)
@@ -113,5 +117,8 @@ class _Finder:
         if v.shape == () and v.dtype.kind == "i" and v.dtype.itemsize >= 4:
             name = f"@scalar{len(self.scalars)}"
             self.scalars[name] = v
+            e = known(self.builder, v)
+            if e is not None and (found := bounds_of(self.builder, e)) is not None:
+                self.bounds[name] = found
             return self.builder.pool.make("index", v.dtype, Affine.symbol(name))
         return None

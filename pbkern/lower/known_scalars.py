@@ -1,32 +1,55 @@
 """Integer and bool scalars that follow from constants, grid indices and loop counters.
 
 They need no memory: branches by constants are taken while the body is built, loops of a constant number of turns have it,
-and starts of slices stay affine in grid indices and counters.
+and starts of slices stay affine in grid indices and counters. What is not affine, such as the quotients and remainders by
+which kernels order their blocks, is bounded by trying all grid indices and counters where they are few.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from ..affine import Affine
 from ..dsl.interpret import NUMPY_RULES
-from .nest import Expr
+from .nest import Expr, nodes
 from .predicates import Folder, interval
 from .values import Lazy, Literal, Value
 
+# Every place that wants a known scalar computes it: taller ones are stored.
+MAX_HEIGHT = 24
+# Grid indices and counters that are tried.
+MOST_POINTS = 1 << 14
+
+
+class _Undefined(Exception):
+    """A quotient by zero, a shift by too much."""
+
 
 def _quotient(p, a, b):
-    return abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1)
+    """Rounded toward zero, as XLA does."""
+    if np.any(np.equal(b, 0)):
+        raise _Undefined
+    return np.abs(a) // np.abs(b) * np.where(np.less(a, 0) == np.less(b, 0), 1, -1)
 
 
-# Every place that wants a known scalar computes it: taller ones are stored.
-MAX_HEIGHT = 12
-# On scalars, as XLA computes them: division rounds toward zero.
+def _shift(f):
+    def shifted(p, a, b):
+        if np.any(np.less(b, 0)) or np.any(np.greater_equal(b, 8 * np.asarray(a).dtype.itemsize)):
+            raise _Undefined
+        return f(a, b)
+
+    return shifted
+
+
 RULES = NUMPY_RULES | {
     "div": _quotient,
-    "rem": lambda p, a, b: int(a) - _quotient(p, a, b) * int(b),
+    "rem": lambda p, a, b: a - _quotient(p, a, b) * b,
     "sign": lambda p, a: np.sign(a),
-    "clamp": lambda p, low, x, high: min(max(x, low), high),
+    "clamp": lambda p, low, x, high: np.minimum(np.maximum(x, low), high),
+    "shift_left": _shift(np.left_shift),
+    "shift_right_arithmetic": _shift(np.right_shift),
     "convert_element_type": lambda p, a: a,
 }
 
@@ -40,28 +63,21 @@ def known(builder, v: Value) -> Expr | None:
     return None
 
 
-def simplified(builder, eqn, value: Lazy) -> Value:
-    """What an equation of scalars makes, `value`, without operands if all of them are known."""
+def simplified(builder, value: Lazy) -> Value:
+    """A scalar without operands, if all of those are known; a constant where it is one."""
     operands = [known(builder, v) for v in value.operands]
     if any(e is None or e.dtype.kind not in "biu" for e in operands):
         return value
-    if all(e.kind == "const" for e in operands):
-        return _constant(eqn, value, [e.info for e in operands])
     e = Folder(builder.pool, builder.bounds)(value.combine(builder.pool, (), operands))
     if e.kind == "const":
         return Literal((), value.dtype, e.info)
+    if e.kind == "op" and (e.dtype == np.bool_ or all(a.kind == "const" for a in e.args)):
+        found = bounds_of(builder, e)
+        if found is not None and found[0] == found[1]:
+            return Literal((), value.dtype, value.dtype.type(found[0]))
     if e.height > MAX_HEIGHT:
         return value
     return Lazy((), value.dtype, (), lambda ix: (), lambda pool, ix, xs: e, index_only=True)
-
-
-def _constant(eqn, value: Lazy, operands: list) -> Value:
-    name = eqn.primitive.name
-    if name not in RULES or name in ("div", "rem") and operands[1] == 0:
-        return value
-    with np.errstate(over="ignore"):
-        found = np.asarray(RULES[name](eqn.params, *operands))
-    return Literal((), value.dtype, found.astype(value.dtype)[()])
 
 
 def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
@@ -74,3 +90,38 @@ def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
         return Affine((), n if clamp is None else min(max(n, 0), clamp))
     found = None if clamp is None else interval(e.info, builder.bounds)
     return e.info if clamp is None or found is not None and found[0] >= 0 and found[1] <= clamp else None
+
+
+def bounds_of(builder, e: Expr) -> tuple[int, int] | None:
+    """(smallest, largest) value of an expression without loads, over all grid indices and counters; None if not known."""
+    if e.kind == "index":
+        return interval(e.info, builder.bounds)
+    ranges = [builder.bounds.get(s) for s in sorted(e.symbols)]
+    if None in ranges or math.prod(high - low + 1 for low, high in ranges) > MOST_POINTS:
+        return None
+    axes = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
+    try:
+        found = _values(e, dict(zip(sorted(e.symbols), axes)))
+    except _Undefined:
+        return None
+    return None if found is None or not found.size else (int(found.min()), int(found.max()))
+
+
+def _values(e: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Values of an expression of integers at all points of `symbols`."""
+    made: dict[int, np.ndarray] = {}
+    for x in nodes([e]):
+        args = [made[id(a)] for a in x.args]
+        if x.kind == "const":
+            found = x.info
+        elif x.kind in ("index", "range"):
+            a = x.info if x.kind == "index" else x.info[0]
+            found = sum((symbols[s] * c for s, c in a.terms), np.int64(a.const))
+            found = found if x.kind == "index" else (x.info[1] <= found) & (found < x.info[2])
+        elif x.kind == "op" and x.info.primitive in RULES:
+            with np.errstate(over="ignore"):
+                found = RULES[x.info.primitive](x.info.params, *args)
+        else:
+            return None
+        made[id(x)] = np.asarray(found).astype(x.dtype)
+    return made[id(e)]

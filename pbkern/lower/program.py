@@ -307,7 +307,7 @@ class KernelLowering:
         made = narrowed_buffers(axes)
         self.offsets = {made.get(b, b): offset for b, offset in self.offsets.items()}
         self.kept = frozenset(made.get(b, b) for b in self.kept)
-        return [self._finish(b, narrow(stmts, axes, made, b.pool), self._bounds(views, guarded))
+        return [self._finish(b, narrow(stmts, axes, made, b.pool), b.bounds | self._bounds(views, guarded))
                 for (b, stmts), guarded in zip(built, guards)]
 
     def _body(self, block: Block, stmts: list[Stmt], guarded: bool) -> None:

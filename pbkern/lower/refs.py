@@ -110,7 +110,7 @@ def _runs(builder, gathers: dict[int, Value], ref_shape, masked: bool, writes: b
     shape = next(iter(gathers.values())).shape
     found = {axis: array for axis, v in gathers.items() if (array := affine_array(builder, v)) is not None}
     if not masked:
-        found = {axis: a for axis, a in found.items() if a.inside(shape, ref_shape[axis], builder.bounds)}
+        found = {axis: a for axis, a in found.items() if a.inside(ref_shape[axis])}
     if writes and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
         return {}
     return {axis: a.evaluated(builder) for axis, a in found.items()}

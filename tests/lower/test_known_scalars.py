@@ -101,3 +101,38 @@ def test_integers_wrap_as_in_jax():
         o[...] = jnp.where(big < 0, x[...], 0.0)
 
     np.testing.assert_array_equal(native(traced(body, grid=(1,)), X)[0], X)
+
+
+def test_tests_that_hold_for_all_programs():
+    """Found by trying them: the quotient of a grid index is not affine."""
+
+    def body(x, o):
+        i = pbkern.program_id(0)
+
+        @pbkern.when(i // 2 * 2 <= i)
+        def _():
+            o[i] = x[i] * 2
+
+    k = traced(body, grid=(6,))
+    np.testing.assert_array_equal(native(k, X)[0], X * 2)
+    assert "case" not in nests(k)
+
+
+def test_quotients_by_zero_are_left_to_run():
+    def body(x, o):
+        i = pbkern.program_id(0)
+        o[i] = x[i] + (lax.div(jnp.int32(6), i) > 1)
+
+    k = traced(body, grid=(6,))
+    got = native(k, X)[0]
+    np.testing.assert_array_equal(got[1:], (X + (6 // np.maximum(np.arange(6), 1) > 1)[:, None])[1:])
+
+
+@pytest.mark.parametrize("shift, moved", [(lax.shift_left, lambda i: i << 2), (lax.shift_right_arithmetic, lambda i: i >> 2)])
+def test_shifts(shift, moved):
+    def body(x, o):
+        i = pbkern.program_id(0)
+        o[i] = x[i] + shift(i, jnp.int32(2))
+
+    want = X + moved(np.arange(6)).astype("f")[:, None]
+    np.testing.assert_array_equal(native(traced(body, grid=(6,)), X)[0], want)

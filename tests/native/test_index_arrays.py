@@ -168,3 +168,23 @@ def test_loops_over_blocks():
     np.testing.assert_allclose(native(k, X)[0], want, rtol=1e-6, atol=1e-6)
     nests = lower_kernel(k, "k").nests
     assert "gather" not in nests and nests.count("for ") == 1
+
+
+def test_blocks_in_an_order_of_their_own():
+    """Programs that take blocks in groups of rows: quotients and remainders of the program's index, not affine but bounded."""
+    blocks, group = 5, 2
+
+    def body(x, o):
+        i = pbkern.program_id(0)
+        first = i // (group * blocks) * group
+        rows = jnp.minimum(blocks - first, group)
+        row, column = first + i % (group * blocks) % rows, i % (group * blocks) // rows
+        at = row * 8 + jnp.arange(8)[:, None], column * 16 + jnp.arange(16)[None, :]
+        total = lax.fori_loop(0, 3, lambda n, t: t + x[at[0], at[1]] * (n + 1.0), jnp.zeros((8, 16), "f"))
+        o[at[0], at[1]] = total
+
+    x = np.random.default_rng(0).normal(size=(blocks * 8, blocks * 16)).astype("f")
+    k = traced(body, x.shape, x, grid=(blocks * blocks,), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()])
+    np.testing.assert_allclose(native(k, x)[0], x * 6, rtol=1e-6)
+    nests = lower_kernel(k, "k").nests
+    assert "gather" not in nests and nests.count("for ") == 1
