@@ -14,7 +14,7 @@ from ..affine import Affine
 from .known_scalars import bounds_of, known
 from .nest import Expr
 from .predicates import Folder, interval
-from .values import Index, Lazy, Literal, Value, dims_index
+from .values import ZERO, Index, Lazy, Literal, Value, dims_index
 
 # Values looked at per index array: longer arithmetic, as that of random numbers, is not affine.
 MOST_VALUES = 64
@@ -50,9 +50,18 @@ class AffineArray:
         return found is not None and found[0] >= 0 and found[1] < extent
 
 
-def affine_array(builder, v: Value) -> AffineArray | None:
-    """An integer array as an affine function of the position; None where it is not known to be one."""
+def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | None:
+    """An integer array as an affine function of the position; None where it is not known to be one.
+
+    With a mask, which broadcasts to the array's shape, it is right only where that holds.
+    """
     finder = _Finder(builder, v.shape)
+    if mask is not None:
+        at = dims_index([(along(d), n) for d, n in enumerate(v.shape)])[len(v.shape) - len(mask.shape) :]
+        test = finder.element(mask, tuple(i if n != 1 else ZERO for i, n in zip(at, mask.shape)))
+        if test is not None:
+            finder.fold.assume(test)
+            finder.seen.clear()
     e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
     if e is None or e.kind not in ("index", "const") or e.dtype.kind not in "iu":
         return None

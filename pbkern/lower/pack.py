@@ -24,8 +24,8 @@ PANEL_BYTES = 512 << 10
 MIN_REUSE, MIN_ROW_REUSE = 24, 16
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
 CONFLICT_BYTES = 2048
-# Rows of the broadcast operand shorter than this are a few lines, for which a copy brings less than it costs.
-SHORT_ROW_BYTES = 256
+# Rows of the broadcast operand up to this long take few lines of each set; a copy of them pays where it is read often.
+SHORT_ROW_BYTES, SHORT_ROW_REUSE = 256, 128
 PADDING = 16
 # Panels that are packed at once.
 MAX_GROUP = 8
@@ -154,9 +154,12 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
     inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
     if len(rows) != 1 or len(inner) != 1 or nest.dims[rows[0]] < 4:
         return None
-    aligned = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0
-    collides = aligned and nest.dims[inner[0]] * still.dtype.itemsize >= SHORT_ROW_BYTES
-    if not collides or _reuse(nest, still) < MIN_ROW_REUSE or flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
+    collides = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0
+    length = nest.dims[inner[0]] * still.dtype.itemsize
+    least = MIN_ROW_REUSE if length >= CONFLICT_BYTES else SHORT_ROW_REUSE
+    if not collides or length < SHORT_ROW_BYTES or _reuse(nest, still) < least:
+        return None
+    if flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
         return None
     m, k = rows[0], inner[0]
     index = (Affine.symbol(m), Affine.symbol(k))

@@ -70,6 +70,11 @@ def _simplified(n: Nest, pool: Pool, bounds: Bounds) -> Nest:
     return Nest(n.dims, n.rdims, reductions, writes, n.ordered, n.at)
 
 
+def _moved(end: int, by: int) -> int:
+    """The end of a range, which stays where it is none."""
+    return end if abs(end) >= FAR else end + by
+
+
 def _holds(dtype: np.dtype, found: tuple[int, int]) -> bool:
     info = np.iinfo(dtype)
     return info.min <= found[0] and found[1] <= info.max
@@ -84,7 +89,20 @@ class Folder:
 
     def __init__(self, pool: Pool, bounds: Bounds):
         self.pool, self.bounds = pool, bounds
+        self._assumed: dict[Affine, tuple[int, int]] = {}  # what varies -> low <= it < high
         self._rewrite = pool.rewriter(self._replace)
+
+    def assume(self, test: Expr) -> None:
+        """From now on, folds as is right wherever `test` holds."""
+        if test.kind == "op" and test.info.primitive == "and":
+            for part in test.args:
+                self.assume(part)
+        elif test.kind == "range":
+            a, low, high = test.info
+            before = self._assumed.get(a.linear(), (-FAR, FAR))
+            found = _moved(low, -a.const), _moved(high, -a.const)
+            self._assumed[a.linear()] = max(before[0], found[0]), min(before[1], found[1])
+            self._rewrite = self.pool.rewriter(self._replace)
 
     def __call__(self, e: Expr) -> Expr:
         return self._rewrite(e)
@@ -173,11 +191,15 @@ class Folder:
         return test if e.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, a: Affine, low: int, high: int) -> Expr:
-        found = interval(a, self.bounds)
-        if found is not None and low <= found[0] and found[1] < high:
-            return self._bool(True)
-        if found is not None and (found[1] < low or found[0] >= high):
-            return self._bool(False)
+        known = [interval(a, self.bounds)]
+        if a.linear() in self._assumed:
+            start, end = self._assumed[a.linear()]
+            known.append((_moved(start, a.const), _moved(end, a.const) - 1))
+        for found in known:
+            if found is not None and low <= found[0] and found[1] < high:
+                return self._bool(True)
+            if found is not None and (found[1] < low or found[0] >= high):
+                return self._bool(False)
         return self.pool.make("range", BOOL, (a, low, high))
 
     def _comparison(self, name: str, x: Expr, y: Expr) -> Expr | None:

@@ -54,9 +54,9 @@ def access(builder, eqn, env: dict) -> None:
     acc = ref_access(eqn)
     ref = builder.refs[acc.ref]
     masked = acc.mask is not None
-    place = _place(builder, env, acc.indices, ref.shape, masked, writes=acc.kind != "load")
-    guard = ref.guard or masked
     mask = None if not masked else builder.read(env, acc.mask)
+    place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
+    guard = ref.guard or masked
     if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
         value = _load(builder, ref, place, guard)
         if masked and acc.kind == "load":
@@ -73,7 +73,8 @@ def access(builder, eqn, env: dict) -> None:
         _store(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
 
 
-def _place(builder, env: dict, indices, ref_shape, masked: bool, writes: bool) -> _Place:
+def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: bool) -> _Place:
+    masked = mask is not None
     offsets: list[Affine] = []
     strides: list[int | None] = []
     shape: list[int] = []
@@ -98,18 +99,20 @@ def _place(builder, env: dict, indices, ref_shape, masked: bool, writes: bool) -
     gather_shape = next(iter(gathers.values())).shape if gathers else ()
     at = 0 if split or first is None else first
     shape[at:at] = gather_shape
-    runs = _runs(builder, gathers, ref_shape, masked, writes)
+    runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), writes)
     gathers = {axis: v for axis, v in gathers.items() if axis not in runs}
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
 
 
-def _runs(builder, gathers: dict[int, Value], ref_shape, masked: bool, writes: bool) -> dict[int, AffineArray]:
+def _runs(builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool,
+          writes: bool) -> dict[int, AffineArray]:
     """Axes whose indices are affine and need not be clamped. Stores go to distinct elements, as else the last one stays."""
     if not gathers:
         return {}
     shape = next(iter(gathers.values())).shape
-    found = {axis: array for axis, v in gathers.items() if (array := affine_array(builder, v)) is not None}
-    if not masked:
+    given = mask if covers else None  # the mask's dimensions are those of the index arrays
+    found = {axis: array for axis, v in gathers.items() if (array := affine_array(builder, v, given)) is not None}
+    if mask is None:
         found = {axis: a for axis, a in found.items() if a.inside(ref_shape[axis])}
     if writes and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
         return {}

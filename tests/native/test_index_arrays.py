@@ -188,3 +188,22 @@ def test_blocks_in_an_order_of_their_own():
     np.testing.assert_allclose(native(k, x)[0], x * 6, rtol=1e-6)
     nests = lower_kernel(k, "k").nests
     assert "gather" not in nests and nests.count("for ") == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 33, N])
+def test_neighbours_under_masks(n):
+    """Indices need be right only where the mask holds: those before the array are never counted from its end."""
+
+    def body(x, o):
+        at = pbkern.program_id(0) * 32 + jnp.arange(32)
+        total = jnp.zeros(32, "f")
+        for shift in (-2, 0, 1):
+            inside = (at + shift >= 0) & (at + shift < n)
+            total += pbkern.load(x, (at + shift,), mask=inside, other=0.0)
+        pbkern.store(o, (at,), total, mask=at < n)
+
+    x = X[:n]
+    k = traced(body, (n,), x, grid=(-(-n // 32),), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()])
+    wide = np.pad(x, 2)
+    np.testing.assert_allclose(native(k, x)[0], wide[:n] + wide[2 : n + 2] + wide[3 : n + 3], rtol=1e-6, atol=1e-6)
+    assert "gather" not in lower_kernel(k, "k").nests
