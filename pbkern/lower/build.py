@@ -26,7 +26,7 @@ from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .collapse import Aliases
-from .known_scalars import bounds_of, known, known_index, simplified
+from .known_scalars import bounds_of, known, known_bounds, known_index, simplified
 from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .network import sorted_lines
@@ -192,11 +192,10 @@ class BodyBuilder:
             return affine
         name = self.names("%s")
         self.items.append(LetItem(name, value, clamp))
-        e = known(self, value)
-        found = None if e is None else bounds_of(self, e)
-        if found is not None or clamp is not None:
-            low, high = found or (0, clamp)
-            self.bounds[name] = (low, high) if clamp is None else (min(max(low, 0), clamp), min(max(high, 0), clamp))
+        if clamp is not None:
+            self.bounds[name] = known_bounds(self, value, clamp)
+        elif (e := known(self, value)) is not None and (found := bounds_of(self, e)) is not None:
+            self.bounds[name] = found
         return Affine.symbol(name)
 
     def new_buffer(self, shape, dtype) -> Stored:

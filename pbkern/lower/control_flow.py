@@ -11,12 +11,13 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..rules import RuleTable
+from .known_scalars import known_bounds, simplified
 from .nest import Buf, For, If, While
-from .predicates import FAR
 from .shapes import index_value
-from .values import ZERO, Literal, Stored, Value
+from .values import ZERO, Lazy, Literal, Stored, Value, is_index_only
 
 RULES: RuleTable = RuleTable("control flow")
+INT32_MAX = int(np.iinfo(np.int32).max)
 STATE = ("swap", "addupdate", "masked_store")
 
 
@@ -238,7 +239,9 @@ def _while(builder, eqn, env: dict) -> None:
         _copy_in(builder, [results[k] for k in kept], [builder.read(env, init[k]) for k in kept])
         local = bind_consts(body, eqn.invars[nc : nc + nb])
         counter = builder.names("%i")
-        builder.bounds[counter] = (0, trips - 1 if isinstance(trips, int) else FAR)
+        if trips is not None:
+            most = trips if isinstance(trips, int) else builder.bounds[trips.terms[0][0]][1]
+            builder.bounds[counter] = (0, max(most - 1, 0))
         for k, v in enumerate(carry):
             local[v] = (builder.whole(results[k].buf) if k not in steps else
                         _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
@@ -284,20 +287,20 @@ def _fori(p, cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
     return None
 
 
-def _trip_count(builder, start: Value, stop: Value):
+def _trip_count(builder, start: Value, stop: Value) -> int | Affine:
     """max(stop - start, 0) as an int or a scalar symbol."""
-    if isinstance(start, Literal) and isinstance(stop, Literal):
-        return max(int(stop.scalar) - int(start.scalar), 0)
-    from .values import Lazy
+    from .build import LetItem, fold_index
 
     def combine(pool, ix, xs):
-        return builder.op("sub", stop.dtype, xs[1], xs[0])
+        return fold_index(pool, "sub", stop.dtype, [xs[1], xs[0]]) or builder.op("sub", stop.dtype, xs[1], xs[0])
 
-    difference = builder.new(Lazy((), stop.dtype, (start, stop), lambda ix: ((), ()), combine))
+    known = is_index_only(start) and is_index_only(stop)
+    difference = simplified(builder, Lazy((), stop.dtype, (start, stop), lambda ix: ((), ()), combine, index_only=known))
+    if isinstance(difference, Literal):
+        return max(int(difference.scalar), 0)
     name = builder.names("%s")
-    from .build import LetItem
-
-    builder.items.append(LetItem(name, difference, np.iinfo(np.int32).max))
+    builder.items.append(LetItem(name, builder.new(difference), INT32_MAX))
+    builder.bounds[name] = known_bounds(builder, difference, INT32_MAX)
     return Affine.symbol(name)
 
 

@@ -92,6 +92,13 @@ def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
     return e.info if clamp is None or found is not None and found[0] >= 0 and found[1] <= clamp else None
 
 
+def known_bounds(builder, v: Value, clamp: int) -> tuple[int, int]:
+    """(smallest, largest) value of an integer scalar, kept in [0, clamp]."""
+    e = known(builder, v)
+    low, high = (None if e is None else bounds_of(builder, e)) or (0, clamp)
+    return min(max(low, 0), clamp), min(max(high, 0), clamp)
+
+
 def bounds_of(builder, e: Expr) -> tuple[int, int] | None:
     """(smallest, largest) value of an expression without loads, over all grid indices and counters; None if not known."""
     if e.kind == "index":
