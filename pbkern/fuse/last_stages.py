@@ -6,7 +6,7 @@ last stage of the kernel that makes them, and does there what it did as a kernel
     A: parts = partial sums of x       A: parts = partial sums of x, then mean = sum(parts) / n
     B: mean = sum(parts) / n      ->
 
-Work that is not small beside a launch stays apart, where its time is seen. Nothing that depends on A may lie between A and
+Work that is small neither beside a launch nor beside its kernel's stays apart, where its time is seen. Nothing that depends on A may lie between A and
 B: so B joins the last to run of those that it reads from.
 """
 
@@ -19,27 +19,31 @@ from collections.abc import Iterable
 from ..machine import Machine
 from .access import NeedsWhole
 from .nodes import Edge, Node, order
-from .schedule import Unfusable, schedule_at
+from .schedule import Schedule, Unfusable, schedule_at
 
-# What a last stage does takes this many times the time of a launch, at most.
-MOST_LAUNCHES = 1.0
+# What a last stage does takes as long as a launch, at most, or this part of what its kernel's programs take.
+MOST_LAUNCHES, MOST_SHARE = 1.0, 0.02
 
 
 def join_last_stages(parts) -> None:
     """Sets `finish` of groups of `parts`, a Partitioner, and drops the groups that are now there."""
-    if not any(_is_small(n, parts.machine) for n in parts.nodes):
+    if not any(map(_is_one_program, parts.nodes)):
         return
     ordered = order(parts.nodes, (*parts.jaxpr.constvars, *parts.jaxpr.invars))
     joining = _Joining(parts, {id(n): k for k, n in enumerate(ordered)})
     for node in ordered:
-        if _is_small(node, parts.machine):
+        if _is_one_program(node):
             joining.join(node)
 
 
-def _is_small(node: Node, machine: Machine) -> bool:
-    if node.kind != "group" or node.schedule is None or node.schedule.grid or node.scatters():
-        return False
-    return node.seconds <= (1 + MOST_LAUNCHES) * machine.launch_seconds
+def _is_one_program(node: Node) -> bool:
+    return node.kind == "group" and node.schedule is not None and not node.schedule.grid and not node.scatters()
+
+
+def _is_small(schedule: Schedule, maker: Node, machine: Machine) -> bool:
+    """Whether what a launch of it does besides being a launch may follow the maker's programs."""
+    most = max(MOST_LAUNCHES * machine.launch_seconds, MOST_SHARE * maker.schedule.cost.seconds)
+    return schedule.cost.seconds - machine.launch_seconds <= most
 
 
 class _Joining:
@@ -89,7 +93,7 @@ class _Joining:
             if not any(self._is_read(v, gone) for v in n.outputs):
                 gone.append(n)
         outputs = [v for n in present for v in n.outputs if self._is_read(v, gone)] + node.outputs
-        finish = self._finish([e for n in (*present, *views, node) for e in n.eqns], outputs)
+        finish = self._finish(maker, [e for n in (*present, *views, node) for e in n.eqns], outputs)
         if finish is None:
             return
         own = [v for v in maker.outputs if not any(v in n.outputs for n in present)]
@@ -105,7 +109,7 @@ class _Joining:
         """Whether a value is read by others than nodes that are about to go."""
         return v in self.parts.results or any(not any(n is g for g in gone) for n in self.readers.get(v, ()))
 
-    def _finish(self, eqns: Iterable, outputs: Iterable) -> Node | None:
+    def _finish(self, maker: Node, eqns: Iterable, outputs: Iterable) -> Node | None:
         """One program of these equations; None where it cannot be, or would be too much."""
         order = self.parts.order
         eqns = sorted({id(e): e for e in eqns}.values(), key=lambda e: order[id(e)])
@@ -114,10 +118,9 @@ class _Joining:
             schedule = schedule_at(eqns, outputs, outputs[0].aval.shape, self.parts.machine)
         except (NeedsWhole, Unfusable):
             return None
-        launch = self.parts.machine.launch_seconds
-        if schedule is None or schedule.cost.seconds > (1 + MOST_LAUNCHES) * launch:
+        if schedule is None or not _is_small(schedule, maker, self.parts.machine):
             return None
-        cost = dataclasses.replace(schedule.cost, seconds=schedule.cost.seconds - launch)
+        cost = dataclasses.replace(schedule.cost, seconds=schedule.cost.seconds - self.parts.machine.launch_seconds)
         return Node("group", eqns, outputs, dataclasses.replace(schedule, cost=cost))
 
     def _replace(self, gone: list[Node], maker: Node) -> None:
