@@ -6,8 +6,8 @@ last stage of the kernel that makes them, and does there what it did as a kernel
     A: parts = partial sums of x       A: parts = partial sums of x, then mean = sum(parts) / n
     B: mean = sum(parts) / n      ->
 
-Work that is small neither beside a launch nor beside its kernel's stays apart, where its time is seen. Nothing that depends on A may lie between A and
-B: so B joins the last to run of those that it reads from.
+Work that is small neither beside a launch nor beside what the programs do stays apart, where its time is seen. Nothing that
+depends on A may lie between A and B: so B joins the last to run of those that it reads from.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def kept_results(node: Node) -> list:
 
 def kernel_stem(node: Node) -> str:
     """A word for the kernel's name: its dearest operation."""
-    names = [e.primitive.name for e in node.eqns]
+    eqns = [*node.eqns, *(node.finish.eqns if node.finish else ())]
+    names = [e.primitive.name for e in eqns]
     for known, word in (
         ("conv_general_dilated", "conv"),
         ("dot_general", "dot"),
