@@ -146,7 +146,7 @@ def into_places(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: 
 
 def _has_effects(program: HostProgram) -> bool:
     """Whether kernels write to operands or can fail."""
-    return any(k.aliases or checks.messages(k.body.jaxpr) for k in program.kernels())
+    return any(k.shared or checks.can_fail(k) for k in program.kernels())
 
 
 @dataclass

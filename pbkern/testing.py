@@ -106,7 +106,7 @@ def _assert_nothing_left(f: Callable, args: Sequence) -> None:
 
 def _kernels(explanation: Explanation) -> str:
     """The kernels with their operations, then the fusions that were rejected."""
-    rows = [f"  {k.name}: {', '.join(op for op, _ in k.ops)}" for k in explanation.kernels]
+    rows = [f"  {k.name}: {', '.join(op for op, _ in (*k.ops, *k.finish))}" for k in explanation.kernels]
     rows += [f"  not fused: {e.producer.primitive.name}: {e.why}" for e in explanation.edges if not e.fused]
     return "\n".join(rows)
 

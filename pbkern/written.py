@@ -68,4 +68,5 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> WrittenKernel:
 
 def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:
     params = kernel.compiler_params.get(target_name)
-    return tuple(map(str, grid_dimensions(kernel, getattr(params, "dimension_semantics", None))))
+    lines = tuple(map(str, grid_dimensions(kernel, getattr(params, "dimension_semantics", None))))
+    return lines if kernel.finish is None else (*lines, f"last stage: {kernel.finish.name}, once all programs are done")

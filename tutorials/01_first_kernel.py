@@ -71,6 +71,27 @@ try:
 except pbkern.errors.RaceError as e:
     print(e)
 
+# Programs on several threads can sum if each writes what it found to a place of its own. A last stage, which runs once
+# when all programs are done, then adds that up. It is a kernel of one program, whose first operands are what the others
+# wrote; together they are one kernel still, and what lies between them is never an array of ours.
+
+
+@pbkern.kernel(out_shape=jax.ShapeDtypeStruct((1, 128), jnp.float32))
+def total(parts, out):
+    out[...] = parts[...].sum(0, keepdims=True)
+
+
+@pbkern.kernel(
+    grid=(4,), in_specs=[rows], out_specs=pbkern.BlockSpec((1, 128), lambda i: (i, 0)),
+    out_shape=jax.ShapeDtypeStruct((4, 128), jnp.float32), finish=total,
+)  # fmt: skip
+def column_sums_on_threads(x, part):
+    inside = pbkern.in_bounds(x, 0)[:, None]
+    part[...] = jnp.where(inside, x[...], 0.0).sum(0, keepdims=True)
+
+
+np.testing.assert_allclose(column_sums_on_threads(x)[0], x.sum(0), rtol=1e-4, atol=1e-4)
+
 # A traced kernel prints as source of the same language. Running that source gives an equal kernel: what is printed
 # is what is compiled.
 

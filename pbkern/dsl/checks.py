@@ -81,6 +81,11 @@ def messages(jaxpr: jex.Jaxpr) -> frozenset[str]:
     return frozenset(found).union(*(messages(j.jaxpr) for e in jaxpr.eqns for j in inner_jaxprs(e)))
 
 
+def can_fail(kernel: Kernel) -> bool:
+    """Whether a kernel has checks."""
+    return any(messages(stage.body.jaxpr) for stage in kernel.stages)
+
+
 # --- native code ---------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -107,8 +112,7 @@ def after(kernels: Iterable[Kernel], results: Sequence) -> list:
 
     Traceable; costs nothing unless a kernel has checks.
     """
-    kernels = list(kernels)
-    known = frozenset((k.name, message) for k in kernels for message in messages(k.body.jaxpr))
+    known = frozenset((s.name, message) for k in kernels for s in k.stages for message in messages(s.body.jaxpr))
     if not known:
         return list(results)
     parts = [jnp.ravel(r)[:1] for r in results]  # what the callback waits for
@@ -131,7 +135,7 @@ def _raise_first(known: frozenset[tuple[str, str]]) -> None:
 
 def called(kernel: Kernel, call: Callable[[], list]) -> list:
     """call(), waited for if it is eager and the kernel has checks. Raises CheckError if one of them failed."""
-    if not messages(kernel.body.jaxpr):
+    if not can_fail(kernel):
         return call()
     _last.clear()
     try:

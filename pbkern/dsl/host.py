@@ -42,7 +42,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Runs a kernel over its grid: operands in the order of kernel.inputs, results in that of kernel.outputs."""
+    """Runs a kernel over its grid, then its last stage: operands in the order of its in_types, results of its out_types."""
 
     kernel: Kernel
     operands: tuple[View, ...]

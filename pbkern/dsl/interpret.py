@@ -40,6 +40,14 @@ def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndar
     Raises OutOfBoundsError for an index outside a block and, with `check_races`, RaceError for two parallel
     programs that write one element.
     """
+    programs, *last = kernel.stages
+    results = _interpret_stage(programs, arrays[: len(programs.inputs)], check_races)
+    for stage in last:
+        results = _interpret_stage(stage, (*results, *arrays[len(programs.inputs) :]), check_races)
+    return results
+
+
+def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> list[np.ndarray]:
     inputs = [np.array(a) for a in arrays]
     for n, (a, t) in enumerate(zip(inputs, kernel.in_types)):
         if a.shape != t.shape or a.dtype != t.dtype:

@@ -6,6 +6,7 @@ Tracing is trace.py, checking verify.py, printing text.py, running on NumPy inte
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -136,6 +137,9 @@ class Kernel:
       dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that i32[] operand, and its
         entry in `grid` only an upper bound.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
+      finish: the last stage, a kernel that runs once all programs are done. Its first operands are the programs' results,
+        the others are further operands of this kernel; its results are this kernel's. What the programs write is
+        private to the kernel, unless the last stage has a result that shares its array.
     """
 
     name: str
@@ -149,14 +153,32 @@ class Kernel:
     num_scalar_prefetch: int = 0
     dynamic_grid: tuple[tuple[int, int], ...] = ()
     defined_at: str = ""
+    finish: Kernel | None = None
 
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
-        return tuple(m.array for m in self.inputs)
+        """Of what a call takes: the programs' operands, then the last stage's own."""
+        own = tuple(m.array for m in self.inputs)
+        return own if self.finish is None else own + self.finish.in_types[len(self.outputs) :]
 
     @property
     def out_types(self) -> tuple[ArrayType, ...]:
-        return tuple(m.array for m in self.outputs)
+        """Of what a call returns."""
+        return tuple(m.array for m in self.outputs) if self.finish is None else self.finish.out_types
+
+    @cached_property
+    def stages(self) -> tuple[Kernel, ...]:
+        """Kernels without last stages that do the same in turn: the programs, then the last stage if there is one."""
+        return (self,) if self.finish is None else (dataclasses.replace(self, finish=None), self.finish)
+
+    @cached_property
+    def shared(self) -> tuple[tuple[int, int], ...]:
+        """(operand, result) pairs of a call that share one array."""
+        if self.finish is None:
+            return self.aliases
+        results, further = dict(self.finish.aliases), len(self.inputs) - len(self.outputs)
+        through = tuple((i, results[o]) for i, o in self.aliases if o in results)
+        return through + tuple((i + further, r) for i, r in self.finish.aliases if i >= len(self.outputs))
 
     @property
     def num_programs(self) -> int:
@@ -167,7 +189,7 @@ class Kernel:
         """Equal for kernels that do the same. Names and what targets take of compiler_params are not in it."""
         mappings = tuple((m.array, m.dims, m.memory_space, fingerprint(m.index_map)) for m in (*self.inputs, *self.outputs))
         return (self.grid, self.dynamic_grid, len(self.inputs), mappings, self.scratch, self.aliases,
-                self.num_scalar_prefetch, fingerprint(self.body))  # fmt: skip
+                self.num_scalar_prefetch, fingerprint(self.body), self.finish and self.finish.content)  # fmt: skip
 
     def source(self) -> str:
         """DSL source that rebuilds the kernel."""

@@ -28,7 +28,15 @@ WIDTH = 100
 
 
 def source(k: Kernel) -> str:
-    """DSL source of a kernel: imports, index maps that need statements, decorator, body."""
+    """DSL source of a kernel: imports, its last stage, index maps that need statements, decorator, body."""
+    imports: set[str] = set()
+    lines = _definition(k.finish, imports) if k.finish else []
+    lines += _definition(k, imports)
+    return "\n".join([IMPORTS + "".join(f"import {m}\n" for m in sorted(imports)), *lines])
+
+
+def _definition(k: Kernel, imports: set[str]) -> list[str]:
+    """Lines of one stage; adds to `imports` what they need."""
     refs = _ref_names(k)
     printer = _Printer(reserved={*refs, k.name}, x64=_x64(k))
     index_maps, options = [], [("grid", spell_param(k.grid, printer.imports))]
@@ -41,13 +49,13 @@ def source(k: Kernel) -> str:
         ("in_specs", specs[k.num_scalar_prefetch : len(k.inputs)]),
         ("out_specs", specs[len(k.inputs) :]),
         ("in_types", [_struct(t) for t in k.in_types]),
-        ("out_shape", [_struct(t) for t in k.out_types]),
+        ("out_shape", [_struct(m.array) for m in k.outputs]),
         *_other_options(k, printer),
     ]
     body = printer.function(k.name, refs, k.body.jaxpr, dict(zip(k.body.jaxpr.invars, refs)))
-    imports = IMPORTS + "".join(f"import {m}\n" for m in sorted(printer.imports))
+    imports |= printer.imports
     decorator = ["@pbkern.kernel(", *(line for o in options for line in _option(*o)), ")"]
-    return "\n".join([imports, *index_maps, *decorator, *body, ""])
+    return [*index_maps, *decorator, *body, ""]
 
 
 def rebuild(text: str) -> Kernel:
@@ -74,6 +82,7 @@ def same_kernel(a: Kernel, b: Kernel) -> bool:
         plain(a) == plain(b)
         and same(a.body, b.body)
         and all(same(m.index_map, n.index_map) for m, n in index_maps)
+        and (a.finish is b.finish or bool(a.finish and b.finish and same_kernel(a.finish, b.finish)))
     )
 
 
@@ -116,6 +125,8 @@ def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | li
         yield "num_scalar_prefetch", str(k.num_scalar_prefetch)
     if _x64(k) != needs_x64(_block_dtypes(k)):
         yield "x64", str(_x64(k))
+    if k.finish:
+        yield "finish", k.finish.name
 
 
 def _option(name: str, value: str | list[str]) -> list[str]:

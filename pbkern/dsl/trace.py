@@ -54,6 +54,7 @@ def kernel(
     dynamic_grid: Mapping[int, int] | None = None,
     in_types: Sequence | None = None,
     x64: bool | None = None,
+    finish: KernelFunction | None = None,
 ) -> Any:
     """Makes a kernel of a function over Refs; a decorator, or a call `kernel(body, ...)`.
 
@@ -75,6 +76,11 @@ def kernel(
       dynamic_grid: {grid dimension: number of the i32[] operand that is its size}; `grid` then gives an upper bound.
       in_types: operand types, so that .trace() needs no arrays.
       x64: whether Python and index arithmetic in the body is 64-bit; None: if any block is.
+      finish: the last stage, another kernel, usually of one program, that runs once all programs are done, e.g. to add up
+        what they found. `out_shape` are then the programs' results, which are its first operands; a call takes the
+        operands of the programs, then the further ones of the last stage, and returns what that makes. To
+        return a result of the programs as well, the last stage gives it one of its results to share
+        (input_output_aliases), and need not touch it.
 
     Raises KernelError, at the body's line, when called or traced.
     """
@@ -83,8 +89,8 @@ def kernel(
     def decorate(f: Callable) -> KernelFunction:
         return KernelFunction(
             f, out_shape, spec, input_output_aliases or {}, compiler_params, name, interpret, in_types, x64,
-            tuple(sorted((dynamic_grid or {}).items())),
-        )
+            tuple(sorted((dynamic_grid or {}).items())), finish,
+        )  # fmt: skip
 
     return decorate if body is None else decorate(body)
 
@@ -92,12 +98,18 @@ def kernel(
 class KernelFunction:
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
-    def __init__(self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid):
+    def __init__(
+        self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid, finish,
+    ):  # fmt: skip
         self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
         self._at = definition_line(body)
         leaves, self._out_tree = jax.tree.flatten(out_shape)
         self._out_types = [array_type(x, f"out_shape {n}", self._at) for n, x in enumerate(leaves)]
+        if not isinstance(finish, KernelFunction | None):
+            why = f"finish={finish!r}"
+            raise KernelError("the last stage is not a kernel", at=self._at, why=why, hint="a function that pbkern.kernel made")
+        self._finish = finish
         self._in_types = None if in_types is None else [array_type(x, "in_types", self._at) for x in in_types]
         self._options = {
             "aliases": tuple(sorted(aliases.items())),
@@ -117,18 +129,38 @@ class KernelFunction:
         if not types and self._in_types is not None:
             types = tuple(self._in_types)
         if types not in self._traced:
+            own = types if self._finish is None else types[: self._operand_count()]
             self._traced[types] = trace_kernel(
                 self.body,
                 grid=self.grid_spec.grid,
-                in_types=types,
+                in_types=own,
                 out_types=self._out_types,
                 in_specs=self.grid_spec.in_specs,
                 out_specs=self._flat_out_specs(),
                 scratch_shapes=self.grid_spec.scratch_shapes,
                 num_scalar_prefetch=self.grid_spec.num_scalar_prefetch,
+                finish=self._finish and self._finish.trace(*self._out_types, *types[len(own) :]),
                 **self._options,
             )
         return self._traced[types]
+
+    def _operand_count(self) -> int:
+        """Operands of the programs. Raises KernelError where neither in_specs nor the body's parameters tell."""
+        if self.grid_spec.in_specs is not None:
+            specs = self.grid_spec.in_specs
+            return self.grid_spec.num_scalar_prefetch + (1 if isinstance(specs, BlockSpec) else len(specs))
+        parameters = inspect.signature(self.body).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            raise KernelError(
+                f"kernel `{self.__name__}` does not say how many operands its programs have", at=self._at,
+                why="its body takes any number of Refs, and its last stage may have operands of its own", hint="in_specs=[...]",
+            )  # fmt: skip
+        return len(parameters) - len(self._out_types) - len(self.grid_spec.scratch_shapes)
+
+    @property
+    def _results(self) -> Any:
+        """Structure of what a call returns."""
+        return self._out_tree if self._finish is None else self._finish._results
 
     def _flat_out_specs(self) -> list[BlockSpec] | None:
         if self.grid_spec.out_specs is None:
@@ -139,7 +171,8 @@ class KernelFunction:
 
     def __call__(self, *args) -> Any:
         args = [jnp.asarray(a) for a in args]
-        return self._out_tree.unflatten(call_kernel(self.trace(*args), *args, interpret=self.interpret))
+        interpret = self.interpret or (self._finish is not None and self._finish.interpret)
+        return self._results.unflatten(call_kernel(self.trace(*args), *args, interpret=interpret))
 
     def __repr__(self) -> str:
         return f"<pbkern kernel {self._options['name'] or self.__name__}>"
@@ -164,6 +197,7 @@ def trace_kernel(
     x64: bool | None = None,
     dynamic_grid: Sequence[tuple[int, int]] = (),
     source: str | None = None,
+    finish: Kernel | None = None,
 ) -> Kernel:
     """Traces `body` over Refs of block shapes. Arguments as for `kernel`, with flat lists; raises KernelError."""
     at = source if source is not None else definition_line(body)
@@ -193,6 +227,7 @@ def trace_kernel(
         num_scalar_prefetch=num_scalar_prefetch,
         dynamic_grid=tuple(dynamic_grid),
         defined_at=at or "",
+        finish=finish,
     )
     verify(k)
     closed = _trace_body(body, k, x64)
@@ -440,7 +475,8 @@ def _batch(primitive, args, dims, k: Kernel):
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
     batched = [d is not None for d in dims]
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
-    if any(batched[: k.num_scalar_prefetch]):  # index maps differ per element: one launch each
+    if any(batched[: k.num_scalar_prefetch]) or (k.finish and k.finish.num_scalar_prefetch):
+        # Index maps differ per element: one launch each.
         rest = [a for a, b in zip(args, batched) if b]
 
         def one(xs):
@@ -448,11 +484,20 @@ def _batch(primitive, args, dims, k: Kernel):
             return primitive.bind(*[next(it) if b else a for a, b in zip(args, batched)], kernel=k)
 
         return jax.lax.map(one, rest), [0] * len(k.outputs)
-    for i, _ in k.aliases:  # an aliased result is batched, so its operand is too
+    for i in _aliased_operands(k):  # an aliased result is batched, so its operand is too
         if not batched[i]:
             args[i], batched[i] = jnp.broadcast_to(args[i], (size, *args[i].shape)), True
     results = primitive.bind(*args, kernel=batched_kernel(k, tuple(batched), size))
     return results, [0] * len(results)
+
+
+def _aliased_operands(k: Kernel) -> list[int]:
+    """Operands of a call that share an array with a result of either stage."""
+    own = [i for i, _ in k.aliases]
+    if k.finish is None:
+        return own
+    made = len(k.outputs)
+    return own + [i - made + len(k.inputs) for i, _ in k.finish.aliases if i >= made]
 
 
 @functools.lru_cache(maxsize=256)
@@ -476,6 +521,7 @@ def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
         outputs=outputs,
         body=body,
         compiler_params={t: _batched_params(p) for t, p in k.compiler_params.items()},
+        finish=k.finish and batched_kernel(k.finish, (True,) * len(k.outputs) + batched[len(k.inputs) :], size),
     )
 
 

@@ -34,6 +34,8 @@ def verify(k: Kernel) -> None:
             )
     _verify_aliases(k)
     _verify_semantics(k)
+    if k.finish is not None:
+        _verify_finish(k, k.finish)
     if k.body is not None:
         _verify_body(k)
 
@@ -154,11 +156,11 @@ def _verify_aliases(k: Kernel) -> None:
                 at=k.defined_at,
                 why=f"input_output_aliases={{{i}: {o}}}, {len(k.inputs)} operands, {len(k.outputs)} results",
             )
-        if k.in_types[i] != k.out_types[o]:
+        if k.inputs[i].array != k.outputs[o].array:
             raise KernelError(
                 f"input {i} and output {o} of kernel `{k.name}` are aliased but differ in type",
                 at=k.defined_at,
-                why=f"input {k.in_types[i]}, output {k.out_types[o]}",
+                why=f"input {k.inputs[i].array}, output {k.outputs[o].array}",
                 hint="an aliased result has its operand's shape and dtype",
             )
     for side in zip(*k.aliases):
@@ -178,6 +180,31 @@ def _verify_semantics(k: Kernel) -> None:
                 why=f"dimension_semantics={tuple(semantics)}, grid={k.grid}",
                 hint="one entry per grid dimension",
             )
+
+
+def _verify_finish(k: Kernel, finish: Kernel) -> None:
+    """The last stage takes what the programs make."""
+    made = tuple(m.array for m in k.outputs)
+    if finish.in_types[: len(made)] != made:
+        raise KernelError(
+            f"the last stage of kernel `{k.name}` does not take what its programs make",
+            at=k.defined_at,
+            why=f"`{finish.name}` takes ({', '.join(map(str, finish.in_types))}), the programs make "
+            f"({', '.join(map(str, made))})",
+            hint="the programs' results are its first operands, all of them and in their order",
+        )
+    if finish.finish is not None:
+        raise KernelError(
+            f"the last stage of kernel `{k.name}` has a last stage",
+            at=k.defined_at,
+            why=f"`{finish.name}` is followed by `{finish.finish.name}`",
+            hint="one stage that does the work of both",
+        )
+    if finish.name == k.name:
+        raise KernelError(
+            f"kernel `{k.name}` and its last stage have one name", at=k.defined_at, hint="name=... of either"
+        )
+    verify(finish)
 
 
 def _verify_body(k: Kernel) -> None:

@@ -167,11 +167,15 @@ def literal(atom):
 
 
 def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> jex.ClosedJaxpr:
-    """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last."""
+    """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last.
+
+    Inputs that nothing asks for are not read, and outputs that are inputs, whose arrays they share, not written.
+    """
+    given = {v for v, _ in requests.inputs}
 
     def body(*refs):
         ctx = BodyContext()
-        blocks = {(v, h): r[...] for (v, h), r in zip(requests.inputs, refs)}
+        blocks = {(v, h): r[...] for (v, h), r in zip(requests.inputs, refs) if v in requests.hulls}
 
         def get(atom, access):
             if access is None:
@@ -195,7 +199,8 @@ def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> 
             for v, r in zip(step.eqn.outvars, results):
                 blocks[v, step.out] = r
         for (v, access), ref in zip(outputs, refs[len(requests.inputs) :]):
-            ref[...] = get(v, access)
+            if v not in given:
+                ref[...] = get(v, access)
 
     types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
     return jax.make_jaxpr(body)(*types)

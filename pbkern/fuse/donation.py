@@ -87,6 +87,8 @@ def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int,
     for o, (result, access) in enumerate(schedule.outputs):
         v = pairs.get(result)
         places = [i for i, (other, _) in enumerate(inputs) if other is v]
+        if node.finish is not None and v in node.finish.reads():
+            continue
         if v is not None and len(places) == 1 and inputs[places[0]][1] == access and _stays_in_place(node, v):
             yield places[0], o
 

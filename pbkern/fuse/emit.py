@@ -6,6 +6,7 @@ padding that its bounds over the grid need. Choosing blocks is schedule.py; the 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -16,8 +17,8 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel
-from .access import Access, Span
-from .blocks import Requests, bounds, trace_body
+from .access import Access, Span, whole
+from .blocks import Hulls, Requests, bounds, trace_body
 
 
 def array_type(aval) -> ArrayType:
@@ -88,3 +89,20 @@ def emit_kernel(
         compiler_params=compiler_params or {},
         aliases=aliases,
     )
+
+
+def emit_finish(
+    name: str, requests: Requests, outputs: Sequence[tuple[object, Access]], made: Sequence, kept: Sequence, params: dict
+) -> Kernel:
+    """The last stage that computes `outputs`, as Kernel.finish wants it.
+
+    Args:
+      made: the programs' results, its first operands.
+      kept: those of them that the kernel returns after `outputs`.
+    """
+    access = {v: tuple(map(whole, v.aval.shape)) for v in made}
+    hulls = requests.hulls | {v: Hulls.of([a]) for v, a in access.items() if v in requests.hulls}
+    further = [(v, a) for v, a in requests.inputs if v not in access]
+    asked = dataclasses.replace(requests, hulls=hulls, inputs=[*access.items(), *further])
+    aliases = tuple((made.index(v), len(outputs) + n) for n, v in enumerate(kept))
+    return emit_kernel(name, (), asked, [*outputs, *((v, access[v]) for v in kept)], params, aliases)

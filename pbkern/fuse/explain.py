@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .._jax import user_line
@@ -15,13 +15,14 @@ from .nodes import Edge, Node, Partition
 class KernelReport:
     """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
 
-    `measured`: seconds of one run of the kernel alone, where that was asked for.
+    `finish`: the ops of its last stage; `measured`: seconds of one run of the kernel alone, where that was asked for.
     """
 
     name: str
     grid: tuple[int, ...]
     ops: tuple[tuple[str, str | None], ...]
     cost: Cost
+    finish: tuple[tuple[str, str | None], ...] = ()
     measured: float | None = None
 
     def __str__(self) -> str:
@@ -33,15 +34,15 @@ class KernelReport:
             f"{c.bytes_moved / 1e6:.2f} MB, {c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
             f"{c.working_set // 1024} KB per program"
         )
-        lines: dict[str, list[str]] = {}
-        for op, at in self.ops:
-            lines.setdefault(at or "unknown line", []).append(op)
-        return "\n".join([head, *(f"    {', '.join(ops)}  at {at}" for at, ops in lines.items())])
+        last = [f"    last stage: {line}" for line in _by_line(self.finish)]
+        return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *last])
 
 
 @dataclass(frozen=True)
 class WrittenKernel:
-    """A kernel that fusion did not make: `origin` says who wrote it, `lines` how the dimensions of its grid run."""
+    """A kernel that fusion did not make: `origin` says who wrote it, `lines` how the dimensions of its grid run, and what
+    follows them.
+    """
 
     name: str
     origin: str
@@ -90,6 +91,13 @@ class Explanation:
         return dataclasses.replace(self, kernels=kernels)
 
 
+def _by_line(ops: Iterable[tuple[str, str | None]]) -> list[str]:
+    lines: dict[str, list[str]] = {}
+    for op, at in ops:
+        lines.setdefault(at or "unknown line", []).append(op)
+    return [f"{', '.join(found)}  at {at}" for at, found in lines.items()]
+
+
 def _edge(e: Edge) -> str:
     verdict = "fused" if e.fused else "not fused"
     price = f", {e.before * 1e6:.1f} us apart, {e.after * 1e6:.1f} us together" if e.after else ""
@@ -98,8 +106,12 @@ def _edge(e: Edge) -> str:
 
 
 def report(name: str, node: Node) -> KernelReport:
-    ops = tuple((e.primitive.name, user_line(e)) for e in node.eqns)
-    return KernelReport(name, node.schedule.grid, ops, node.schedule.cost)
+    cost = dataclasses.replace(node.schedule.cost, seconds=node.seconds)
+    return KernelReport(name, node.schedule.grid, _ops(node), cost, _ops(node.finish) if node.finish else ())
+
+
+def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
+    return tuple((e.primitive.name, user_line(e)) for e in node.eqns)
 
 
 def explain(name: str, parts: Partition, plan) -> Explanation:

@@ -6,6 +6,13 @@ among programs as their softmax is, and would have all of them stored for it:
     A: p = log_softmax(x)              A: q = log_softmax(x)[labels]
     B: mean(p[labels])          ->     B: mean(q)
 
+Likewise, what follows from a reduction takes along another reduction of the same array, though that need not wait for it. Back
+with the first, one pass over the array is left:
+
+    A: l = greatest of runs of x                  A: l = greatest of runs of x, s = sums of exp(x - l)
+    B: m = max(l)                            ->   B: m = max(l)
+    C: t = sums of exp(x - l) * exp(l - m)        C: t = s * exp(l - m)
+
 Works on the groups of partition.py, once none of them can be pulled into another whole.
 """
 
@@ -35,6 +42,22 @@ def hand_over(parts) -> None:
             readers = [n for n in parts.users(v) if n is not maker]
             if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
                 _hand_over(parts, maker, readers[0], v)
+    for reader in [n for n in parts.nodes if n.kind == "group"]:
+        for maker in _makers(parts, reader):
+            if any(_is_large(parts, v) for v in maker.reads() & reader.reads()):
+                _hand_back(parts, maker, reader)
+
+
+def _makers(parts, reader: Node) -> list[Node]:
+    """Groups whose results a group reads, the last first."""
+    reads = reader.reads()
+    eqns = [parts.makers[v] for v in reads if v in parts.makers]
+    makers = {id(n): n for e in eqns for n in parts.nodes_of.get(id(e), ()) if n.kind == "group" and reads & set(n.outputs)}
+    return sorted(makers.values(), key=lambda n: -parts.order[id(n.eqns[-1])])
+
+
+def _is_large(parts, v) -> bool:
+    return nbytes(v.aval) > parts.machine.l2_bytes
 
 
 @dataclass(frozen=True)
@@ -56,14 +79,52 @@ def _hand_over(parts, maker: Node, reader: Node, v) -> None:
     best = min(moves, key=lambda m: m.seconds, default=None)
     if best is None or best.seconds >= GAIN * before:
         return
+    if _apply(parts, maker, reader, best):
+        why = "its readers joined its kernel"
+        parts.edges.append(Edge(parts.makers[v], True, why, nbytes(v.aval), before, best.seconds))
+
+
+def _hand_back(parts, maker: Node, reader: Node) -> None:
+    """Tries to move what does not wait for values that others make of the maker's results."""
+    late = _made_after(parts, maker, reader)
+    moved, rest = [], []
+    for e in reader.eqns:
+        waits = any(not isinstance(a, jex.Literal) and a in late for a in e.invars)
+        late.update(e.outvars if waits else ())
+        (rest if waits else moved).append(e)
+    shared = [v for v in maker.reads() & reader.reads() if _is_large(parts, v)]
+    passed = [v for e in moved for v in e.outvars if v in reader.outputs or _reads(rest, v)]
+    if not moved or not rest or any(_reads(rest, v) for v in shared) or any(v in reader.outputs for v in passed):
+        return
+    move, before = _moved(parts, maker, reader, moved, passed), maker.seconds + reader.seconds
+    if move is not None and move.seconds < GAIN * before and _apply(parts, maker, reader, move):
+        why = "it joined the kernel that reads the same array"
+        saved = sum(nbytes(v.aval) for v in shared)
+        parts.edges.append(Edge(moved[-1], True, why, saved, before, move.seconds))
+
+
+def _made_after(parts, maker: Node, reader: Node) -> set:
+    """Results of nodes that the maker leads to, but not through the reader."""
+    found, seen, waiting = set(), {id(maker), id(reader)}, parts.successors(maker)
+    while waiting:
+        n = waiting.pop()
+        if id(n) not in seen:
+            seen.add(id(n))
+            found.update(n.outputs)
+            waiting += parts.successors(n)
+    return found
+
+
+def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
+    """Makes a move, unless groups would wait for each other then."""
     old = [(n, n.eqns, n.outputs, n.schedule) for n in (maker, reader)]
     parts.set_group(maker, *best.maker)
     parts.set_group(reader, *best.reader)
     if any(parts.reaches(parts.successors(n), n) for n in (maker, reader)):
         for n, *state in old[::-1]:
             parts.set_group(n, *state)
-        return
-    parts.edges.append(Edge(parts.makers[v], True, "its readers joined its kernel", nbytes(v.aval), before, best.seconds))
+        return False
+    return True
 
 
 def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move | None:
@@ -71,7 +132,7 @@ def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move
     rest = [e for e in reader.eqns if not any(e is m for m in moved)]
     kept = [w for w in maker.outputs
             if w in parts.results or _reads(rest, w) or any(n is not reader for n in parts.users(w))]  # fmt: skip
-    eqns, outputs = [*maker.eqns, *moved], kept + passed
+    eqns, outputs = [*maker.eqns, *moved], list(dict.fromkeys(kept + passed))
     first, _ = parts.attempt(eqns, outputs, None, maker.eqns[-1])
     second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
     if first is None or second is None:

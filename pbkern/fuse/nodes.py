@@ -15,6 +15,12 @@ from .schedule import Schedule
 class Node:
     """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or
     XLA's.
+
+    Attributes:
+      outputs: values that others may read.
+      schedule: of a group; its outputs that only `finish` reads are not among the node's.
+      kernel: name of the kernel made of it.
+      finish: the kernel's last stage (last_stages.py), whose outputs are the node's as well.
     """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"
@@ -22,19 +28,22 @@ class Node:
     outputs: list = field(default_factory=list)
     schedule: Schedule | None = None
     reason: str = ""
-    kernel: str = ""  # name of the kernel made of it
+    kernel: str = ""
     inner: dict[str, Inner] = field(default_factory=dict)
+    finish: Node | None = None
 
     @property
     def seconds(self) -> float:
-        return self.schedule.cost.seconds if self.schedule else 0.0
+        own = self.schedule.cost.seconds if self.schedule else 0.0
+        return own + (self.finish.seconds if self.finish else 0.0)
 
     def scatters(self) -> bool:
         return any(e.primitive.name in SCATTERS for e in self.eqns)
 
     def reads(self) -> set:
-        made = {v for e in self.eqns for v in e.outvars}
-        return {a for e in self.eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
+        eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
+        made = {v for e in eqns for v in e.outvars}
+        return {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from .access_windows import partial_reduce_p
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .donation import scatter_into_carries
 from .handover import hand_over
+from .last_stages import join_last_stages
 from .literals import operands_as_equations, outputs_as_equations
 from .masks import trim_masked
 from .nodes import Edge, Inner, Node, Partition, order
@@ -176,9 +177,12 @@ class Partitioner:
             self.merge_producers()
             hand_over(self)
             self.merge_siblings()
-            if not getattr(self.options, "disable_reduce_reduce_fusion", False):
+            chains = not getattr(self.options, "disable_reduce_reduce_fusion", False)
+            if chains:
                 recompute_large(self)
             trim_masked(self)
+            if chains:
+                join_last_stages(self)
         return Partition(self.nodes, self.edges)
 
     def settle(self) -> None:
@@ -303,7 +307,8 @@ class Partitioner:
         for n in groups:
             few = all(e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS)
             if few and n.schedule.aliases:  # nothing is copied: more programs than one would be started for nothing
-                whole = schedule_at(n.eqns, n.outputs, n.outputs[0].aval.shape, self.machine)
+                made = [v for v, _ in n.schedule.outputs]
+                whole = schedule_at(n.eqns, made, made[0].aval.shape, self.machine)
                 n.schedule = n.schedule if whole is None else whole
         scatter_into_carries(eqn, name, inner)
         return all(n.schedule.aliases for n in groups)

@@ -6,6 +6,7 @@ control.py.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from jax.extend import core as jex
 from ..dsl.host import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
 from ..dsl.kernel import ArrayType, Kernel
 from .buffers import assign_slots
-from .emit import array_type, emit_kernel
+from .emit import array_type, emit_finish, emit_kernel
 from .nodes import Node
+from .schedule import Schedule
 
 
 def identifier(text: str) -> str:
@@ -88,7 +90,7 @@ class Builder:
         kernel = eqn.params["kernel"]
         operands, results = [self.place(a) for a in eqn.invars], [self.place(v) for v in eqn.outvars]
         copies: list[Step] = []
-        for i, o in kernel.aliases:
+        for i, o in kernel.shared:
             copies.append(Copy(operands[i], results[o]))
             operands[i] = results[o]
         return [*copies, Launch(kernel, tuple(operands), tuple(results))]
@@ -97,15 +99,26 @@ class Builder:
         s = node.schedule
         if id(node) not in self.kernels:
             self.kernels[id(node)] = self.emit(node)
-        operands = tuple(self.place(v) for v, _ in s.requests.inputs)
-        return Launch(self.kernels[id(node)], operands, tuple(self.place(v) for v, _ in s.outputs))
+        reads, makes = [v for v, _ in s.requests.inputs], [v for v, _ in s.outputs]
+        if node.finish is not None:
+            last = node.finish.schedule
+            reads += [v for v, _ in last.requests.inputs if v not in makes]
+            makes = [*(v for v, _ in last.outputs), *kept_results(node)]
+        return Launch(self.kernels[id(node)], tuple(map(self.place, reads)), tuple(map(self.place, makes)))
 
     def emit(self, node: Node) -> Kernel:
         s = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        params = dict(self.params_for(s.semantics, **dict(s.params)))
-        return emit_kernel(name, s.grid, s.requests, s.outputs, params, s.aliases)
+        programs = emit_kernel(name, s.grid, s.requests, s.outputs, self.params(s), s.aliases)
+        if node.finish is None:
+            return programs
+        last, made = node.finish.schedule, [v for v, _ in s.outputs]
+        finish = emit_finish(f"{name}_finish", last.requests, last.outputs, made, kept_results(node), self.params(last))
+        return dataclasses.replace(programs, finish=finish)
+
+    def params(self, s: Schedule) -> dict:
+        return dict(self.params_for(s.semantics, **dict(s.params)))
 
     def alias(self, eqn) -> list[Step]:
         (source, *_), (v,) = eqn.invars, eqn.outvars
@@ -115,9 +128,15 @@ class Builder:
         return []
 
 
+def kept_results(node: Node) -> list:
+    """Results of a group's programs that others than its last stage read."""
+    return [v for v, _ in node.schedule.outputs if v in node.outputs]
+
+
 def kernel_stem(node: Node) -> str:
     """A word for the kernel's name: its dearest operation."""
-    names = [e.primitive.name for e in node.eqns]
+    eqns = [*node.eqns, *(node.finish.eqns if node.finish else ())]
+    names = [e.primitive.name for e in eqns]
     for known, word in (
         ("conv_general_dilated", "conv"),
         ("dot_general", "dot"),

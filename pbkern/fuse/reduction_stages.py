@@ -4,12 +4,14 @@ A reduction whose outputs are few, or whose reduced block outgrows the cache, ca
 
     reduce(x, axes)      ->  reduce(partial_reduce(x, axis, block), 0)
     sum((x - c)(y - d))  ->  sum over runs of  sum((x - l)(y - m)) + (l - c) sum(y - m) + (m - d) sum(x - l) + n (l - c)(m - d)
+    sum(exp(x - c))      ->  sum over runs of  sum(exp(x - l)) exp(l - c)
     argmax(x)            ->  the index that the first of the greatest runs has
 
 The first stage is parallel over runs of `block` elements along one axis and takes the producers of x with it, the second
 is small. In the form of products, l and m are means of runs of n elements. It is for a c and d that follow from sums of x and
 y, as the means in variances and covariances do: the first stage needs neither, so that one pass reads x and y. It holds for
-any c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). Sums are reassociated.
+any c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). In that of exponentials, l are the greatest
+of runs, for a c that follows from the greatest of x (Milakov, Gimelshein 2018). Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from .simplify import Rewrite
 RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
 # Below this many bytes a second kernel costs more than one core alone.
 SMALL_BYTES = 1 << 18
+# What a reduction of x is noted as, and what x less it is.
+STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
+DIFFERENCES = {"statistic": "deviation", "greatest": "excess"}
 ARGS = {"argmax": (lax.reduce_max_p, least), "argmin": (lax.reduce_min_p, greatest)}
 
 
@@ -41,6 +46,16 @@ class Deviation(NamedTuple):
     x: jax.Array
     c: jax.Array
     dims: tuple[int, ...]
+
+    def varies_along(self, axes) -> bool:
+        return any(d in axes for d, n in zip(self.dims, np.shape(self.c)) if n > 1)
+
+    def level_less_c(self, axes, level):
+        """Numbers of runs of x, f[runs, dimensions that stay], less c."""
+        kept = [d for d in range(self.x.ndim) if d not in axes]
+        own = [kept.index(d) for d, n in zip(self.dims, np.shape(self.c)) if n > 1]
+        units = [j for j, n in enumerate(np.shape(self.c)) if n == 1]
+        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, [k + 1 for k in own])
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,23 @@ class Runs:
         """Reduced axes of the joined operand."""
         return tuple(sorted({d if d < self.low else max(d - self.high + self.low, self.low) for d in axes}))
 
+    def _inner(self, axes) -> list[int]:
+        """Axes that are reduced within each run of the operand cut into runs."""
+        return [d + (d >= self.low) for d in self.axes(axes)]
+
+    def cut(self, x, axes, level):
+        """x in runs, less the `level` of each, f[runs, dimensions that stay]."""
+        x = in_runs(self.joined(x), self.low, self.block, np.zeros((), x.dtype))
+        inner = self._inner(axes)
+        stay = [d for d in range(x.ndim) if d not in inner and d != self.low]
+        return x - lax.broadcast_in_dim(level, x.shape, [self.low, *stay])
+
+    def sums(self, x, axes):
+        """f[runs, dimensions that stay] of what was cut into runs."""
+        inner = self._inner(axes)
+        total, at = _sum(x, inner), self.low - sum(d < self.low for d in inner)
+        return lax.transpose(total, [at, *(d for d in range(total.ndim) if d != at)])
+
 
 class ReductionStages:
     """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
@@ -73,6 +105,7 @@ class ReductionStages:
         """Primitive name -> Rewrite."""
         noted = {name: self.statistic for name in "mul div reshape squeeze broadcast_in_dim convert_element_type".split()}
         noted |= {"sub": self.deviation, "square": self.squared, "integer_pow": self.squared}
+        noted |= {"select_n": self.greatest, "max": self.greatest, "exp": self.exponential}
         return noted | dict.fromkeys(REDUCERS, self.split) | dict.fromkeys(ARGS, self.split_arg)
 
     def runs_of(self, eqn) -> Runs | None:
@@ -116,16 +149,17 @@ class ReductionStages:
 
     def split(self, eqn, operands):
         runs, (x,) = self.runs_of(eqn), operands
-        if eqn.primitive.name == "reduce_sum":
+        if eqn.primitive.name == "reduce_sum" and runs is not None:
             total = self._sum_of_products(eqn, x, runs)
+            total = self._sum_of_exponentials(eqn, x, runs) if total is None else total
             if total is not None:
                 return [total]
         if runs is None:
             return [self._columns_first(eqn, x)] if self.is_narrow(eqn) else None
         name = eqn.primitive.name
         result = eqn.primitive.bind(self._partial(name, x, eqn.params["axes"], runs), **reducer_params(name, (0,)))
-        if name == "reduce_sum" and x.dtype in (np.float32, np.float64):
-            self.notes.note("statistic", result, x)
+        if name in STATISTICS and x.dtype in (np.float32, np.float64):
+            self.notes.note(STATISTICS[name], result, x)
         return [result]
 
     def is_narrow(self, eqn) -> bool:
@@ -154,50 +188,55 @@ class ReductionStages:
     # ---- products of deviations
 
     def statistic(self, eqn, operands):
-        """Scaled, reshaped and repeated sums of x; products of deviations."""
+        """Scaled, reshaped and repeated sums of x, or its greatest; products of deviations."""
         if eqn.primitive.name == "mul" and all(self.notes.find("deviation", x) for x in operands):
             return self.notes.note("product", eqn.primitive.bind(*operands, **eqn.params), *operands)
-        found = [self.notes.find("statistic", x) for x in operands]
+        kind = "greatest" if any(self.notes.find("greatest", x) for x in operands) else "statistic"
+        found = [self.notes.find(kind, x) for x in operands]
         if not any(found) or any(f is None and np.ndim(x) for f, x in zip(found, operands)):
             return None
         (of,) = next(f for f in found if f)
-        (value,) = self.notes.note("statistic", eqn.primitive.bind(*operands, **eqn.params), of)
+        (value,) = self.notes.note(kind, eqn.primitive.bind(*operands, **eqn.params), of)
         if eqn.primitive.name == "broadcast_in_dim":
             self.notes.note("repeated", value, operands[0], eqn.params["broadcast_dimensions"])
         return [value]
 
+    def greatest(self, eqn, operands):
+        """The greatest of x, or something else: where it is not finite, for example."""
+        found = next((f for x in operands if (f := self.notes.find("greatest", x))), None)
+        return found and self.notes.note("greatest", eqn.primitive.bind(*operands, **eqn.params), *found)
+
     def deviation(self, eqn, operands):
         x, c = operands
-        found = self.notes.find("statistic", c)
+        kind = "greatest" if self.notes.find("greatest", c) else "statistic"
+        found = self.notes.find(kind, c)
         if found is None or found[0] is not x or np.ndim(c) not in (0, x.ndim) or eqn.outvars[0].aval.shape != x.shape:
             return None
         array, dims = self.notes.find("repeated", c) or (c, range(np.ndim(c)))
-        return self.notes.note("deviation", eqn.primitive.bind(*operands, **eqn.params), Deviation(x, array, tuple(dims)))
+        part = Deviation(x, array, tuple(dims))
+        return self.notes.note(DIFFERENCES[kind], eqn.primitive.bind(*operands, **eqn.params), part)
 
     def squared(self, eqn, operands):
         if self.notes.find("deviation", operands[0]) is None or eqn.params.get("y", 2) != 2:
             return None
         return self.notes.note("product", eqn.primitive.bind(*operands, **eqn.params), *operands * 2)
 
-    def _sum_of_products(self, eqn, x, runs: Runs | None):
+    def _sum_of_products(self, eqn, x, runs: Runs):
         """The sum in two stages of which the first reads no c; None where that does not apply."""
         found, axes = self.notes.find("product", x), eqn.params["axes"]
-        if found is None or runs is None:
+        if found is None:
             return None
         extent, reduced = math.prod(x.shape[runs.low : runs.high + 1]), math.prod(x.shape[d] for d in axes)
         parts: list[Deviation] = [part for factor in found for part in self.notes.find("deviation", factor) or ()]
         if any(p.x.shape != x.shape for p in parts):  # a factor is repeated
             return None
-        if extent % runs.block or any(d in axes for p in parts for d, n in zip(p.dims, np.shape(p.c)) if n > 1):
+        if extent % runs.block or any(p.varies_along(axes) for p in parts):
             return None
         count = reduced * runs.block // extent
         around, apart = zip(*(self._around_runs(part, axes, runs, count) for part in parts))
-        inner = [d + (d >= runs.low) for d in runs.axes(axes)]
-        at = runs.low - sum(d < runs.low for d in inner)
 
-        def of_runs(x):
-            total = _sum(x, inner)
-            return lax.transpose(total, [at, *(d for d in range(total.ndim) if d != at)])
+        def of_runs(y):
+            return runs.sums(y, axes)
 
         # Rounded means leave sums of x - l and y - m that are not quite zero.
         left = apart[0] * of_runs(around[1]) + apart[1] * of_runs(around[0])
@@ -206,20 +245,29 @@ class ReductionStages:
 
     def _around_runs(self, part: Deviation, axes, runs: Runs, count: int) -> tuple:
         """(x in runs, less the mean of each; means of runs less c)."""
-        x, c, dims = part
-        kept = [d for d in range(x.ndim) if d not in axes]
-        own = [kept.index(d) for d, n in zip(dims, np.shape(c)) if n > 1]
-        units = [j for j, n in enumerate(np.shape(c)) if n == 1]
         # Rounded once: as an operand of a fused multiply-add it would be another number here than there.
-        mean = self._partial("reduce_sum", x, axes, runs) * np.asarray(1 / count, x.dtype)
-        info = jax.numpy.finfo(x.dtype)
+        mean = self._partial("reduce_sum", part.x, axes, runs) * np.asarray(1 / count, part.x.dtype)
+        info = jax.numpy.finfo(part.x.dtype)
         mean = lax.reduce_precision(mean, info.nexp, info.nmant)
-        cut = in_runs(runs.joined(x), runs.low, runs.block, np.zeros((), x.dtype))
-        inner = [d + (d >= runs.low) for d in runs.axes(axes)]
-        stay = [d for d in range(cut.ndim) if d not in inner and d != runs.low]
-        own_mean = lax.broadcast_in_dim(mean, cut.shape, [runs.low, *stay])
-        c = lax.broadcast_in_dim(lax.squeeze(c, units), mean.shape, [k + 1 for k in own])
-        return cut - own_mean, mean - c
+        return runs.cut(part.x, axes, mean), part.level_less_c(axes, mean)
+
+    # ---- exponentials
+
+    def exponential(self, eqn, operands):
+        found = self.notes.find("excess", operands[0])
+        return found and self.notes.note("exponential", eqn.primitive.bind(*operands, **eqn.params), *found)
+
+    def _sum_of_exponentials(self, eqn, x, runs: Runs):
+        """The sum in two stages of which the first reads no c; None where that does not apply."""
+        found, axes = self.notes.find("exponential", x), eqn.params["axes"]
+        if found is None or found[0].varies_along(axes) or math.prod(x.shape[runs.low : runs.high + 1]) % runs.block:
+            return None
+        (part,) = found
+        level = self._partial("reduce_max", part.x, axes, runs)
+        # Nothing is taken off a run whose greatest is infinite: its sum is 0, inf or NaN, and so is exp(l - c) then.
+        finite = lax.select(lax.is_finite(level), level, lax.full_like(level, 0))
+        within = runs.sums(lax.exp(runs.cut(part.x, axes, finite)), axes)
+        return _sum(within * lax.exp(part.level_less_c(axes, level)), (0,))
 
     # ---- places of extrema
 

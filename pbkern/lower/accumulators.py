@@ -39,6 +39,8 @@ class Accumulators(Places):
         d, low, high, step = loop
         limit = self._longest_chain(w, accs)
         trips = -(-(high - low) // step)
+        if not trips:
+            return accs
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
 

@@ -44,6 +44,8 @@ def collapse(nest: Nest, pool: Pool, aliases: Aliases) -> Nest:
 def _joinable(nest: Nest, a: str, b: str) -> bool:
     if (a in nest.rdims) != (b in nest.rdims) or nest.ordered or nest.dims[a] == 1 or nest.dims[b] == 1:
         return False
+    if 0 in nest.dims.values():  # strides tell nothing
+        return False
     size = nest.dims[b]
     for e in nest.nodes():
         if e.kind in ("index", "range") and e.symbols & {a, b}:

@@ -38,6 +38,8 @@ class NestEmitter(Loads, Accumulators):
         sched = sched or nest.schedule or choose(nest, self.vector_bits, reassociate=self.text.contract)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
+        if any(nest.dims[d] == 0 for d in nest.rdims):  # what a reduction starts with is stored
+            sched = NestSchedule(order=tuple(nest.dims))
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         top = Block(block)
         walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, shifted=shifted_loads(nest, sched))

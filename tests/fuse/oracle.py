@@ -10,6 +10,7 @@ from jax.extend import core as jex
 
 from pbkern.dsl.host import BufferKind, Cond, Copy, Launch, Loop, While
 from pbkern.dsl.kernel import Element
+from pbkern.dsl.programs import in_stages
 
 
 def garbage(dtype):
@@ -74,6 +75,8 @@ def run_kernel(kernel, *arrays):
             b[block] = a[inside]
             blocks.append(b.reshape(m.ref_shape))
         cells = [np.full(m.ref_shape, garbage(m.array.dtype), m.array.dtype) for m in kernel.outputs]
+        for i, o in kernel.aliases:
+            cells[o][...] = blocks[i]
         run_body(kernel, ids, blocks, cells)
         for m, o, w, c in zip(kernel.outputs, outs, writes, cells):
             inside, block = window(m, starts(m, ids))
@@ -84,6 +87,7 @@ def run_kernel(kernel, *arrays):
 
 
 def run_program(program, inputs):
+    program = in_stages(program)
     memory = {}
     for b in program.buffers:
         memory[b.name] = np.full(int(np.prod(b.type.shape)), garbage(b.type.dtype), b.type.dtype)

@@ -84,7 +84,7 @@ MASKED, FULL_MASKED = (rand(37, 51), rand(37, 51) > -0.5), (f32(4096, 1024), jax
 CUBE, FULL_CUBE = (rand(11, 13, 17),), (f32(64, 128, 512),)
 SOFT = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax, "logsumexp": jax.nn.logsumexp}
 
-# Where a result of few numbers takes in all rows, the rows are reduced in parts first: one more kernel.
+# Where few numbers that take in all rows are read by every row again, that is a second kernel.
 FORMS = {
     **{f"{n}, axis {d}": (functools.partial(f, axis=d), CUBE, FULL_CUBE, 1) for n, f in SOFT.items() for d in (1, 2)},
     **{f"{n}, axes": (functools.partial(f, axis=(1, 2)), CUBE, FULL_CUBE, 1) for n, f in SOFT.items()},
@@ -99,9 +99,9 @@ FORMS = {
     "labels": (labels, LOGITS, FULL_LOGITS, 1),
     "smoothed labels": (smoothed, LOGITS, FULL_LOGITS, 1),
     "z-loss": (z_loss, LOGITS, FULL_LOGITS, 1),
-    "mean over labels": (averaged(labels), LOGITS, FULL_LOGITS, 2),
-    "mean of z-loss": (averaged(z_loss), LOGITS, FULL_LOGITS, 2),
-    "accuracy": (accuracy, LOGITS, FULL_LOGITS, 2),
+    "mean over labels": (averaged(labels), LOGITS, FULL_LOGITS, 1),
+    "mean of z-loss": (averaged(z_loss), LOGITS, FULL_LOGITS, 1),
+    "accuracy": (accuracy, LOGITS, FULL_LOGITS, 1),
     "argmax and value": (greatest, ROWS, FULL_ROWS, 1),
     "variance": (lambda x: x.var(-1), ROWS, FULL_ROWS, 1),
     "mean and deviation": (lambda x: (x.mean(-1), x.std(-1)), ROWS, FULL_ROWS, 1),

@@ -200,6 +200,6 @@ WORKLOADS = {
         2,
     ),
     "sincos": (sincos, (rand(37, 51),), (f32(1000, 1000),), 1),
-    "sum_of_squares": (sum_of_squares, (rand(300001),), (f32(64 << 20),), 2),
-    "column_sums": (column_sums, (rand(3001, 37),), (f32(100000, 200),), 2),
+    "sum_of_squares": (sum_of_squares, (rand(300001),), (f32(64 << 20),), 1),
+    "column_sums": (column_sums, (rand(3001, 37),), (f32(100000, 200),), 1),
 }

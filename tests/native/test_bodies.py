@@ -159,3 +159,22 @@ def test_a_product_is_added_to_scratch_without_a_copy():
     kernel = updating(*UPDATES["sum"]).trace(*[np.zeros((40, 40), "f4")] * 3)
     nests = lower_kernel(kernel, "k").nests
     assert re.search(r"(%t\d+)\[(.*)\] = add\(mul\(\1\[\2\], 0.5\), acc0\)", nests), nests
+
+
+@pytest.mark.parametrize(
+    "f, shape",
+    [
+        (lambda x: x.sum(), (0,)),
+        (lambda x: jnp.max(x, initial=-3.0), (0, 4)),
+        (lambda x: x.prod(1), (3, 0)),
+        (lambda x: x.sum(0), (0, 40)),
+        (lambda x: x @ x.T, (4, 0)),
+    ],
+)
+def test_reductions_of_nothing(f, shape):
+    def body(x_ref, o_ref):
+        o_ref[...] = f(x_ref[...])
+
+    x = np.zeros(shape, "f4")
+    kernel = pbkern.kernel(body, out_shape=jax.eval_shape(f, x)).trace(x)
+    np.testing.assert_array_equal(native(kernel, x)[0], np.asarray(f(x)))

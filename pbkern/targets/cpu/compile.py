@@ -23,6 +23,7 @@ import numpy as np
 from ... import cache, progress
 from ...dsl.host import HostProgram
 from ...dsl.kernel import ArrayType, Kernel
+from ...dsl.programs import in_stages
 from ...errors import InternalError
 from ...lower.host import ALIGNMENT, LoweredProgram, default_threads, lower_host
 from ...lower.program import LoweredKernel, LowerOptions
@@ -123,6 +124,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
       key: content.program_key of these arguments, where the caller has made it.
     """
     runtime.check_api_version()
+    program = in_stages(program)
     threads_of = threads_of or (lambda k: default_threads())
     times: dict[str, float] = {}
 
@@ -241,5 +243,5 @@ def shared_arrays(program: HostProgram) -> dict[int, int]:
         inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
         for launch in program.launches()
         for i, o in launch.kernel.aliases
-        if launch.operands[i].buffer in inputs
+        if launch.operands[i].buffer in inputs and launch.results[o].buffer in outputs
     }

@@ -12,7 +12,7 @@ from ... import config
 from ...dsl import repro
 from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
-from ...dsl.programs import kernel_program
+from ...dsl.programs import in_stages, kernel_program
 from ...errors import TargetError
 from ...lower import support
 from ...lower.program import LowerOptions
@@ -54,6 +54,7 @@ class CpuTarget:
         return content.environment()
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
+        program = in_stages(program)
         lower_options = functools.partial(self.lower_options, options=options)
         key = content.program_key(program, lower_options, self.threads, None)
         if key not in self._compiled:
