@@ -5,10 +5,9 @@
 
 What a function takes and returns, and what XLA keeps, are complex arrays as before (complex_views.py): kernels read and write
 re and im in turn. Between equations of ours a number is two arrays, also in the carries of loops; what a scan walks over and
-what it stacks has them woven, as memory outside has, so that neither is copied. A contraction of complex arrays is one of
-real ones. Equations without a rule, and loops and branches that contain one, stay as they are, on complex arrays.
+what it stacks has them woven, as memory outside has, so that neither is copied. Equations without a rule, and loops and branches that contain one, stay as they are, on complex arrays.
 
-Arithmetic is complex_numbers.py.
+Arithmetic is complex_numbers.py, contractions are complex_contractions.py.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from jax.extend import core as jex
 
 from .. import jaxprs
 from . import complex_numbers as numbers
+from .complex_contractions import contract
 from .complex_numbers import Complex
-from .complex_views import as_complex_p, as_reals_p, part_type
+from .complex_views import as_complex_p, as_reals_p, from_woven, part_type, woven
 from .simplify import CONTROL
 
 Rule = Callable  # (equation, operands: Complex or real) -> results
@@ -71,26 +71,13 @@ def _constant(x):
 
 def _from_array(x):
     """An array from outside: a complex one with its parts as views."""
-    return _from_woven(as_reals_p.bind(x), x) if is_complex(x) else x
-
-
-def _from_woven(woven, whole=None) -> Complex:
-    re, im = (lax.index_in_dim(woven, n, woven.ndim - 1, keepdims=False) for n in range(2))
-    return Complex(re, im, woven, whole)
-
-
-def _woven(z: Complex):
-    """real[..., 2]: both parts in turn."""
-    if z.woven is not None:
-        return z.woven
-    rank = np.ndim(z.some)
-    return lax.concatenate([lax.expand_dims(part, [rank]) for part in z.parts], rank)
+    return from_woven(as_reals_p.bind(x), x) if is_complex(x) else x
 
 
 def _to_array(x):
     if not isinstance(x, Complex):
         return x
-    return as_complex_p.bind(_woven(x)) if x.whole is None else x.whole
+    return as_complex_p.bind(woven(x)) if x.whole is None else x.whole
 
 
 # ---- equations
@@ -150,18 +137,18 @@ def _scan(eqn, operands: Sequence) -> list:
     is_pair = [is_complex(v.aval) for v in body.jaxpr.invars[first_x:]]
 
     def step(carry, x):
-        x = [_from_woven(v) if c else v for v, c in zip(x, is_pair)]
+        x = [from_woven(v) if c else v for v, c in zip(x, is_pair)]
         out = jaxprs.retrace_into(body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant)
         return tuple(out[: p["num_carry"]]), tuple(_stored(y) for y in out[p["num_carry"] :])
 
     walked = tuple(map(_stored, xs))
     carry, ys = lax.scan(step, tuple(init), walked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
-    stacked = [_from_woven(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
+    stacked = [from_woven(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
     return [*carry, *stacked]
 
 
 def _stored(x):
-    return _woven(x) if isinstance(x, Complex) else x
+    return woven(x) if isinstance(x, Complex) else x
 
 
 # ---- rules
@@ -259,10 +246,9 @@ def _alike(eqn, *operands):
 @rule("reshape", "squeeze")
 def _reshape(eqn, x):
     """Woven parts stay woven: nothing moves."""
-    (found,) = _by_part(lambda n, part: _bound(eqn, eqn.params, [part]), [x])
-    if x.woven is None or eqn.params["dimensions"] is not None and eqn.primitive.name == "reshape":
-        return found
-    return Complex(found.re, found.im, lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
+    if x.woven is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        return _alike(eqn, x)
+    return from_woven(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
 
 
 @rule("gather")
@@ -326,27 +312,11 @@ def _cumprod(eqn, x):
     return lax.associative_scan(numbers.mul, Complex(*x.parts), reverse=eqn.params["reverse"], axis=eqn.params["axis"])
 
 
-# -- contractions
-
-
 @rule("dot_general")
 def _dot_general(eqn, x, y):
-    """Of complex arrays as of real ones: (a, b) [[c, d], [-d, c]] = (ac - bd, ad + bc), the products summed with the others.
-
-    x is read and the result is written with the parts in turn, as memory has them; only y is arranged anew.
-    """
-    (xc, yc), (xb, yb) = eqn.params["dimension_numbers"]
     p = eqn.params | {"preferred_element_type": part_type(eqn.outvars[0].aval.dtype)}
-    x, y = _number(x), _number(y)
-    if any(part is None for part in (x.re, x.im, y.re, y.im)):
 
-        def product(a, b):
-            return None if a is None or b is None else _bound(eqn, p, [a, b])[0]
+    def real_contract(lhs, rhs, dimension_numbers):
+        return eqn.primitive.bind(lhs, rhs, **(p | {"dimension_numbers": dimension_numbers}))
 
-        terms = [product(a, b) for a, b in ((x.re, y.re), (x.im, y.im), (x.re, y.im), (x.im, y.re))]
-        return Complex(numbers.minus(*terms[:2]), numbers.plus(*terms[2:]))
-    rank_x, rank_y = np.ndim(x.some), np.ndim(y.some)
-    rows = [_woven(y), _woven(numbers.turned(y))]
-    table = lax.concatenate([lax.expand_dims(r, [rank_y]) for r in rows], rank_y)
-    p = p | {"dimension_numbers": (((*xc, rank_x), (*yc, rank_y)), (xb, yb))}
-    return _from_woven(_bound(eqn, p, [_woven(x), table])[0])
+    return contract(_number(x), _number(y), eqn.params["dimension_numbers"], real_contract)

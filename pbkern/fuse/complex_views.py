@@ -13,6 +13,8 @@ from jax import lax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
+from .complex_numbers import Complex
+
 VIEWS_OF_COMPLEX = ("complex_as_reals", "reals_as_complex")
 
 as_reals_p = jex.Primitive("complex_as_reals")
@@ -46,3 +48,20 @@ def _complex(x):
 
 for _primitive, _impl in ((as_reals_p, _reals), (as_complex_p, _complex)):
     mlir.register_lowering(_primitive, mlir.lower_fun(_impl, multiple_results=False))
+
+
+# ---- the same for numbers whose parts are values
+
+
+def from_woven(x, whole=None) -> Complex:
+    """complex[...] of real[..., 2]; `whole` is the complex array, where one exists."""
+    re, im = (lax.index_in_dim(x, n, x.ndim - 1, keepdims=False) for n in range(2))
+    return Complex(re, im, x, whole)
+
+
+def woven(z: Complex):
+    """real[..., 2]: both parts in turn."""
+    if z.woven is not None:
+        return z.woven
+    rank = np.ndim(z.some)
+    return lax.concatenate([lax.expand_dims(part, [rank]) for part in z.parts], rank)
