@@ -80,8 +80,8 @@ def plan(
 
 def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tuple[Segment, ...]:
     jaxpr = simple.jaxpr
-    runs = order_nodes(nodes, {*jaxpr.invars, *jaxpr.constvars})
     results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    runs = order_nodes(nodes, {*jaxpr.invars, *jaxpr.constvars}, results)
     segments = []
     for n, run in enumerate(runs):
         needed = read_later(runs, n, results)

@@ -255,12 +255,12 @@ def power(x: Complex, y: Complex) -> Complex:
     length, turn = lax.pow(size, c), c * angle
     if d is not None:
         length, turn = length * lax.exp(-d * angle), turn + d * log_modulus(a, b)
-    # 0^y is 1 for y = 0, 0 for c > 0, else undefined.
+    # x^0 is 1; 0^y is 0 for c > 0 and else undefined.
     nothing = size == 0
     zeroth = c == 0 if d is None else (c == 0) & (d == 0)
-    undefined = choose(zeroth | (c > 0), constant(0, a), constant(np.nan, a))
-    re = choose(nothing, choose(zeroth, constant(1, a), undefined), length * lax.cos(turn))
-    return Complex(re, choose(nothing, undefined, length * lax.sin(turn)))
+    undefined = choose(c > 0, constant(0, a), constant(np.nan, a))
+    re, im = (choose(nothing, undefined, length * part) for part in (lax.cos(turn), lax.sin(turn)))
+    return Complex(choose(zeroth, constant(1, a), re), choose(zeroth, constant(0, a), im))
 
 
 # ---- exponentials and what is made of them
@@ -321,7 +321,7 @@ def tanh(x: Complex) -> Complex:
     b = choose(rest == 0, with_sign(constant(0, b), b), b)
     sin, cos = lax.sin(b), lax.cos(b)
     divisor = rise * rise + 4 * rest * cos * cos
-    return Complex(with_sign(rise * (1 + rest) / divisor, a), 4 * rest * sin * cos / divisor)
+    return Complex(with_sign(rise * (1 + rest) / divisor, a), choose(b == 0, b, 4 * rest * sin * cos / divisor))
 
 
 def sin(x: Complex) -> Complex:

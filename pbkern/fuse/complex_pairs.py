@@ -253,12 +253,17 @@ def _reshape(eqn, x):
 
 @rule("gather")
 def _gather(eqn, x, indices):
-    """Outside of the array is the fill value, NaN by default, which is real."""
-    fill = eqn.params["fill_value"]
+    """Of woven numbers, both parts at once. Outside of the array is the fill value, NaN by default, which is real."""
+    p, fill = eqn.params, eqn.params["fill_value"]
+    if x.woven is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        dn = p["dimension_numbers"]
+        both = dn._replace(offset_dims=(*dn.offset_dims, len(eqn.outvars[0].aval.shape)))
+        wider = p | {"dimension_numbers": both, "slice_sizes": (*p["slice_sizes"], 2)}
+        return from_woven(_bound(eqn, wider, [x.woven, indices])[0])
 
     def bind(n: int, part, indices):
         value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))
-        return _bound(eqn, eqn.params | {"fill_value": value}, [part, indices])
+        return _bound(eqn, p | {"fill_value": value}, [part, indices])
 
     return _by_part(bind, [Complex(*x.parts), indices])
 
