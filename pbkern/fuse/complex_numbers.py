@@ -141,6 +141,14 @@ def mul(x: Complex, y: Complex) -> Complex:
     return Complex(minus(times(x.re, y.re), times(x.im, y.im)), plus(times(x.re, y.im), times(x.im, y.re)))
 
 
+def square(x: Complex) -> Complex:
+    """(re - im) (re + im) + 2 re im i: closer than re^2 - im^2, and in a wider range."""
+    if x.re is None or x.im is None:
+        return mul(x, x)
+    product = x.re * x.im
+    return Complex((x.re - x.im) * (x.re + x.im), product + product)
+
+
 def turned(x: Complex) -> Complex:
     """i x."""
     return Complex(negated(x.im), x.re)
@@ -167,11 +175,10 @@ def div(x: Complex, y: Complex) -> Complex:
     alone = (q == 0) | is_infinite(p)
     ratio = choose(alone, constant(0, p), q / p)
     divisor = choose(alone, p, p + q * ratio)
-    # (a + bi) / (p + qi), or for a steep divisor (b - ai) / (p - qi)
-    first, second, sign = choose(steep, b, a), choose(steep, -a, b), choose(steep, -ratio, ratio)
-    re = choose(alone, first, first + second * sign) / divisor
-    im = choose(alone, second, second - first * sign) / divisor
-    return Complex(re, im)
+    # (a + bi) / (p + qi), or for a steep divisor (b - ai) / (p - qi); divided before they are added, sums do not overflow.
+    first, second = choose(steep, b, a) / divisor, choose(steep, -a, b) / divisor
+    ratio = choose(steep, -ratio, ratio)
+    return Complex(choose(alone, first, first + second * ratio), choose(alone, second, second - first * ratio))
 
 
 def integer_pow(x: Complex, n: int) -> Complex:
@@ -181,7 +188,7 @@ def integer_pow(x: Complex, n: int) -> Complex:
         if left & 1:
             result = power if result is None else mul(result, power)
         left >>= 1
-        power = mul(power, power) if left else power
+        power = square(power) if left else power
     if result is None:
         return one(x)
     return result if n >= 0 else div(one(x), result)

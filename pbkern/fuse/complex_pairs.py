@@ -1,11 +1,12 @@
 """Equations on complex arrays -> equations on pairs of real arrays, so that kernels can contain them.
 
-    c:c64[n] = mul a b        p, q = complex_as_reals a, complex_as_reals b       (views of the operands' memory)
-    d:f32[n] = abs c    ->    ... re = a_re b_re - a_im b_im ...  d = sqrt(re^2 + im^2)
+    c:c64[n] = mul a b          p:f32[n,2] = complex_as_reals a     q:f32[n,2] = complex_as_reals b
+    d:f32[n] = abs c      ->    re = p[:, 0] q[:, 0] - p[:, 1] q[:, 1]      im = ...      d = sqrt(re^2 + im^2)
 
-What a function takes and returns, and what XLA keeps, are complex arrays as before (complex_views.py): kernels read and write
-re and im in turn. Between equations of ours a number is two arrays, also in the carries of loops; what a scan walks over and
-what it stacks has them woven, as memory outside has, so that neither is copied. Equations without a rule, and loops and branches that contain one, stay as they are, on complex arrays.
+What a function takes and returns, and what XLA keeps, are complex arrays as before; kernels see them as their parts in turn
+(complex_views.py). Between equations of ours a number is two arrays, also in the carries of loops. What a scan walks over and
+what it stacks has its parts in turn, as memory outside, so that neither is copied. Equations without a rule, and loops and
+branches that contain one, stay as they are, on complex arrays.
 
 Arithmetic is complex_numbers.py, contractions are complex_contractions.py.
 """
@@ -108,8 +109,8 @@ def _has_rule(eqn) -> bool:
 
 def _stays(eqn) -> bool:
     """Whether a loop or branch contains an equation on complex arrays without a rule."""
-    inner = (e for j in jaxprs.inner_jaxprs(eqn) for e in jaxprs.equations(j.jaxpr))
-    return any(_touches(e) and e.primitive.name not in CONTROL and not jaxprs.called_jaxpr(e) and not _has_rule(e) for e in inner)
+    inner = [e for j in jaxprs.inner_jaxprs(eqn) for e in jaxprs.equations(j.jaxpr) if _touches(e)]
+    return any(e.primitive.name not in CONTROL and not jaxprs.called_jaxpr(e) and not _has_rule(e) for e in inner)
 
 
 def _keep(eqn, operands: Sequence) -> list:
@@ -176,11 +177,10 @@ for _name, _function in {
     "conj": numbers.conj, "sign": numbers.sign, "exp": numbers.exp, "exp2": numbers.exp2, "expm1": numbers.expm1,
     "log": numbers.log, "log1p": numbers.log1p, "sqrt": numbers.sqrt, "rsqrt": numbers.rsqrt, "logistic": numbers.logistic,
     "sin": numbers.sin, "cos": numbers.cos, "tan": numbers.tan, "sinh": numbers.sinh, "cosh": numbers.cosh,
-    "tanh": numbers.tanh, "abs": numbers.modulus,
+    "tanh": numbers.tanh, "abs": numbers.modulus, "square": numbers.square,
 }.items():  # fmt: skip
     rule(_name)(lambda eqn, *operands, f=_function: f(*map(_number, operands)))
 
-rule("square")(lambda eqn, x: numbers.mul(x, x))
 rule("integer_pow")(lambda eqn, x: numbers.integer_pow(x, eqn.params["y"]))
 rule("real")(lambda eqn, x: x.parts[0])
 rule("imag")(lambda eqn, x: x.parts[1])
@@ -197,7 +197,7 @@ def _both_equal(x: Complex, y: Complex):
 def _pow(eqn, x, y):
     if not isinstance(y, Complex):
         y = Complex(lax.convert_element_type(y, part_type(eqn.outvars[0].aval.dtype)), None)
-    return numbers.power(x, y)
+    return numbers.power(*(_of_shape(z, eqn.outvars[0].aval.shape) for z in (x, y)))
 
 
 @rule("complex")
