@@ -67,7 +67,7 @@ def _constant(x):
     if not np.shape(x):
         re, im = re[()], im[()]
     vanishes = [not np.any(part) and not np.any(np.signbit(part)) for part in (re, im)]
-    return Complex(None if vanishes[0] and not vanishes[1] else re, None if vanishes[1] else im)
+    return Complex(None if vanishes[0] and not vanishes[1] else re, None if vanishes[1] else im, whole=x)
 
 
 def _from_array(x):
@@ -127,7 +127,8 @@ def _of_shape(x, shape: Sequence[int]):
 
     if not isinstance(x, Complex):
         return spread(x)
-    return Complex(spread(x.re), spread(x.im), x.woven, x.whole)
+    re, im = spread(x.re), spread(x.im)
+    return x if re is x.re and im is x.im else Complex(re, im)
 
 
 def _scan(eqn, operands: Sequence) -> list:

@@ -108,7 +108,7 @@ class Loads(Strided):
     def _spread_row(self, w: Walk, block: Block, buf: Buf, flat: Affine, step: int, p: Point, lanes: int) -> Ssa:
         """The elements at a point and every step behind it, of whole vectors that loads of the elements between share."""
         place = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
-        near = [f.const - flat.const for f in (flat_index(*e.info[:2]) for e in w.nest.loads()
+        near = [f.const - flat.const for f in (flat_index(e.info[0], e.info[1]) for e in w.nest.loads()
                 if e.kind == "load" and e.info[0].root is buf.root) if f.linear() == flat.linear()]  # fmt: skip
         near = [n for n in near if (flat.const + n) // step == flat.const // step]
         low, count = place + min(near), (w.turned_rows - 1) * step + max(near) - min(near) + 1

@@ -188,7 +188,7 @@ def _transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
     """A dimension along which loads are to be turned, and how far their elements lie apart."""
     for d, n in nest.dims.items():
         if n >= 4 and d != vector and d not in nest.rdims:
-            steps = [flat_coefficient(*e.info[:2], d) for e in nest.loads() if is_turned(nest, e, vector, d)]
+            steps = [flat_coefficient(e.info[0], e.info[1], d) for e in nest.loads() if is_turned(nest, e, vector, d)]
             if steps:
                 return d, max(steps)
     return None
