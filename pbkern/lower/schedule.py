@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .builder import BITS, compute_el
+from .builder import BITS, compute_el, storage_el
 from .costs import COST
 from .flat import flat_coefficient
 from .nest import Expr, Nest
@@ -101,7 +101,7 @@ def _load_score(nest: Nest, e: Expr, dim: str) -> float:
         return -1.0 if windows else GATHERED
     if c == 0 and dim not in e.symbols:
         return 0.0
-    if any(n >= 4 and d not in nest.rdims and is_turned(nest, e, dim, d) for d, n in nest.dims.items()):
+    if not nest.rdims and any(n >= 4 and is_turned(nest, e, dim, d) for d, n in nest.dims.items()):
         return TURNED
     return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
 
@@ -180,6 +180,8 @@ def is_turned(nest: Nest, load: Expr, vector: str, along: str) -> bool:
     if load.kind != "load" or load.info[2]:
         return False
     buf, index, _ = load.info
+    if storage_el(buf.dtype) != storage_el(buf.root.dtype):
+        return False
     step = flat_coefficient(buf, index, along)
     return step in (1, 2) and abs(flat_coefficient(buf, index, vector)) > step
 
