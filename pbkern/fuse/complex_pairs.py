@@ -214,6 +214,12 @@ def _convert(eqn, x):
     return Complex(*(None if part is None else lax.convert_element_type(part, to) for part in (x.re, x.im)))
 
 
+@rule("iota")
+def _iota(eqn):
+    p = eqn.params
+    return Complex(lax.broadcasted_iota(part_type(p["dtype"]), p["shape"], p["dimension"]), None)
+
+
 # -- equations that move numbers, or sum them: on each part alike
 
 
@@ -222,10 +228,10 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
 
     A part that all operands lack is None.
     """
-    numbers_ = [x for x in operands if isinstance(x, Complex)]
+    pairs = [x for x in operands if isinstance(x, Complex)]
     found = []
     for n in range(2):
-        lacking = all((x.im if n else x.re) is None for x in numbers_)
+        lacking = all((x.im if n else x.re) is None for x in pairs)
         found.append(None if lacking else bind(n, *(x.parts[n] if isinstance(x, Complex) else x for x in operands)))
     count = len(next(f for f in found if f is not None))
     return [Complex(*(None if f is None else f[k] for f in found)) for k in range(count)]
