@@ -26,12 +26,14 @@ class Complex:
     Attributes:
       woven: both parts as real[..., 2], where an array has them so.
       whole: the complex array, where one exists.
+      mirror: numbers of which these are the conjugates, where known.
     """
 
     re: Part | None
     im: Part | None
     woven: Part | None = None
     whole: Part | None = None
+    mirror: Complex | None = None
 
     @property
     def some(self) -> Part:
@@ -134,10 +136,13 @@ def neg(x: Complex) -> Complex:
 
 
 def conj(x: Complex) -> Complex:
-    return Complex(x.re, negated(x.im))
+    return Complex(x.re, negated(x.im), mirror=x) if x.mirror is None else x.mirror
 
 
 def mul(x: Complex, y: Complex) -> Complex:
+    """A number times its conjugate is real: rounded, the products in its imaginary part would not cancel."""
+    if x.mirror is y or y.mirror is x:
+        return Complex(plus(times(x.re, x.re), times(x.im, x.im)), None)
     return Complex(minus(times(x.re, y.re), times(x.im, y.im)), plus(times(x.re, y.im), times(x.im, y.re)))
 
 

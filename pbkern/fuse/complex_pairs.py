@@ -253,8 +253,10 @@ def _alike(eqn, *operands):
 @rule("reshape", "squeeze")
 def _reshape(eqn, x):
     """Woven parts stay woven: nothing moves."""
+    if x.mirror is not None:
+        return numbers.conj(_reshape(eqn, x.mirror))
     if x.woven is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
-        return _alike(eqn, x)
+        return _alike(eqn, x)[0]
     return from_woven(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
 
 

@@ -120,6 +120,13 @@ def test_a_real_operand_has_no_imaginary_part():
     np.testing.assert_array_equal(pbkern.jit(lambda x: jnp.exp(1j * x).imag)(x[1:]), pbkern.jit(jnp.sin)(x[1:]))
 
 
+def test_a_number_times_its_conjugate_is_real():
+    z = numbers(1000)
+    got = np.asarray(pbkern.jit(lambda z: z * jnp.conj(z) + jnp.conj(z.T) * z)(z))
+    assert not got.imag.any()
+    np.testing.assert_allclose(got.real, 2 * np.abs(z) ** 2, rtol=1e-6)
+
+
 STEPS = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
     "div": lambda x, y: x / (y * jnp.conj(y) + 1),
