@@ -135,12 +135,12 @@ def retrace_into(
 def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
     """The carries of loops side by side, as vmap makes them: each stands still once its own element of the predicate is false.
 
-    `goes_on(carries)` is bool[*loops], each carry has shape [*loops, ...].
+    `goes_on(carries)` is bool[*loops], each carry has shape [*loops, ...], or is a pytree of such.
     """
 
     def one(state):
         running, *carries = state
-        new = [_chosen(running, x, old) for x, old in zip(step(carries), carries)]
+        new = jax.tree.map(lambda x, old: _chosen(running, x, old), list(step(carries)), carries)
         return [goes_on(new), *new]
 
     def any_runs(state):

@@ -33,7 +33,10 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`type.shape` contiguous elements of `buffer` from element `offset` (affine in loop counter names)."""
+    """`type.shape` contiguous elements of `buffer` from element `offset` (affine in loop counter names).
+
+    Elements are those of the view: of a buffer of complex numbers, there are views of their parts.
+    """
 
     buffer: str
     type: ArrayType

@@ -13,6 +13,7 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from .carries import drop_dead_carries
 from .choices import Choice, apply, groups_of
+from .complex_pairs import complex_as_pairs
 from .counters import count_loops, walk_counters
 from .donation import write_in_place
 from .explain import Explanation, explain
@@ -57,7 +58,7 @@ def plan(
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
     results = closed.out_avals
-    closed = loops_as_one(keys_as_words(closed))
+    closed = loops_as_one(complex_as_pairs(keys_as_words(closed)))
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name)))
     strict = bool(getattr(options, "strict_target", False))
@@ -79,8 +80,8 @@ def plan(
 
 def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tuple[Segment, ...]:
     jaxpr = simple.jaxpr
-    runs = order_nodes(nodes, {*jaxpr.invars, *jaxpr.constvars})
     results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    runs = order_nodes(nodes, {*jaxpr.invars, *jaxpr.constvars}, results)
     segments = []
     for n, run in enumerate(runs):
         needed = read_later(runs, n, results)

@@ -414,13 +414,18 @@ def elements_read(requests: Requests, v, access: Access) -> int:
 
 
 def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
-    """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts."""
-    run = size
+    """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts.
+
+    At most, what lies between runs is moved as well: of every second element, both.
+    """
+    run, between, least = size, 1.0, math.inf
     for s, n in zip(reversed(access), reversed(shape)):
-        run *= s.size
-        if s.size != n:
-            return max(256 / run, 1 + 128 / run)
-    return 1.0
+        if 0 < s.size != n:
+            part = run * s.size
+            least = min(least, between * max(256 / part, 1 + 128 / part))
+            between *= n / s.size
+        run *= n
+    return min(least, between)
 
 
 def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:

@@ -21,6 +21,7 @@ from ..scatter import SCATTERS
 from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, NeedsWhole, rules
 from .access_windows import partial_reduce_p
+from .complex_views import VIEWS_OF_COMPLEX
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .donation import scatter_into_carries
 from .handover import hand_over
@@ -205,10 +206,12 @@ class Partitioner:
             return "xla", "it has side effects"
         if name in CONTROL:
             return "control", ""
-        if name not in rules:
+        if name not in rules and name not in VIEWS_OF_COMPLEX:
             return "xla", "no access rule"
         if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
             return "xla", "an empty array"
+        if name in VIEWS_OF_COMPLEX:
+            return "alias", ""
         if any(
             not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex"))
             for v in eqn.outvars

@@ -81,27 +81,45 @@ class Plan:
         return [x for s in self.segments for x in s.left]
 
 
-def order_nodes(nodes: list[Node], available: set) -> list[list[Node]]:
+def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[Node]]:
     """Topological order in runs of one owner: as many of ours as can run, then XLA's, and so on."""
     waiting = nodes[::-1]
     known, runs, ours = set(available), [], True
+    readers: dict = {}
+    for n in nodes:
+        for v in n.reads():
+            readers.setdefault(v, []).append(n)
     while waiting:
-        run: list[Node] = []
+        run: dict[Node, None] = {}
+        reached = set(known)
         progress = True
         while progress:
             progress = False
-            for n in list(waiting):
-                if (n.kind != "xla") == ours and n.reads() <= known:
-                    run.append(n)
-                    waiting.remove(n)
-                    known.update(n.outputs)
+            for n in waiting:
+                if n not in run and (n.kind != "xla") == ours and n.reads() <= reached:
+                    run[n] = None
+                    reached.update(n.outputs)
                     progress = True
-        if run:
-            runs.append(run)
+        kept = without_early_views(run, readers, results)
+        if kept:
+            runs.append(list(kept))
+            known.update(v for n in kept for v in n.outputs)
+            waiting = [n for n in waiting if n not in kept]
         ours = not ours
-        if not run and not any(n.reads() <= known for n in waiting):
+        if not kept and not any(n.reads() <= known for n in waiting):
             raise AssertionError("groups depend on each other in a circle")
     return runs
+
+
+def without_early_views(run: dict[Node, None], readers: dict, results: set) -> dict[Node, None]:
+    """The run without views that only later runs of ours read: here they would be copies."""
+    kept: set[Node] = set()
+    for node in reversed(run):
+        read_by = [r for v in node.outputs for r in readers.get(v, ())]
+        early = read_by and not results & set(node.outputs) and not any(r.kind == "xla" or r in kept for r in read_by)
+        if node.kind != "alias" or not early:
+            kept.add(node)
+    return {n: None for n in run if n in kept}
 
 
 def xla_segment(run: list[Node], needed: set) -> Segment:

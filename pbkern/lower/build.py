@@ -36,6 +36,9 @@ from .shapes import VIEWS, index_value, joined
 from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 from .waiting import Waiting
 
+# What is made of indices by operations of at most this cost, masks for example, is free; a table of sines is not.
+INDEX_ARITHMETIC = 4.0
+
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
 
@@ -301,7 +304,11 @@ class BodyBuilder:
 
         index_only = all(map(is_index_only, ins))
         tested = name == "select_n" and is_index_only(ins[0])
-        cost = 0.0 if index_only else TEST_COST if tested else elementwise.COST.get(name, 1.0)
+        cost = elementwise.COST.get(name, 1.0)
+        if index_only and cost <= INDEX_ARITHMETIC:
+            cost = 0.0
+        elif tested:
+            cost = TEST_COST
         value = Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
         return simplified(self, value) if shape == () and dtype.kind in "biu" else value
 

@@ -253,10 +253,10 @@ def _is_free(v: Value) -> bool:
 
 
 def _count(v: Value, most: int) -> int:
-    """How many values `v` is made of; stops counting soon after `most`."""
+    """How many values `v` is made of; stops counting soon after `most`. One that costs anything is too many."""
     count, left = 0, [v]
     while left and count <= most:
         v = left.pop()
-        count += 1
+        count += 1 if v.cost == 0 else most + 1
         left += v.ins
     return count

@@ -167,7 +167,7 @@ class _Host:
         for symbol, c in v.offset.terms:
             term = self.put(f"arith.muli {self.counters[symbol]}, {self.const(c)} : i64")
             total = self.put(f"arith.addi {total}, {term} : i64")
-        size = self.const(buffer.type.dtype.itemsize)
+        size = self.const(v.type.dtype.itemsize)
         total = self.put(f"arith.muli {total}, {size} : i64")
         return self.put(f"llvm.getelementptr {base}[{total}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")
 

@@ -94,6 +94,9 @@ class Loads(Strided):
 
     def _square_row(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> Ssa:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        step = flat_coefficient(buf, index, w.sched.transpose)
+        if step > 1:
+            return self._spread_row(w, block, buf, flat_index(buf, index), step, p, lanes)
         _, address = self._address(block, buf, index, p)
         t = f"vector<{lanes}x{el}>"
         if w.turned_rows == lanes:
@@ -101,6 +104,18 @@ class Loads(Strided):
         live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
         load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
         return Ssa(self.text.put(block, load), el, lanes)
+
+    def _spread_row(self, w: Walk, block: Block, buf: Buf, flat: Affine, step: int, p: Point, lanes: int) -> Ssa:
+        """The elements at a point and every step behind it, of whole vectors that loads of the elements between share."""
+        place = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
+        near = [f.const - flat.const for f in (flat_index(e.info[0], e.info[1]) for e in w.nest.loads()
+                if e.kind == "load" and e.info[0].root is buf.root) if f.linear() == flat.linear()]  # fmt: skip
+        near = [n for n in near if (flat.const + n) // step == flat.const // step]
+        low, count = place + min(near), (w.turned_rows - 1) * step + max(near) - min(near) + 1
+        wanted = [divmod(place - low + k * step, lanes) for k in range(w.turned_rows)]
+        vectors = {n: self._load_whole(w, block, buf, flat, low + n * lanes, min(lanes, count - n * lanes), lanes)
+                   for n in sorted({n for n, _ in wanted})}  # fmt: skip
+        return self._picked(block, vectors, wanted, lanes)
 
     def _guard_key(self, w: Walk, index, p: Point):
         return tuple((i, tuple((d, o) for d, o in sorted(p.items()) if d in i.symbols)) for i in index)

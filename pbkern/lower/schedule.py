@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .builder import BITS, compute_el
+from .builder import BITS, compute_el, storage_el
 from .costs import COST
 from .flat import flat_coefficient
 from .nest import Expr, Nest
@@ -28,7 +28,9 @@ MAX_COLUMN_VECTORS = 16
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
 STRIDED = 0.2
-# The same for elements at computed places: the places are computed in vectors.
+# What a square of rows that is turned in registers costs.
+TURNED = -0.5
+# What is gained for elements at computed places: the places are computed in vectors.
 GATHERED = 0.05
 # Terms of a reduction beside which its store counts less and less.
 DEEP = 32
@@ -99,6 +101,8 @@ def _load_score(nest: Nest, e: Expr, dim: str) -> float:
         return -1.0 if windows else GATHERED
     if c == 0 and dim not in e.symbols:
         return 0.0
+    if not nest.rdims and any(n >= 4 and is_turned(nest, e, dim, d) for d, n in nest.dims.items()):
+        return TURNED
     return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
 
 
@@ -160,8 +164,9 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
         return
     turned = _transposed_dim(nest, sched.vector)
     if turned is not None:
-        sched.transpose, sched.lanes = turned, min(sched.lanes, 16)
-        sched.jam = {turned: sched.lanes}
+        sched.transpose, step = turned
+        sched.lanes = min(sched.lanes, 16 // step)  # squares of each of the elements between fill the registers
+        sched.jam = {sched.transpose: sched.lanes}
         return
     nodes = sum(1 for e in nest.nodes() if e.kind == "op")
     sched.unroll = min(4 if nodes < 12 else 2 if nodes < 40 else 1, _vectors(nest, sched))
@@ -171,17 +176,23 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
 
 
 def is_turned(nest: Nest, load: Expr, vector: str, along: str) -> bool:
-    """Whether a load is strided along the vector dimension but contiguous along another one."""
-    buf, index, guard = load.info
-    return (load.kind == "load" and not guard and flat_coefficient(buf, index, along) == 1
-            and flat_coefficient(buf, index, vector) not in (0, 1, -1))
+    """Whether a load is strided along the vector dimension but contiguous, or every second element, along another one."""
+    if load.kind != "load" or load.info[2]:
+        return False
+    buf, index, _ = load.info
+    if storage_el(buf.dtype) != storage_el(buf.root.dtype):
+        return False
+    step = flat_coefficient(buf, index, along)
+    return step in (1, 2) and abs(flat_coefficient(buf, index, vector)) > step
 
 
-def _transposed_dim(nest: Nest, vector: str) -> str | None:
-    for e in nest.loads():
-        for d, n in nest.dims.items():
-            if n >= 4 and d != vector and d not in nest.rdims and e.kind == "load" and is_turned(nest, e, vector, d):
-                return d
+def _transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
+    """A dimension along which loads are to be turned, and how far their elements lie apart."""
+    for d, n in nest.dims.items():
+        if n >= 4 and d != vector and d not in nest.rdims:
+            steps = [flat_coefficient(e.info[0], e.info[1], d) for e in nest.loads() if is_turned(nest, e, vector, d)]
+            if steps:
+                return d, max(steps)
     return None
 
 

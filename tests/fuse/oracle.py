@@ -102,9 +102,10 @@ def run_program(program, inputs):
     def at(v):
         start = v.offset.evaluate(counters)
         size = int(np.prod(v.type.shape))
-        assert 0 <= start and start + size <= memory[v.buffer].size
-        assert memory[v.buffer].dtype == v.type.dtype
-        return memory[v.buffer][start : start + size].reshape(v.type.shape)
+        held = memory[v.buffer].view(v.type.dtype)
+        assert 0 <= start and start + size <= held.size
+        assert memory[v.buffer].dtype in (v.type.dtype, np.result_type(v.type.dtype, np.complex64))  # or parts of numbers
+        return held[start : start + size].reshape(v.type.shape)
 
     def scribble(written):
         """A write destroys the other buffers of its slot."""

@@ -113,3 +113,19 @@ def test_indices_of_points_need_no_memory():
     np.testing.assert_allclose(pbkern.jit(bilinear)(a, y, x), jax.jit(bilinear)(a, y, x), rtol=1e-5)
     text = pbkern.jit(bilinear).as_text(a, y, x, stage="nests")
     assert text.count("nest [") == 1, text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32", "uint8"])
+@pytest.mark.parametrize("shape", [(40, 33), (7, 200), (64, 64), (129, 5), (17, 31)])
+def test_every_second_element_turned(dtype, shape):
+    """Rows and columns exchanged, of arrays of pairs and of every second column: squares that are turned in registers."""
+
+    def f(x, y):
+        turned = jnp.swapaxes(x, 0, 1)
+        swapped = jnp.stack([turned[..., 1] * 2, turned[..., 0]], -1)
+        return turned + 1, swapped, turned[..., 1], y[:, ::2].T + 1, y[:, 1::2].T * 2
+
+    with jax.enable_x64(True):
+        x, y = numbers((*shape, 2), dtype), numbers(shape, dtype)
+        for got, want in zip(pbkern.jit(f)(x, y), f(x, y), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
