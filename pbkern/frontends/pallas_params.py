@@ -28,7 +28,7 @@ class Field:
 TPU = (
     Field("dimension_semantics", USED, "`parallel`, `core_parallel` and `subcore_parallel` dimensions may run on several "
           "threads, `arbitrary` ones run in order. Unset: dimensions whose programs provably write disjoint "
-          "blocks run in parallel."),
+          "blocks or elements run in parallel."),
     Field("allow_input_fusion", HINT, "A pallas_call is compiled by itself here: nothing is fused into its operands."),
     Field("vmem_limit_bytes", HINT, "Scratch is ordinary memory; there is no limit to raise."),
     Field("collective_id", REFUSED, "It names a barrier between devices; kernels here use one device."),

@@ -107,15 +107,19 @@ def bounds_of(builder, e: Expr) -> tuple[int, int] | None:
     if None in ranges or math.prod(high - low + 1 for low, high in ranges) > MOST_POINTS:
         return None
     axes = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
-    try:
-        found = _values(e, dict(zip(sorted(e.symbols), axes)))
-    except _Undefined:
-        return None
+    found = values_at(e, dict(zip(sorted(e.symbols), axes)))
     return None if found is None or not found.size else (int(found.min()), int(found.max()))
 
 
+def values_at(e: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Values of an expression of integers at all points of `symbols`; None if it loads, or is not defined at one."""
+    try:
+        return _values(e, symbols)
+    except _Undefined:
+        return None
+
+
 def _values(e: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Values of an expression of integers at all points of `symbols`."""
     made: dict[int, np.ndarray] = {}
     for x in nodes([e]):
         args = [made[id(a)] for a in x.args]

@@ -1,8 +1,8 @@
 """Kernel -> for each grid dimension, whether its programs may run in any order, on several threads, and why.
 
 "parallel" in dimension_semantics is the author's licence. Without one, a dimension counts as parallel when its programs
-provably write disjoint blocks, keep nothing in scratch and read no block of an aliased operand but their own. Dimensions of
-dynamic size run in order.
+provably write disjoint blocks, or elements (disjoint.py), keep nothing in scratch and read no block of an aliased operand but
+their own. Dimensions of dynamic size run in order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[
             found.append(GridDimension(d, size, True, "a single program"))
         else:
             why = shared or _overlap(kernel, d)
-            found.append(GridDimension(d, size, why is None, why or "proved: its programs write disjoint blocks"))
+            proof = "blocks"
+            if why is not None and not shared and _apart_in_body(kernel, d):
+                why, proof = None, "elements"
+            found.append(GridDimension(d, size, why is None, why or f"proved: its programs write disjoint {proof}"))
     return tuple(found)
 
 
@@ -70,6 +73,13 @@ def _overlap(kernel: Kernel, dim: int) -> str | None:
     unmoved = None not in mapping.starts and not any(dim in s.symbols for s in mapping.starts)
     what = "are the same along it" if unmoved else "are not proved to be disjoint"
     return f"because blocks of {mapping.origin} {what}"
+
+
+def _apart_in_body(kernel: Kernel, dim: int) -> bool:
+    """Whether the body keeps programs apart that block mappings do not."""
+    from .disjoint import moves_apart
+
+    return all(m.moves_apart(dim) or moves_apart(kernel, o, dim) for o, m in enumerate(kernel.outputs))
 
 
 def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:
