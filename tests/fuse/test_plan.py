@@ -194,7 +194,7 @@ STENCILS = {
 
 
 @pytest.mark.parametrize("name", STENCILS)
-@pytest.mark.parametrize("count", [4, 13])
+@pytest.mark.parametrize("count", [4, pytest.param(13, marks=pytest.mark.slow)])
 def test_stencils_do_several_steps_per_kernel(name, count):
     step = STENCILS[name]
     plan = check(lambda x: lax.fori_loop(0, count, lambda _, a: step(a), x), rand(70, 90))

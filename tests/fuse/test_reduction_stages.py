@@ -69,7 +69,7 @@ def test_as_in_float64(shape_and_axes, name, offset):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=2e-6 * n * (1 + offset))
 
 
-@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("offset", [pytest.param(0.0, marks=pytest.mark.slow), 1000.0])
 @pytest.mark.parametrize(
     "shape, axes", [((64, 333), (0, 1)), ((16, 7, 6, 32), (0, 1, 2)), ((2, 4096), (1,)), ((3000, 5), (0,))]
 )

@@ -58,7 +58,7 @@ COMBINE = {
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=35, deadline=None, derandomize=True)
 def test_rows_as_numpy_does(data):
     """x.at[i].combine(v) in float64, one update after the other."""
     rows, count, width = (data.draw(st.integers(1, n)) for n in (9, 20, 40))
