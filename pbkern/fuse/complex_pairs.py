@@ -120,10 +120,12 @@ def _keep(eqn, operands: Sequence) -> list:
 
 
 def _of_shape(x, shape: Sequence[int]):
-    """The result with parts that are scalars, because operands were, repeated."""
+    """The result with parts repeated that are smaller, because an operand without the other part was."""
 
     def spread(part):
-        return part if part is None or np.shape(part) == tuple(shape) else lax.broadcast(part, shape)
+        if part is None or np.shape(part) == tuple(shape):
+            return part
+        return lax.broadcast_in_dim(part, shape, range(len(shape) - np.ndim(part), len(shape)))
 
     if not isinstance(x, Complex):
         return spread(x)
@@ -173,6 +175,11 @@ def _number(x) -> Complex:
     return x if isinstance(x, Complex) else Complex(x, None)
 
 
+def _wide(x: Complex, shape: Sequence[int]) -> Complex:
+    """An operand with dimensions of size 1 repeated; scalars stay what they are."""
+    return _of_shape(x, shape) if np.ndim(x.some) else x
+
+
 for _name, _function in {
     "add": numbers.add, "add_any": numbers.add, "sub": numbers.sub, "mul": numbers.mul, "div": numbers.div, "neg": numbers.neg,
     "conj": numbers.conj, "sign": numbers.sign, "exp": numbers.exp, "exp2": numbers.exp2, "expm1": numbers.expm1,
@@ -180,7 +187,7 @@ for _name, _function in {
     "sin": numbers.sin, "cos": numbers.cos, "tan": numbers.tan, "sinh": numbers.sinh, "cosh": numbers.cosh,
     "tanh": numbers.tanh, "abs": numbers.modulus, "square": numbers.square,
 }.items():  # fmt: skip
-    rule(_name)(lambda eqn, *operands, f=_function: f(*map(_number, operands)))
+    rule(_name)(lambda eqn, *operands, f=_function: f(*(_wide(_number(x), eqn.outvars[0].aval.shape) for x in operands)))
 
 rule("integer_pow")(lambda eqn, x: numbers.integer_pow(x, eqn.params["y"]))
 rule("real")(lambda eqn, x: x.parts[0])

@@ -270,3 +270,16 @@ def test_one_kernel():
 def test_a_sum_of_products_reads_each_number_once():
     wide = jax.ShapeDtypeStruct((1000, 1001), jnp.complex64)
     assert_kernels(pbkern.jit(lambda x, y: jnp.sum(x * y)), (wide, wide), 1)
+
+
+def test_parts_of_different_shapes():
+    """A real row and an imaginary column: each part of their sum is smaller than it."""
+
+    def iterated(x, y):
+        c = x[None] + 1j * y[:, None]
+        step = lambda i, z: jnp.where(jnp.abs(z) < 2, z * z + c, z)  # noqa: E731
+        return jax.lax.fori_loop(0, 4, step, c * 0), c - y[:, None], x[None] / (1j * y[:, None] + 1)
+
+    x, y = jnp.linspace(-2, 0.6, 7), jnp.linspace(-1.2, 1.2, 5)
+    for got, want in zip(pbkern.jit(iterated)(x, y), jax.jit(iterated)(x, y)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
