@@ -9,15 +9,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from . import decorators
 from .errors import OptionError
-from .fuse import Explanation
 from .targets import get_target
+
+if TYPE_CHECKING:
+    from .fuse import Explanation
 
 __all__ = ["assert_fused", "assert_kernels", "assert_roofline"]
 

@@ -13,17 +13,20 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from jax.extend import core as jex
 
-from . import cache, config
-from .fuse import Choice
+from . import cache, config, fuse
 from .jaxprs import fingerprint
 from .options import CompileOptions
 from .targets import get_target
 
+if TYPE_CHECKING:
+    from .fuse import Choice
+
 KIND = "tuned"
-Choices = tuple[Choice, ...]
+Choices = tuple["Choice", ...]
 _found: dict[str, Choices] = {}
 _trial: contextvars.ContextVar[Choices | None] = contextvars.ContextVar("trial", default=None)
 
@@ -78,6 +81,6 @@ def fusion_sources() -> str:
 def _unpacked(payload: bytes) -> Choices:
     def choice(entry: dict) -> Choice:
         blocks = entry["blocks"]
-        return Choice(None if blocks is None else tuple(blocks), tuple(sorted(entry["params"].items())))
+        return fuse.Choice(None if blocks is None else tuple(blocks), tuple(sorted(entry["params"].items())))
 
     return tuple(map(choice, json.loads(payload)))

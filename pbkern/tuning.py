@@ -15,20 +15,22 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import api, decorators, tuned
+from . import api, decorators, fuse, tuned
 from .dsl.kernel import ArrayType
 from .errors import OptionError, PbkernError
-from .fuse import Choice, choices
-from .fuse.nodes import Node
 from .measure import kernel_call, least_seconds, random_operands
 from .options import CompileOptions
 from .targets import get_target
+
+if TYPE_CHECKING:
+    from .fuse import Choice
+    from .fuse.nodes import Node
 
 # Candidates of blocks per kernel, finalists that are measured again, and what these must gain over the model's choice.
 CANDIDATES, FINALISTS, GAIN = 16, 3, 0.97
@@ -51,7 +53,7 @@ class TunedKernel:
     differing: int = 0
 
     def __str__(self) -> str:
-        gain = f"{self.before * 1e6:.1f} us" + (f" before, {self.after * 1e6:.1f} us" if self.choice != Choice() else "")
+        gain = f"{self.before * 1e6:.1f} us" + (f" before, {self.after * 1e6:.1f} us" if self.choice != fuse.Choice() else "")
         refused = f", {self.differing} with other results" if self.differing else ""
         return f"{self.name}: {self.choice}; {gain}; {self.tried} candidate(s){refused}"
 
@@ -76,7 +78,7 @@ class Tuning:
     seconds: float
 
     def __str__(self) -> str:
-        better = any(k.choice != Choice() for k in self.kernels)
+        better = any(k.choice != fuse.Choice() for k in self.kernels)
         why = "not faster as a whole" if better else "nothing better"
         verdict = "kept" if self.kept else f"{why}: the model's choices stay"
         times = f"{self.before * 1e3:.3f} ms" + (f" before, {self.after * 1e3:.3f} ms tuned" if better else "")
@@ -109,8 +111,8 @@ def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning
     chosen = tuple(k.choice for k in found)
     both = [jitted.undonated() for _ in range(2)]
     before, after, faster = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
-    kept = faster and any(c != Choice() for c in chosen)
-    tuned.remember(jaxpr, options, chosen if kept else (Choice(),) * len(chosen))
+    kept = faster and any(c != fuse.Choice() for c in chosen)
+    tuned.remember(jaxpr, options, chosen if kept else (fuse.Choice(),) * len(chosen))
     jitted.clear_cache()  # what was compiled before is compiled anew
     result = Tuning(name, tuple(found), before, after, kept, time.monotonic() - begin)
     print(result)
@@ -159,11 +161,11 @@ class _Search:
         self.target = get_target(self.options.target)
         self.pause = max(0.005, CANDIDATE_SHARE * (self.end - time.monotonic()))
         self.last = self.end - self.pause * FINAL_PAUSES * (FINALISTS + 1)  # the rest is for the finalists
-        default = self.kernel(Choice())
+        default = self.kernel(fuse.Choice())
         self.operands = random_operands(default.in_types)
         self.want = [np.asarray(a) for a in kernel_call(default, self.options)(*self.operands)]
-        self.measure(Choice())
-        for c in choices.candidates(self.node, self.target.machine(), CANDIDATES)[1:]:
+        self.measure(fuse.Choice())
+        for c in fuse.choices.candidates(self.node, self.target.machine(), CANDIDATES)[1:]:
             self.attempt(c)
         for c in self.variations():
             self.attempt(c)
@@ -174,7 +176,7 @@ class _Search:
         def params_for(semantics, **chosen):
             return self.target.fused_params(semantics, self.options, **chosen)
 
-        return choices.kernel_at(self.node, choice, self.target.machine(), params_for)
+        return fuse.choices.kernel_at(self.node, choice, self.target.machine(), params_for)
 
     def attempt(self, choice: Choice) -> None:
         """Measures a candidate, if there is time, and its results are those of the model's choice."""
@@ -206,12 +208,12 @@ class _Search:
             for value in values:
                 best = min(self.times, key=self.times.__getitem__)
                 others = tuple(p for p in best.params if p[0] != name)
-                yield Choice(best.blocks, tuple(sorted((*others, (name, value)))))
+                yield fuse.Choice(best.blocks, tuple(sorted((*others, (name, value)))))
 
     def final(self) -> tuple[Choice, float, float]:
         """(best, seconds of the default, seconds of the best): the fastest few again, in turn with the default."""
-        ranked = sorted((c for c in self.times if c != Choice()), key=self.times.__getitem__)[:FINALISTS]
-        ranked = [Choice(), *ranked]
+        ranked = sorted((c for c in self.times if c != fuse.Choice()), key=self.times.__getitem__)[:FINALISTS]
+        ranked = [fuse.Choice(), *ranked]
         seconds, faster = compared([self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN)
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
         return ranked[best], seconds[0], seconds[best]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from jax.extend import core as jex
 
@@ -14,10 +15,12 @@ from . import _jax
 from .dsl.kernel import Kernel
 from .dsl.trace import kernel_p
 from .errors import UnsupportedOp
-from .fuse import Explanation
-from .fuse.explain import WrittenKernel
 from .jaxprs import inner_jaxprs
 from .lower.parallel import grid_dimensions
+
+if TYPE_CHECKING:
+    from .fuse import Explanation
+    from .fuse.explain import WrittenKernel
 
 PALLAS = "pallas_call"
 
@@ -47,6 +50,8 @@ def _calls(jaxpr: jex.Jaxpr) -> Iterator:
 
 
 def _report(eqn, target_name: str, pallas_is_native: bool) -> WrittenKernel:
+    from .fuse.explain import WrittenKernel
+
     at = _jax.user_line(eqn)
     if eqn.primitive is kernel_p:
         kernel = eqn.params["kernel"]

@@ -77,7 +77,7 @@ def _overlap(kernel: Kernel, dim: int) -> str | None:
 
 def _apart_in_body(kernel: Kernel, dim: int) -> bool:
     """Whether the body keeps programs apart that block mappings do not."""
-    from .disjoint import moves_apart
+    from .disjoint import moves_apart  # builds bodies: too much for `import pbkern`
 
     return all(m.moves_apart(dim) or moves_apart(kernel, o, dim) for o, m in enumerate(kernel.outputs))
 
