@@ -25,6 +25,7 @@ from .known_scalars import MOST_POINTS, values_at
 from .nest import Buf, Let, Nest, Sort, Stmt, bodies, nodes
 from .predicates import interval
 from .shapes import index_value
+from .values import Literal
 
 INT32 = np.dtype(np.int32)
 # Programs with these in their bodies keep their order.
@@ -137,7 +138,10 @@ def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
     builder.operands = tuple(bufs[: len(kernel.inputs)])
     symbols = _grid_symbols(kernel)
     builder.grid = tuple(index_value((), INT32, lambda ix, g=g: Affine.symbol(g), builder) for g in symbols)
-    builder.grid_sizes = builder.grid  # their values do not matter here, but are not known to be constant
+    dynamic = {d for d, _ in kernel.dynamic_grid}
+    unknown = Affine.symbol(builder.names("%unknown"))
+    builder.grid_sizes = tuple(index_value((), INT32, lambda ix: unknown, builder) if d in dynamic else Literal((), INT32, n)
+                               for d, n in enumerate(kernel.grid))
     builder.bounds = {g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)}
     refs = []
     for buf, m in zip(bufs, (*kernel.inputs, *kernel.outputs)):

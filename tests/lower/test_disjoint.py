@@ -75,6 +75,15 @@ def looked_up(x, o):
     o[jnp.abs(x[pbkern.program_id(0), 0]).astype(jnp.int32)] = x[pbkern.program_id(0)]
 
 
+def counted(x, o):
+    """The number of programs is the same for all."""
+    o[pbkern.num_programs(0) - 1] = x[pbkern.program_id(0)]
+
+
+def from_the_end(x, o):
+    o[pbkern.num_programs(0) - 1 - pbkern.program_id(0)] = x[pbkern.program_id(0)]
+
+
 def printed(x, o):
     jax.debug.print("row {}", pbkern.program_id(0))
     o[pbkern.program_id(0)] = x[pbkern.program_id(0)]
@@ -85,7 +94,7 @@ BODIES = [
     (rows, 12, True), (rows_of_two, 6, True), (overlapping, 6, False), (one_row, 12, False), (total, 12, False),
     (row_before, 12, False), (clamped_at_the_end, 3, False), (clamped_at_the_end, 2, True), (reversed_rows, 12, True),
     (halves, 12, True), (quotients, 12, True), (remainders, 12, False), (remainders, 5, True), (blocks_in_loops, 12, True),
-    (looked_up, 12, False), (printed, 12, False),
+    (looked_up, 12, False), (printed, 12, False), (counted, 12, False), (from_the_end, 12, True),
 ]  # fmt: skip
 
 
