@@ -50,6 +50,8 @@ def _joinable(nest: Nest, a: str, b: str) -> bool:
     for e in nest.nodes():
         if e.kind in ("index", "range") and e.symbols & {a, b}:
             return False
+        if e.kind == "moved" and any(d == b for d, _ in e.info):
+            return False
         if e.kind == "gather" and any(i is not None and i.symbols & {a, b} for i in e.info[1]):
             return False
         if e.kind == "load" and not _walks_as_one(nest, e.info, a, b, size):
@@ -100,6 +102,9 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
         return buf, (*index[:low], kept + Affine.symbol(b, c), *index[low + 1 :])
 
     def replace(e: Expr) -> Expr | None:
+        if e.kind == "moved":
+            steps = tuple((b, k * size) if d == a else (d, k) for d, k in e.info)
+            return pool.make("moved", e.dtype, steps, e.args)
         if e.kind != "load":
             return None
         buf, index = access(e.info[0], e.info[1])

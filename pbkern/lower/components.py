@@ -10,6 +10,7 @@ Nests over all components and nests over one then have the same dimensions, and 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -29,7 +30,7 @@ OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 def take_apart(stmts: list[Stmt], builder) -> list[Stmt]:
     """Statements in which dimensions over components are gone from nests whose neighbours use single components."""
     out = [with_bodies(s, lambda inner: take_apart(inner, builder)) for s in stmts]
-    out = [_sums_as_expressions(s, builder) if isinstance(s, Nest) else s for s in out]
+    out = [sums_as_expressions(s, builder) if isinstance(s, Nest) else s for s in out]
     axes = _axes_of_components(s for s in out if isinstance(s, Nest))
     while axes:
         changed: list[Nest] = []
@@ -78,24 +79,22 @@ def _unrolled(nest: Nest, d: str, builder) -> Nest:
     return Nest({o: n for o, n in nest.dims.items() if o != d}, writes=writes, at=nest.at)
 
 
-def _sums_as_expressions(nest: Nest, builder) -> Nest:
-    """A nest whose reductions are over a few components, as one without."""
+def sums_as_expressions(nest: Nest, builder, most: int = MOST, most_nodes: int = MOST_NODES) -> Nest:
+    """A nest whose reductions are over `most` elements, at most, as one without."""
     count = math.prod(nest.dims[d] for d in nest.rdims)
     points = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
-    nodes = count * len(nest.nodes())
-    if not nest.reductions or nest.ordered or len(nest.rdims) != 1 or not 1 <= count <= MOST or points < FEW_POINTS:
+    if not nest.reductions or nest.ordered or not 1 <= count <= most or points < FEW_POINTS:
         return nest
-    if nodes > MOST_NODES or any(w.inner for w in nest.writes):
+    if count * len(nest.nodes()) > most_nodes or any(w.inner for w in nest.writes):
         return nest
     if any(r.op not in (*OPERATION, "dot") or r.dtype.kind not in "iuf" or any(e.dtype != r.dtype for e in r.args)
            for r in nest.reductions):
         return nest
-    (d,) = nest.rdims
     sums = []
     for r in nest.reductions:
         total = builder.const(IDENTITY[r.op](r.dtype), r.dtype)
-        for k in range(count):
-            term = _term(r, {d: Affine((), k)}, builder)
+        for place in itertools.product(*(range(nest.dims[d]) for d in nest.rdims)):
+            term = _term(r, {d: Affine((), k) for d, k in zip(nest.rdims, place)}, builder)
             total = builder.op(OPERATION.get(r.op, "add"), r.dtype, total, term)
         sums.append(total)
 
@@ -104,7 +103,7 @@ def _sums_as_expressions(nest: Nest, builder) -> Nest:
 
     writes = [Write(w.buf, w.index, builder.pool.rewrite(w.value, replace), True, w.guard,
                     None if w.mask is None else builder.pool.rewrite(w.mask, replace)) for w in nest.writes]
-    return Nest({o: n for o, n in nest.dims.items() if o != d}, writes=writes, at=nest.at)
+    return Nest({d: n for d, n in nest.dims.items() if d not in nest.rdims}, writes=writes, at=nest.at)
 
 
 def _term(r, at: dict, builder) -> Expr:

@@ -13,11 +13,11 @@ from .accumulators import Accumulators
 from .builder import Builder, compute_el
 from .builder import Value as Ssa
 from .flat import flat_coefficient, flat_index
-from .lane_shifts import shifted_loads
 from .loads import Loads
 from .nest import Buf, Expr, Nest, Write
 from .places import Point, Tail, Walk, memref
 from .schedule import NestSchedule, choose
+from .streams import Visits, key_of, moved_loads, parts, reaches, streaming_vectors
 from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
 
@@ -42,7 +42,8 @@ class NestEmitter(Loads, Accumulators):
             sched = NestSchedule(order=tuple(nest.dims))
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         top = Block(block)
-        walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, shifted=shifted_loads(nest, sched))
+        nest = moved_loads(nest, sched)
+        walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=reaches(nest))
         outer = [d for d in sched.order if d not in nest.rdims]
         self._outer(walk, top, outer, [{}])
         block.lines += top.lines
@@ -80,9 +81,14 @@ class NestEmitter(Loads, Accumulators):
         size, lanes, unroll = w.nest.dims[w.sched.vector], w.sched.lanes, w.sched.unroll
         full, tail = divmod(size, lanes)
         main = full // unroll * unroll
+        if w.moves:
+            main = min(main, streaming_vectors(Visits(w.nest, w.sched, unroll), w.reaches))
         chunks: list[tuple[int, int, int, Tail | None]] = []
         if main:
             chunks.append((0, main * lanes, unroll, None))
+        while full - main > unroll:
+            chunks.append((main * lanes, (main + unroll) * lanes, unroll, None))
+            main += unroll
         if full > main:
             chunks.append((main * lanes, full * lanes, full - main, None))
         if tail:
@@ -98,12 +104,25 @@ class NestEmitter(Loads, Accumulators):
         else:
             for low, high, vectors, tail in self._chunks(w):
                 tile = [{**p, vector: lanes * u} for p in points for u in range(vectors)]
+                w.first = low if high - low <= vectors * lanes else None
+                carried = Visits(w.nest, w.sched, vectors).carried if w.moves and w.first is None else {}
 
-                def fill(inner: Block, _, tile=tile, tail=tail):
+                def fill(inner: Block, known: list[Ssa], tile=tile, tail=tail, carried=carried, step=vectors * lanes):
+                    inner.memo |= {_memo_key(key, lanes): v for key, v in zip(carried, known)}
                     self._reduce(w, inner, tile, tail)
-                    return []
+                    return [self._value(w, inner, e, {**p, vector: p[vector] + step}, None) for e, p in carried.values()]
 
-                self.text.loop(block, vector, low, high, vectors * lanes, fill)
+                self.text.loop(block, vector, low, high, vectors * lanes, fill, self._made_before(w, block, low, carried))
+
+    def _made_before(self, w: Walk, block: Block, low: int, carried: dict) -> list[Ssa]:
+        """What the first step of a loop finds."""
+        if not carried:
+            return []
+        before = Block(block)
+        before.values[w.sched.vector] = low
+        made = [self._value(w, before, e, p, None) for e, p in carried.values()]
+        block.lines += before.lines
+        return made
 
     def _reduce(self, w: Walk, block: Block, points: list[Point], tail: Tail | None) -> None:
         """Accumulators per point in registers, loops over the reduced dimensions, then the final writes."""
@@ -291,8 +310,7 @@ class NestEmitter(Loads, Accumulators):
         vector = None if scalar_epilogue else w.sched.vector
         lanes = w.sched.lanes if vector and vector in e.symbols else 0
         where = self._place(w, block, e)
-        offsets = tuple(sorted((d, o) for d, o in p.items() if d in e.symbols))
-        key = (id(e), offsets, tail.live if tail and lanes else None, lanes)
+        key = _memo_key(key_of(e, p), lanes, tail if lanes else None)
         fixed = self._depends_on_acc(w, e)
         if not fixed and key in where.memo:
             return where.memo[key]
@@ -320,7 +338,25 @@ class NestEmitter(Loads, Accumulators):
                 return self._load(w, block, e, p, tail, lanes)
             case "gather":
                 return self._gather(w, block, e, p, tail, lanes, accs)
+            case "moved":
+                return self._moved(w, block, e, p, lanes)
         args = [self._value(w, block, a, p, tail, accs) for a in e.args]
         lanes = max([lanes, *(a.lanes for a in args)])
         b = self.text.builder(block, lanes)
         return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *(self._wide(b, a, lanes) for a in args))
+
+    def _moved(self, w: Walk, block: Block, e: Expr, p: Point, lanes: int) -> Ssa:
+        """The operand's value at another place, of the whole vectors around it."""
+        places = parts(e, p, w.sched.vector, lanes)
+        found = [self._value(w, block, e.args[0], q, None) for q in places]
+        if len(found) == 1:
+            return found[0]
+        low, high = found
+        lane = (p.get(w.sched.vector, 0) + dict(e.info).get(w.sched.vector, 0)) % lanes
+        order = list(range(lane, lane + lanes))
+        both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
+        return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+
+
+def _memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:
+    return (*key, tail.live if tail else None, lanes)

@@ -29,40 +29,23 @@ class Loads(Strided):
         if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = flat_index(buf, index)
+        if w.moves and w.first is not None and tail is None and lanes and not guard:
+            live = w.live_lanes(e, p)
+            if live <= 0:
+                return b.broadcast(b.c(0, compute_el(buf.dtype)))
+            tail = Tail(live) if live < lanes else None
         key = ("load", buf.root.name, storage_el(buf.dtype), flat.linear(),
                flat.const + sum(flat.coefficient(d) * o for d, o in p.items()),
                tail.live if tail else None, lanes, self._guard_key(w, index, p) if guard else None)
         if key in block.memo and buf.root not in w.written:
             return block.memo[key]
-        if tail is None and lanes and key[4] in w.shifted.get((buf.root, flat.linear()), ()):
-            v = self._load_shifted(block, buf, flat, key[4], lanes)
-        elif lanes and not guard and is_strided(buf, index, w.sched.vector):
+        if lanes and not guard and is_strided(buf, index, w.sched.vector):
             v = self._load_strided(w, block, buf, flat, key[4], tail, lanes)
         else:
             v = self._load_storage(w, block, buf, index, p, tail, lanes, guard)
         v = b.from_storage(v, buf.dtype)
         block.memo[key] = v
         return v
-
-    def _load_shifted(self, block: Block, buf: Buf, flat: Affine, const: int, lanes: int) -> Ssa:
-        """The elements at flat.linear() + const, from the aligned vectors around them."""
-        first = const // lanes * lanes
-        low = self._load_aligned(block, buf, flat, first, lanes)
-        if const == first:
-            return low
-        high = self._load_aligned(block, buf, flat, first + lanes, lanes)
-        order = list(range(const - first, const - first + lanes))
-        both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
-        return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
-
-    def _load_aligned(self, block: Block, buf: Buf, flat: Affine, const: int, lanes: int) -> Ssa:
-        key = ("aligned", buf.root.name, flat.linear(), const)
-        if key not in block.memo:
-            el = storage_el(buf.dtype)
-            _, address = self.text.affine(block, flat, const - flat.const)
-            load = f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{lanes}x{el}>"
-            block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
-        return block.memo[key]
 
     def _load_turned(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int) -> Ssa:
         """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.

@@ -71,6 +71,7 @@ class Expr:
     gather (Buf, Affine or None per axis)    one index expression per None, clamped into the buffer
     op     EqnInfo                           operands
     acc    accumulator number
+    moved  (dimension, distance) pairs       one expression: its value that far along these dimensions
 
     height: how many nodes stand on each other.
     """
@@ -102,6 +103,8 @@ class Expr:
                 return f"{self.info[0].name}[gather {inner}]"
             case "acc":
                 return f"acc{self.info}"
+            case "moved":
+                return f"({inner} at {', '.join(f'{d} + {k}' for d, k in self.info)})"
         return f"{self.info.primitive}({inner})"
 
 
@@ -168,6 +171,8 @@ class Pool:
                 return self.make("range", x.dtype, (sub(x.info[0]), *x.info[1:]))
             if x.kind in ("load", "gather"):
                 return self.make(x.kind, x.dtype, (x.info[0], tuple(map(sub, x.info[1])), *x.info[2:]), x.args)
+            if x.kind == "moved":
+                return self.make("moved", x.dtype, tuple((_renamed(d, dims), k) for d, k in x.info), x.args)
             return None
 
         rewrite = self.rewriter(replace)
@@ -176,6 +181,16 @@ class Pool:
     def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
         """One expression with its symbols replaced; see `renamer`."""
         return self.renamer(dims)(e)
+
+
+def _renamed(dim: str, dims: dict[str, Affine]) -> str:
+    """A symbol by which places move as they did by `dim`."""
+    if dim not in dims:
+        return dim
+    steps = [symbol for symbol, c in dims[dim].terms if c == 1]
+    if not steps:
+        raise InternalError(f"nest: {dim}, along which values move, becomes {dims[dim]}")
+    return steps[-1]
 
 
 @dataclass

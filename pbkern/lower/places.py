@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..affine import Affine
 from .builder import Value as Ssa
 from .builder import storage_el
 from .flat import flat_index
-from .nest import Buf, Nest
+from .nest import Buf, Expr, Nest
 from .schedule import NestSchedule
 from .text import Block, Text
 
@@ -32,9 +33,26 @@ class Walk:
     top: Block
     written: set[Buf]
     memo: dict = field(default_factory=dict)
-    shifted: dict[tuple, set[int]] = field(default_factory=dict)  # places of loads that are made of aligned vectors
+    reaches: dict[int, dict[str, int]] = field(default_factory=dict)  # how far expressions are taken (streams.py)
+    first: int | None = None  # the current step's place along the vector dimension, where it is a constant
     runs: dict[tuple, dict] = field(default_factory=dict)  # strided loads of the current step that share vectors (strides.py)
     turned_rows: int = 0  # points of the transposed dimension in the current step
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether some value is taken at a distance."""
+        return bool(self.reaches)
+
+    def reach(self, dim: str) -> int:
+        """How far from the nest's points values are taken, and computed in vain."""
+        furthest = max((r.get(dim, 0) for r in self.reaches.values()), default=0)
+        return furthest + 2 * self.sched.lanes if furthest and dim == self.sched.vector else furthest
+
+    def live_lanes(self, load: Expr, p: Point) -> int:
+        """How many elements from a load's place on are there to be read, in a step at a constant place."""
+        vector = self.sched.vector
+        end = self.nest.dims[vector] + self.reaches.get(id(load), {}).get(vector, 0)
+        return end - self.first - p.get(vector, 0)
 
 
 class Places:
@@ -54,7 +72,7 @@ class Places:
         """Whether an index stays inside without looking at runtime values."""
         if not i.symbols <= w.nest.dims.keys():
             return False
-        low, high = i.bounds(w.nest.dims.__getitem__)
+        low, high = i.bounds(lambda d: w.nest.dims[d] + w.reach(d))
         return low >= 0 and high < extent
 
     def _guard_masks(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[list[Ssa], list[str]]:

@@ -36,6 +36,10 @@ GATHERED = 0.05
 DEEP = 32
 
 
+# Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
+STENCIL_ROWS = 4
+
+
 @dataclass
 class NestSchedule:
     """lanes 0: scalar code. `vector`: vectorised dim, `unroll` vectors per step; `jam`: points per step of other dims."""
@@ -172,7 +176,13 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
     sched.unroll = min(4 if nodes < 12 else 2 if nodes < 40 else 1, _vectors(nest, sched))
     dim = _stencil_dim(nest, sched.vector)
     if dim is not None:
-        sched.jam, sched.unroll = {dim: min(4, nest.dims[dim])}, 1
+        rows = STENCIL_ROWS if _halo(nest, dim) <= STENCIL_ROWS // 2 else 2 * STENCIL_ROWS
+        sched.jam, sched.unroll = {dim: min(rows, nest.dims[dim])}, 1
+
+
+def _halo(nest: Nest, dim: str) -> int:
+    """How many points more are computed for values that are taken at a distance."""
+    return max((k for e in nest.nodes() if e.kind == "moved" for d, k in e.info if d == dim), default=0)
 
 
 def is_turned(nest: Nest, load: Expr, vector: str, along: str) -> bool:
@@ -204,6 +214,9 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
             flat = tuple(i.linear() for i in e.info[1])
             offsets.setdefault((id(e.info[0]), flat), set()).add(tuple(i.const for i in e.info[1]))
     best = None
+    for e in nest.nodes():
+        for d, k in e.info if e.kind == "moved" else ():
+            best = d if d != vector and k else best
     for (_, flat), seen in offsets.items():
         if len(seen) < 3:
             continue

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from . import arena
-from .lane_shifts import VECTOR_BYTES, overlapping
 from .nest import Buf, Expr, Nest, Pool, Stmt, bodies, with_bodies
+from .streams import VECTOR_BYTES, overlapping
 
 # The same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the rows of a tile two sets a column.
 SET_PERIOD = 2048

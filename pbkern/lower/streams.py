@@ -1,0 +1,281 @@
+"""Stencils in registers: vectors that neighbouring points share are loaded, or computed, once.
+
+    a[i], a[i + 1], a[i + 2] for lanes 0..15   ->   low = a[0..15], high = a[16..31], lanes 1..16 and 2..17 of both
+
+Along the vector dimension, values at some distance are `moved` ones (nest.py), made of whole vectors by shuffles; what is
+`high` for one step is `low` for the next, which keeps it in registers. A load that straddles two cache lines takes two
+accesses of the cache, and all but those at multiples of a vector do: rows of scratch that is read so are made whole vectors
+long (scratch_rows.py), so that the same loads of every row are aligned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..affine import Affine
+from .costs import COST
+from .flat import flat_coefficient, flat_index
+from .nest import Buf, Expr, Nest, Pool, Write
+from .schedule import NestSchedule, choose
+
+VECTOR_BYTES = 64
+# Cache accesses that a shuffle costs.
+SHUFFLE = 0.7
+# Cache accesses that a store costs.
+STORE = 2.0
+# Vectors that registers keep from step to step, beside those of the step itself.
+CARRIED = 16
+# Vector operations per cycle and access of the cache: two pipes for sums, two for products.
+OPERATIONS = 1.7
+
+Point = dict[str, int]
+
+
+def parts(e: Expr, p: Point, vector: str | None, lanes: int) -> list[Point]:
+    """Where the operand of a moved value is needed for its value at a point: at the place itself, or, along the vector
+    dimension, at one or two multiples of a vector."""
+    place = dict(p)
+    for d, k in e.info:
+        place[d] = place.get(d, 0) + k
+    if not lanes or vector not in e.symbols:
+        return [place]
+    first, lane = divmod(place.get(vector, 0), lanes)
+    return [{**place, vector: q * lanes} for q in ((first, first + 1) if lane else (first,))]
+
+
+def key_of(e: Expr, p: Point) -> tuple:
+    """What tells values of one expression apart."""
+    return id(e), tuple(sorted((d, o) for d, o in p.items() if d in e.symbols))
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Values that one step of a nest needs, `vectors` at a time along its vector dimension."""
+
+    nest: Nest
+    sched: NestSchedule
+    vectors: int
+
+    @property
+    def step(self) -> int:
+        return self.vectors * self.sched.lanes
+
+    @cached_property
+    def points(self) -> list[Point]:
+        jam, vector, lanes = self.sched.jam, self.sched.vector, self.sched.lanes
+        rows = [dict(zip(jam, p)) for p in itertools.product(*(range(n) for n in jam.values()))]
+        return [{**p, vector: lanes * u} for p in rows for u in range(self.vectors)]
+
+    @cached_property
+    def made(self) -> dict[tuple, tuple[Expr, Point]]:
+        """All of them, before users."""
+        return self._visit({})
+
+    @cached_property
+    def carried(self) -> dict[tuple, tuple[Expr, Point]]:
+        """Operands of moved values that the step before has made."""
+        vector, found = self.sched.vector, {}
+        for e, p in self.made.values():
+            for place in parts(e, p, vector, self.sched.lanes) if e.kind == "moved" else ():
+                (arg,) = e.args
+                ahead = {**place, vector: place.get(vector, 0) + self.step}
+                if vector in arg.symbols and key_of(arg, ahead) in self.made:
+                    found[key_of(arg, place)] = arg, place
+        return found
+
+    def cycles(self, memory: float = 0.0) -> float:
+        """Estimate for a vector of results: arithmetic goes on while caches and, for `memory` cycles, memory are accessed."""
+        values = self._visit(self.carried).values()
+        spilled = max(len(self.carried) - CARRIED, 0)
+        accesses = STORE * len(self.nest.writes) * len(self.points) + (STORE + 1) * spilled
+        places = {_place(e, p) for e, p in values if e.kind == "load" and self.sched.vector in e.symbols}
+        accesses += sum(2 if _straddles(*place, self.sched) else 1 for place in places)
+        return max(self._arithmetic(values) / len(self.points), accesses / len(self.points) + memory)
+
+    def _arithmetic(self, values: Iterable[tuple[Expr, Point]]) -> float:
+        """Sums have pipes of their own, one of which shuffles; products, too, and products with sums."""
+        names = [e.info.primitive for e, _ in values if e.kind == "op"]
+        products, sums = names.count("mul"), sum(n in ("add", "sub") for n in names)
+        both = min(products, sums)
+        shuffles = sum(e.kind == "moved" and len(parts(e, p, self.sched.vector, self.sched.lanes)) > 1 for e, p in values)
+        every = sum(COST.get(n, 1.0) for n in names) - both + shuffles
+        return max(every / OPERATIONS, sums - both + shuffles / 2, products)
+
+    def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:
+        found: dict[tuple, tuple[Expr, Point]] = {}
+        waiting = [(e, p) for p in self.points for e in self.nest.expressions()]
+        while waiting:
+            e, p = waiting.pop()
+            key = key_of(e, p)
+            if key in found or key in known:
+                continue
+            found[key] = e, p
+            places = parts(e, p, self.sched.vector, self.sched.lanes) if e.kind == "moved" else [p]
+            waiting += [(a, q) for a in e.args for q in places]
+        return found
+
+
+def reaches(nest: Nest) -> dict[int, dict[str, int]]:
+    """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
+    found: dict[int, dict[str, int]] = {}
+    every = nest.nodes()
+    if not any(e.kind == "moved" for e in every):
+        return found
+    for e in reversed(every):
+        here = dict(found.get(id(e), {}))
+        for d, k in e.info if e.kind == "moved" else ():
+            here[d] = here.get(d, 0) + k
+        for a in e.args:
+            there = found.setdefault(id(a), {})
+            for d, k in here.items():
+                there[d] = max(there.get(d, 0), k)
+    return found
+
+
+def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int:
+    """How many vectors of a row can be made without reading what lies behind the elements that are needed.
+
+    Of scratch, which others of its kind follow, less than a vector more may be read.
+    """
+    vector, lanes = visits.sched.vector, visits.sched.lanes
+    size = visits.nest.dims[vector]
+    most = size
+    for e, p in visits.made.values():
+        if e.kind == "load" and vector in e.symbols and not e.info[2]:
+            beyond = p.get(vector, 0) - reached.get(id(e), {}).get(vector, 0)
+            if not (e.info[0].arena and beyond < visits.step):
+                most = min(most, size - beyond - lanes + visits.step)
+    return max(most // visits.step, 0) * visits.vectors
+
+
+# ---------------------------------------------------------------- loads
+
+
+@dataclass
+class _Group:
+    """Loads of one buffer that differ in constants only. base: the constants from which distances are counted."""
+
+    loads: list[Expr]
+    lanes: int
+    aligned: bool
+
+    @property
+    def places(self) -> set[int]:
+        return {e.info[1][-1].const for e in self.loads}
+
+    def base(self, axis: int, moves: bool) -> int | None:
+        """The constant of an axis that all share; None: each has its own."""
+        if not moves:
+            return None
+        least = min(e.info[1][axis].const for e in self.loads)
+        last = axis == len(self.loads[0].info[1]) - 1
+        return least // self.lanes * self.lanes if last and self.aligned else least
+
+
+def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
+    """The nest with overlapping loads as moved ones, where that is less work."""
+    vector = sched.vector
+    if nest.reductions or vector is None or sched.transpose:
+        return nest
+    chosen = [g for g in _groups(nest, sched) if _pays(g, sched.unroll)]
+    if not chosen:
+        return nest
+    pool, new = Pool(), {}
+    for g in chosen:
+        new |= _as_moved(g, nest, vector, pool)
+    rewrite = pool.rewriter(lambda e: new.get(id(e)))
+    writes = [Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
+              for w in nest.writes]
+    moved = Nest(nest.dims, nest.rdims, [], writes, nest.ordered, nest.at, nest.schedule, nest.fetch)
+    return moved if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles() else nest
+
+
+def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
+    vector, lanes = sched.vector, sched.lanes
+    found: dict[tuple, list[Expr]] = {}
+    for e in _candidates(nest, vector):
+        found.setdefault((e.info[0], *(i.linear() for i in e.info[1])), []).append(e)
+    groups = []
+    for loads in found.values():
+        buf, index, _ = loads[0].info
+        flat = flat_index(buf, index)
+        steps = [c for d, c in flat.terms if d != vector]
+        whole = buf.dtype.itemsize * lanes == VECTOR_BYTES and all(c % lanes == 0 for c in steps)
+        groups.append(_Group(loads, lanes, buf.arena and whole))
+    return groups
+
+
+def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
+    """Loads of whole vectors of what the nest does not write."""
+    written = {w.buf.root for w in nest.writes}
+    for e in nest.loads():
+        if e.kind == "load" and not e.info[2] and e.info[0].root not in written and e.info[0].dtype == e.info[0].root.dtype:
+            buf, index, _ = e.info
+            if flat_coefficient(buf, index, vector) == 1 and index[-1].coefficient(vector) == 1:
+                yield e
+
+
+def _pays(group: _Group, unroll: int) -> bool:
+    """Whether whole vectors and shuffles are less work than a load for each place."""
+    places = {c + group.lanes * u for c in group.places for u in range(unroll)}
+    if len(places) < 2:
+        return False
+    base = 0 if group.aligned else min(places)
+    lanes = [(c - base) % group.lanes for c in places]
+    whole = {(c - base) // group.lanes + k for c, lane in zip(places, lanes) for k in range(1 + (lane > 0))}
+    fresh = sum(q + unroll not in whole for q in whole)
+    straddling = 1 if group.aligned else 2
+    direct = sum(1 if group.aligned and not lane else 2 for lane in lanes)
+    return fresh * straddling + SHUFFLE * sum(lane > 0 for lane in lanes) < direct
+
+
+def _place(load: Expr, p: Point) -> tuple[Buf, Affine]:
+    """Where a load reads at a point: expressions of different constants may meet there."""
+    buf, index, _ = load.info
+    flat = flat_index(buf, index)
+    return buf.root, flat + sum(flat.coefficient(d) * o for d, o in p.items())
+
+
+def _straddles(buf: Buf, place: Affine, sched: NestSchedule) -> bool:
+    """Whether a vector may lie across two cache lines."""
+    steps = [c for d, c in place.terms if d != sched.vector]
+    return not buf.arena or any(n % sched.lanes for n in (place.const, *steps))
+
+
+def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, Expr]:
+    """id of a load -> what takes its place."""
+    buf, index, _ = group.loads[0].info
+    axes = [_moving_dim(i, nest) for i in index[:-1]] + [vector]
+    bases = [group.base(k, d is not None) for k, d in enumerate(axes)]
+    new = {}
+    for e in group.loads:
+        own = e.info[1]
+        base = tuple(i if b is None else i.linear() + b for i, b in zip(own, bases))
+        distances = [(d, i.const - b) for d, i, b in zip(axes, own, bases) if b is not None and i.const != b]
+        load = pool.make("load", e.dtype, (buf, base, False))
+        new[id(e)] = pool.make("moved", e.dtype, tuple(distances), (load,)) if distances else load
+    return new
+
+
+def _moving_dim(i, nest: Nest) -> str | None:
+    """The dimension by which an index moves step by step, if there is one only."""
+    steps = [d for d, c in i.terms if d in nest.dims]
+    return steps[0] if len(steps) == 1 and i.coefficient(steps[0]) == 1 else None
+
+
+def overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
+    """Loads of scratch at several places of a row, within a nest without reductions."""
+    if nest.reductions:
+        return
+    vector = choose(nest, vector_bits).vector
+    rows: dict[tuple, dict[int, Expr]] = {}
+    for e in _candidates(nest, vector) if vector else ():
+        buf, index, _ = e.info
+        if buf.arena and buf.storage is None and len(buf.shape) > 1:
+            rows.setdefault((buf, *index[:-1], index[-1].linear()), {})[index[-1].const] = e
+    for places in rows.values():
+        if len(places) > 1:
+            yield from places.values()
