@@ -1,4 +1,4 @@
-"""Stencils that keep in registers what neighbouring points share (lower/streams.py, inline.py), against plain JAX in float64."""
+"""Stencils that keep in registers what neighbouring points share (lower/streams.py, inline.py), against float64."""
 
 import jax
 import jax.numpy as jnp
