@@ -14,6 +14,7 @@ from . import arena
 from .collapse import Aliases, collapse
 from .components import take_apart
 from .fetch import fetch_rows
+from .levels import level_exponentials
 from .masked import skip_masked
 from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
@@ -39,6 +40,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
     if options.contract:  # sums are added up strip by strip
         stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
+        stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
     return _shape_all(stmts, builder, options, aliases, arena.written(stmts))
 

@@ -180,7 +180,10 @@ class Pool:
 
 @dataclass
 class Reduction:
-    """accumulator = op(accumulator, args). `dot` multiplies and adds; argmax and argmin take (value, index)."""
+    """accumulator = op(accumulator, args). `dot` multiplies and adds; argmax and argmin take (value, index).
+
+    `greatest_number` is max without NaN, of zeros either one.
+    """
 
     op: str
     args: tuple[Expr, ...]
