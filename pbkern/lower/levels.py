@@ -2,20 +2,20 @@
 
     m = max x[k]                                     for each strip:
     s = sum exp(x[k] - c(m))                  ->         g[strip] = max x,  q[strip] = sum exp(x - level),  p = exp(x - level)
-    p[k] = exp(x[k] - c(m))                              if g[strip] > level + 1:  level = g[strip],  q and p again
+    p[k] = exp(x[k] - c(m))                              if g[strip] > level + 4:  level = g[strip],  q and p again
     y[k] = p[k] / s                                      l[strip] = level
                                                      m = max g,  w[strip] = exp(l - c(m)),  s = sum q w
                                                      for each strip:  y = p w / s
 
-Levels are numbers that are not far below any x: what was the greatest so far mostly is one. Each element is then read once, and
-arithmetic goes on while memory is read. (Levels that follow every new greatest element: Milakov, Gimelshein 2018.) The identity
+A level is a number that no x exceeds by much: what was the greatest before mostly is one. Each element is read once, and
+no strip waits for another. (Levels that follow every new greatest element: Milakov, Gimelshein 2018.) The identity
 holds for any c and any finite levels. Where the greatest of a strip is infinite or no number, its level is 0, so that sums
 and weights are 0, inf or NaN as without strips. excess.py says which nests these are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,11 +32,12 @@ from .strips import inside, runs
 FEWEST_STRIPS, STRIPS_AHEAD = 2, 2
 # Elements that nests walk without a rest, whatever their dtype.
 WHOLE = 64
-# How much the greatest element may exceed the level: rounding the difference adds half a unit in the last place.
-NEAR = 2.0
-# Elements whose greatest the first level is from.
-FIRST = 128
-HERE = Affine()
+# How much an element may exceed the level: rounding the difference adds a unit in the last place of its exponential.
+NEAR = 4.0
+# The first level is the greatest of such a part of the first strip.
+FIRST_PART = 4
+HERE = Affine()  # the place of a scalar
+STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
 
@@ -144,7 +145,7 @@ class _Levels:
     # ---- the pass over the row
 
     def _first_level(self) -> list[Stmt]:
-        """The greatest of the first elements; below everything where it is infinite."""
+        """The greatest of a part of the first strip; below everything where it is infinite."""
         e, dtype, step = self.excess, self.level.dtype, self.builder.names("d")
         r = e.greatest.nest.reductions[e.which]
         of = self.pool.rename(r.args[0], e.greatest.places(Affine.symbol(step)))
@@ -152,7 +153,8 @@ class _Levels:
         finite = self.builder.op("is_finite", BOOL, greatest)
         first = self.builder.select(finite, greatest, self.builder.const(np.finfo(dtype).min, dtype))
         write = Write(self.level, (HERE,), first, inner=False)
-        return [Nest({step: min(FIRST, self.cut.size)}, (step,), [Reduction("greatest_number", (of,), dtype)], [write], at=e.greatest.nest.at)]
+        size = self.cut.length // FIRST_PART
+        return [Nest({step: size}, (step,), [Reduction("greatest_number", (of,), dtype)], [write], at=e.greatest.nest.at)]
 
     def _one_pass(self, strip: _Strip) -> list[Stmt]:
         """Greatest elements and sums of a strip with the level so far; the sums again where that is too low."""
@@ -207,12 +209,12 @@ class _Levels:
 
     # ---- what strips found together
 
-    def _joined(self, row: Row, parts: list[Expr], inner: list[Write] = []) -> Nest:  # noqa: B006
-        """A nest's results from those of strips, at element `%strip` of them."""
-        places, d = row.places(HERE), self.builder.names("d")
-        rename = self.pool.renamer(places | {"%strip": Affine.symbol(d)})
-        writes = [_moved(w, places | {"%strip": Affine.symbol(d)}, rename)
-                  for w in inner + [w for w in row.nest.writes if not w.inner]]
+    def _joined(self, row: Row, parts: list[Expr], inner: Iterable[Write] = ()) -> Nest:
+        """A nest's results from those of strips, and `inner` writes for each strip; both are given at STRIP."""
+        d = self.builder.names("d")
+        places = row.places(HERE) | {"%strip": Affine.symbol(d)}
+        rename = self.pool.renamer(places)
+        writes = [_moved(w, places, rename) for w in (*inner, *(w for w in row.nest.writes if not w.inner))]
         reductions = [Reduction(r.op, (rename(p),), r.dtype) for r, p in zip(row.nest.reductions, parts)]
         return Nest({d: self.cut.count}, (d,), reductions, writes, at=row.nest.at)
 
@@ -249,9 +251,6 @@ class _Levels:
             return [self._on_strip(row, strip, partials, self.pool.rewriter(weighed))]
 
         return self._strips(on) + ([self._joined(row, self._parts(partials))] if partials else [])
-
-
-STRIP = Affine.symbol("%strip")  # a strip, where results of strips are joined
 
 
 def _moved(w: Write, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Write:
