@@ -252,8 +252,8 @@ class Accumulators(Places):
     def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
         kind = {"dot": "add", "sum": "add", "prod": "mul", "and": "and", "or": "or", "xor": "xor",
-                "greatest_number": "maxnumf", "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
-                "min": "minimumf" if isfloat else "minui" if unsigned else "minsi"}[r.op]
+                "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
+                "min": "minimumf" if isfloat else "minui" if unsigned else "minsi", "greatest_number": "maxnumf"}[r.op]
         if v.el == "i1":
             kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
         return [Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)]
