@@ -182,6 +182,8 @@ class Accumulators(Places):
                 return [b.mul(acc[0], args[0])]
             case "max":
                 return [b.max(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
+            case "greatest_number":
+                return [b.select(b.cmp("gt", args[0], acc[0]), args[0], acc[0])]
             case "min":
                 return [b.min(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.and_(acc[0], args[0])]
             case "and":
@@ -251,7 +253,7 @@ class Accumulators(Places):
         v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
         kind = {"dot": "add", "sum": "add", "prod": "mul", "and": "and", "or": "or", "xor": "xor",
                 "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
-                "min": "minimumf" if isfloat else "minui" if unsigned else "minsi"}[r.op]
+                "min": "minimumf" if isfloat else "minui" if unsigned else "minsi", "greatest_number": "maxnumf"}[r.op]
         if v.el == "i1":
             kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
         return [Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)]

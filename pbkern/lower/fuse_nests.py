@@ -15,6 +15,7 @@ from .collapse import Aliases, collapse
 from .components import take_apart
 from .fetch import fetch_rows
 from .inline import inline_stages
+from .levels import level_exponentials
 from .masked import skip_masked
 from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
@@ -41,6 +42,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
         stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
         stmts = inline_stages(stmts, builder, aliases, options.vector_bits, {b.root for b in kept})
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
+        stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
     return _shape_all(stmts, builder, options, aliases, arena.written(stmts))
 

@@ -195,7 +195,10 @@ def _renamed(dim: str, dims: dict[str, Affine]) -> str:
 
 @dataclass
 class Reduction:
-    """accumulator = op(accumulator, args). `dot` multiplies and adds; argmax and argmin take (value, index)."""
+    """accumulator = op(accumulator, args). `dot` multiplies and adds; argmax and argmin take (value, index).
+
+    `greatest_number` is max without NaN, of zeros either one.
+    """
 
     op: str
     args: tuple[Expr, ...]

@@ -231,7 +231,7 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
 def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
     """Vectors along a reduced dimension: several accumulators hide latency; rows share an operand where there is one."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
-    sched.unroll = max(1, min((2 if is_long_point(nest) else 8) // count, vectors))
+    sched.unroll = max(1, min((2 if count <= 2 else 1) if is_long_point(nest) else 8 // count, vectors))
     rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
     shared = [d for d in rows if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())]
     if shared and any(r.op == "dot" for r in nest.reductions):

@@ -115,14 +115,14 @@ class Chain:
 
     def _take(self, buf: Buf, index: tuple, d: str) -> bool:
         """Takes in every nest that touches `buf`, if each walks it at its own name of the dimension and one writes it."""
-        axis = _axis_of(index, d)
+        axis = axis_of(index, d)
         if axis is None:
             return False
         self.axes[buf], writers = axis, 0
         for at, (other, i, written) in self.run.touching[buf.root]:
             n = self.run[at]
             d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
-            if d not in n.dims or n.dims[d] != self.size or n.ordered or _axis_of(i, d) != axis:
+            if d not in n.dims or n.dims[d] != self.size or n.ordered or axis_of(i, d) != axis:
                 return False
             if self.dims.setdefault(at, d) != d:
                 return False
@@ -158,7 +158,7 @@ def accesses(n: Nest) -> Iterator[Access]:
         yield w.buf, w.index, True
 
 
-def _axis_of(index: tuple, d: str) -> int | None:
+def axis_of(index: tuple, d: str) -> int | None:
     """The one axis that is walked by `d` alone, step by step from 0."""
     axes = [k for k, i in enumerate(index) if i is not None and d in i.symbols]
     return axes[0] if len(axes) == 1 and index[axes[0]] == Affine.symbol(d) else None
