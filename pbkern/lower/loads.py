@@ -11,13 +11,14 @@ from .builder import Value as Ssa
 from .flat import flat_coefficient, flat_index
 from .nest import Buf, Expr
 from .places import Point, Tail, Walk, memref
+from .registers import Registers
 from .schedule import is_turned
 from .strided import Strided
 from .strides import is_strided
 from .text import Block
 
 
-class Loads(Strided):
+class Loads(Strided, Registers):
     """Emits loads. `_value` gives an expression at a point."""
 
     _value: Callable[..., Ssa]
@@ -25,6 +26,9 @@ class Loads(Strided):
     def _load(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         buf, index, guard = e.info
         b = self.text.builder(block, lanes)
+        carried = self._carried(block, buf, index, p)
+        if carried is not None:
+            return b.from_storage(carried, buf.dtype)
         turn = w.sched.transpose
         if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
@@ -136,7 +140,8 @@ class Loads(Strided):
         if guard:
             address, masks = self._guarded_address(w, block, buf, index, p, lanes)
         else:
-            _, address = self._address(block, buf, index, p)
+            where, address = self._address(block, buf, index, p)
+            block = self._outside(block, where, buf.root) if c == 1 else block
         if not lanes or c == 0:
             v = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0)
             return v if not lanes else self.text.builder(block, lanes).broadcast(v)

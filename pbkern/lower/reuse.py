@@ -20,8 +20,9 @@ from .collapse import Aliases, collapse
 from .fetch import is_far
 from .flat import flat_coefficient
 from .nest import Buf, Nest, Reduction, Stmt
+from .row_by_row import row_by_row
 from .schedule import choose
-from .strips import JOINS, Chain, Run, Strips, inside, runs
+from .strips import JOINS, Chain, Run, Strips, even_part, inside, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
@@ -58,7 +59,8 @@ def keep_near(
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
             others = elsewhere | arena.touched(out[:low] + out[high:])
-            out[low:high] = _NearStrips(*found, others, builder, vector_bits).statements()
+            in_turn = row_by_row(found[0], others, builder, vector_bits)
+            out[low:high] = in_turn or _NearStrips(*found, others, builder, vector_bits).statements()
     return out
 
 
@@ -97,7 +99,7 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
                 continue
             length = max(near_bytes // _bytes_per_index(chain), 1)
             if length < chain.size:
-                return chain, _even(length, chain.size)
+                return chain, even_part(length, chain.size)
     return None
 
 
@@ -168,11 +170,6 @@ def _bytes_per_index(chain: Chain) -> int:
                 size = _extent(chain.run[at], index) // chain.size * buf.dtype.itemsize
                 total[buf.root] = max(total.get(buf.root, 0), size)
     return max(sum(total.values()), 1)
-
-
-def _even(length: int, size: int) -> int:
-    """A length that divides the size, if there is one nearby."""
-    return next((n for n in range(length, length // 2, -1) if size % n == 0), length)
 
 
 class _NearStrips(Strips):

@@ -46,6 +46,7 @@ class NestSchedule:
     jam: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
+    straight: bool = False  # reductions have no loops: each step stands by itself
 
     def __str__(self) -> str:
         jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
