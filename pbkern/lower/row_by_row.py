@@ -55,8 +55,10 @@ def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], builder, vector_bits: int) 
 
 
 def _suits(chain: Chain, vector_bits: int) -> bool:
-    """Whether one loop holds all nests, and registers all sums of rows."""
+    """Whether one loop holds all nests, none of which computes with vectors along the rows, and registers all sums of rows."""
     nests = [(chain.run[at], d) for at, d in chain.dims.items()]
+    if any(choose(n, vector_bits).vector == d for n, d in nests):
+        return False
     sums = [n for n, d in nests if d in n.rdims]
     vectors = [_sum_vectors(n, vector_bits) for n in sums]
     if not sums or len(sums) == len(nests) or not all(vectors) or sum(vectors) > MAX_COLUMN_VECTORS:

@@ -56,6 +56,12 @@ def test_rows_are_taken_in_turn():
     assert carried is not None and carried[2].count("vector<16xf32>") == 13
 
 
+def test_functions_of_sums_of_rows_are_computed_in_vectors_of_rows():
+    nests = pbkern.jit(logistic).as_text(*operands(10000, 200, "float32"), stage="nests")
+    assert not loops_over_rows(nests)
+    assert re.search(r"nest \[d\d+<\d+\]\n *%t\d+\[d\d+\] = sub\(logistic\(%t", nests), nests
+
+
 def test_wide_rows_are_not():
     """40 vectors do not fit into registers."""
     args = operands(10000, 640, "float32")
