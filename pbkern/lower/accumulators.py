@@ -178,7 +178,7 @@ class Accumulators(Registers):
                 return False
             return flat_coefficient(e.info[0], e.info[1], w.sched.vector) == 1
 
-        return r.op in ("sum", "dot") and r.dtype.kind != "b" and all(map(zero, r.args))
+        return (r.op == "sum" or r.op.startswith("dot")) and r.dtype.kind != "b" and all(map(zero, r.args))
 
     def _combine(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
         unsigned = r.dtype.kind == "u"
@@ -251,7 +251,7 @@ class Accumulators(Registers):
         for r in w.nest.reductions:
             count = 2 if r.op in ("argmax", "argmin") else 1
             mine = [p[at : at + count] for p in parts]
-            merged = Reduction({"dot": "sum"}.get(r.op, r.op), r.args, r.dtype)
+            merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
             while len(mine) > 1:
                 pairs = itertools.zip_longest(mine[::2], mine[1::2])
                 mine = [x if y is None else self._combine(b, merged, x, y) for x, y in pairs]
@@ -261,7 +261,8 @@ class Accumulators(Registers):
 
     def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
-        kind = {"dot": "add", "sum": "add", "prod": "mul", "and": "and", "or": "or", "xor": "xor",
+        kind = {**dict.fromkeys(("dot", "dot_bf16", "dot_i16", "sum"), "add"),
+                "prod": "mul", "and": "and", "or": "or", "xor": "xor",
                 "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
                 "min": "minimumf" if isfloat else "minui" if unsigned else "minsi"}[r.op]
         if v.el == "i1":

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
-from .fetch import is_far
+from .fetch import is_far, is_matrix_product
 from .flat import flat_coefficient
-from .nest import Buf, Nest, Reduction, Stmt
+from .nest import Buf, Nest, Stmt
 from .row_by_row import row_by_row
 from .schedule import choose
 from .strips import JOINS, Chain, Run, Strips, even_part, inside, runs
@@ -75,7 +75,7 @@ def _far_rows(nest: Nest, vector_bits: int) -> str | None:
         return None
     d, schedule = live[0], choose(nest, vector_bits)
     vector = schedule.vector
-    if vector is None or vector == d or any(r.op not in JOINS or _is_matrix_product(nest, r) for r in nest.reductions):
+    if vector is None or vector == d or any(r.op not in JOINS or is_matrix_product(nest, r) for r in nest.reductions):
         return None
     for e in nest.loads():
         if e.kind == "load" and not e.info[0].arena and {d, vector} <= e.symbols:
@@ -151,15 +151,9 @@ def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int, near_bytes: int
             continue
         if choose(nest, vector_bits).vector == d:
             return False
-        if any(_is_matrix_product(nest, r) for r in nest.reductions):
+        if any(is_matrix_product(nest, r) for r in nest.reductions):
             return False  # bound by arithmetic: it has tiles and packing of its own
     return True
-
-
-def _is_matrix_product(nest: Nest, r: Reduction) -> bool:
-    """Whether both operands of a product have rows of their own, so that each element is used many times."""
-    rows = [{d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1} for e in r.args]
-    return r.op == "dot" and all(rows)
 
 
 def _bytes_per_index(chain: Chain) -> int:
