@@ -10,9 +10,11 @@ import numpy as np
 from . import elementwise
 from .builder import Builder, compute_el
 from .builder import Value as Ssa
-from .nest import Reduction
-from .places import Places, Point, Tail, Walk
+from .flat import flat_coefficient
+from .nest import Expr, Reduction
+from .places import Point, Tail, Walk
 from .reductions import IDENTITY
+from .registers import Registers
 from .schedule import is_long_point
 from .text import Block
 
@@ -22,7 +24,7 @@ LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, LONGEST_CHAIN_OF_FEW_PRODUCTS, FEW_ACCUMULATORS = 640, 256, 16
 
 
-class Accumulators(Places):
+class Accumulators(Registers):
     """Emits reductions. `_value` gives an expression at a point."""
 
     _value: Callable[..., Ssa]
@@ -59,7 +61,8 @@ class Accumulators(Places):
                 accs, full = sweep(b, base, first, run, accs), run
             else:
                 length = 1 if run == trips else run
-                accs = self.text.loop(b, f"{d}'", first, first + full * step, length * step, one, accs)
+                loop = self.text.unrolled if w.sched.straight else self.text.loop
+                accs = loop(b, f"{d}'", first, first + full * step, length * step, one, accs)
             if full == trips:
                 return accs
             rest = sweep(b, base, first + full * step, trips - full, self._restarted(w, b, accs))
@@ -159,7 +162,7 @@ class Accumulators(Places):
                 count = 2 if r.op in ("argmax", "argmin") else 1
                 old = mine[at : at + count]
                 new = self._combine(b, r, old, args)
-                if masked:
+                if masked and not self._adds_zeros(w, r):
                     mask = self._tail_mask(tail, lanes)
                     new = [b.select(mask, n, o) for n, o in zip(new, old)]
                 out += new
@@ -167,6 +170,15 @@ class Accumulators(Places):
         if any(x.inner for x in w.nest.writes):
             self._writes(w, block, points, tail, out if w.nest.ordered else [], inner=True)
         return out
+
+    def _adds_zeros(self, w: Walk, r: Reduction) -> bool:
+        """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
+        def zero(e: Expr) -> bool:
+            if e.kind != "load" or self._keeps(e.info[0]):
+                return False
+            return flat_coefficient(e.info[0], e.info[1], w.sched.vector) == 1
+
+        return (r.op == "sum" or r.op.startswith("dot")) and r.dtype.kind != "b" and all(map(zero, r.args))
 
     def _combine(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
         unsigned = r.dtype.kind == "u"
@@ -241,7 +253,7 @@ class Accumulators(Places):
         for r in w.nest.reductions:
             count = 2 if r.op in ("argmax", "argmin") else 1
             mine = [p[at : at + count] for p in parts]
-            merged = Reduction({"dot": "sum"}.get(r.op, r.op), r.args, r.dtype)
+            merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
             while len(mine) > 1:
                 pairs = itertools.zip_longest(mine[::2], mine[1::2])
                 mine = [x if y is None else self._combine(b, merged, x, y) for x, y in pairs]
@@ -251,7 +263,8 @@ class Accumulators(Places):
 
     def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
-        kind = {"dot": "add", "sum": "add", "prod": "mul", "and": "and", "or": "or", "xor": "xor",
+        kind = {**dict.fromkeys(("dot", "dot_bf16", "dot_i16", "sum"), "add"),
+                "prod": "mul", "and": "and", "or": "or", "xor": "xor",
                 "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
                 "min": "minimumf" if isfloat else "minui" if unsigned else "minsi", "greatest_number": "maxnumf"}[r.op]
         if v.el == "i1":

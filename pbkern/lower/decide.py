@@ -214,9 +214,13 @@ class _Decision:
         return bool(dims) and any(dims[-1] in i.symbols for i in ix)
 
     def _sums_lanes(self, v: Contract) -> bool:
-        """Whether vectors run along a reduced dimension: the last one of an operand."""
-        last = v.routes[0][-1].symbols if v.op != "dot" and v.routes and v.routes[0] else frozenset()
-        return bool(last & set(v.rdims))
+        """Whether vectors run along a reduced dimension: the last one of an operand, in products of that which has rows."""
+        symbols = [frozenset().union(*(i.symbols for i in ix)) for ix in v.routes]
+        live = {d for d, n in v.dims if n > 1} - set(v.rdims)
+        if v.op == "dot" and all(live - s for s in symbols):
+            return False  # each operand has rows of its own
+        rows = [ix for ix, s in zip(v.routes, symbols) if ix and s >= live]
+        return bool(rows) and bool(rows[0][-1].symbols & set(v.rdims))
 
     def _inlines(self, v: Contract, r: Requests) -> bool:
         """One consumer whose space is exactly the result's, by permutation."""

@@ -222,6 +222,8 @@ class NestEmitter(Loads, Accumulators):
         lanes = w.sched.lanes if moves else 0
         b = self.text.builder(block, lanes)
         stored = self._stored(w, block, write, p, tail, accs, lanes)
+        if self._carry(block, write.buf, write.index, p, stored):
+            return
         mask = None if write.mask is None else self._value(w, block, write.mask, p, tail, accs)
         if not moves:
             self._store_scalar(w, block, write, stored, mask, p)

@@ -6,7 +6,7 @@ They recognise lines that follow each other. A block that is narrower than its a
 from __future__ import annotations
 
 from .flat import flat_coefficient
-from .nest import Buf, Expr, Nest
+from .nest import Buf, Expr, Nest, Reduction
 from .schedule import choose
 
 # Operands from this size on do not fit into the caches of the cores.
@@ -20,6 +20,12 @@ def is_far(buf: Buf) -> bool:
     return not buf.root.arena and buf.size * buf.dtype.itemsize >= FAR_BYTES
 
 
+def is_matrix_product(nest: Nest, r: Reduction) -> bool:
+    """Whether both operands of a product have rows of their own, so that each element is used many times."""
+    rows = [{d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1} for e in r.args]
+    return r.op.startswith("dot") and all(rows)
+
+
 def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
     """What a nest that walks `row` outside of contiguous elements fetches for a load: {} if it is not worth it."""
     buf, index, _ = load.info
@@ -29,8 +35,8 @@ def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
 
 def fetch_rows(nest: Nest, vector_bits: int) -> None:
     """Has a nest fetch the rows that it reads, where they are short or read in parts."""
-    # Products have rows of their own to reuse: they are read from the caches, or packed.
-    if nest.fetch or any(r.op == "dot" for r in nest.reductions):
+    # Operands of matrix products are read from the caches, or packed.
+    if nest.fetch or any(is_matrix_product(nest, r) for r in nest.reductions):
         return
     schedule = choose(nest, vector_bits)
     vector = schedule.vector

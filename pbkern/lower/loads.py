@@ -6,18 +6,20 @@ import math
 from collections.abc import Callable
 
 from ..affine import Affine
+from ..errors import InternalError
 from .builder import BITS, compute_el, storage_el
 from .builder import Value as Ssa
 from .flat import flat_coefficient, flat_index
 from .nest import Buf, Expr
 from .places import Point, Tail, Walk, memref
+from .registers import Registers
 from .schedule import is_turned
 from .strided import Strided
 from .strides import is_strided
 from .text import Block
 
 
-class Loads(Strided):
+class Loads(Strided, Registers):
     """Emits loads. `_value` gives an expression at a point."""
 
     _value: Callable[..., Ssa]
@@ -25,6 +27,9 @@ class Loads(Strided):
     def _load(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         buf, index, guard = e.info
         b = self.text.builder(block, lanes)
+        carried = self._carried(block, buf, index, p)
+        if carried is not None:
+            return b.from_storage(carried, buf.dtype)
         turn = w.sched.transpose
         if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
@@ -108,7 +113,7 @@ class Loads(Strided):
         el, m, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
         wanted = storage_el(buf.dtype)
         if BITS[el] < BITS[wanted]:
-            return self._load_word(block, buf, index, p, wanted)
+            return self._load_words(w, block, buf, index, p, tail, lanes, wanted)
         if el != wanted:  # the same bits under another type
             root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
             stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
@@ -119,7 +124,8 @@ class Loads(Strided):
         if guard:
             address, masks = self._guarded_address(w, block, buf, index, p, lanes)
         else:
-            _, address = self._address(block, buf, index, p)
+            where, address = self._address(block, buf, index, p)
+            block = self._outside(block, where, buf.root) if c == 1 else block
         if not lanes or c == 0:
             v = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0)
             return v if not lanes else self.text.builder(block, lanes).broadcast(v)
@@ -158,15 +164,27 @@ class Loads(Strided):
         _, address = self.text.affine(block, flat, offset)
         block.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
 
-    def _load_word(self, block: Block, buf: Buf, index, p: Point, el: str) -> Ssa:
-        """One element that spans several of the buffer it reinterprets."""
-        small = storage_el(buf.root.dtype)
+    def _load_words(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, el: str) -> Ssa:
+        """Elements that span several of the buffer they reinterpret: one, or neighbours along the vectors."""
+        small, name, m = storage_el(buf.root.dtype), buf.root.name, memref(buf)
         count = BITS[el] // BITS[small]
         flat = flat_index(buf, index) * count
         _, address = self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
-        v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {memref(buf)}, vector<{count}x{small}>")
-        word = self.text.put(block, f"vector.bitcast {v} : vector<{count}x{small}> to vector<1x{el}>")
-        return Ssa(self.text.put(block, f"vector.extract {word}[0] : {el} from vector<1x{el}>"), el, 0)
+        wide = lanes if lanes and flat.coefficient(w.sched.vector) else 0
+        if wide and flat.coefficient(w.sched.vector) != count:
+            raise InternalError("words that do not lie side by side in a vector", why=f"{buf}, {flat} along {w.sched.vector}")
+        t = f"vector<{count * max(wide, 1)}x{small}>"
+        load = f"vector.load {name}[{address}] : {m}, {t}"
+        if wide and tail:
+            mask = self._tail_mask(Tail(count * tail.live), count * wide)
+            zero = self.text.builder(block, count * wide).c(0, small)
+            load = f"vector.maskedload {name}[{address}], {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
+        words = f"vector<{max(wide, 1)}x{el}>"
+        word = self.text.put(block, f"vector.bitcast {self.text.put(block, load)} : {t} to {words}")
+        if wide:
+            return Ssa(word, el, wide)
+        v = Ssa(self.text.put(block, f"vector.extract {word}[0] : {el} from {words}"), el, 0)
+        return self.text.builder(block, lanes).broadcast(v) if lanes else v
 
     def _guarded_address(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""

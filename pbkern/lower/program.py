@@ -16,7 +16,7 @@ from ..affine import Affine
 from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from ..errors import UnsupportedOp
 from ..scatter import SCATTERS
-from . import arena, fuse_nests, nest, shift, traces
+from . import arena, fuse_nests, nest, registers, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter
@@ -392,8 +392,8 @@ class KernelLowering:
                 self.emitter.emit(block, s)
             case If(index=i, branches=branches):
                 self._if(block, i, branches)
-            case For(counter=c, trips=trips, body=body):
-                self._for(block, c, trips, body)
+            case For():
+                self._for(block, s)
             case While(condition=c, predicate=p, body=body):
                 self._while(block, c, p, body)
             case Sort():
@@ -434,14 +434,18 @@ class KernelLowering:
     def _name(self, value: str | int) -> str:
         return value if isinstance(value, str) else self.text.index(value)
 
-    def _for(self, block: Block, counter: str, trips: int | str, body: list[Stmt]) -> None:
-        high = trips if isinstance(trips, int) else self._name(block.lookup(trips)[1])
+    def _for(self, block: Block, loop: For) -> None:
+        high = loop.trips if isinstance(loop.trips, int) else self._name(block.lookup(loop.trips)[1])
+        kept = registers.plan(loop, self.options.vector_bits, self.options.contract)
+        if kept is not None:
+            self.emitter.loop_in_registers(block, loop, high, kept)
+            return
 
         def fill(inner: Block, _) -> list:
-            self._statements(inner, body)
+            self._statements(inner, loop.body)
             return []
 
-        self.text.loop(block, counter, 0, high, 1, fill)
+        self.text.loop(block, loop.counter, 0, high, 1, fill)
 
     def _while(self, block: Block, condition: list[Stmt], predicate: str, body: list[Stmt]) -> None:
         before, after = Block(block), Block(block)

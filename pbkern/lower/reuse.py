@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from ..affine import Affine
 from . import arena
 from .collapse import Aliases, collapse
-from .fetch import is_far
+from .fetch import is_far, is_matrix_product
 from .flat import flat_coefficient
-from .nest import Buf, Nest, Reduction, Stmt
+from .nest import Buf, Nest, Stmt
+from .row_by_row import row_by_row
 from .schedule import choose
-from .strips import JOINS, Chain, Run, Strips, inside, runs
+from .strips import JOINS, Chain, Run, Strips, even_part, inside, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
@@ -58,7 +59,8 @@ def keep_near(
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
             others = elsewhere | arena.touched(out[:low] + out[high:])
-            out[low:high] = _NearStrips(*found, others, builder, vector_bits).statements()
+            in_turn = row_by_row(found[0], others, builder, vector_bits)
+            out[low:high] = in_turn or _NearStrips(*found, others, builder, vector_bits).statements()
     return out
 
 
@@ -73,7 +75,7 @@ def _far_rows(nest: Nest, vector_bits: int) -> str | None:
         return None
     d, schedule = live[0], choose(nest, vector_bits)
     vector = schedule.vector
-    if vector is None or vector == d or any(r.op not in JOINS or _is_matrix_product(nest, r) for r in nest.reductions):
+    if vector is None or vector == d or any(r.op not in JOINS or is_matrix_product(nest, r) for r in nest.reductions):
         return None
     for e in nest.loads():
         if e.kind == "load" and not e.info[0].arena and {d, vector} <= e.symbols:
@@ -97,7 +99,7 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
                 continue
             length = max(near_bytes // _bytes_per_index(chain), 1)
             if length < chain.size:
-                return chain, _even(length, chain.size)
+                return chain, even_part(length, chain.size)
     return None
 
 
@@ -149,15 +151,9 @@ def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int, near_bytes: int
             continue
         if choose(nest, vector_bits).vector == d:
             return False
-        if any(_is_matrix_product(nest, r) for r in nest.reductions):
+        if any(is_matrix_product(nest, r) for r in nest.reductions):
             return False  # bound by arithmetic: it has tiles and packing of its own
     return True
-
-
-def _is_matrix_product(nest: Nest, r: Reduction) -> bool:
-    """Whether both operands of a product have rows of their own, so that each element is used many times."""
-    rows = [{d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1} for e in r.args]
-    return r.op == "dot" and all(rows)
 
 
 def _bytes_per_index(chain: Chain) -> int:
@@ -168,11 +164,6 @@ def _bytes_per_index(chain: Chain) -> int:
                 size = _extent(chain.run[at], index) // chain.size * buf.dtype.itemsize
                 total[buf.root] = max(total.get(buf.root, 0), size)
     return max(sum(total.values()), 1)
-
-
-def _even(length: int, size: int) -> int:
-    """A length that divides the size, if there is one nearby."""
-    return next((n for n in range(length, length // 2, -1) if size % n == 0), length)
 
 
 class _NearStrips(Strips):

@@ -24,6 +24,8 @@ MAX_TILE_NODES = 1200
 # Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each were read 2.5 times as
 # slowly from memory as whole ones.
 MAX_COLUMN_VECTORS = 16
+# Of so few rows it keeps fewer vectors: what else lies in memory needs registers as well, and rows are read side by side.
+FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
@@ -50,6 +52,7 @@ class NestSchedule:
     jam: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
+    straight: bool = False  # reductions have no loops: each step stands by itself
 
     def __str__(self) -> str:
         jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
@@ -252,7 +255,8 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     room = max(ACCUMULATOR_REGISTERS // (count * pair), 1)
     jam = _jam_dim(nest, sched.vector)
     if jam is None:
-        sched.unroll = min(MAX_COLUMN_VECTORS, vectors, room)
+        few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
+        sched.unroll = min(FEW_COLUMN_VECTORS if few else MAX_COLUMN_VECTORS, vectors, room)
         return
     rows = nest.dims[jam]
     best = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -57,6 +57,11 @@ def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
             if at - low >= 2:
                 yield low, at
             low = at + 1 if ends else at
+
+
+def even_part(length: int, size: int) -> int:
+    """A length that divides the size, if there is one nearby."""
+    return next((n for n in range(length, length // 2, -1) if size % n == 0), length)
 
 
 # ---------------------------------------------------------------- which nests take part
@@ -181,7 +186,12 @@ class Trips:
 
 
 class Strips:
-    """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too."""
+    """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too.
+
+    many: strips beyond which sums keep what rounding loses.
+    """
+
+    many = MANY_STRIPS
 
     def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], builder, vector_bits: int):
         self.run, self.chain, self.length, self.elsewhere = chain.run, chain, length, elsewhere
@@ -289,7 +299,7 @@ class _StripNest:
         return [Nest(dims, writes=writes, at=self.nest.at)]
 
     def _keeps_lost(self, r: Reduction) -> bool:
-        return self.strips.full > MANY_STRIPS and JOINS[r.op] == "add" and r.dtype.name in ("float32", "float64")
+        return self.strips.full > self.strips.many and JOINS[r.op] == "add" and r.dtype.name in ("float32", "float64")
 
     def _load(self, buf: Buf, index: tuple[Affine, ...]) -> Expr:
         return self.pool.make("load", buf.dtype, (buf, index, False))
@@ -355,7 +365,21 @@ class _StripNest:
         dims: dict[str, int] = {}
         for d, n in nest.dims.items():
             dims |= named if d == self.d else {d: n}
-        return Nest(dims, rdims, reductions, writes, at=nest.at)
+        whole = Nest(dims, rdims, reductions, writes, at=nest.at)
+        return self._of_one_element(whole) if reductions and all(dims[d] == 1 for d in rdims) else whole
+
+    def _of_one_element(self, nest: Nest) -> Nest:
+        """The same without accumulators, of reductions of a single element."""
+        def term(e: Expr) -> Expr | None:
+            if e.kind != "acc":
+                return None
+            r = nest.reductions[e.info]
+            return self.builder.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
+
+        rewrite = self.pool.rewriter(term)
+        writes = [replace(w, value=rewrite(w.value), mask=None if w.mask is None else rewrite(w.mask), inner=True)
+                  for w in nest.writes]
+        return Nest(nest.dims, writes=writes, at=nest.at)
 
     def after(self) -> list[Stmt]:
         """The nest's results from the states."""

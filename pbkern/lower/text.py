@@ -147,6 +147,12 @@ class Text:
         block.lines += [head + " {", *inner.lines, "}"]
         return made
 
+    def unrolled(self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]) -> list[Ssa]:
+        """The same without a loop: one copy of the body after the other."""
+        for at in range(low, high, step):
+            carried = self.loop(block, symbol, at, min(at + step, high), step, fill, carried)
+        return carried
+
     def _pin(self, block: Block, inner: Block) -> None:
         """Loads the vector constants of a loop before it.
 

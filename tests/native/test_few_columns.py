@@ -1,0 +1,56 @@
+"""Products with few columns run along the reduction (lower/pack.py), alone, in batches and in pairs of bfloat16."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+
+ERRORS = {"bfloat16": 6e-3, "float16": 1e-3, "float32": 2e-6, "float64": 1e-14}
+
+
+def compared(f, *arrays, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        args = [jnp.asarray(a, dtype) for a in arrays]
+        got = np.asarray(pbkern.jit(f)(*args), np.float64)
+        wide = [np.asarray(a, np.float64) for a in args]
+    return got, wide
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("rows, depth, columns", [
+    (300, 2048, 8), (257, 1000, 3), (64, 1001, 5), (100, 514, 15), (33, 300, 2), (1000, 2048, 1), (1, 2050, 9), (256, 2048, 8),
+])  # fmt: skip
+def test_products(rows, depth, columns, dtype):
+    r = np.random.default_rng(depth)
+    got, (x, w) = compared(jnp.matmul, r.normal(size=(rows, depth)), r.normal(size=(depth, columns)), dtype=dtype)
+    np.testing.assert_allclose(got, x @ w, rtol=0, atol=ERRORS[dtype] * np.abs(x @ w).max())
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("shape", [(5, 33, 1024, 8), (3, 70, 515, 2), (1, 16, 300, 5), (4, 1, 600, 8)])
+def test_batches(shape, dtype):
+    batch, rows, depth, columns = shape
+    r = np.random.default_rng(rows)
+    got, (x, w) = compared(jnp.matmul, r.normal(size=(batch, rows, depth)), r.normal(size=(batch, depth, columns)), dtype=dtype)
+    np.testing.assert_allclose(got, x @ w, rtol=0, atol=ERRORS[dtype] * np.abs(x @ w).max())
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("shape", [(700, 1500), (2048, 1024), (513, 2049), (1, 3000), (3000, 1)])
+def test_vectors(shape, dtype):
+    r = np.random.default_rng(1)
+    for f, n in ((lambda x, v: x @ v, shape[1]), (lambda x, v: v @ x, shape[0])):
+        got, (x, v) = compared(f, r.normal(size=shape), r.normal(size=n), dtype=dtype)
+        np.testing.assert_allclose(got, f(x, v), rtol=0, atol=ERRORS[dtype] * np.abs(f(x, v)).max())
+
+
+def test_mechanisms_are_at_work():
+    def nests(f, *shapes, dtype="float32"):
+        return pbkern.jit(f).as_text(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes), stage="nests")
+
+    assert "fetch" in nests(lambda v, x: v @ x, (4096,), (4096, 4096))
+    assert "= %a1[" in nests(jnp.matmul, (16, 256, 1024), (16, 1024, 8))  # the copy of the columns
+    words = nests(jnp.matmul, (8192, 2048), (2048, 8), dtype="bfloat16")
+    assert "dot_bf16= %a0.words" in words and "d1<8, k2<1024*" in words
