@@ -42,7 +42,8 @@ class NestEmitter(Loads, Accumulators):
             sched = NestSchedule(order=tuple(nest.dims))
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         top = Block(block)
-        nest = moved_loads(nest, sched)
+        if self.kept is None:  # registers hold vectors that start at one place
+            nest = moved_loads(nest, sched)
         walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=reaches(nest))
         outer = [d for d in sched.order if d not in nest.rdims]
         self._outer(walk, top, outer, [{}])

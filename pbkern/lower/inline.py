@@ -95,7 +95,7 @@ class _Inliner:
         Stages that pass on what the caches hold gain nothing but longer code.
         """
         far = any(is_far(e.info[0]) for e in maker.loads()) and any(is_far(w.buf) for w in reader.writes)
-        distances = any(e.kind == "moved" for e in nest.nodes())
+        distances = nest.moves()
         joined = collapse(nest, self.pool, self.aliases)
         vector = choose(joined, self.vector_bits).vector
         if vector is None or not _streams(joined, vector) or distances and not far:

@@ -244,6 +244,10 @@ class Nest:
     def loads(self) -> list[Expr]:
         return [e for e in self.nodes() if e.kind in ("load", "gather")]
 
+    def moves(self) -> bool:
+        """Whether it takes values at a distance: what its loads read is not at their indices alone."""
+        return any(e.kind == "moved" for e in self.nodes())
+
     def __str__(self) -> str:
         head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
         ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())

@@ -51,7 +51,7 @@ class Plan:
 
 def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
     """What a loop keeps; None if there is nothing."""
-    if not all(isinstance(s, Nest) and all(s.dims.values()) for s in loop.body):
+    if not all(isinstance(s, Nest) and all(s.dims.values()) and not s.moves() for s in loop.body):
         return None
     nests: list[Nest] = [s for s in loop.body if isinstance(s, Nest)]
     schedules = [choose(n, vector_bits, reassociate) if n.schedule is None else n.schedule for n in nests]

@@ -121,10 +121,7 @@ class Visits:
 def reaches(nest: Nest) -> dict[int, dict[str, int]]:
     """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
     found: dict[int, dict[str, int]] = {}
-    every = nest.nodes()
-    if not any(e.kind == "moved" for e in every):
-        return found
-    for e in reversed(every):
+    for e in reversed(nest.nodes()) if nest.moves() else ():
         here = dict(found.get(id(e), {}))
         for d, k in e.info if e.kind == "moved" else ():
             here[d] = here.get(d, 0) + k

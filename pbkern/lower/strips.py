@@ -49,10 +49,11 @@ def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], se
 
 
 def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests, from two to LONGEST_RUN."""
+    """[low, high) of neighbouring nests, from two to LONGEST_RUN, all of which read at the indices of their loads."""
     low = 0
     for at in range(len(stmts) + 1):
-        ends = at == len(stmts) or not isinstance(stmts[at], Nest)
+        nest = stmts[at] if at < len(stmts) else None
+        ends = not isinstance(nest, Nest) or nest.moves()
         if ends or at - low == LONGEST_RUN:
             if at - low >= 2:
                 yield low, at

@@ -138,3 +138,38 @@ def test_stages_share_a_loop():
     x = jax.ShapeDtypeStruct((1080, 1920, 3), jnp.float32)
     nests = pbkern.jit(blur_colours).as_text(x, stage="nests")
     assert " at " in nests and "%t" not in nests  # no scratch is left
+
+
+@pytest.mark.parametrize("shape", [(400_000,), (64, 20_011)], ids=str)
+def test_neighbours_of_what_strips_made(shape):
+    def smoothed(x, w):
+        y = jax.nn.softmax(x, -1) * w
+        return y[..., :-2] + 2 * y[..., 1:-1] + y[..., 2:]
+
+    x, w = np.random.default_rng(9).normal(size=(2, *shape))
+    with jax.enable_x64(True):
+        want = np.asarray(smoothed(jnp.asarray(x), jnp.asarray(w)))
+    got = np.asarray(pbkern.jit(smoothed)(jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 * np.abs(want).max())
+
+
+def test_loops_over_stencils_of_scratch():
+    def body(x, o, t, s):
+        t[...] = x[...]
+        s[...] = jnp.zeros_like(s)
+
+        def step(k, _):
+            t[5:69] = 0.5 * t[5:69] + s[5:69]
+            s[5:69] = t[4:68] + t[6:70]
+
+        jax.lax.fori_loop(0, 4, step, None)
+        o[...] = t[...]
+
+    scratch = [pbkern.Scratch((96,), jnp.float32), pbkern.Scratch((96,), jnp.float32)]
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((96,), jnp.float32), scratch_shapes=scratch)
+    x = np.random.default_rng(11).normal(size=96).astype(np.float32)
+    t, s = x.astype(np.float64), np.zeros(96)
+    for _ in range(4):
+        t[5:69] = 0.5 * t[5:69] + s[5:69]
+        s[5:69] = t[4:68] + t[6:70]
+    np.testing.assert_allclose(np.asarray(kernel(x)), t, rtol=1e-5, atol=1e-5)
