@@ -91,7 +91,7 @@ POOLS = {  # shape, window, strides, padding
 }
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", [n for n in POOLS if n != "overlapping"])
 def test_gradient_of_max_pooling(name, monkeypatch):
     shape, window, strides, padding = POOLS[name]
 

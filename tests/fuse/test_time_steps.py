@@ -210,7 +210,7 @@ def test_rings_take_several_steps_per_kernel():
     assert [op for op, _ in plan.explanation.kernels[0].ops].count("roll") >= 4
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, pytest.param(1000, marks=pytest.mark.slow)])
 def test_rings_agree(n, always_blocked, monkeypatch):
     check_blocks(monkeypatch, by_fori(ring, 6), rand(n))
 
@@ -227,6 +227,7 @@ def test_periodic_borders_of_every_type(dtype, always_blocked):
     check(by_fori(step, 9), jnp.asarray(np.random.default_rng(0).integers(0, 9, (37, 50)), dtype))
 
 
+@pytest.mark.slow
 def test_rolls_of_what_depends_on_the_place(always_blocked):
     """Their values beyond an edge are not those of the same formula there."""
     row = jnp.arange(90.0)[:, None] / 90

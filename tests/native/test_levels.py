@@ -57,7 +57,8 @@ FUNCTIONS = [
     logsumexp, softmax, log_softmax, cross_entropy, gradient, softmax_gradient, one_hot_loss, greatest_and_sum, weighed,
     products_of_exponentials,
 ]  # fmt: skip
-KINDS = ["normal", "wide", "far", "rising", "falling", "steps", "peak at the end", "first elements apart"]
+KINDS = ["normal", "far", "rising", "peak at the end", "first elements apart",
+         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wide", "falling", "steps"))]
 NAMES = [f.__name__ for f in FUNCTIONS]
 
 
@@ -138,7 +139,7 @@ def special_rows(n: int) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("n", [8192, 10007, 32000])
+@pytest.mark.parametrize("n", [8192, 10007, pytest.param(32000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
 def test_special_values(f, n):
     x = special_rows(n)

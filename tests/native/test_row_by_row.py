@@ -37,7 +37,7 @@ def loops_over_rows(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("rows, columns", [(10000, 200), (5000, 256), (10007, 130), (9973, 97), (4096, 100), (1, 300)])
+@pytest.mark.parametrize("rows, columns", [(10000, 200), (5000, 256), (10007, 130), (997, 97), (1, 300)])
 @pytest.mark.parametrize("f", [least_squares, logistic], ids=lambda f: f.__name__)
 def test_gradients(f, rows, columns, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -86,9 +86,9 @@ def sums(size, trips, dtype=jnp.float32):
     return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((size,), dtype), scratch_shapes=scratch).trace(*operands)
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, 40, 256, 257, 300])
+@pytest.mark.parametrize("size", [1, 5, 40, 256, 257])
 @pytest.mark.parametrize("trips", [0, 1, 7])
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int8])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
 def test_loops_of_hand_written_kernels(size, trips, dtype):
     kernel = sums(size, trips, dtype)
     r = np.random.default_rng(size)
