@@ -47,6 +47,8 @@ LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
 # Equations that join a group at once, at most: where that fails, each is asked for alone.
 MANY_ALONG = 64
+# Operations per element of what is copied into several groups, at most, and bytes where many equations are at once.
+MOST_COPIED, SMALL_COPY = 16, 1 << 12
 # So many updated elements, in place, are less work than starting several programs.
 FEW_UPDATES = 1 << 14
 # A group expands its inputs if its results are at least this many times as large.
@@ -223,35 +225,48 @@ class Partitioner:
 
     def rides_along(self, eqn, along: list) -> bool:
         """Whether cheap arithmetic is read only by such of the same shape in one group, or by `along` that is to join it.
+        Of little data, such as random keys, so are its parts, and several groups may get copies.
 
         It costs the group what it costs alone and saves its result. Asked one by one, each would price the whole group
         anew: quadratic in the length of a generator's or a polynomial's arithmetic.
         """
-        if eqn.primitive.name not in ELEMENTWISE or len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
+        if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
         (v,) = eqn.outvars
-        consumers = self.consumers.get(v, ())
-        like = all(c.primitive.name in ELEMENTWISE and c.outvars[0].aval.shape == v.aval.shape for c in consumers)
+        consumers, small = self.consumers.get(v, ()), nbytes(v.aval) <= SMALL_COPY
+        if small:
+            like = all(e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS for e in (eqn, *consumers))
+        else:
+            names = {e.primitive.name for e in (eqn, *consumers)}
+            like = names <= set(ELEMENTWISE) and all(c.outvars[0].aval.shape == v.aval.shape for c in consumers)
         if not consumers or not like or v in self.results or is_heavy(eqn, self.machine) or self.options_disable_fusion():
             return False
-        groups = [self.nodes_of.get(id(c)) for c in consumers if not any(c is a for a in along)]
+        found = [self.nodes_of.get(id(c), []) for c in consumers if not any(c is a for a in along)]
         if along:
-            groups.append(self.nodes_of[id(self.consumers[along[0].outvars[0]][0])])
-        if any(g is None or len(g) != 1 or g[0] is not groups[0][0] for g in groups):
+            found.append(self.readers_of(along))
+        groups = found[0]
+        if not groups or any(set(map(id, g)) != set(map(id, groups)) for g in found):
             return False
-        return groups[0][0].kind == "group" and not self.waits(eqn, [groups[0][0]])
+        if len(groups) > 1 and not (small and operations_per_element(eqn, self.machine) <= MOST_COPIED):
+            return False
+        return all(g.kind == "group" for g in groups) and not self.waits(eqn, groups)
+
+    def readers_of(self, along: list) -> list[Node]:
+        """The groups that equations which ride along are to join: each gets a copy."""
+        return self.nodes_of[id(self.consumers[along[0].outvars[0]][0])]
 
     def place_all(self, along: list) -> None:
-        """Joins equations that ride along to their group at once; one by one where that does not gain."""
+        """Joins equations that ride along to their groups at once; one by one where that does not gain."""
         if len(along) > 1:
-            (group,) = self.nodes_of[id(self.consumers[along[0].outvars[0]][0])]
-            eqns = [*along, *group.eqns]
-            schedule, _ = self.attempt(eqns, group.outputs, group.schedule, along[0])
-            before = group.seconds + sum(map(self.alone, along))
-            if schedule is not None and schedule.cost.seconds <= before * TIE:
+            groups = list(self.readers_of(along))
+            found = [self.attempt([*along, *g.eqns], g.outputs, g.schedule, along[0])[0] for g in groups]
+            before = sum(g.seconds for g in groups) + sum(self.alone(e) for e in along if not is_alias(e))
+            schedules = [s for s in found if s is not None]
+            if len(schedules) == len(groups) and sum(s.cost.seconds for s in schedules) <= before * TIE:
                 for e in along:
-                    self.record(e, True, "", before, schedule)
-                self.set_group(group, eqns, group.outputs, schedule)
+                    self.record(e, True, f"copied into {len(groups)} kernels" if len(groups) > 1 else "", before, schedules[0])
+                for g, schedule in zip(groups, schedules):
+                    self.set_group(g, [*along, *g.eqns], g.outputs, schedule)
                 return
         for e in along:
             self.place(e)
@@ -406,7 +421,7 @@ class Partitioner:
 
     def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
         """A copy in every consumer: for what is cheaper to compute again than to store."""
-        if is_heavy(eqn, self.machine) or operations_per_element(eqn, self.machine) > 16:
+        if is_heavy(eqn, self.machine) or operations_per_element(eqn, self.machine) > MOST_COPIED:
             return False
         found = []
         for g in groups:
