@@ -135,7 +135,7 @@ def reaches(nest: Nest) -> dict[int, dict[str, int]]:
 def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int:
     """How many vectors of a row can be made without reading what lies behind the elements that are needed.
 
-    Of scratch, which others of its kind follow, less than a vector more may be read.
+    Of scratch, whose place and size are whole lines, the rest of an aligned vector may be read too.
     """
     vector, lanes = visits.sched.vector, visits.sched.lanes
     size = visits.nest.dims[vector]
@@ -143,7 +143,7 @@ def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int
     for e, p in visits.made.values():
         if e.kind == "load" and vector in e.symbols and not e.info[2]:
             beyond = p.get(vector, 0) - reached.get(id(e), {}).get(vector, 0)
-            if not (e.info[0].arena and beyond < visits.step):
+            if beyond >= visits.step or _straddles(*_place(e, p), visits.sched):
                 most = min(most, size - beyond - lanes + visits.step)
     return max(most // visits.step, 0) * visits.vectors
 
@@ -245,7 +245,7 @@ def _straddles(buf: Buf, place: Affine, sched: NestSchedule) -> bool:
 def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, Expr]:
     """id of a load -> what takes its place."""
     buf, index, _ = group.loads[0].info
-    axes = [_moving_dim(i, nest) for i in index[:-1]] + [vector]
+    axes = [_moving_dim(axis, index, nest) for axis in range(len(index) - 1)] + [vector]
     bases = [group.base(k, d is not None) for k, d in enumerate(axes)]
     new = {}
     for e in group.loads:
@@ -257,10 +257,12 @@ def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, E
     return new
 
 
-def _moving_dim(i, nest: Nest) -> str | None:
-    """The dimension by which an index moves step by step, if there is one only."""
-    steps = [d for d, c in i.terms if d in nest.dims]
-    return steps[0] if len(steps) == 1 and i.coefficient(steps[0]) == 1 else None
+def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
+    """The dimension by which this index alone moves step by step, if there is one only."""
+    steps = [d for d, c in index[axis].terms if d in nest.dims and c == 1]
+    if len(index[axis].symbols & nest.dims.keys()) != 1 or not steps:
+        return None
+    return steps[0] if sum(steps[0] in i.symbols for i in index) == 1 else None
 
 
 def overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
