@@ -183,6 +183,10 @@ class Row:
         """How many times less the native call takes than the interpreter's, if there is one."""
         return self.medians["interpreted"] / self.medians["native"] if "interpreted" in self.medians else None
 
+    def speedup_at_peak(self, peak: float) -> float | None:
+        """How many times less a call would take that did nothing but its multiply-adds, at `peak` flops per second and core."""
+        return self.medians["interpreted"] * peak / self.flops if "interpreted" in self.medians and self.flops else None
+
 
 def interpreted(f: Callable, arguments: Sequence) -> Callable:
     """f with interpret=True in each of its pallas_calls."""
@@ -220,14 +224,18 @@ def measure(op: Operation, rounds: int, seconds: float) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| operation | native ms | interpreter ms | times faster | plain JAX ms | Gflop/s per core | difference |",
-             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    heads = ("operation", "native ms", "interpreter ms", "times faster", "at the peak", "plain JAX ms", "Gflop/s per core",
+             "difference")  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    machine = pbkern.cpu.machine()
     for r in rows:
         ms = {name: f"{1e3 * t:.2f}" for name, t in r.medians.items()}
         rate = f"{r.flops / r.medians['native'] / 1e9:.0f}" if r.flops else ""
         speedup = "" if r.speedup is None else f"{r.speedup:.1f}"
         difference = "" if r.difference is None else f"{r.difference:.0e}"
-        cells = (r.name, ms["native"], ms.get("interpreted", ""), speedup, ms.get("plain", ""), rate, difference)
+        most = r.speedup_at_peak(machine.flops("float32") / machine.cores)
+        possible = "" if most is None else f"{most:.1f}"
+        cells = (r.name, ms["native"], ms.get("interpreted", ""), speedup, possible, ms.get("plain", ""), rate, difference)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -243,6 +251,9 @@ operations, and "plain JAX" the same mathematics under `jax.jit`, without a kern
 threads together: medians of calls that take turns in one process. "difference" is the largest between native and
 interpreted results, relative to the largest element; results were also compared with plain JAX. Operations of a causal
 attention are counted once per pair of tokens that attend.
+
+"at the peak" is how many times faster than the interpreter a kernel could be at most: one that takes no time but for its
+multiply-adds, on all cores at the processor's peak. The interpreter leaves products of blocks to XLA's matrix product.
 
 {table(rows)}
 
