@@ -238,7 +238,7 @@ class Partitioner:
             like = all(e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS for e in (eqn, *consumers))
         else:
             names = {e.primitive.name for e in (eqn, *consumers)}
-            like = names <= set(ELEMENTWISE) and all(c.outvars[0].aval.shape == v.aval.shape for c in consumers)
+            like = names <= ELEMENTWISE and all(c.outvars[0].aval.shape == v.aval.shape for c in consumers)
         if not consumers or not like or v in self.results or is_heavy(eqn, self.machine) or self.options_disable_fusion():
             return False
         found = [self.nodes_of.get(id(c), []) for c in consumers if not any(c is a for a in along)]

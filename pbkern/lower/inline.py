@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 from ..affine import Affine
@@ -21,14 +20,14 @@ from .collapse import Aliases, collapse
 from .components import sums_as_expressions
 from .fetch import is_far
 from .flat import flat_coefficient
-from .nest import Buf, Expr, Nest, Pool, Stmt, Write
+from .nest import Buf, Expr, Nest, Pool, Stmt, Write, nodes
 from .schedule import choose
 from .streams import Visits, moved_loads
 from .strips import inside
 
 # Terms of sums that are written out, and operations of a nest.
 MOST_TERMS, MOST_NODES = 25, 400
-# What remains of the work, at most, where stages pass on what the caches hold: more code takes longer to compile.
+# What remains of the time, at most, where values are taken at distances: registers that overflow are not counted in full.
 WORTH = 0.8
 # Cycles in which a core moves a vector to or from memory.
 FAR = 6.0
@@ -197,19 +196,7 @@ def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
 
 def _streams(nest: Nest, vector: str) -> bool:
     """Whether vectors of what is taken at a distance are whole ones."""
-    for e in _moved_parts(nest):
+    for e in nodes(moved.args[0] for moved in nest.nodes() if moved.kind == "moved"):
         if e.kind == "gather" or e.kind == "load" and flat_coefficient(e.info[0], e.info[1], vector) not in (0, 1):
             return False
     return True
-
-
-def _moved_parts(nest: Nest) -> Iterable[Expr]:
-    """Expressions within moved ones."""
-    seen: dict[int, Expr] = {}
-    waiting = [e.args[0] for e in nest.nodes() if e.kind == "moved"]
-    while waiting:
-        e = waiting.pop()
-        if id(e) not in seen:
-            seen[id(e)] = e
-            waiting += e.args
-    return seen.values()

@@ -41,7 +41,7 @@ class Walk:
     @cached_property
     def moves(self) -> bool:
         """Whether some value is taken at a distance."""
-        return bool(self.reaches)
+        return self.nest.moves()
 
     def reach(self, dim: str) -> int:
         """How far from the nest's points values are taken, and computed in vain."""

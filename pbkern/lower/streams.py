@@ -71,7 +71,7 @@ class Visits:
 
     @cached_property
     def made(self) -> dict[tuple, tuple[Expr, Point]]:
-        """All of them, before users."""
+        """All of them."""
         return self._visit({})
 
     @cached_property

@@ -99,22 +99,22 @@ def pipelines(draw):
         for stage in stages:
             x = stage(x)
         middle = a[: x.shape[0], : x.shape[1]]
-        return jnp.where(abs(x - middle[..., : x.shape[1]]) < 1, middle, 2 * x) if compared else x
+        return jnp.where(abs(x - middle) < 1, middle, 2 * x) if compared else x
 
-    return pipeline
+    return pipeline, compared
 
 
-@pytest.mark.parametrize("shape", [(1024, 1024), (700, 1003, 3)], ids=str)
-@given(pipeline=pipelines(), seed=st.integers(0, 9))
+@pytest.mark.parametrize("shape", [(1024, 1024), (700, 1003)], ids=str)
+@given(drawn=pipelines(), seed=st.integers(0, 9))
 @settings(max_examples=12, deadline=None)
-def test_pipelines(shape, pipeline, seed):
-    x = np.random.default_rng(seed).normal(size=shape[:2])
-    x = x if len(shape) == 2 else np.repeat(x, 3, axis=1)[:, : shape[1]] + np.arange(shape[1]) % 3
+def test_pipelines(shape, drawn, seed):
+    pipeline, compared = drawn
+    x = np.random.default_rng(seed).normal(size=shape)
     with jax.enable_x64(True):
         want = np.asarray(pipeline(jnp.asarray(x)))
     got = np.asarray(pbkern.jit(pipeline)(jnp.asarray(x, jnp.float32)))
     wrong = abs(got - want) > 1e-5 * np.abs(want).max()
-    assert wrong.mean() < 1e-4  # the comparison may go the other way where both sides are nearly equal
+    assert wrong.sum() <= (20 if compared else 0)  # a comparison of nearly equal sides may go the other way
 
 
 def blur_colours(a):
