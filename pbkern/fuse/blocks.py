@@ -11,7 +11,7 @@ access.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -140,10 +140,10 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
 
 
 class BodyContext:
-    """Gives access rules the grid indices while a body is traced."""
+    """Gives access rules the grid indices while a body is traced. `ids`: grid axis -> i32 scalar that stands for it."""
 
-    def __init__(self) -> None:
-        self._ids: dict = {}
+    def __init__(self, ids: dict | None = None) -> None:
+        self._ids: dict = dict(ids or {})
 
     def affine(self, expr: Affine, dtype):
         """`expr` at this program, as a scalar of `dtype`. Index arithmetic is int32."""
@@ -166,6 +166,34 @@ def literal(atom):
     return np.asarray(atom.val, atom.aval.dtype)
 
 
+def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
+    """Computes all steps, given the `blocks` of inputs, (value, hull) -> array. Returns get(value or literal, access)."""
+    blocks = dict(blocks)
+
+    def get(atom, access):
+        if access is None:
+            return None
+        if isinstance(atom, jex.Literal):
+            return literal(atom)
+        hull = requests.hulls[atom].find(access)
+        block = blocks[atom, hull]
+        if hull == access:
+            return block
+        starts = [s.start.const - h.start.const for s, h in zip(access, hull)]
+        return lax.slice(block, starts, [b + s.size for b, s in zip(starts, access)])
+
+    for step in requests.steps:
+        operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
+        if step.pull.compute is not None:
+            results = step.pull.compute(ctx, *operands)
+        else:
+            results = step.eqn.primitive.bind(*operands, **step.pull.params)
+            results = results if step.eqn.primitive.multiple_results else [results]
+        for v, r in zip(step.eqn.outvars, results):
+            blocks[v, step.out] = r
+    return get
+
+
 def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> jex.ClosedJaxpr:
     """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last.
 
@@ -174,30 +202,8 @@ def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> 
     given = {v for v, _ in requests.inputs}
 
     def body(*refs):
-        ctx = BodyContext()
         blocks = {(v, h): r[...] for (v, h), r in zip(requests.inputs, refs) if v in requests.hulls}
-
-        def get(atom, access):
-            if access is None:
-                return None
-            if isinstance(atom, jex.Literal):
-                return literal(atom)
-            hull = requests.hulls[atom].find(access)
-            block = blocks[atom, hull]
-            if hull == access:
-                return block
-            starts = [s.start.const - h.start.const for s, h in zip(access, hull)]
-            return lax.slice(block, starts, [b + s.size for b, s in zip(starts, access)])
-
-        for step in requests.steps:
-            operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
-            if step.pull.compute is not None:
-                results = step.pull.compute(ctx, *operands)
-            else:
-                results = step.eqn.primitive.bind(*operands, **step.pull.params)
-                results = results if step.eqn.primitive.multiple_results else [results]
-            for v, r in zip(step.eqn.outvars, results):
-                blocks[v, step.out] = r
+        get = run_steps(requests, blocks, BodyContext())
         for (v, access), ref in zip(outputs, refs[len(requests.inputs) :]):
             if v not in given:
                 ref[...] = get(v, access)

@@ -15,8 +15,8 @@ from ..dsl.kernel import Kernel
 from ..errors import ScheduleError
 from ..machine import Machine
 from .access import NeedsWhole
-from .emit import emit_kernel
 from .nodes import Node, Partition
+from .program import emit_scheduled
 from .schedule import Schedule, Unfusable, alternatives, schedule_at
 
 
@@ -52,9 +52,10 @@ def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: Machine) -
 
 def chosen(node: Node, choice: Choice, machine: Machine) -> Schedule:
     """A group's schedule under a choice. Raises ScheduleError."""
-    made: Schedule | None = node.schedule
+    own: Schedule = node.schedule
+    made: Schedule | None = own
     if choice.blocks is not None:
-        fits = len(choice.blocks) == len(node.schedule.blocks) and all(b > 0 for b in choice.blocks)
+        fits = own.wave is None and len(choice.blocks) == len(own.blocks) and all(b > 0 for b in choice.blocks)
         try:
             outputs = [v for v, _ in node.schedule.outputs]
             made = schedule_at(node.eqns, outputs, choice.blocks, machine) if fits else None
@@ -66,7 +67,9 @@ def chosen(node: Node, choice: Choice, machine: Machine) -> Schedule:
 
 
 def candidates(node: Node, machine: Machine, count: int) -> list[Choice]:
-    """Up to `count` choices of blocks, the one that the group has first, then by the model's price."""
+    """Up to `count` choices of blocks, the one that the group has first, then by the model's price. Fronts have none."""
+    if node.schedule.wave is not None:
+        return [Choice()]
     outputs = [v for v, _ in node.schedule.outputs]
     found = alternatives(node.eqns, outputs, node.schedule.blocks, machine, count)
     return [Choice(), *(Choice(s.blocks) for s in found if s.blocks != node.schedule.blocks)][:count]
@@ -75,4 +78,4 @@ def candidates(node: Node, machine: Machine, count: int) -> list[Choice]:
 def kernel_at(node: Node, choice: Choice, machine: Machine, params_for: Callable) -> Kernel:
     """The group's kernel under a choice."""
     s = chosen(node, choice, machine)
-    return emit_kernel(node.kernel, s.grid, s.requests, s.outputs, dict(params_for(s.semantics, **dict(s.params))))
+    return emit_scheduled(node.kernel, s, dict(params_for(s.semantics, **dict(s.params))))

@@ -15,7 +15,8 @@ from .nodes import Edge, Node, Partition
 class KernelReport:
     """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
 
-    `finish`: the ops of its last stage; `measured`: seconds of one run of the kernel alone, where that was asked for.
+    `finish`: the ops of its last stage; `measured`: seconds of one run of the kernel alone, where that was asked for; `steps`
+    of a loop that follow each other in it, of which `ops` are one.
     """
 
     name: str
@@ -24,12 +25,14 @@ class KernelReport:
     cost: Cost
     finish: tuple[tuple[str, str | None], ...] = ()
     measured: float | None = None
+    steps: int = 1
 
     def __str__(self) -> str:
         c = self.cost
+        steps = f"{self.steps} steps of a loop, " if self.steps > 1 else ""
         measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
         head = (
-            f"{self.name}: grid {list(self.grid)}, {c.seconds * 1e6:.1f} us predicted, {measured}"
+            f"{self.name}: grid {list(self.grid)}, {steps}{c.seconds * 1e6:.1f} us predicted, {measured}"
             f"{100 * c.limit / (self.measured or c.seconds or c.limit or 1):.0f} % of the machine's limit, "
             f"{c.bytes_moved / 1e6:.2f} MB, {c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
             f"{c.working_set // 1024} KB per program"
@@ -107,11 +110,16 @@ def _edge(e: Edge) -> str:
 
 def report(name: str, node: Node) -> KernelReport:
     cost = dataclasses.replace(node.schedule.cost, seconds=node.seconds)
-    return KernelReport(name, node.schedule.grid, _ops(node), cost, _ops(node.finish) if node.finish else ())
+    finish = _ops(node.finish) if node.finish else ()
+    wave = node.schedule.wave
+    return KernelReport(name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1)
 
 
 def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
-    return tuple((e.primitive.name, user_line(e)) for e in node.eqns)
+    """Of several steps of a loop in a front, those of one."""
+    wave = node.schedule.wave if node.schedule is not None else None
+    eqns = node.eqns if wave is None else wave.body.jaxpr.eqns
+    return tuple((e.primitive.name, user_line(e)) for e in eqns)
 
 
 def explain(name: str, parts: Partition, plan) -> Explanation:

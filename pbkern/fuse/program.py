@@ -19,6 +19,7 @@ from .buffers import assign_slots
 from .emit import array_type, emit_finish, emit_kernel
 from .nodes import Node
 from .schedule import Schedule
+from .wave_kernel import emit_wave
 
 
 def identifier(text: str) -> str:
@@ -110,7 +111,7 @@ class Builder:
         s = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        programs = emit_kernel(name, s.grid, s.requests, s.outputs, self.params(s), s.aliases)
+        programs = emit_scheduled(name, s, self.params(s))
         if node.finish is None:
             return programs
         last, made = node.finish.schedule, [v for v, _ in s.outputs]
@@ -126,6 +127,13 @@ class Builder:
             return [Copy(self.typed(self.place(source), v.aval), self.views[v])]
         self.views.setdefault(v, self.typed(self.place(source), v.aval))
         return []
+
+
+def emit_scheduled(name: str, s: Schedule, compiler_params: dict) -> Kernel:
+    """The kernel of a group."""
+    if s.wave is not None:
+        return emit_wave(name, s.wave, compiler_params)
+    return emit_kernel(name, s.grid, s.requests, s.outputs, compiler_params, s.aliases)
 
 
 def kept_results(node: Node) -> list:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..affine import Affine
 from ..machine import Machine
@@ -20,6 +21,9 @@ from .access import Access, NeedsWhole, Span, whole
 from .access_scatter import owned
 from .blocks import Requests, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
+
+if TYPE_CHECKING:
+    from .wavefront import Wave
 
 # Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
 # square blocks.
@@ -53,6 +57,7 @@ class Schedule:
       cost: prediction.
       params: fields of the target's CompilerParams that were chosen too (choices.py), by name.
       aliases: (operand, result) pairs that share one array (donation.py).
+      wave: the front of rows that makes several steps of a loop, in place of blocks (wavefront.py).
       semantics: per grid axis; fused kernels are parallel throughout.
     """
 
@@ -63,6 +68,7 @@ class Schedule:
     cost: Cost
     params: tuple[tuple[str, object], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
+    wave: Wave | None = None
 
     @property
     def semantics(self) -> tuple[str, ...]:

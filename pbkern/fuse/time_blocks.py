@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax import lax
@@ -18,12 +18,14 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
-from .access import ELEMENTWISE, NeedsWhole
-from .cost import VIEWS, far_bandwidth, nbytes
+from .access import ELEMENTWISE, NeedsWhole, whole
+from .blocks import Requests
+from .cost import VIEWS, Cost, far_bandwidth, nbytes
 from .nodes import Edge, Inner, Node, Partition
 from .periodic import continued, periodic_dimensions, reach, with_rolls
 from .schedule import Schedule, Unfusable, search
 from .simplify import retrace
+from .wavefront import Wave, price, waves
 
 # Steps per kernel that are tried, as long as each gains this much over the one before: more steps compile longer.
 STEPS = (2, 4, 5, 8, 10)
@@ -64,7 +66,8 @@ def block_time(
     if not is_stencil(parts, body.jaxpr):
         return None
     step = _step(body, counts)
-    best, steps = None, 1
+    best: _Unrolled | _Front | None = None
+    steps = 1
     seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
     for s in (s for s in STEPS if s <= min(length, step.most)):
         found = _unrolled(step, s, machine)
@@ -79,9 +82,13 @@ def block_time(
                 break
             continue
         best, steps, seconds = found, s, total
+    for wave, cost in waves(step.body, counts, step.periodic, length, machine):
+        total = cost.seconds * -(-length // wave.steps)
+        if total < seconds * GAIN:
+            best, steps, seconds = _Front(wave, cost), wave.steps, total
     if best is None:
         return None
-    rest = _unrolled(step, length % steps, machine) if length % steps else None
+    rest = best.shorter(step, length % steps, machine) if length % steps else None
     if length % steps and rest is None:
         return None
     return TimeBlocks(best.inner(), rest and rest.inner())
@@ -106,6 +113,46 @@ class _Unrolled:
         node = Node("group", list(self.jaxpr.eqns), self.outputs, self.schedule)
         why = Edge(self.jaxpr.eqns[-1], True, "steps in time share a kernel", after=self.schedule.cost.seconds)
         return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
+
+    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Unrolled | None:
+        return _unrolled(step, steps, machine)
+
+
+# (*consts, *carries, *xs) -> carries after some steps of a loop's body
+time_steps_p = jex.Primitive("time_steps")
+time_steps_p.multiple_results = True
+
+
+@time_steps_p.def_abstract_eval
+def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
+    return [v.aval for v in body.jaxpr.outvars]
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Several steps as one kernel that is not made of blocks."""
+
+    wave: Wave
+    cost: Cost
+
+    def inner(self) -> Inner:
+        wave = self.wave
+        shapes = [(wave.steps,) * (v in wave.elements) + v.aval.shape for v in wave.body.jaxpr.invars]
+        avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, wave.body.jaxpr.invars)]
+        jaxpr = jax.make_jaxpr(lambda *args: time_steps_p.bind(*args, body=wave.body, steps=wave.steps))(*avals).jaxpr
+        (eqn,) = jaxpr.eqns
+        operand = dict(zip(wave.body.jaxpr.invars, jaxpr.invars))
+        reads = [(operand[v], tuple(map(whole, operand[v].aval.shape))) for v in wave.operands]
+        makes = [(v, wave.made_by_program(v)) for v in eqn.outvars]
+        schedule = Schedule((wave.programs,), (wave.height,), tuple(makes), Requests({}, [], reads), self.cost, wave=wave)
+        node = Node("group", [eqn], list(eqn.outvars), schedule)
+        why = Edge(eqn, True, f"{wave.steps} steps in time follow each other in one kernel", after=self.cost.seconds)
+        return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
+
+    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Front | None:
+        wave = replace(self.wave, steps=steps)
+        cost = price(wave, machine)
+        return _Front(wave, cost) if cost is not None else None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .collapse import Aliases
+from .flat import apart
 from .known_scalars import bounds_of, known, known_bounds, known_index, simplified
 from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
@@ -310,7 +311,20 @@ class BodyBuilder:
         elif tested:
             cost = TEST_COST
         value = Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
-        return simplified(self, value) if shape == () and dtype.kind in "biu" else value
+        if shape != () or dtype.kind not in "biu":
+            return value
+        return self._named(eqn, simplified(self, value))
+
+    def _named(self, eqn, value: Value) -> Value:
+        """A known scalar clamp(0, x, constant) as a symbol within these bounds, by which tests of what is made of it fold."""
+        low, _, high = eqn.invars if eqn.primitive.name == "clamp" else (None, None, None)
+        if not isinstance(low, jex.Literal) or not isinstance(high, jex.Literal) or low.val != 0 or value.dtype != INT32:
+            return value
+        e = known(self, value)
+        if e is None or e.kind in ("const", "index"):
+            return value
+        symbol = self.index_symbol(value, int(high.val))
+        return index_value((), INT32, lambda ix: symbol, self)
 
     def in_bounds(self, ref: RefView, axis: int) -> Value:
         """Which positions of a block along `axis` lie inside its array."""
@@ -605,8 +619,13 @@ class BodyBuilder:
         def read(n: Nest) -> list[Expr]:
             return [load for load in n.loads() if load.info[0].root in written]
 
+        def meets(e: Expr) -> bool:
+            buf, at, guard = e.info
+            known = buf is item.buf and not guard
+            return _whereabouts(buf, at) != same and not (known and apart(at, nest.dims, index, nest.dims))
+
         summed, same = read(Nest({}, reductions=nest.reductions)), _whereabouts(item.buf, index)
-        return bool(summed) or any(e.kind == "gather" or _whereabouts(*e.info[:2]) != same for e in read(nest))
+        return bool(summed) or any(e.kind == "gather" or meets(e) for e in read(nest))
 
     def lies_in(self, v: Value, target: Stored) -> bool:
         """Whether `v` is what `target` holds, element by element."""

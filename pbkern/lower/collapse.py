@@ -119,4 +119,4 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
     dims = {d: n * nest.dims[a] if d == b else n for d, n in nest.dims.items() if d != a}
     return Nest(dims, tuple(d for d in nest.rdims if d != a),
                 [Reduction(r.op, tuple(map(rewrite, r.args)), r.dtype) for r in nest.reductions],
-                [write(w) for w in nest.writes], nest.ordered, nest.at, fetch=nest.fetch)
+                [write(w) for w in nest.writes], nest.ordered, nest.at, fetch=nest.fetch, over=nest.over)

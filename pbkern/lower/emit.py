@@ -17,7 +17,7 @@ from .loads import Loads
 from .nest import Buf, Expr, Nest, Write
 from .places import Point, Tail, Walk, memref
 from .schedule import NestSchedule, choose
-from .streams import Visits, key_of, moved_loads, parts, reaches, streaming_vectors
+from .streams import Chunk, Visits, chunks, key_of, moved_loads, parts, reaches
 from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
 
@@ -77,51 +77,42 @@ class NestEmitter(Loads, Accumulators):
 
                 self.text.loop(block, d, low, high, step, fill)
 
-    def _chunks(self, w: Walk) -> list[tuple[int, int, int, Tail | None]]:
-        """(low, high, vectors per step, tail) along the vector dimension."""
-        size, lanes, unroll = w.nest.dims[w.sched.vector], w.sched.lanes, w.sched.unroll
-        full, tail = divmod(size, lanes)
-        main = full // unroll * unroll
-        if w.moves:
-            main = min(main, streaming_vectors(Visits(w.nest, w.sched, unroll), w.reaches))
-        chunks: list[tuple[int, int, int, Tail | None]] = []
-        if main:
-            chunks.append((0, main * lanes, unroll, None))
-        while full - main > unroll:
-            chunks.append((main * lanes, (main + unroll) * lanes, unroll, None))
-            main += unroll
-        if full > main:
-            chunks.append((main * lanes, full * lanes, full - main, None))
-        if tail:
-            chunks.append((full * lanes, size, 1, Tail(tail)))
-        return chunks
-
     def _vector(self, w: Walk, block: Block, points: list[Point]) -> None:
-        vector, lanes = w.sched.vector, w.sched.lanes
+        vector = w.sched.vector
         if vector is None:
             self._reduce(w, block, points, None)
         elif vector in w.nest.rdims:
             self._horizontal(w, block, points)
         else:
-            for low, high, vectors, tail in self._chunks(w):
-                tile = [{**p, vector: lanes * u} for p in points for u in range(vectors)]
-                w.first = low if high - low <= vectors * lanes else None
-                carried = Visits(w.nest, w.sched, vectors).carried if w.moves and w.first is None else {}
+            known: dict[tuple, Ssa] = {}
+            for chunk in chunks(w.nest, w.sched):
+                known = self._chunk(w, block, points, chunk, known)
 
-                def fill(inner: Block, known: list[Ssa], tile=tile, tail=tail, carried=carried, step=vectors * lanes):
-                    inner.memo |= {_memo_key(key, lanes): v for key, v in zip(carried, known)}
-                    self._reduce(w, inner, tile, tail)
-                    return [self._value(w, inner, e, {**p, vector: p[vector] + step}, None) for e, p in carried.values()]
+    def _chunk(self, w: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]) -> dict[tuple, Ssa]:
+        """Steps along the vector dimension. `known` before, and the result after it: values that steps hand on."""
+        vector, lanes = w.sched.vector, w.sched.lanes
+        step, tail = chunk.vectors * lanes, None if chunk.tail is None else Tail(chunk.tail)
+        tile = [{**p, vector: lanes * u} for p in points for u in range(chunk.vectors)]
+        carried = Visits(w.nest, w.sched, chunk.vectors).carried if w.moves else {}
+        w.first = chunk.low if chunk.is_one_step(w.sched) else None
+        keys = list(carried) if w.first is None else [key for key in carried if key in known]
 
-                self.text.loop(block, vector, low, high, vectors * lanes, fill, self._made_before(w, block, low, carried))
+        def fill(inner: Block, handed: list[Ssa]) -> list[Ssa]:
+            inner.memo |= {_memo_key(key, lanes): v for key, v in zip(keys, handed)}
+            self._reduce(w, inner, tile, tail)
+            after = [(e, {**p, vector: p[vector] + step}) for e, p in carried.values()] if tail is None else []
+            return [self._value(w, inner, e, p, None) for e, p in after]
 
-    def _made_before(self, w: Walk, block: Block, low: int, carried: dict) -> list[Ssa]:
+        start = self._made_before(w, block, chunk.low, {key: carried[key] for key in keys}, known)
+        return dict(zip(carried, self.text.loop(block, vector, chunk.low, chunk.high, step, fill, start)))
+
+    def _made_before(self, w: Walk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]) -> list[Ssa]:
         """What the first step of a loop finds."""
         if not carried:
             return []
         before = Block(block)
         before.values[w.sched.vector] = low
-        made = [self._value(w, before, e, p, None) for e, p in carried.values()]
+        made = [known[key] if key in known else self._value(w, before, e, p, None) for key, (e, p) in carried.items()]
         block.lines += before.lines
         return made
 
@@ -148,13 +139,14 @@ class NestEmitter(Loads, Accumulators):
         """Vectors along a reduced dimension; lanes are combined at the end."""
         nest, vector, lanes = w.nest, w.sched.vector, w.sched.lanes
         others = tuple(d for d in nest.rdims if d != vector)
-        chunks = self._chunks(w)
-        vectors = max(c[2] for c in chunks)
+        cut = chunks(nest, w.sched)
+        vectors = max(c.vectors for c in cut)
         width = len(self._identities(w, block, lanes))
         accs = [a for _ in points for _ in range(vectors) for a in self._identities(w, block, lanes)]
 
         def sweep(b: Block, accs: list[Ssa]) -> list[Ssa]:
-            for low, high, count, tail in chunks:
+            for low, high, count, live in cut:
+                tail = None if live is None else Tail(live)
                 tile = [{**p, vector: lanes * u} for p in points for u in range(count)]
                 used = [k * vectors + u for k in range(len(points)) for u in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]

@@ -14,6 +14,7 @@ from . import arena
 from .collapse import Aliases, collapse
 from .components import take_apart
 from .fetch import fetch_rows
+from .in_place import store_in_place
 from .inline import inline_stages
 from .levels import level_exponentials
 from .masked import skip_masked
@@ -22,6 +23,7 @@ from .pack import Staged, pack
 from .pairs import read_narrow
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
+from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
 
 SINGLE = "one"  # a dimension of size 1
@@ -44,6 +46,12 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
         stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
+
+    def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:
+        nest = collapse(nest, builder.pool, aliases)
+        return nest, choose(nest, options.vector_bits, reassociate=options.contract)
+
+    stmts = store_in_place(stmts, builder.pool, {b.root for b in kept}, scheduled)
     return _shape_all(stmts, builder, options, aliases, arena.written(stmts))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..affine import Affine
+from .flat import is_written
 from .nest import Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 
 BOOL = np.dtype(bool)
@@ -21,6 +22,9 @@ FAR = 2**31 - 1
 # A nest of fewer points is not worth several copies of its code.
 MIN_POINTS = 512
 MAX_PIECES = 9
+LINE_BYTES = 64
+# Vectors of a row that is so long that it counts where they start.
+LONG = 16
 
 # comparison of a - b with zero -> (low, high): true where low <= a - b < high
 COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR), "eq": (0, 1)}
@@ -248,7 +252,7 @@ def _cut(n: Nest, pool: Pool) -> list[Nest]:
 def _carries_between_points(n: Nest) -> bool:
     """Whether one point may read what another writes: then the order of points matters."""
     written = {w.buf.root: w for w in n.writes}
-    return any(e.info[0].root in written and e.info[1] != written[e.info[0].root].index for e in n.loads())
+    return any(is_written(e, n) and e.info[1] != written[e.info[0].root].index for e in n.loads())
 
 
 def _boundaries(n: Nest, d: str) -> list[int]:
@@ -261,8 +265,19 @@ def _boundaries(n: Nest, d: str) -> list[int]:
                 cuts |= {low - a.const, high - a.const}
             else:
                 cuts |= {a.const - low + 1, a.const - high + 1}
-    inner = sorted(c for c in cuts if 0 < c < n.dims[d])
+    inner = sorted({end for c in cuts if 0 < c < n.dims[d] for end in _around(n, d, c)} - {0, n.dims[d]})
     return inner if len(inner) <= 4 else []
+
+
+def _around(n: Nest, d: str, cut: int) -> tuple[int, ...]:
+    """The ends of the vector in which a cut lies, where results are long rows along `d`: those between start at a vector."""
+    lanes = max(LINE_BYTES // max(w.buf.dtype.itemsize for w in n.writes), 1)
+    starts = {w.index[-1].const % lanes for w in n.writes if w.index and w.index[-1].coefficient(d) == 1}
+    if len(starts) != 1 or n.dims[d] < LONG * lanes:
+        return (cut,)
+    (start,) = starts
+    low = (cut + start) // lanes * lanes - start
+    return (cut,) if low == cut else (max(low, 0), min(low + lanes, n.dims[d]))
 
 
 def _piece(n: Nest, d: str, low: int, high: int, pool: Pool) -> Nest:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from ..affine import Affine
 from .costs import COST
-from .flat import flat_coefficient, flat_index
+from .flat import flat_coefficient, flat_index, is_written
 from .nest import Buf, Expr, Nest, Pool, Write
 from .schedule import NestSchedule, choose
 
@@ -132,6 +133,34 @@ def reaches(nest: Nest) -> dict[int, dict[str, int]]:
     return found
 
 
+class Chunk(NamedTuple):
+    """Points [low, high) along a nest's vector dimension, `vectors` per step; tail: the live lanes of a partial one."""
+
+    low: int
+    high: int
+    vectors: int
+    tail: int | None = None
+
+    def is_one_step(self, sched: NestSchedule) -> bool:
+        return self.high - self.low <= self.vectors * sched.lanes
+
+
+def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
+    """What a nest's vector dimension is cut into."""
+    size, lanes, unroll = nest.dims[sched.vector], sched.lanes, sched.unroll
+    full, tail = divmod(size, lanes)
+    main = full // unroll * unroll
+    if nest.moves():
+        main = min(main, streaming_vectors(Visits(nest, sched, unroll), reaches(nest)))
+    found = [Chunk(0, main * lanes, unroll)] if main else []
+    while full - main > unroll:
+        found.append(Chunk(main * lanes, (main + unroll) * lanes, unroll))
+        main += unroll
+    if full > main:
+        found.append(Chunk(main * lanes, full * lanes, full - main))
+    return found + ([Chunk(full * lanes, size, 1, tail)] if tail else [])
+
+
 def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int:
     """How many vectors of a row can be made without reading what lies behind the elements that are needed.
 
@@ -186,7 +215,7 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
     rewrite = pool.rewriter(lambda e: new.get(id(e)))
     writes = [Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
               for w in nest.writes]
-    moved = Nest(nest.dims, nest.rdims, [], writes, nest.ordered, nest.at, nest.schedule, nest.fetch)
+    moved = replace(nest, writes=writes)
     return moved if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles() else nest
 
 
@@ -206,10 +235,10 @@ def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
 
 
 def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
-    """Loads of whole vectors of what the nest does not write."""
-    written = {w.buf.root for w in nest.writes}
+    """Loads of whole vectors that are the same at whatever point of the nest."""
     for e in nest.loads():
-        if e.kind == "load" and not e.info[2] and e.info[0].root not in written and e.info[0].dtype == e.info[0].root.dtype:
+        steady = e.info[0].root is nest.over or not is_written(e, nest)
+        if e.kind == "load" and not e.info[2] and e.info[0].dtype == e.info[0].root.dtype and steady:
             buf, index, _ = e.info
             if flat_coefficient(buf, index, vector) == 1 and index[-1].coefficient(vector) == 1:
                 yield e

@@ -169,8 +169,14 @@ def small(types):
 
 
 @pytest.fixture
-def always_blocked(monkeypatch):
-    """Several steps share a kernel wherever they can, at whatever price."""
+def tiles(monkeypatch):
+    """Several steps share a tile, if a kernel at all: no front of rows (test_wavefront.py)."""
+    monkeypatch.setattr("pbkern.fuse.time_blocks.waves", lambda *_: ())
+
+
+@pytest.fixture
+def always_blocked(tiles, monkeypatch):
+    """Several steps share a tile wherever they can, at whatever price."""
     monkeypatch.setattr("pbkern.fuse.time_blocks.GAIN", np.inf)
     monkeypatch.setattr("pbkern.fuse.time_blocks.MAX_RECOMPUTE", np.inf)
 
@@ -180,7 +186,7 @@ def fields(count, *shape):
 
 
 @pytest.mark.parametrize("name", PERIODIC)
-def test_several_steps_with_periodic_borders_share_a_kernel(name):
+def test_several_steps_with_periodic_borders_share_a_kernel(name, tiles):
     step, count = PERIODIC[name]
     types = fields(count, 1024, 1024)
     plan = planned(by_fori(step, 40), types)

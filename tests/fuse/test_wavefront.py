@@ -1,0 +1,153 @@
+"""Steps of a stencil that follow each other through an array, row by row: any border, shape and number of steps."""
+
+import dataclasses
+from itertools import islice
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pbkern
+from pbkern.fuse import time_blocks, wavefront
+from pbkern.fuse.simplify import simplify
+from pbkern.machine import DEFAULT_MACHINE
+
+from .checking import check, planned, rand
+from .test_time_steps import PERIODIC, SYSTEMS, by_fori, fields, interior, padded, rolled, small
+from .workloads import f32
+
+STEPS = {"zeros": (padded, 1), "kept": (interior, 1), "wave": (SYSTEMS["wave"][0], 2), **PERIODIC}
+
+
+def asymmetric(u):
+    """Rows from two before to one behind, the last columns of a window, and a place of its own."""
+    p = jnp.pad(u, ((2, 1), (0, 3)), constant_values=1.0)
+    row = lax.broadcasted_iota(u.dtype, u.shape, 0)
+    return 0.3 * p[:-3, 3:] + 0.3 * p[3:, :-3] + 0.2 * p[2:-1, 1:-2] + 0.1 * row / u.shape[0]
+
+
+def varying(c, v):
+    """A step by coefficients of each place and of each row, read around it."""
+
+    def step(u):
+        flux = 0.5 * (c[1:] + c[:-1]) * (u[1:] - u[:-1])
+        return u + 0.2 * jnp.pad(flux, ((0, 1), (0, 0))) - 0.2 * jnp.pad(flux, ((1, 0), (0, 0))) + 0.01 * v[:, None]
+
+    return step
+
+
+@pytest.fixture
+def fronts(monkeypatch):
+    """fronts(k, l2_bytes): only the k-th front counts, at whatever price, of as many steps as that cache holds rows for."""
+    every = time_blocks.waves
+    monkeypatch.setattr("pbkern.fuse.time_blocks.GAIN", np.inf)
+    monkeypatch.setattr("pbkern.fuse.time_blocks.STEPS", ())
+
+    def choose(k: int, l2_bytes: int = 1 << 20) -> None:
+        def only(body, counts, periodic, length, machine):
+            return islice(every(body, counts, periodic, length, dataclasses.replace(machine, l2_bytes=l2_bytes)), k, k + 1)
+
+        monkeypatch.setattr("pbkern.fuse.time_blocks.waves", only)
+
+    return choose
+
+
+def is_front(plan) -> bool:
+    return any(k.scratch for k in plan.kernels())
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_fronts_agree_in_the_interpreter(name, fronts):
+    """Whose scratch holds NaN at first, and which knows no index outside a block."""
+    step, count = STEPS[name]
+    fronts(1)
+    assert is_front(check(by_fori(step, 5), small(fields(count, 21, 19))))
+
+
+def native(f, *args):
+    """Compares with jax.jit; returns the report."""
+    compiled = pbkern.jit(f)
+    got, want = jax.tree.leaves(compiled(*args)), jax.tree.leaves(jax.jit(f)(*args))
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == w.dtype
+        np.testing.assert_allclose(np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=1e-5, atol=1e-5)
+    return compiled.explain(*args)
+
+
+@pytest.mark.parametrize("k, l2_bytes, shape", [
+    (1, 1 << 20, (101, 300)),  # all steps in one turn, on two cores
+    (3, 1 << 17, (101, 300)),  # several turns
+    (0, 1 << 16, (17, 33)),
+    pytest.param(0, 1 << 20, (101, 300), marks=pytest.mark.slow),
+    pytest.param(1, 1 << 16, (130, 67), marks=pytest.mark.slow),
+    pytest.param(1, 1 << 20, (17, 33), marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.parametrize("name", STEPS)
+def test_fronts_agree(name, k, l2_bytes, shape, fronts):
+    step, count = STEPS[name]
+    fronts(k, l2_bytes)
+    report = native(by_fori(step, 23), small(fields(count, *shape)))
+    assert "steps of a loop" in str(report)
+
+
+def test_steps_that_read_more_on_one_side_agree(fronts):
+    fronts(1, 1 << 16)
+    native(by_fori(asymmetric, 11), 0.1 * rand(67, 301))
+
+
+def test_steps_that_read_rows_of_other_arrays_agree(fronts):
+    fronts(1)
+    c, v, u = rand(67, 45), rand(67), rand(67, 45)
+    native(lambda c, v, u: by_fori(varying(c, v), 9)(u), c, v, u)
+    native(lambda c, u: by_fori(lambda s: rolled(s) + 0.1 * jnp.roll(c, 1, 0), 9)(u), c, u)
+    native(lambda u, xs: lax.scan(lambda s, x: (padded(s) + x, None), u, xs)[0], u, rand(9))
+    native(lambda u, xs: lax.scan(lambda s, x: (padded(s) + x[:, None], None), u, xs)[0], u, rand(9, 67))
+    native(lambda u, xs: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, xs)[0], u, rand(9, 67, 45))
+    native(lambda u: lax.fori_loop(0, 9, lambda i, s: padded(s) + jnp.sin(0.1 * i), u), u)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "uint8", "bool"])
+def test_every_type_agrees(dtype, fronts):
+    fronts(1)
+    step = lambda u: jnp.where(jnp.roll(u, 1, 0) > u, jnp.roll(u, -2, 1), u)  # noqa: E731
+    with jax.enable_x64(dtype == "float64"):
+        native(by_fori(step, 9), jnp.asarray(np.random.default_rng(0).integers(0, 9, (37, 150)), dtype))
+
+
+def in_space(u):
+    p = jnp.pad(u, 1)
+    return (p[:-2, 1:-1, 1:-1] + p[2:, 1:-1, 1:-1] + p[1:-1, :-2, 1:-1] + p[1:-1, 2:, 1:-1]
+            + p[1:-1, 1:-1, :-2] + p[1:-1, 1:-1, 2:]) / 6  # fmt: skip
+
+
+def in_rolled_space(u):
+    return sum(jnp.roll(u, s, d) for d in range(3) for s in (1, -1)) / 6 + 0.01 * jnp.roll(u, (1, 1), (1, 2))
+
+
+@pytest.mark.parametrize("step", [in_space, in_rolled_space])
+@pytest.mark.parametrize("k", [0, 1, 6])
+def test_planes_of_three_dimensions_agree(step, k, fronts):
+    fronts(k)
+    native(by_fori(step, 7), rand(19, 21, 35))
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (5, 1), (4, 64), (9, 2), (1, 3), (0, 4)], ids=str)
+def test_small_arrays_agree(shape, fronts):
+    fronts(0)
+    check(by_fori(padded, 6), rand(*shape), left=0 in shape)
+    check(by_fori(rolled, 6), rand(*shape), left=0 in shape)
+
+
+def test_a_long_loop_goes_through_memory_once():
+    plan = planned(by_fori(padded, 50), f32(2048, 2048))
+    (kernel,) = plan.kernels()
+    assert kernel.scratch and kernel.grid == (2,), str(plan.explanation)
+    assert "50 steps of a loop" in str(plan.explanation)
+
+
+def test_reach_and_lag():
+    body = jax.make_jaxpr(asymmetric)(f32(64, 64))
+    wave, _ = next(wavefront.waves(simplify(body), (0, 1), [set()], 8, DEFAULT_MACHINE))
+    assert wave.reach == (-2, 1) and wave.lag == 3
