@@ -9,6 +9,7 @@ control.py launches the kernel length // steps times, and a shorter one for the 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -20,10 +21,10 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from .access import ELEMENTWISE, NeedsWhole, whole
 from .blocks import Requests
-from .cost import VIEWS, Cost, far_bandwidth, nbytes
+from .cost import SINGLE_PASS, VIEWS, Cost, far_bandwidth, nbytes
 from .nodes import Edge, Inner, Node, Partition
 from .periodic import continued, periodic_dimensions, reach, with_rolls
-from .schedule import Schedule, Unfusable, search
+from .schedule import FEW, Schedule, Unfusable, search
 from .simplify import retrace
 from .wavefront import Wave, price, waves
 
@@ -49,10 +50,16 @@ class TimeBlocks:
 
 def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
     """Groups of cheap equations that look no further than a few elements, and make an array."""
-    names = {e.primitive.name for n in parts.nodes for e in n.eqns}
-    local = all(n in ELEMENTWISE or n in VIEWS or n in WINDOWS for n in names)
+    local = all(_is_local(e) for n in parts.nodes for e in n.eqns)
     ours = bool(parts.nodes) and all(n.kind == "group" for n in parts.nodes)
     return ours and local and max(v.aval.ndim for v in body.outvars) > 0
+
+
+def _is_local(eqn) -> bool:
+    name = eqn.primitive.name
+    if name in SINGLE_PASS and "axes" in eqn.params:
+        return math.prod(eqn.invars[0].aval.shape[d] for d in eqn.params["axes"]) <= FEW
+    return name in ELEMENTWISE or name in VIEWS or name in WINDOWS
 
 
 def block_time(

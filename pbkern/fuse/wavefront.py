@@ -27,7 +27,7 @@ from .cost import UNOVERLAPPED, Cost, evaluate, far_bandwidth, itemsize, nbytes
 # Rows that a step computes at a time: a register tile takes four; more of them repeat less of what a step stores in between.
 ROWS = (4, 8, 16)
 # The part of L2 that the front may fill: rows on their way from and to memory pass through as well.
-L2_SHARE = 0.9
+L2_SHARE = 0.75
 # Rows are whole in the last dimension, so fronts move along one before it.
 ALONG = (2, 3)  # counted from the end
 ROW = Affine.symbol(0)

@@ -21,8 +21,9 @@ from .schedule import NestSchedule
 from .streams import Chunk, Point, Visits, chunks, key_of, moved_loads, parts
 from .strips import inside
 
-# A nest and the schedule with which it is emitted.
+# A nest and the schedule with which it is emitted; where a store goes.
 Scheduled = tuple[Nest, NestSchedule]
+Place = tuple[Affine, ...]
 
 
 def store_in_place(stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Callable[[Nest], Scheduled]) -> list[Stmt]:
@@ -30,7 +31,7 @@ def store_in_place(stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Cal
     out = inside(stmts, kept, lambda body, others: store_in_place(body, pool, others, scheduled))
     for at in range(len(out) - 1, 0, -1):
         beside = _copied(out[at])
-        if beside is not None and beside not in kept:
+        if beside and not beside & kept:
             makers = _makers(out, at, beside)
             joined = _joined(makers, out[at], pool, scheduled) if makers else None
             if joined is not None:
@@ -38,52 +39,66 @@ def store_in_place(stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Cal
     return out
 
 
-def _copied(s: Stmt) -> Buf | None:
-    """The scratch that a statement copies to a buffer, if that is all it does."""
-    if not isinstance(s, Nest) or s.rdims or s.ordered or len(s.writes) != 1:
-        return None
-    (w,), e = s.writes, s.writes[0].value
-    plain = e.kind == "load" and not e.info[2] and not w.guard and w.mask is None and len({e.info[0].root, w.buf.root}) == 2
-    return e.info[0] if plain and e.info[0].arena and e.info[0].storage is None else None
+def _copied(s: Stmt) -> set[Buf]:
+    """The scratch that a statement copies elsewhere, if that is all it does."""
+    if not isinstance(s, Nest) or s.rdims or s.ordered or any(w.value.kind != "load" for w in s.writes):
+        return set()
+    targets = {w.buf.root for w in s.writes}
+    found = {w.value.info[0] for w in s.writes}
+    plain = all(not w.value.info[2] and not w.guard and w.mask is None for w in s.writes)
+    apart_from = len(found) == len(targets) == len(s.writes) and not {b.root for b in found} & targets
+    return found if plain and apart_from and all(b.arena and b.storage is None for b in found) else set()
 
 
-def _makers(stmts: list[Stmt], at: int, beside: Buf) -> list[Nest]:
+def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
     """The nests right before a copy that make what it copies; none if others touch that."""
     first = at
     while first and _makes(stmts[first - 1], beside):
         first -= 1
-    return [] if beside in arena.touched([*stmts[:first], *stmts[at + 1 :]]) else stmts[first:at]
+    return [] if beside & arena.touched([*stmts[:first], *stmts[at + 1 :]]) else stmts[first:at]
 
 
-def _makes(s: Stmt, beside: Buf) -> bool:
-    """Whether a statement stores once at each of its points, to one buffer only, and does nothing else."""
-    if not isinstance(s, Nest) or s.rdims or s.ordered or len(s.writes) != 1 or s.schedule is not None:
+def _makes(s: Stmt, beside: set[Buf]) -> bool:
+    """Whether a statement stores once at each of its points, to each of these buffers, and does nothing else."""
+    if not isinstance(s, Nest) or s.rdims or s.ordered or s.schedule is not None:
         return False
-    (w,) = s.writes
-    steps = [i.terms[0][0] for i in w.index if len(i.terms) == 1 and i.terms[0][1] == 1]
-    each = sorted(steps) == sorted(d for d, n in s.dims.items() if n > 1)
-    return w.buf is beside and each and not w.guard and w.mask is None and beside not in {e.info[0].root for e in s.loads()}
+    if beside & {e.info[0].root for e in s.loads()}:
+        return False
+    live = sorted(d for d, n in s.dims.items() if n > 1)
+    once = all(sorted(_steps(w)) == live and not w.guard and w.mask is None for w in s.writes)
+    return once and len(s.writes) == len(beside) and {w.buf for w in s.writes} == beside
+
+
+def _steps(w: Write) -> list:
+    """Dimensions that walk an axis alone, step by step."""
+    return [i.terms[0][0] for i in w.index if len(i.terms) == 1 and i.terms[0][1] == 1]
 
 
 def _joined(makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]) -> list[Stmt] | None:
     """The same with the largest maker in place: after the others, before the copies of what those made."""
-    places = [_place(n, copy) for n in makers]
-    if any(p is None for p in places) or sum(map(_points, makers)) != _points(copy):
+    placed = [_placed(n, copy) for n in makers]
+    if any(p is None for p in placed) or sum(map(_points, makers)) != _points(copy):
         return None
     if not all(_store_apart(a, b) for k, a in enumerate(makers) for b in makers[:k]):
         return None
     largest = max(range(len(makers)), key=lambda k: _points(makers[k]))
-    (w,), target = makers[largest].writes, copy.writes[0].buf
-    nest = replace(makers[largest], writes=[Write(target, places[largest], w.value)], over=target.root)
+    values = [w.value for w in makers[largest].writes]
+    over = frozenset(w.buf.root for w in copy.writes)
+    nest = replace(makers[largest], writes=_writes(placed[largest], values), over=over)
     if not walks_ahead(*scheduled(nest)):
         return None
     others = [k for k in range(len(makers)) if k != largest]
-    copies = [replace(makers[k], writes=[Write(target, places[k], _load(makers[k].writes[0], pool))]) for k in others]
+    copies = [replace(makers[k], writes=_writes(placed[k], [_load(w, pool) for w in makers[k].writes])) for k in others]
     return [*(makers[k] for k in others), nest, *copies]
 
 
+def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Write]:
+    return [Write(buf, index, value) for (buf, index), value in zip(places, values)]
+
+
 def _store_apart(a: Nest, b: Nest) -> bool:
-    return apart(a.writes[0].index, a.dims, b.writes[0].index, b.dims)
+    by_buffer = {w.buf: w.index for w in b.writes}
+    return all(apart(w.index, a.dims, by_buffer[w.buf], b.dims) for w in a.writes)
 
 
 def _points(n: Nest) -> int:
@@ -94,9 +109,14 @@ def _load(w: Write, pool: Pool) -> Expr:
     return pool.make("load", w.value.dtype, (w.buf, w.index, False))
 
 
-def _place(maker: Nest, copy: Nest) -> tuple[Affine, ...] | None:
-    """Where a copy puts what a maker stores; None if it is not known, or some of it is not copied."""
-    (made,), (w,) = maker.writes, copy.writes
+def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
+    """Where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
+    by_buffer = {w.value.info[0]: w for w in copy.writes}
+    found = [(by_buffer[w.buf].buf, _place(w, maker, by_buffer[w.buf], copy)) for w in maker.writes]
+    return None if any(place is None for _, place in found) else found
+
+
+def _place(made: Write, maker: Nest, w: Write, copy: Nest) -> Place | None:
     from_copy: dict[str, Affine] = {}
     for stored, read in zip(made.index, w.value.info[1]):
         inner = [(d, c) for d, c in read.terms if d in copy.dims]
@@ -118,13 +138,12 @@ def _place(maker: Nest, copy: Nest) -> tuple[Affine, ...] | None:
 
 
 def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
-    """Whether every element of `nest.over` is loaded before the nest stores there, if it is emitted with this schedule."""
+    """Whether all elements of `nest.over` are loaded before the nest stores there, if it is emitted with this schedule."""
     nest = moved_loads(nest, sched)
-    (w,) = nest.writes
-    loads = [e for e in nest.loads() if e.info[0].root is nest.over]
-    if sched.vector is None or sched.transpose or w.mask is not None or w.guard or not _steps_along_axes(nest, w, sched.vector):
+    if sched.vector is None or sched.transpose or not all(_steps_along_axes(nest, w, sched.vector) for w in nest.writes):
         return False
-    distances = {id(e): _distance(e, w) for e in loads}
+    stores = {w.buf.root: w for w in nest.writes}
+    distances = {id(e): _distance(e, stores[e.info[0].root]) for e in nest.loads() if e.info[0].root in nest.over}
     if any(d is None or min(d[:-1], default=0) < 0 for d in distances.values()):
         return False
     return _Row(nest, sched, distances).is_safe()
@@ -133,7 +152,8 @@ def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
 def _steps_along_axes(nest: Nest, w: Write, vector: str) -> bool:
     """Whether each axis is walked by at most one dimension, step by step, and the last one by vectors."""
     walked = [[(d, c) for d, c in i.terms if d in nest.dims] for i in w.index]
-    return all(len(steps) <= 1 and all(c == 1 for _, c in steps) for steps in walked) and walked[-1:] == [[(vector, 1)]]
+    steps = all(len(steps) <= 1 and all(c == 1 for _, c in steps) for steps in walked)
+    return steps and walked[-1:] == [[(vector, 1)]] and w.mask is None and not w.guard
 
 
 def _distance(e: Expr, w: Write) -> tuple[int, ...] | None:
@@ -146,13 +166,12 @@ def _distance(e: Expr, w: Write) -> tuple[int, ...] | None:
 
 class _Row:
     """One row of steps along the vector dimension; rows before it are never loaded, as distances along others are none or
-    positive. `distances`: id of a load -> from what its point stores, per axis.
+    positive. `distances`: id of a load -> from what its point stores there, per axis.
     """
 
     def __init__(self, nest: Nest, sched: NestSchedule, distances: dict[int, tuple[int, ...]]):
         self.nest, self.sched, self.distances = nest, sched, distances
-        (self.write,) = nest.writes
-        self.walked_by = [next((d for d in i.symbols if d in nest.dims), None) for i in self.write.index[:-1]]
+        self.walked_by = {w.buf: [next(iter(i.symbols & nest.dims.keys()), None) for i in w.index[:-1]] for w in nest.writes}
 
     def is_safe(self) -> bool:
         at_hand: set = set()
@@ -170,19 +189,20 @@ class _Row:
         """Whether one step loads nothing that it, or the `done` elements of these rows before it, have stored."""
         lanes, loaded, stored = self.sched.lanes, set(at_hand), set()
         for p in visits.points:
-            for key, e, q in self._needed(p, at_hand):
-                if key not in loaded and (place := self._place(e, q)) is not None:
-                    *row, at = place
-                    if -done < at + lanes and at < 0 or any(r == row and abs(c - at) < lanes for *r, c in stored):
-                        return False
-                if chunk.tail is None:  # masked loads are not shared
-                    loaded.add(key)
-            stored.add((*(p.get(d, 0) for d in self.walked_by), p[self.sched.vector]))
+            for w in self.nest.writes:
+                for key, e, q in self._needed(w.value, p, at_hand):
+                    if key not in loaded and (place := self._place(e, q)) is not None:
+                        *row, at = place
+                        if -done < at + lanes and at < 0 or any(r == row and abs(c - at) < lanes for *r, c in stored):
+                            return False
+                    if chunk.tail is None:  # masked loads are not shared
+                        loaded.add(key)
+                stored.add((w.buf, *(p.get(d, 0) for d in self.walked_by[w.buf]), p[self.sched.vector]))
         return True
 
-    def _needed(self, p: Point, at_hand: set) -> Iterator[tuple[tuple, Expr, Point]]:
-        """(key, load of what the nest stores over, place) for one point, except for what is made of values at hand."""
-        waiting = [(self.write.value, p)]
+    def _needed(self, value: Expr, p: Point, at_hand: set) -> Iterator[tuple[tuple, Expr, Point]]:
+        """(key, load of what the nest stores over, place) for a value at a point, except for what is made of values at hand."""
+        waiting = [(value, p)]
         while waiting:
             e, q = waiting.pop()
             key = key_of(e, q)
@@ -193,13 +213,13 @@ class _Row:
             places = parts(e, q, self.sched.vector, self.sched.lanes) if e.kind == "moved" else [q]
             waiting += [(a, place) for a in e.args for place in places]
 
-    def _place(self, e: Expr, q: Point) -> tuple[int, ...] | None:
+    def _place(self, e: Expr, q: Point) -> tuple | None:
         """Where it loads from, among the rows that this one walks and from where the step starts; None where beyond them."""
         *rows, column = self.distances[id(e)]
         found = []
-        for d, far in zip(self.walked_by, rows):
+        for d, far in zip(self.walked_by[e.info[0]], rows):
             at = q.get(d, 0) + far
             if at >= self.sched.jam.get(d, 1):
                 return None
             found.append(at)
-        return *found, q.get(self.sched.vector, 0) + column
+        return e.info[0], *found, q.get(self.sched.vector, 0) + column

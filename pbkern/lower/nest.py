@@ -232,7 +232,7 @@ class Nest:
     at: str | None = None
     schedule: object = None  # a NestSchedule decided with the nest; None: emit chooses
     fetch: dict[Buf, int] = field(default_factory=dict)  # root buffer -> elements that its loads are fetched ahead
-    over: Buf | None = None  # root buffer that it stores to, always behind what it still loads from it (in_place.py)
+    over: frozenset[Buf] = frozenset()  # root buffers that it stores to, always behind what it still loads there (in_place.py)
 
     def expressions(self) -> list[Expr]:
         found = [e for r in self.reductions for e in r.args] + [w.value for w in self.writes]

@@ -237,7 +237,7 @@ def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
 def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
     """Loads of whole vectors that are the same at whatever point of the nest."""
     for e in nest.loads():
-        steady = e.info[0].root is nest.over or not is_written(e, nest)
+        steady = e.info[0].root in nest.over or not is_written(e, nest)
         if e.kind == "load" and not e.info[2] and e.info[0].dtype == e.info[0].root.dtype and steady:
             buf, index, _ = e.info
             if flat_coefficient(buf, index, vector) == 1 and index[-1].coefficient(vector) == 1:
