@@ -28,6 +28,8 @@ from .cost import UNOVERLAPPED, Cost, evaluate, far_bandwidth, itemsize, nbytes
 ROWS = (4, 8, 16)
 # The part of L2 that the front may fill: rows on their way from and to memory pass through as well.
 L2_SHARE = 0.75
+# The part of the steps that there is room for with which a front makes do, if no shorter one need follow the last.
+EVEN_SHARE = 0.5
 # Rows are whole in the last dimension, so fronts move along one before it.
 ALONG = (2, 3)  # counted from the end
 ROW = Affine.symbol(0)
@@ -203,8 +205,8 @@ def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Co
         most = min(most, wave.extent // max(wave.lag, 1))
     if most < 2:
         return
-    turns = -(-length // most)
-    steps = -(-length // turns)
+    even = next(n for n in range(most, 0, -1) if length % n == 0)
+    steps = even if even >= EVEN_SHARE * most else -(-length // -(-length // most))
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
         sized = Wave(wave.body, wave.counts, wave.periodic, wave.along, steps, height, wave.reads, wave.alone)
