@@ -73,9 +73,27 @@ def block_time(
     if not is_stencil(parts, body.jaxpr):
         return None
     step = _step(body, counts)
-    best: _Unrolled | _Front | None = None
-    steps = 1
     seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
+    fronts = [_Front(*found) for found in waves(step.body, counts, step.periodic, length, machine)]
+    # A front of as many steps as a tile ever takes is less work than that: there is no need to search.
+    tiles = not any(f.wave.steps >= min(length, max(STEPS, default=0)) for f in fronts)
+    best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
+    for front in fronts:
+        total = front.cost.seconds * -(-length // front.steps)
+        if total < seconds * GAIN:
+            best, seconds = front, total
+    if best is None:
+        return None
+    left = length % best.steps
+    rest = best.shorter(step, left, machine) if left else None
+    if left and rest is None:
+        return None
+    return TimeBlocks(best.inner(), rest and rest.inner())
+
+
+def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tuple[_Unrolled | _Front | None, float]:
+    """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
+    best = None
     for s in (s for s in STEPS if s <= min(length, step.most)):
         found = _unrolled(step, s, machine)
         if found is None:
@@ -88,17 +106,8 @@ def block_time(
             if turn / s > seconds / length:
                 break
             continue
-        best, steps, seconds = found, s, total
-    for wave, cost in waves(step.body, counts, step.periodic, length, machine):
-        total = cost.seconds * -(-length // wave.steps)
-        if total < seconds * GAIN:
-            best, steps, seconds = _Front(wave, cost), wave.steps, total
-    if best is None:
-        return None
-    rest = best.shorter(step, length % steps, machine) if length % steps else None
-    if length % steps and rest is None:
-        return None
-    return TimeBlocks(best.inner(), rest and rest.inner())
+        best, seconds = found, total
+    return best, seconds
 
 
 def _copying(body: jex.Jaxpr, machine: Machine) -> float:
@@ -141,6 +150,10 @@ class _Front:
 
     wave: Wave
     cost: Cost
+
+    @property
+    def steps(self) -> int:
+        return self.wave.steps
 
     def inner(self) -> Inner:
         wave = self.wave
