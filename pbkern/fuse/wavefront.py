@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jax.extend import core as jex
@@ -30,6 +30,8 @@ ROWS = (4, 8, 16)
 L2_SHARE = 0.75
 # The part of the steps that there is room for with which a front makes do, if no shorter one need follow the last.
 EVEN_SHARE = 0.5
+# Rows beyond its own, as a part of those, that the first step of a program makes as well as its neighbours.
+REPEATED = 0.5
 # Rows are whole in the last dimension, so fronts move along one before it.
 ALONG = (2, 3)  # counted from the end
 ROW = Affine.symbol(0)
@@ -197,22 +199,24 @@ def _wraps_once(wave: Wave) -> bool:
 
 
 def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Cost]]:
-    """With as many steps as the cache has room for, cut so that the turns are even, and rows for each core."""
+    """With rows for one core or for each, and as many steps as the cache has room for and neighbours may repeat."""
     row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
     room = int(L2_SHARE * machine.l2_bytes / max(row_bytes, 1)) - wave.reads.rows
-    most = min(length, room // max(wave.lag, 1))
-    if wave.wraps:
-        most = min(most, wave.extent // max(wave.lag, 1))
-    if most < 2:
-        return
-    even = next(n for n in range(most, 0, -1) if length % n == 0)
-    steps = even if even >= EVEN_SHARE * most else -(-length // -(-length // most))
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
-        sized = Wave(wave.body, wave.counts, wave.periodic, wave.along, steps, height, wave.reads, wave.alone)
-        cost = price(sized, machine)
-        if cost is not None:
-            yield sized, cost
+        shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
+        most = min(length, *(n // max(wave.lag, 1) for n in (room, shared)))
+        if most >= 2:
+            sized = replace(wave, steps=_even(int(most), length), height=height)
+            cost = price(sized, machine)
+            if cost is not None:
+                yield sized, cost
+
+
+def _even(most: int, length: int) -> int:
+    """Steps that divide the loop's, if that is not much less than there is room for; else a number that cuts it evenly."""
+    divisor = next(n for n in range(most, 0, -1) if length % n == 0)
+    return divisor if divisor >= EVEN_SHARE * most else -(-length // -(-length // most))
 
 
 def _row_bytes(wave: Wave, v) -> int:
