@@ -87,6 +87,18 @@ def test_parts_of_rows_are_fetched():
     assert "fetch" not in pbkern.jit(lambda x: x.sum(0)).as_text(narrow, stage="nests")
 
 
+def test_sums_of_far_rows_are_made_one_after_the_other():
+    """Each sum's rows, a few at a time, before the next one's: their results are all that is kept."""
+    def f(x):
+        return x.reshape(8, 65, 600).sum(1)
+
+    x = np.random.default_rng(4).normal(size=(520, 600)).astype(np.float32)
+    got = np.asarray(pbkern.jit(f)(x))
+    np.testing.assert_allclose(got, f(x.astype(np.float64)), rtol=2e-6, atol=2e-5)
+    loops = [line for line in pbkern.jit(f).as_text(x, stage="nests").splitlines() if line.lstrip().startswith("for ")]
+    assert [len(line) - len(line.lstrip()) for line in loops] == [0, 2]
+
+
 def test_fast_math_off_keeps_the_order_of_sums():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     f = pbkern.jit(softmax, compile_options={"mlir_disable_fast_math": True})
