@@ -123,10 +123,15 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
             chain = Chain.find(run, seeds) if seeds else None
             if chain is None or not _pays(chain, seeds, vector_bits, near_bytes):
                 continue
-            length = max(near_bytes // _bytes_per_index(chain), 1)
+            length = max(near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1)
             if length < chain.size:
                 return chain, even_part(length, chain.size)
     return None
+
+
+def _sums_rows(chain: Chain) -> bool:
+    """Whether a nest adds up rows: sums in memory, which take a few rows at a time."""
+    return any(d in chain.run[at].rdims for at, d in chain.dims.items())
 
 
 def _shared(run: Run) -> Iterator[_Shared]:

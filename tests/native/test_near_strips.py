@@ -99,6 +99,23 @@ def test_sums_of_far_rows_are_made_one_after_the_other():
     assert [len(line) - len(line.lstrip()) for line in loops] == [0, 2]
 
 
+def test_sums_of_normalised_rows_take_a_few_rows_at_a_time():
+    """The sums are vectors along the columns, though statistics of rows are contiguous along the rows."""
+    def f(x, dy):
+        d = x - x.mean(1, keepdims=True)
+        return (dy * d * jax.lax.rsqrt((d * d).mean(1, keepdims=True) + 1e-5)).sum(0)
+
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((768,), jnp.float32))
+    def whole(x_ref, dy_ref, out_ref):
+        out_ref[...] = f(x_ref[...], dy_ref[...])
+
+    x, dy = np.random.default_rng(5).normal(size=(2, 85, 768)).astype(np.float32)
+    with jax.enable_x64(True):
+        want = jax.jit(f)(x.astype(np.float64), dy.astype(np.float64))
+    np.testing.assert_allclose(whole(x, dy), want, rtol=1e-5, atol=2e-5)
+    assert "<5*" in pbkern.jit(whole).as_text(x, dy, stage="nests")
+
+
 def test_fast_math_off_keeps_the_order_of_sums():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     f = pbkern.jit(softmax, compile_options={"mlir_disable_fast_math": True})
