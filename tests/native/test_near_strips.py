@@ -168,4 +168,5 @@ def test_scratch_keeps_its_values_between_programs_and_branches(parts):
     x = np.random.default_rng(1).normal(size=array.shape).astype(np.float32)
     (want,) = pbkern.interpret(k, x)
     (got,) = native(k, x)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-6 * np.abs(want).max())  # sums are taken in another order
+    scale = max(np.abs(want).max(), np.abs(x).max())  # results may be differences of numbers as large as x
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-6 * scale)  # sums are taken in another order
