@@ -14,6 +14,7 @@ from jax.extend import core as jex
 from ..machine import Machine
 from ..scatter import SCATTERS
 from .access_windows import reducer_params
+from .notes import Notes
 from .private_scatter import runs_of, split_scatter
 from .reduction_stages import ReductionStages
 from .runs import in_runs, near_divisor
@@ -33,12 +34,21 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
     if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
         return closed
 
+    turned = Notes()
+
+    def transpose(eqn, operands):
+        return turned.note("turned", eqn.primitive.bind(*operands, **eqn.params), *operands, eqn.params["permutation"])
+
     def deepen(eqn, operands):
-        block = _choose_depth(eqn, machine)
-        return None if block is None else [_split_contraction(eqn, *operands, block)]
+        block, (contracted, _) = _choose_depth(eqn, machine), eqn.params["dimension_numbers"]
+        if block is None:
+            return None
+        lhs, rhs = (_as_stored(x, d, turned) for x, (d,) in zip(operands, contracted))
+        return [_split_contraction(eqn, lhs, rhs, block)]
 
     scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
-    return retrace(retrace(closed, reductions.rewrites() | {"dot_general": deepen} | scatters), {})
+    rewrites = reductions.rewrites() | {"dot_general": deepen, "transpose": transpose} | scatters
+    return retrace(retrace(closed, rewrites), {})
 
 
 def _choose_depth(eqn, machine: Machine) -> int | None:
@@ -61,12 +71,24 @@ def _choose_depth(eqn, machine: Machine) -> int | None:
     return near_divisor(depth, block) if block else None
 
 
-def _split_contraction(eqn, x, y, block: int):
-    """dot(x, y) -> sum over runs of dot(run of x, run of y). Ragged last runs end in zeros."""
-    (lc, rc), _ = eqn.params["dimension_numbers"]
+def _as_stored(x, contracted: int, turned: Notes) -> tuple:
+    """(operand, its contracted dimension) without a transpose, where the other dimensions keep their order."""
+    found = turned.find("turned", x)
+    if found is None:
+        return x, contracted
+    base, order = found
+    free = [n for d, n in enumerate(order) if d != contracted]
+    return (base, order[contracted]) if free == sorted(free) else (x, contracted)
+
+
+def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
+    """dot(x, y) -> sum over runs of dot(run of x, run of y). Ragged last runs end in zeros.
+
+    lhs, rhs: operand and contracted dimension.
+    """
     out = eqn.outvars[0].aval
     wide = out.dtype if out.dtype.itemsize >= 4 else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
-    (a, b), (l, r) = [in_runs(z, d, block, np.zeros((), z.dtype)) for z, d in ((x, lc[0]), (y, rc[0]))], (lc[0], rc[0])
+    (a, l), (b, r) = ((in_runs(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
     params = {**eqn.params, "preferred_element_type": wide, "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,)))}
     total = lax.reduce_sum_p.bind(eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,)))
     return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)

@@ -42,18 +42,16 @@ class _Shared:
 def keep_near(
     stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
 ) -> list[Stmt]:
-    """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, inner statements too.
+    """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, and sums of far rows into a few at a time.
 
-    `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
+    Inner statements too. `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
-    out = inside(stmts, elsewhere, lambda body, others: keep_near(body, builder, aliases, vector_bits, near_bytes, others))
-    for at in range(len(out) - 1, -1, -1):
-        if isinstance(out[at], Nest):
-            nest = collapse(out[at], builder.pool, aliases)
-            d = _far_rows(nest, vector_bits)
-            chain = None if d is None else Chain.find(Run([nest]), {0: d})
-            if chain is not None:
-                out[at : at + 1] = Strips(chain, ROWS_AT_ONCE, set(), builder, vector_bits).statements()
+    near = _chains_in_strips(stmts, builder, vector_bits, near_bytes, elsewhere)
+    return _far_rows_at_once(near, builder, aliases, vector_bits)
+
+
+def _chains_in_strips(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+    out = inside(stmts, elsewhere, lambda body, others: _chains_in_strips(body, builder, vector_bits, near_bytes, others))
     for low, high in list(runs(out))[::-1]:
         run = Run(out[low:high])
         found = _best_chain(run, vector_bits, near_bytes)
@@ -62,6 +60,34 @@ def keep_near(
             in_turn = row_by_row(found[0], others, builder, vector_bits)
             out[low:high] = in_turn or _NearStrips(*found, others, builder, vector_bits).statements()
     return out
+
+
+def _far_rows_at_once(stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int) -> list[Stmt]:
+    out = inside(stmts, set(), lambda body, _: _far_rows_at_once(body, builder, aliases, vector_bits))
+    collapsed = [collapse(s, builder.pool, aliases) if isinstance(s, Nest) else s for s in out]
+    cut = [_rows_at_once(s, builder, vector_bits) if isinstance(s, Nest) else [s] for s in collapsed]
+    return [s for part in cut for s in part]
+
+
+def _rows_at_once(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
+    """A nest with rows that lie far apart a few at a time: all of one sum before those of the next."""
+    d = _far_rows(nest, vector_bits)
+    if d is None:
+        return [nest]
+    apart = next((o for o in nest.dims if nest.dims[o] > 1 and _is_around(nest, o, d)), None)
+    chain = Chain.find(Run([nest]), {0: apart or d})
+    if chain is None:
+        return [nest]
+    cut = Strips(chain, 1 if apart else ROWS_AT_ONCE, set(), builder, vector_bits).statements()
+    if not apart:
+        return cut
+    return inside(cut, set(), lambda body, _: [s for n in body for s in _rows_at_once(n, builder, vector_bits)])
+
+
+def _is_around(nest: Nest, outer: str, rows: str) -> bool:
+    """Whether each step along `outer` goes past all rows, in everything that has them."""
+    steps = [[abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in (outer, rows)] for e in nest.loads()]
+    return outer not in nest.rdims and all(far >= step * nest.dims[rows] for far, step in steps if step)
 
 
 def _far_rows(nest: Nest, vector_bits: int) -> str | None:
@@ -97,10 +123,15 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
             chain = Chain.find(run, seeds) if seeds else None
             if chain is None or not _pays(chain, seeds, vector_bits, near_bytes):
                 continue
-            length = max(near_bytes // _bytes_per_index(chain), 1)
+            length = max(near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1)
             if length < chain.size:
                 return chain, even_part(length, chain.size)
     return None
+
+
+def _sums_rows(chain: Chain) -> bool:
+    """Whether a nest adds up rows: sums in memory, which take a few rows at a time."""
+    return any(d in chain.run[at].rdims for at, d in chain.dims.items())
 
 
 def _shared(run: Run) -> Iterator[_Shared]:

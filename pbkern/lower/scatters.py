@@ -2,11 +2,15 @@
 
 One step of the loop is one window: its start is computed, tested against the operand's bounds as `mode` says, and the
 window is a nest of its own, vectors along its last dimension. Indices and updates are read where they are needed, so
-that what makes them is computed there.
+that what makes them is computed there; those of windows of one element are made in strips, as vectors:
+
+    for i:  a[f(x[i])] += g(y[i])     ->     for each strip:  s[:] = f(x[strip]);  u[:] = g(y[strip])
+                                                              for i:  a[s[i]] += u[i]
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Sequence
@@ -21,9 +25,11 @@ from .fetch import FAR_BYTES
 from .nest import Expr, Fetch, For, If, Let, Nest, Stmt, Write
 from .values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
-BOOL = np.dtype(bool)
+BOOL, INDEX = np.dtype(bool), np.dtype(np.int64)
 # Updates between one and the window that it asks for, in results that do not stay in the caches.
 WINDOWS_AHEAD = 16
+# Windows of one element whose indices and updates are made at once. They stay in the nearest cache.
+STRIP = 1024
 # Of a long window the first elements are asked for: prefetchers follow.
 FETCHED_ELEMENTS = 256
 
@@ -97,12 +103,50 @@ class _Windows:
     def statements(self) -> list[Stmt]:
         """for each index vector: if its window lies inside: result[window] = combine(result[window], update)."""
         at = _symbols(self.counters)
-        lets, offsets = self.starts(at)
-        tests = [] if self.clip else [self.inside(d, start) for d, start in offsets.items()]
-        stmts = [*self.fetch(at), *lets, *_under(self.b, tests, self.window(at, offsets))]
-        for name, n in reversed(self.counters.values()):
+        if not self.counters:
+            return self.step(at)
+        *outer, (d, (name, n)) = self.counters.items()
+        last = self.b.const(n - 1, INDEX)
+        made = [v for v in (*self.columns, self.updates) if self.is_made(v, at)]
+        stmts = self.in_strips(d, made) if made and n > 1 else [For(name, n, self.fetch(at, d, last) + self.step(at))]
+        for _, (name, n) in reversed(outer):
             stmts = [For(name, n, stmts)]
         return stmts
+
+    def step(self, at: dict[int, Affine]) -> list[Stmt]:
+        lets, offsets = self.starts(at)
+        tests = [] if self.clip else [self.inside(d, start) for d, start in offsets.items()]
+        return [*lets, *_under(self.b, tests, self.window(at, offsets))]
+
+    def is_made(self, v: Value, at: dict[int, Affine]) -> bool:
+        """Whether a value of the updates is more than read, and one element of it all that a window needs."""
+        return math.prod(n for _, n in self.dims.values()) == 1 and self.b.pull(v, self.index_of(v, at)).kind == "op"
+
+    def index_of(self, v: Value, at: dict[int, Affine]) -> Index:
+        """Where an update's elements lie in an index column or in the updates; of windows, the first one."""
+        return tuple(at.get(d, ZERO) for d in range(len(v.shape))) if v is self.updates else tuple(at.values())
+
+    def in_strips(self, d: int, made: list[Value]) -> list[Stmt]:
+        """The updates along `d`, of which values `made` are stored strip by strip."""
+        (_, n), name = self.counters[d], self.b.names("%i")
+        full, rest = divmod(n, STRIP)
+        stmts: list[Stmt] = [For(name, full, self.strip(d, made, Affine.symbol(name, STRIP), STRIP))] if full else []
+        return stmts + (self.strip(d, made, Affine((), full * STRIP), rest) if rest else [])
+
+    def strip(self, d: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
+        b, each, step = self.b, self.b.names("%i"), self.b.names("d")
+        nests: list[Stmt] = []
+        stored: dict[Value, Value] = {}
+        at = _symbols(self.counters)
+        for v in made:
+            buf, axis = b.new_buffer((size,), v.dtype).buf, d if v is self.updates else list(at).index(d)
+            stored[v] = Stored(v.shape, v.dtype, buf, lambda ix, axis=axis: (ix[axis] - start,))
+            value = b.pull(v, self.index_of(v, {**at, d: start + Affine.symbol(step)}))
+            nests.append(Nest({step: size}, writes=[Write(buf, (Affine.symbol(step),), value)], at=self.line))
+        near = copy.copy(self)
+        near.columns, near.updates = [stored.get(c, c) for c in self.columns], stored.get(self.updates, self.updates)
+        at, last = {**at, d: start + Affine.symbol(each)}, b.pool.make("index", INDEX, start + (size - 1))
+        return [*nests, For(each, size, near.fetch(at, d, last) + near.step(at))]
 
     def inside(self, d: int, start: Affine) -> Expr:
         """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
@@ -120,20 +164,21 @@ class _Windows:
         write = Write(result.buf, index, value, guard=result.guard)
         return Nest(dict(self.dims.values()), writes=[write], at=self.line)
 
-    def fetch(self, at: dict[int, Affine]) -> list[Stmt]:
-        """Asks for a window some updates ahead: the processor looks only some instructions ahead itself."""
-        moving = [d for d, (_, n) in self.counters.items() if n > 4 * WINDOWS_AHEAD]
-        if not moving or math.prod(self.result.shape) * self.result.dtype.itemsize < FAR_BYTES:
+    def fetch(self, at: dict[int, Affine], d: int, last: Expr) -> list[Stmt]:
+        """Asks for the window some updates ahead along `d`, of the `last` one at most.
+
+        The processor looks only some instructions ahead itself.
+        """
+        if self.counters[d][1] <= 4 * WINDOWS_AHEAD or math.prod(self.result.shape) * self.result.dtype.itemsize < FAR_BYTES:
             return []
-        d, index = moving[-1], np.dtype(np.int64)
-        name, last = self.b.names("%s"), self.b.const(self.counters[d][1] - 1, index)
-        ahead = self.b.op("min", index, self.b.pool.make("index", index, at[d] + WINDOWS_AHEAD), last)
+        name = self.b.names("%s")
+        ahead = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[d] + WINDOWS_AHEAD), last)
         later = {**at, d: Affine.symbol(name)}
         lets, offsets = self.starts(later)
         # A window outside may be another program's: the first one is asked for instead, and is near.
         for d, start in () if self.clip else tuple(offsets.items()):
-            here, kept = self.b.pool.make("index", index, start), self.b.names("%s")
-            lets.append(Let(kept, self.b.select(self.inside(d, start), here, self.b.const(0, index))))
+            here, kept = self.b.pool.make("index", INDEX, start), self.b.names("%s")
+            lets.append(Let(kept, self.b.select(self.inside(d, start), here, self.b.const(0, INDEX))))
             offsets[d] = Affine.symbol(kept)
         row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
         first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))

@@ -20,10 +20,9 @@ import numpy as np
 
 from ..affine import Affine
 from . import arena
-from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
 from .reductions import IDENTITY
-from .schedule import register_bits
+from .schedule import choose, register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
@@ -270,11 +269,12 @@ class _StripNest:
         self.lanes = self._lanes() if self.reduces else 0
 
     def _lanes(self) -> int:
-        """Values per state: a vector where the dimension is contiguous, so that strips end without a horizontal step."""
+        """Values per state: a vector where vectors run along the dimension, so that strips end without a horizontal step."""
         if any(r.op == "dot" for r in self.nest.reductions):
             return 0
-        contiguous = any(flat_coefficient(e.info[0], e.info[1], self.d) == 1 for e in self.nest.loads())
-        return min(self.strips.vector_bits // register_bits(self.nest, self.d), self.strips.length) if contiguous else 0
+        if choose(self.nest, self.strips.vector_bits).vector != self.d:
+            return 0
+        return min(self.strips.vector_bits // register_bits(self.nest, self.d), self.strips.length)
 
     def _state_index(self, lane: Affine) -> tuple[Affine, ...]:
         return (*map(Affine.symbol, self.outer), *((lane,) if self.lanes else ()))

@@ -13,7 +13,7 @@ import pbkern
 from pbkern.fuse import reduction_stages
 from pbkern.testing import assert_kernels
 
-from .checking import check
+from .checking import check, planned
 from .workloads import f32
 
 
@@ -180,3 +180,19 @@ def test_places_of_extrema_of_integers(dtype):
 def test_few_neighbours_are_reduced_behind_columns(f, shape, monkeypatch):
     monkeypatch.setattr(reduction_stages, "SMALL_BYTES", 1 << 18)
     check(lambda x: f(x, axis=(1, 3)), 1 + 0.1 * rand(shape), tolerance=1e-5)
+
+
+def first_block(f, *shape):
+    """The block of its operand that one program of the first kernel reads."""
+    first = planned(f, jax.ShapeDtypeStruct(shape, jnp.float32)).kernels()[0]
+    return first.inputs[0].ref_shape
+
+
+@pytest.mark.parametrize("f", [jnp.sum, jnp.max, jnp.var], ids=["sum", "max", "var"])
+def test_far_rows_are_read_in_long_parts(f, runs_as_they_are):
+    rows, columns = first_block(lambda x: f(x, axis=0), 8192, 4096)
+    assert rows < 8192 and 4 * columns >= reduction_stages.ROW_BYTES
+
+
+def test_enough_sums_of_far_rows_are_not_cut(runs_as_they_are):
+    assert first_block(lambda x: x.sum(1), 64, 512, 600) == (1, 512, 600)

@@ -19,6 +19,8 @@ DEEP = {
     "ragged runs": (lambda x, y: x.T @ y, (397, 5), (397, 3)),
     "rows": (lambda x, y: x @ y, (3, 401), (401, 2)),
     "vectors": (lambda x, y: x @ y, (501,), (501,)),
+    "three dimensions turned": (lambda x, y: jnp.einsum("abk,kc->abc", x.transpose(1, 2, 0), y), (397, 2, 3), (397, 3)),
+    "columns before rows": (lambda x, y: jnp.einsum("bak,kc->bac", x.transpose(2, 1, 0), y), (397, 2, 3), (397, 3)),
     "producers": (lambda x, y: (jnp.tanh(x) * 2).T @ jnp.exp(-y * y), (397, 5), (397, 3)),
     "two products": (lambda x, w: x.T @ (x @ w), (397, 6), (6,)),
     "gradient descent": (descent, (397, 6), (397,), (6,)),
@@ -47,6 +49,11 @@ def test_half_precision_adds_partial_results_in_single(monkeypatch):
 def test_gradient_descent_reads_its_matrix_once_per_step(rows, columns):
     plan = planned(descent, f32(rows, columns), f32(rows), f32(columns))
     assert len(plan.kernels()) == 1, str(plan.explanation)
+
+
+def test_transposed_matrices_are_read_as_they_are():
+    plan = planned(lambda x, v: x.T @ v, f32(9001, 1003), f32(9001))
+    assert not any(e.primitive.name == "transpose" for k in plan.kernels() for e in k.body.eqns)
 
 
 def test_wide_results_are_not_split():

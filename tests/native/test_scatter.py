@@ -48,6 +48,19 @@ def run(f, *args):
     return got
 
 
+@pytest.mark.parametrize("count", [1024, 1025, 2300])
+@pytest.mark.parametrize("rows", [37, 600_000], ids=["near", "far"])
+def test_points_are_made_in_strips(count, rows):
+    """Places and updates by arithmetic, the last one of several at a place, some outside."""
+    rng = np.random.default_rng(count)
+    i, v = rng.integers(-rows, rows // 2 + 9, count), rng.normal(size=count).astype(np.float32)
+
+    def f(i, v):
+        return jnp.zeros(rows).at[2 * i].add(jnp.exp(v), mode="drop"), jnp.zeros(rows).at[i + 1].set(v * v, mode="drop")
+
+    run(f, jnp.asarray(i, jnp.int32), v)
+
+
 COMBINE = {
     "add": np.add.at,
     "subtract": np.subtract.at,
