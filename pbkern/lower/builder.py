@@ -479,6 +479,9 @@ class Builder:
     def shift(self, op: str, x: Value, n: Value) -> Value:
         """op: shl, shr, sar. n taken as unsigned; at or above the width all bits are shifted out."""
         width = BITS[x.el]
+        known = self.number(n)
+        if known is not None and 0 <= known < width:
+            return getattr(self, op)(x, n)
         if op == "sar":
             return self.sar(x, self.min(n, self.c(width - 1, n.el), unsigned=True))
         inside = self.cmp("lt", n, self.c(width, n.el), unsigned=True)
