@@ -130,6 +130,7 @@ class BodyBuilder:
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
         self.bounds: dict[str, tuple[int, int]] = {}  # (smallest, largest) value of symbols, where known
+        self.rows: set[int] = set()  # ids of index arrays that are runs along their last dimension (index_arrays.py)
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._keep: list = []

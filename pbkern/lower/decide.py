@@ -102,7 +102,7 @@ class _Decision:
             self._visit_value(item)
         elif hasattr(item, "uses"):
             for v in item.uses:
-                self._ask(v, None, forced=not _is_free(v))
+                self._ask(v, None, forced=not _is_free(v) and id(v) not in self.builder.rows)
         elif hasattr(item, "shape"):  # a store
             dims = [(f"r{k}", n) for k, n in enumerate(item.shape)]
             key = ("store", id(item))
@@ -176,7 +176,7 @@ class _Decision:
 
     def _worth_storing(self, v: Lazy, places: list) -> bool:
         cost = self.costs.get(id(v), 0.0)
-        if v.is_view or cost == 0:
+        if v.is_view or cost == 0 or id(v) in self.builder.rows:
             return False
         if v.guard and any(root in self.contracts for root, _ in places):
             return True  # a padded operand of a reduction: tests would run at every step
