@@ -23,6 +23,7 @@ from .pairs import read_narrow
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 from .scratch_rows import pad_rows
+from .unmasked import choose_unmasked
 
 SINGLE = "one"  # a dimension of size 1
 # Operations of one nest, and how many statements before it a nest may be merged with: what keeps the time for long bodies in
@@ -44,6 +45,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
         stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
+    stmts = choose_unmasked(stmts, builder, options, bounds)
     return _shape_all(stmts, builder, options, aliases, arena.written(stmts))
 
 

@@ -8,7 +8,7 @@ boundary, so that the interior runs without masks and only thin edges differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds) -> list[Stmt]:
     for s in stmts:
         match s:
             case Nest():
-                out += [_simplified(piece, pool, bounds) for piece in _cut(_simplified(s, pool, bounds), pool)]
+                out += [simplified(piece, pool, bounds) for piece in _cut(simplified(s, pool, bounds), pool)]
             case If(index=i, branches=bs):
                 out.append(If(i, [decide_tests(b, pool, bounds) for b in bs]))
             case For(counter=c, trips=t, body=b):
@@ -59,9 +59,12 @@ def interval(a: Affine, bounds: Bounds) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- folding
 
 
-def _simplified(n: Nest, pool: Pool, bounds: Bounds) -> Nest:
+def simplified(n: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] = ()) -> Nest:
+    """The nest with its tests folded; `assumed` hold at all of its points."""
     known = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
     fold = Folder(pool, known)
+    for test in assumed:
+        fold.assume(test)
     writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not fold.inside(w.buf, w.index),
                     None if w.mask is None else fold(w.mask)) for w in n.writes]
     writes = [w if w.mask is None or not _is(w.mask, True) else
@@ -90,10 +93,12 @@ class Folder:
     def __init__(self, pool: Pool, bounds: Bounds):
         self.pool, self.bounds = pool, bounds
         self._assumed: dict[Affine, tuple[int, int]] = {}  # what varies -> low <= it < high
+        self._holding: set[Expr] = set()
         self._rewrite = pool.rewriter(self._replace)
 
     def assume(self, test: Expr) -> None:
         """From now on, folds as is right wherever `test` holds."""
+        self._holding.add(test)
         if test.kind == "op" and test.info.primitive == "and":
             for part in test.args:
                 self.assume(part)
@@ -102,7 +107,7 @@ class Folder:
             before = self._assumed.get(a.linear(), (-FAR, FAR))
             found = _moved(low, -a.const), _moved(high, -a.const)
             self._assumed[a.linear()] = max(before[0], found[0]), min(before[1], found[1])
-            self._rewrite = self.pool.rewriter(self._replace)
+        self._rewrite = self.pool.rewriter(self._replace)
 
     def __call__(self, e: Expr) -> Expr:
         return self._rewrite(e)
@@ -110,8 +115,7 @@ class Folder:
     def inside(self, buf, index) -> bool:
         """Whether every index certainly lies in the buffer."""
         for i, extent in zip(index, buf.shape):
-            found = None if i is None else interval(i, self.bounds)
-            if i is not None and (found is None or found[0] < 0 or found[1] >= extent):
+            if i is not None and not _is(self._range(i, 0, extent), True):
                 return False
         return True
 
@@ -119,6 +123,8 @@ class Folder:
         return self.pool.make("const", BOOL, np.bool_(value))
 
     def _replace(self, e: Expr) -> Expr | None:
+        if e in self._holding and e.kind == "op":
+            return self._bool(True)
         if e.kind == "range":
             return self._range(*e.info)
         if e.kind == "load" and e.info[2] and self.inside(e.info[0], e.info[1]):
@@ -191,15 +197,13 @@ class Folder:
         return test if e.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, a: Affine, low: int, high: int) -> Expr:
-        known = [interval(a, self.bounds)]
-        if a.linear() in self._assumed:
-            start, end = self._assumed[a.linear()]
-            known.append((_moved(start, a.const), _moved(end, a.const) - 1))
-        for found in known:
-            if found is not None and low <= found[0] and found[1] < high:
-                return self._bool(True)
-            if found is not None and (found[1] < low or found[0] >= high):
-                return self._bool(False)
+        found = interval(a, self.bounds) or (-FAR, FAR)
+        start, end = self._assumed.get(a.linear(), (-FAR, FAR))
+        smallest, largest = max(found[0], _moved(start, a.const)), min(found[1], _moved(end, a.const) - 1)
+        if low <= smallest and largest < high:
+            return self._bool(True)
+        if largest < low or smallest >= high:
+            return self._bool(False)
         return self.pool.make("range", BOOL, (a, low, high))
 
     def _comparison(self, name: str, x: Expr, y: Expr) -> Expr | None:
