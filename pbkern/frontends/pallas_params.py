@@ -68,8 +68,8 @@ TRITON = (
 )
 
 ANY_ORDER = (
-    "Programs run on several threads, in any order, as those of a GPU do, where no block of a result belongs to several of them;\n"
-    "not if the kernel has atomics or prints."
+    "Programs run on several threads, in any order, as those of a GPU do, where no block of a result belongs to several of\n"
+    "them; not if the kernel has atomics or prints."
 )
 
 # The class's module tells the back end, and so survives that all three are called CompilerParams.
