@@ -16,7 +16,7 @@ from ..affine import Affine
 from .known_scalars import bounds_of, known
 from .nest import Expr
 from .predicates import Folder, interval
-from .steps import steps_along
+from .steps import UNKNOWN, Steps, steps_along
 from .values import ZERO, Index, Lazy, Literal, Value, dims_index
 
 # Values looked at per index array: longer arithmetic, as that of random numbers, is not affine.
@@ -72,15 +72,19 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
     return AffineArray(value, {name: s for name, s in finder.scalars.items() if name in value.symbols}, finder.bounds)
 
 
-def mark_rows(builder, v: Value) -> None:
-    """Notes that the last dimension of an index array is a run wherever its bends do not show.
-
-    Such arrays are not stored, as what they are made of tells so.
-    """
-    finder = _Finder(builder, v.shape)
-    e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
-    if e is not None and v.shape and steps_along(e, along(len(v.shape) - 1)).step:
-        builder.rows |= {key for key, _ in finder.seen}
+def row_steps(builder, v: Value) -> Steps:
+    """How an index array moves along its last dimension."""
+    v = builder.resolve(v)
+    if not isinstance(v, Lazy) or not v.shape or v.dtype.kind not in "iu":
+        return UNKNOWN
+    if id(v) not in builder.rows:
+        finder = _Finder(builder, v.shape)
+        e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
+        found = UNKNOWN if e is None else steps_along(e, along(len(v.shape) - 1))
+        builder.rows[id(v)] = found
+        if found.step and found.choices:  # it is not stored, nor what it is made of: that tells of the choices
+            builder.unstored |= {key for key, _ in finder.seen}
+    return builder.rows[id(v)]
 
 
 def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:

@@ -250,12 +250,11 @@ class Loads(Strided, Registers):
         """Of a gather whose place moves by one element along the vectors, unless bends show (steps.py); else None."""
         buf, index = e.info
         vector, args = w.sched.vector, iter(e.args)
-        parts = [Steps(i.coefficient(vector)) if i is not None else steps_along(next(args), vector) for i in index]
+        parts = [steps_along(next(args), vector) if i is None else Steps(i.coefficient(vector)) for i in index]
         moving = [(p, s) for p, s in zip(parts, buf.strides) if p.step != 0]
         if buf.size == 0 or len(moving) != 1 or moving[0][0].step != 1 or moving[0][1] != 1:
             return None
-        safe = all(self._axis_is_safe(w, i, n) for i, n in zip(index, buf.shape) if i is not None)
-        return moving[0][0] if safe else None
+        return moving[0][0]
 
     def _gather_row(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         """Whole vectors if the ends of the row tell that no bend shows in it; otherwise element by element."""
@@ -298,15 +297,23 @@ class Loads(Strided, Registers):
         """The place in the buffer of a gather of one element."""
         buf, index = e.info
         args, place = iter(e.args), self.text.index(0)
-        for i, stride in zip(index, buf.strides):
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 number = self._value(w, block, next(args), p, None)
                 part = self.text.put(block, f"arith.index_cast {number.name} : {number.el} to index")
             else:
-                _, part = self.text.affine(block, i, sum(i.coefficient(d) * o for d, o in p.items()))
+                part = self._clamped_index(w, block, i, extent, p)
             part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
             place = self.text.put(block, f"arith.addi {place}, {part} : index")
         return place
+
+    def _clamped_index(self, w: Walk, block: Block, i: Affine, extent: int, p: Point) -> str:
+        """An affine index, kept in [0, extent)."""
+        _, name = self.text.affine(block, i, sum(i.coefficient(d) * o for d, o in p.items()))
+        if self._axis_is_safe(w, i, extent):
+            return name
+        name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
+        return self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
 
     def _is_run(self, w: Walk, e: Expr) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer."""
@@ -329,9 +336,7 @@ class Loads(Strided, Registers):
                 affine = affine + i * stride
                 continue
             else:
-                _, part = self.text.affine(block, i, sum(i.coefficient(d) * o for d, o in p.items()))
-                part = self.text.put(block, f"arith.maxsi {part}, {self.text.index(0)} : index")
-                part = self.text.put(block, f"arith.minsi {part}, {self.text.index(extent - 1)} : index")
+                part = self._clamped_index(w, block, i, extent, p)
             part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
             address = part if address is None else self.text.put(block, f"arith.addi {address}, {part} : index")
         _, start = self.text.affine(block, affine, sum(affine.coefficient(d) * o for d, o in p.items()))

@@ -17,6 +17,7 @@ from .nest import Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
+Interval = tuple[int, int]
 FAR = 2**31 - 1
 # A nest of fewer points is not worth several copies of its code.
 MIN_POINTS = 512
@@ -24,6 +25,32 @@ MAX_PIECES = 9
 
 # comparison of a - b with zero -> (low, high): true where low <= a - b < high
 COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR), "eq": (0, 1)}
+
+
+def _products(x: Interval, y: Interval) -> Interval:
+    ends = [a * b for a in x for b in y]
+    return min(ends), max(ends)
+
+
+def _quotients(x: Interval, y: Interval) -> Interval | None:
+    return (x[0] // y[1], x[1] // y[0]) if x[0] >= 0 and y[0] > 0 else None
+
+
+def _remainders(x: Interval, y: Interval) -> Interval | None:
+    return (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None
+
+
+# Operation -> (smallest, largest) result of operands between theirs, None where that is not known.
+INTERVALS = {
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "mul": _products,
+    "div": _quotients,
+    "rem": _remainders,
+    "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "min": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "convert_element_type": lambda x: x,
+}
 
 
 def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds) -> list[Stmt]:
@@ -94,6 +121,7 @@ class Folder:
         self.pool, self.bounds = pool, bounds
         self._assumed: dict[Affine, tuple[int, int]] = {}  # what varies -> low <= it < high
         self._holding: set[Expr] = set()
+        self._intervals: dict[Expr, Interval | None] = {}
         self._rewrite = pool.rewriter(self._replace)
 
     def assume(self, test: Expr) -> None:
@@ -134,10 +162,12 @@ class Folder:
         if e.kind != "op":
             return None
         name = e.info.primitive
-        if name in COMPARISONS:
+        if name in COMPARISONS and e.args[0].dtype != BOOL:
             return self._comparison(name, *e.args)
         if name in ("and", "or") and e.dtype == BOOL:
             return self._logic(name, *e.args)
+        if name == "ne" and e.args[0].dtype == BOOL and all(a.kind == "const" for a in e.args):
+            return self._bool(bool(e.args[0].info) is not bool(e.args[1].info))
         if name == "not" and e.dtype == BOOL and e.args[0].kind == "const":
             return self._bool(not e.args[0].info)
         if name == "select_n" and e.args[0].dtype == BOOL:
@@ -148,14 +178,21 @@ class Folder:
             return self._convert(e.args[0], e.dtype)
         return None
 
-    def _interval(self, e: Expr) -> tuple[int, int] | None:
+    def _interval(self, e: Expr) -> Interval | None:
         """(smallest, largest) value of an integer expression that cannot have wrapped; None where it is not known."""
-        if e.kind == "const" and e.dtype.kind in "iu":
+        if e not in self._intervals:
+            found = self._found_interval(e) if e.dtype.kind in "iu" else None
+            self._intervals[e] = found if found is not None and _holds(e.dtype, found) else None
+        return self._intervals[e]
+
+    def _found_interval(self, e: Expr) -> Interval | None:
+        if e.kind == "const":
             return int(e.info), int(e.info)
-        if e.kind != "index":
-            return None
-        found = interval(e.info, self.bounds)
-        return found if found is not None and _holds(e.dtype, found) else None
+        if e.kind == "index":
+            return interval(e.info, self.bounds)
+        rule = INTERVALS.get(e.info.primitive) if e.kind == "op" else None
+        parts = [self._interval(a) for a in e.args] if rule else []
+        return rule(*parts) if rule and len(parts) <= 2 and None not in parts else None
 
     def _extreme(self, name: str, x: Expr, y: Expr) -> Expr | None:
         a, b = self._interval(x), self._interval(y)
@@ -179,7 +216,7 @@ class Folder:
         for axis, extent in zip(axes, buf.shape):
             if axis is None:
                 arg = next(args)
-                found = self._interval(arg)
+                found = self._interval(arg) if arg.kind in ("index", "const") else None
                 if found is not None and found[0] >= 0 and found[1] < extent:
                     axis = arg.info if arg.kind == "index" else Affine((), int(arg.info))
                 else:
@@ -207,10 +244,19 @@ class Folder:
         return self.pool.make("range", BOOL, (a, low, high))
 
     def _comparison(self, name: str, x: Expr, y: Expr) -> Expr | None:
+        if x.dtype.kind not in "iu":
+            return None
+        low, high = COMPARISONS[name]
+        found = self._interval(x), self._interval(y)
+        if None not in found:
+            smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
+            if (low == -FAR or low <= smallest) and (high == FAR or largest < high):
+                return self._bool(True)
+            if low != -FAR and largest < low or high != FAR and smallest >= high:
+                return self._bool(False)
         if any(a.kind not in ("index", "const") for a in (x, y)) or x.dtype.kind != "i" or x.dtype.itemsize < 4:
             return None
         a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (x, y))
-        low, high = COMPARISONS[name]
         d = a - b
         low = low if low == -FAR else low - d.const
         high = high if high == FAR else high - d.const

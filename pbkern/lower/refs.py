@@ -15,7 +15,7 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..dsl.refs import Gather, Range, ref_access
-from .index_arrays import AffineArray, affine_array, are_distinct, mark_rows
+from .index_arrays import AffineArray, affine_array, are_distinct, row_steps
 from .nest import Expr, For, If, Let, Nest, Pool, Stmt, Write
 from .predicates import BOOL
 from .steps import Steps, steps_along
@@ -108,7 +108,7 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
     runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), writes)
     gathers = {axis: v for axis, v in gathers.items() if axis not in runs}
     for v in gathers.values():
-        mark_rows(builder, v)
+        row_steps(builder, v)  # before it is decided what is stored
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
 
 

@@ -110,4 +110,4 @@ def _step(test: Expr, dim: str) -> int | None:
     if test.args[0].dtype.kind != "i" or test.args[0].dtype.itemsize < 4:
         return None
     x, y = (steps_along(a, dim) for a in test.args)
-    return None if x.step is None or y.step is None or x.bent or y.bent else x.step - y.step
+    return None if x.step is None or y.step is None or x.bends or y.bends else x.step - y.step

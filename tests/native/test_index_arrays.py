@@ -236,3 +236,22 @@ def test_rows_whose_stride_is_an_operand(dtype, masked):
                 want[at[i, j]] = np.asarray(x)[at[i, j]] + np.asarray(x)[at[i, j]]
         found = call(np.array([stride, start, live], np.int32), np.asarray(x))[0]
         np.testing.assert_array_equal(found, want, err_msg=f"{stride}, {start}")
+
+
+def test_indices_that_start_anew():
+    """Remainders, stored before a loop: rows are vectors where they do not start anew, as the ends tell."""
+
+    def body(s, m, o):
+        at = lax.rem(s[0] + jnp.arange(16), 20)
+
+        def turn(i, total):
+            return total + m[i + jnp.zeros(16, jnp.int32), at]
+
+        o[...] = lax.fori_loop(0, 9, turn, jnp.zeros(16, "f"))
+
+    k = traced(body, (16,), np.zeros(1, np.int32), M)
+    call = compiled(k)
+    for start in (0, 4, 5, 19, 20, 23, 41, -1, -17, -20, 2**31 - 8):
+        at = np.maximum(np.fmod(np.int32(start) + np.arange(16, dtype=np.int32), 20), 0)
+        np.testing.assert_allclose(call(np.array([start], np.int32), M)[0], M[:, at].sum(0), rtol=1e-5, atol=1e-5)
+    assert "scf.if" in lower_kernel(k, "k").text
