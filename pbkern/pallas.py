@@ -100,7 +100,8 @@ def _native(ctx, nodes, params: dict):
 
     sources = {i: jax.core.ShapedArray(tuple(v.source.type.shape), ctx.avals_in[i].dtype) for i, v in views.items()}
     ctx = ctx.replace(avals_in=[sources.get(i, a) for i, a in enumerate(ctx.avals_in)])
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *(views[i].source if i in views else n for i, n in enumerate(nodes)))
+    held = (views[i].source if i in views else node for i, node in enumerate(nodes))
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *held)
 
 
 def _prints(jaxpr) -> bool:

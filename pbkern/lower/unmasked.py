@@ -21,7 +21,7 @@ import numpy as np
 from ..affine import Affine
 from . import registers
 from .nest import Expr, For, If, Let, Nest, Stmt, with_bodies
-from .predicates import BOOL, FAR, MIN_POINTS, Bounds, simplified
+from .predicates import BOOL, FAR, MIN_POINTS, Bounds, Folder, simplified
 from .steps import ORDERS, steps_along
 
 # Tests and operations of a nest that is worth a second copy of its code.
@@ -53,10 +53,10 @@ class _Chooser:
         return out
 
     def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
-        tests = self.tests(nest)
-        if not tests:
+        tests, fold = self.tests(nest), Folder(self.builder.pool, bounds)
+        conditions = list(dict.fromkeys(fold(c) for t in tests for c in self.conditions(t, nest)))
+        if not tests or any(c.kind == "const" and not c.info for c in conditions):  # they hold for no program
             return [nest]
-        conditions = list(dict.fromkeys(c for t in tests for c in self.conditions(t, nest)))
         name = self.builder.names("%s")
         all_hold = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), conditions)
         plain = simplified(nest, self.builder.pool, bounds, tests)
