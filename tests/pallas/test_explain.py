@@ -30,6 +30,19 @@ def copy_counted(x_ref, count_ref, o_ref):
     o_ref[...] = x_ref[...]
 
 
+def summed(x_ref, o_ref, sum_ref):
+    sum_ref[...] += x_ref[...]
+    o_ref[...] = sum_ref[...]
+
+
+def summed_anew(x_ref, o_ref, sum_ref, axis=1):
+    @pbkern.when(pbkern.program_id(axis) == 0)
+    def _():
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+
+    summed(x_ref, o_ref, sum_ref)
+
+
 def make(body=copy, **options):
     return pbkern.kernel(body, **{"grid": (4,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": SHAPE} | options)
 
@@ -38,7 +51,13 @@ CASES = [
     ({}, ["parallel, proved: its programs write disjoint blocks"]),
     ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))}, ['parallel, declared "parallel"']),
     ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",))}, ['in order, declared "arbitrary"']),
-    ({"scratch_shapes": [((8,), "f4")]}, ["in order, because scratch 0 is kept from program to program"]),
+    ({"scratch_shapes": [((8,), "f4")]}, ["parallel, proved"]),
+    ({"scratch_shapes": [((8,), "f4")], "body": summed}, ["in order, because scratch 0 is kept from program to program"]),
+    ({"scratch_shapes": [((8,), "f4")], "body": summed_anew, "grid": (4, 3)}, ["parallel, proved", "in order, because scratch 0"]),
+    (
+        {"scratch_shapes": [((8,), "f4")], "body": functools.partial(summed_anew, axis=0), "grid": (4, 3)},
+        ["in order, because scratch 0", "in order, because scratch 0"],
+    ),
     ({"grid": (4, 3)}, ["parallel, proved", "in order, because blocks of output 0 are the same along it"]),
     ({"grid": (4, 1)}, ["parallel, proved", "parallel, a single program"]),
     ({"out_specs": pbkern.BlockSpec((8,), lambda i: (i // 2,))}, ["in order, because blocks of output 0 are not proved"]),
