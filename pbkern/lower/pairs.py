@@ -89,9 +89,9 @@ def _interleaved(moving: Expr, k: str, builder) -> Expr:
 
 
 def _is_narrow_integer(e: Expr) -> bool:
-    """A conversion of a plain load of int8, uint8 or int16 to int32."""
+    """A conversion of a load of int8, uint8 or int16 to int32."""
     return (e.kind == "op" and e.info.primitive == "convert_element_type" and e.dtype == INT32 and e.args[0].kind == "load"
-            and not e.args[0].info[2] and e.args[0].dtype.name in NARROW)
+            and e.args[0].dtype.name in NARROW)
 
 
 def _integer_pair(e: Expr, k: str, builder) -> Expr:

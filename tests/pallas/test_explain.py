@@ -53,7 +53,10 @@ CASES = [
     ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",))}, ['in order, declared "arbitrary"']),
     ({"scratch_shapes": [((8,), "f4")]}, ["parallel, proved"]),
     ({"scratch_shapes": [((8,), "f4")], "body": summed}, ["in order, because scratch 0 is kept from program to program"]),
-    ({"scratch_shapes": [((8,), "f4")], "body": summed_anew, "grid": (4, 3)}, ["parallel, proved", "in order, because scratch 0"]),
+    (
+        {"scratch_shapes": [((8,), "f4")], "body": summed_anew, "grid": (4, 3)},
+        ["parallel, proved", "in order, because scratch 0"],
+    ),
     (
         {"scratch_shapes": [((8,), "f4")], "body": functools.partial(summed_anew, axis=0), "grid": (4, 3)},
         ["in order, because scratch 0", "in order, because scratch 0"],
