@@ -116,7 +116,7 @@ class _Products:
         return self.pool.make("const", UINT32, np.uint32(n))
 
     def _candidates(self, terms: Polynomial) -> Iterator[tuple[Expr, Expr]]:
-        """Factors of which a sum could be the upper half: it has the product of their upper halves, of which one may be a number."""
+        """Factors of which a sum could be the upper half: it has the product of their upper halves; one may be a number."""
         halves = {m: [u for n in m if isinstance(u := self._unknowns[n], _Quotient) and u.bits == 16] for m in terms}
         for m, c in terms.items():
             if len(m) == 2 and len(halves[m]) == 2 and c == 1:
