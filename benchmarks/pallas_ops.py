@@ -27,6 +27,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 
 import pbkern.pallas
 from pbkern.jaxprs import retrace
+from pbkern.machine import Machine
 
 from .run import relative_error, versions
 
@@ -38,7 +39,8 @@ DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "pallas-ops.md"
 class Operation:
     """One call: `function(*arguments())`, and `plain`, the same in plain JAX.
 
-    `flops` counts a multiply-add as two; 0 where arithmetic is not what takes time. `tolerance` bounds the largest
+    `operations` counts a multiply-add as two, an operation of integers as one; 0 where arithmetic is not what takes time.
+    `nbytes`: of operands and results, each once, where that takes longer. `tolerance` bounds the largest
     difference between results, relative to the largest element. `has_interpreter`: whether JAX's interpreter runs it.
     """
 
@@ -46,9 +48,10 @@ class Operation:
     function: Callable
     plain: Callable | None
     arguments: Callable[[], tuple]
-    flops: float = 0
+    operations: float = 0
     tolerance: float = 2e-3
     has_interpreter: bool = True
+    nbytes: float = 0
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0):
@@ -119,6 +122,11 @@ def _norm_arguments() -> tuple:
 
 
 KEY = np.array([7, 11], np.uint32)
+NUMBERS = 1024 * 1024
+ROWS = 16  # of a product in decode and paged attention, whether there are as many heads or not
+# Operations per number. Threefry: 20 rounds of an addition, a rotation and an exclusive or, 5 additions of two keys. Philox: 10
+# rounds of two wide products, of which a vector's are two instructions each, and two exclusive ors, of three numbers at once.
+THREEFRY, PHILOX = 20 * 3 + 5 * 2, 10 * (2 * 2 + 2)
 FORWARD = 4 * 4 * 1024 * 1024 * 64  # two products per head, 4 heads of 1024 tokens, 64 wide
 CAUSAL = 4 * 4 * 1024 * 1024 * 128 / 2
 OPERATIONS = (
@@ -131,9 +139,9 @@ OPERATIONS = (
               4 * 8 * 16 * 2048 * 128),
     Operation("gpu decode attention gqa", decode_attention.gqa, decode_attention.gqa_reference,
               lambda: (normal(4, 32, 128), normal(4, 2048, 4, 128, seed=1), normal(4, 2048, 4, 128, seed=2)),
-              4 * 4 * 32 * 2048 * 128),
+              4 * 4 * 4 * ROWS * 2048 * 128, nbytes=2 * 4 * 2048 * 4 * 128 * 4),
     Operation("gpu paged attention", lambda *a: paged_attention.paged_attention(*a, k_splits=4), plain_paged, paged,
-              4 * 16 * 128 * (1000 + 333 + 64 + 777)),
+              4 * 4 * ROWS * 128 * (1024 + 384 + 128 + 896), nbytes=2 * 4 * 128 * (1000 + 333 + 64 + 777) * 4),
     Operation("tpu paged attention", lambda q, k, v, table, lengths: tpu_paged_attention(
                   q * 0.1, k, v, lengths, table, pages_per_compute_block=8),
               lambda q, *rest: plain_paged(q * 0.1, *rest), paged, 4 * 16 * 128 * (1000 + 333 + 64 + 777), 1e-2, False),
@@ -159,8 +167,9 @@ OPERATIONS = (
     Operation("tpu megablox gmm, forward and backward", gradient(lambda x, w: gmm(x, w, jnp.asarray(SIZES))),
               gradient(plain_grouped), lambda: (normal(1024, 512), normal(4, 512, 512, seed=1)), 6 * 1024 * 512 * 512, 1e-2),
     Operation("tpu random threefry", lambda k: threefry.threefry_2x32_count(k, (1024, 1024), (1024, 1024), (256, 256)), None,
-              lambda: (jnp.asarray(KEY),)),
-    Operation("tpu random philox", lambda k: philox.philox_4x32_count(k, (1024, 1024)), None, lambda: (jnp.asarray(KEY),)),
+              lambda: (jnp.asarray(KEY),), THREEFRY * NUMBERS),
+    Operation("tpu random philox", lambda k: philox.philox_4x32_count(k, (1024, 1024)), None, lambda: (jnp.asarray(KEY),),
+              PHILOX * NUMBERS),
 )  # fmt: skip
 
 
@@ -175,7 +184,8 @@ class Row:
     name: str
     difference: float | None
     error: float | None
-    flops: float
+    operations: float
+    nbytes: float
     medians: dict[str, float]
 
     @property
@@ -183,9 +193,11 @@ class Row:
         """How many times less the native call takes than the interpreter's, if there is one."""
         return self.medians["interpreted"] / self.medians["native"] if "interpreted" in self.medians else None
 
-    def speedup_at_peak(self, peak: float) -> float | None:
-        """How many times less a call would take that did nothing but its multiply-adds, at `peak` flops per second and core."""
-        return self.medians["interpreted"] * peak / self.flops if "interpreted" in self.medians and self.flops else None
+    def speedup_at_peak(self, machine: Machine) -> float | None:
+        """How many times less a call would take that did nothing but its operations, or moving its data, with all cores."""
+        bandwidth = machine.l3_bandwidth if self.nbytes <= machine.l3_bytes else machine.dram_bandwidth
+        least = max(self.operations / machine.flops("float32"), self.nbytes / bandwidth) * machine.cores
+        return self.medians["interpreted"] / least if "interpreted" in self.medians and least else None
 
 
 def interpreted(f: Callable, arguments: Sequence) -> Callable:
@@ -220,20 +232,20 @@ def measure(op: Operation, rounds: int, seconds: float) -> Row:
             start = time.process_time()
             jax.block_until_ready(f(*arguments))
             times[name].append(time.process_time() - start)
-    return Row(op.name, difference, error, op.flops, {name: statistics.median(t) for name, t in times.items()})
+    return Row(op.name, difference, error, op.operations, op.nbytes, {name: statistics.median(t) for name, t in times.items()})
 
 
 def table(rows: Sequence[Row]) -> str:
-    heads = ("operation", "native ms", "interpreter ms", "times faster", "at the peak", "plain JAX ms", "Gflop/s per core",
+    heads = ("operation", "native ms", "interpreter ms", "times faster", "at the peak", "plain JAX ms", "Gop/s per core",
              "difference")  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
     machine = pbkern.cpu.machine()
     for r in rows:
         ms = {name: f"{1e3 * t:.2f}" for name, t in r.medians.items()}
-        rate = f"{r.flops / r.medians['native'] / 1e9:.0f}" if r.flops else ""
+        rate = f"{r.operations / r.medians['native'] / 1e9:.0f}" if r.operations else ""
         speedup = "" if r.speedup is None else f"{r.speedup:.1f}"
         difference = "" if r.difference is None else f"{r.difference:.0e}"
-        most = r.speedup_at_peak(machine.flops("float32") / machine.cores)
+        most = r.speedup_at_peak(machine)
         possible = "" if most is None else f"{most:.1f}"
         cells = (r.name, ms["native"], ms.get("interpreted", ""), speedup, possible, ms.get("plain", ""), rate, difference)
         lines.append(f"| {' | '.join(cells)} |")
@@ -250,10 +262,13 @@ Written by `python -m benchmarks.pallas_ops --write`. Operations of `jax.experim
 operations, and "plain JAX" the same mathematics under `jax.jit`, without a kernel. Milliseconds of processor time, all
 threads together: medians of calls that take turns in one process. "difference" is the largest between native and
 interpreted results, relative to the largest element; results were also compared with plain JAX. Operations of a causal
-attention are counted once per pair of tokens that attend.
+attention are counted once per pair of tokens that attend; of products, those that the kernel asks for: decode and paged
+attention pad to {ROWS} rows what has 8 or 4 heads.
 
 "at the peak" is how many times faster than the interpreter a kernel could be at most: one that takes no time but for its
-multiply-adds, on all cores at the processor's peak. The interpreter leaves products of blocks to XLA's matrix product.
+multiply-adds, on all cores at the processor's peak, or for moving its data once. Of the random numbers, operations of integers
+are counted (threefry {THREEFRY}, philox {PHILOX} per number): the processor starts two vectors of those per cycle, and one of
+multiply-adds, which count twice. The interpreter leaves products of blocks to XLA's matrix product.
 
 {table(rows)}
 

@@ -23,6 +23,7 @@ from .dsl.random_keys import is_key
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
 from .frontends.pallas_mesh import call_params
+from .frontends.strided_operands import in_place
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
 from .targets import get_target
@@ -35,7 +36,7 @@ def install() -> None:
     """From now on, pallas_call on CPU compiles to native code. Installing twice does nothing."""
     global _installed
     if not _installed:
-        mlir.register_lowering(_jax.pallas().call_p, _lower, platform="cpu")
+        mlir.register_lowering(_jax.pallas().call_p, _lower, platform="cpu", cacheable=False)
         mlir.register_lowering(_jax.pallas().mesh_call_p, _lower_mesh, platform="cpu")
         infos, info = _jax.tpu_infos()
         infos["cpu"] = info
@@ -83,20 +84,24 @@ def _lower_mesh(ctx, *nodes, interpret, **params):
 
 def _native(ctx, nodes, params: dict):
     imported = import_call(**params)
-    kernel = imported.kernel
+    kernel, views = in_place(imported.kernel, imported.operands, nodes)
     target = get_target("cpu")
     compiled = target.compile(kernel_program(kernel), CompileOptions())  # equal kernels are compiled once
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):
-        held = [_held(operands[i], t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
+        places = {i: operands[i].reshape(t.shape) for i, t in zip(imported.operands, kernel.in_types) if i in views}
+        held = [_held(places.get(i, operands[i]), t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
         program = jax.ffi.ffi_call(
             compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
         )
         found = checks.after([kernel], program(*held))
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *nodes)
+    sources = {i: jax.core.ShapedArray(tuple(v.source.type.shape), ctx.avals_in[i].dtype) for i, v in views.items()}
+    ctx = ctx.replace(avals_in=[sources.get(i, a) for i, a in enumerate(ctx.avals_in)])
+    held = (views[i].source if i in views else node for i, node in enumerate(nodes))
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *held)
 
 
 def _prints(jaxpr) -> bool:

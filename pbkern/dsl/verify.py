@@ -111,7 +111,7 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
             why=f"{values}, padding {d.padding}",
         )
     reach = extent + (sum(d.padding) if isinstance(d, Element) else 0)
-    if d.size > reach:
+    if d.size > reach and 0 not in k.grid:  # without programs there are no blocks
         hint = f"at most {extent} (ragged last blocks are fine, larger ones than the array are not)"
         if isinstance(d, Element):
             hint = "widen Element(n, padding=(low, high)) by what lies outside the array"

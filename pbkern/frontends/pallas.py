@@ -25,9 +25,10 @@ from ..dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from ..dsl.trace import canonical_body, identifier, limits_of
 from ..dsl.verify import verify
 from ..errors import UnsupportedOp
+from ..jaxprs import equations
 from . import pallas_dma, random_state  # noqa: F401  (pallas_dma registers its rules)
-from .pallas_body import Importer, allocation, held_as, scoped_allocations, uses_atomics
-from .pallas_params import cpu_params
+from .pallas_body import ATOMICS, Importer, allocation, held_as, scoped_allocations, uses_atomics
+from .pallas_params import backend_of, cpu_params
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     held = (private, wide, {i: o for i, o in aliases if o in in_place and i >= len(prefetch)})
     body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
     hands_on = generator is not None and not generator.scoped  # a program's draws depend on those before
+    if backend_of(compiler_params) == "triton":
+        params = _in_any_order(params, outputs, grid, g.vmapped_dims, jaxpr)
     params = _in_order(params) if importer.writes_back and in_place or hands_on else params
     slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
@@ -127,6 +130,26 @@ def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) 
     shared = {d for d in range(len(semantics)) if any(d not in symbols for symbols in rest)}
     semantics = tuple("arbitrary" if d in shared and w == "parallel" else w for d, w in enumerate(semantics))
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
+
+
+# Programs with these take turns.
+ONE_BY_ONE = {"debug_print", "check", *ATOMICS}
+
+
+def _in_any_order(params: dict, outputs, grid: tuple[int, ...], vmapped: tuple[int, ...], jaxpr) -> dict:
+    """CompilerParams of a kernel for Triton, whose programs have no order: parallel, if blocks of results allow it.
+
+    Of a result that it is given whole, a program chooses what it stores to, which is something else than others do.
+    """
+    batch = frozenset(vmapped)
+
+    def chooses(m) -> bool:
+        return all(d.size == n or s is not None and s.symbols <= batch for d, n, s in zip(m.dims, m.array.shape, m.starts))
+
+    apart = all(m.moves_apart(d) or d not in batch and chooses(m) for m in outputs for d in range(len(grid)))
+    if not apart or any(e.primitive.name in ONE_BY_ONE for e in equations(jaxpr)):
+        return params
+    return params | {"cpu": params["cpu"].replace(dimension_semantics=("parallel",) * len(grid))}
 
 
 def _in_order(params: dict) -> dict:

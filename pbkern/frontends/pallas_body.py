@@ -23,6 +23,7 @@ from ..dsl.kernel import Scratch
 from ..errors import UnsupportedOp
 from ..jaxprs import inner_jaxprs, retrace_into
 from ..rules import RuleTable
+from ..top_k import by_sorting
 from . import random_state
 from .float8 import body_dtype, calculate, in_body, is_float8, quantise, to_float32
 from .pallas_values import IDENTITIES, NOTHING, VALUE_RULES
@@ -227,6 +228,12 @@ def _empty(importer, eqn):
     """lax.empty: what it holds is not specified."""
     aval = eqn.outvars[0].aval
     return [np.int32(0) if _jax.is_semaphore(aval.dtype) else jax.numpy.zeros(aval.shape, body_dtype(aval.dtype))]
+
+
+@RULES.register("top_k")
+def _top_k(importer, eqn, x):
+    found = by_sorting(eqn, [x])
+    return _bind(importer, eqn, x) if found is None else found
 
 
 @RULES.register("parallel_loop")

@@ -67,6 +67,11 @@ TRITON = (
     Field("num_stages", HINT, "Stages of software pipelining on a GPU; the CPU's own prefetchers do this."),
 )
 
+ANY_ORDER = (
+    "Programs run on several threads, in any order, as those of a GPU do, where no block of a result belongs to several of\n"
+    "them; not if the kernel has atomics or prints."
+)
+
 # The class's module tells the back end, and so survives that all three are called CompilerParams.
 TABLES = {
     "mosaic": ("pltpu.CompilerParams", TPU),
@@ -100,9 +105,14 @@ def cpu_params(
     }
 
 
+def backend_of(params: Any) -> str | None:
+    """Which of Pallas's back ends a CompilerParams is for, None if it is for another."""
+    return next((p for p in reversed(type(params).__module__.split(".")) if p in TABLES), None)
+
+
 def _given(params: Any, at: str) -> dict[str, Any]:
     """Fields that are used, after refusing what must be."""
-    backend = next((p for p in reversed(type(params).__module__.split(".")) if p in TABLES), None)
+    backend = backend_of(params)
     if backend is None:
         raise UnsupportedOp(
             f"compiler_params of type {type(params).__name__} on CPU", at=at, why=f"{params!r}",
@@ -145,6 +155,7 @@ def markdown() -> str:
             "Kernels keep the CompilerParams they were written with. A field is *used*, a *hint* that cannot change results",
             "here, or *refused* with an error when it is not at its default.", ""]  # fmt: skip
     for label, table in TABLES.values():
-        rows += [f"## {label}", "", "| field | | what it does here |", "|---|---|---|"]
+        rows += [f"## {label}", ""] + ([ANY_ORDER, ""] if table is TRITON else [])
+        rows += [ "| field | | what it does here |", "|---|---|---|"]
         rows += [f"| `{f.name}` | {f.use} | {f.meaning} |" for f in table] + [""]
     return "\n".join(rows)

@@ -18,9 +18,9 @@ from jax.extend import core as jex
 from ..jaxprs import inner_jaxprs
 from ..machine import SHORT_LINE
 from ..scatter import SCATTERS, scatter_combines
+from ..top_k import by_sorting
 from .access_windows import REDUCERS
 from .simplify import retrace
-from .top_k import by_sorting
 
 # Index arithmetic larger than this is data.
 SMALL = 4096

@@ -27,6 +27,7 @@ from . import decide, elementwise
 from .builder import ELEMENTS
 from .collapse import Aliases
 from .flat import apart
+from .index_arrays import row_steps
 from .known_scalars import bounds_of, known, known_bounds, known_index, simplified
 from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
@@ -34,6 +35,7 @@ from .network import sorted_lines
 from .reductions import CONTRACTIONS
 from .scatters import scatter
 from .shapes import VIEWS, index_value, joined
+from .steps import Steps
 from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 from .waiting import Waiting
 
@@ -131,6 +133,8 @@ class BodyBuilder:
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
         self.bounds: dict[str, tuple[int, int]] = {}  # (smallest, largest) value of symbols, where known
+        self.rows: dict[int, Steps] = {}  # id of an index array -> how its rows move (index_arrays.py)
+        self.unstored: set[int] = set()  # ids of values that are not stored for it
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._keep: list = []
@@ -461,6 +465,8 @@ class BodyBuilder:
         if id(v) in self._stored:
             return self._stored[id(v)]
         target = into or self._buffer_for(v)
+        if into is None and target.buf.shape == v.shape and not (steps := row_steps(self, v)).choices:
+            target.buf.step = steps.step
         if isinstance(v, Contract):
             dims = {d: n for d, n in v.dims}
             nest = Nest(dims, v.rdims, ordered=v.ordered, at=v.at_line)

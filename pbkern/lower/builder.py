@@ -300,9 +300,20 @@ class Builder:
         width = BITS[x.el]
         if width == 64:
             return self._mul_high_64(x, y, unsigned)
+        if width == 32 and unsigned and x.lanes and x.lanes % 2 == 0:
+            return self._mul_high_pairs(x, y)
         wide = f"i{2 * width}"
         product = self.mul(*(self.int_resize(v, wide, unsigned=unsigned) for v in (x, y)))
         return self.int_resize(self.shr(product, self.c(width, wide)), x.el)
+
+    def _mul_high_pairs(self, x: Value, y: Value) -> Value:
+        """Of unsigned 32-bit lanes: the products of even and of odd ones, which one instruction multiplies to 64 bits each."""
+        b = self.with_lanes(x.lanes // 2)
+        x, y = (Value(b.emit(f"vector.bitcast {v.name} : {v.type} to vector<{b.lanes}xi64>"), "i64", b.lanes) for v in (x, y))
+        half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
+        even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
+        both = b.or_(b.shr(even, half), b.and_(odd, high))
+        return Value(b.emit(f"vector.bitcast {both.name} : {both.type} to vector<{2 * b.lanes}xi32>"), "i32", 2 * b.lanes)
 
     def _mul_high_64(self, x: Value, y: Value, unsigned: bool) -> Value:
         """From four 32-bit products; a negative factor counts 2**64 too much, which costs the other one."""
@@ -479,6 +490,9 @@ class Builder:
     def shift(self, op: str, x: Value, n: Value) -> Value:
         """op: shl, shr, sar. n taken as unsigned; at or above the width all bits are shifted out."""
         width = BITS[x.el]
+        known = self.number(n)
+        if known is not None and 0 <= known < width:
+            return getattr(self, op)(x, n)
         if op == "sar":
             return self.sar(x, self.min(n, self.c(width - 1, n.el), unsigned=True))
         inside = self.cmp("lt", n, self.c(width, n.el), unsigned=True)

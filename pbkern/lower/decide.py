@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from .index_arrays import row_steps
 from .nest import MAX_HEIGHT
 from .values import Contract, Joined, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
 
@@ -102,7 +103,8 @@ class _Decision:
             self._visit_value(item)
         elif hasattr(item, "uses"):
             for v in item.uses:
-                self._ask(v, None, forced=not _is_free(v))
+                row_steps(self.builder, v)
+                self._ask(v, None, forced=not _is_free(v) and id(v) not in self.builder.unstored)
         elif hasattr(item, "shape"):  # a store
             dims = [(f"r{k}", n) for k, n in enumerate(item.shape)]
             key = ("store", id(item))
@@ -176,7 +178,7 @@ class _Decision:
 
     def _worth_storing(self, v: Lazy, places: list) -> bool:
         cost = self.costs.get(id(v), 0.0)
-        if v.is_view or cost == 0:
+        if v.is_view or cost == 0 or id(v) in self.builder.unstored:
             return False
         if v.guard and any(root in self.contracts for root, _ in places):
             return True  # a padded operand of a reduction: tests would run at every step

@@ -25,6 +25,8 @@ from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
+from .unmasked import choose_unmasked
+from .wide_products import use_wide_products
 
 SINGLE = "one"  # a dimension of size 1
 # Operations of one nest, and how many statements before it a nest may be merged with: what keeps the time for long bodies in
@@ -37,6 +39,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = _without_unread(_merge_all(take_apart(stmts, builder), builder), {b.root for b in kept})
     stmts = decide_tests(stmts, builder.pool, bounds)
+    stmts = use_wide_products(stmts, builder)
     if options.int16_pairs:
         stmts = read_narrow(stmts, builder, set(kept))
     aliases = builder.aliases
@@ -46,6 +49,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
         stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
+    stmts = choose_unmasked(stmts, builder, options, bounds)
 
     def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:
         nest = collapse(nest, builder.pool, aliases)

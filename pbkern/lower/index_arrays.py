@@ -2,6 +2,8 @@
 
 They address runs of elements at a constant distance, as slices do, which are loaded and stored as vectors and in any order.
 Kernels in the style of Triton address all memory so. Scalars that only running the kernel tells may be part of the sum.
+
+Where such a scalar is a stride, as in `row * stride + column`, each row is a run of its own, but for what steps.py calls bends.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from ..affine import Affine
 from .known_scalars import bounds_of, known
 from .nest import Expr
 from .predicates import Folder, interval
+from .steps import UNKNOWN, Steps, steps_along
 from .values import ZERO, Index, Lazy, Literal, Value, dims_index
 
 # Values looked at per index array: longer arithmetic, as that of random numbers, is not affine.
@@ -69,6 +72,21 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
     return AffineArray(value, {name: s for name, s in finder.scalars.items() if name in value.symbols}, finder.bounds)
 
 
+def row_steps(builder, v: Value) -> Steps:
+    """How an index array moves along its last dimension."""
+    v = builder.resolve(v)
+    if not isinstance(v, Lazy) or not v.shape or v.dtype.kind not in "iu":
+        return UNKNOWN
+    if id(v) not in builder.rows:
+        finder = _Finder(builder, v.shape)
+        e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
+        found = UNKNOWN if e is None else steps_along(e, along(len(v.shape) - 1))
+        builder.rows[id(v)] = found
+        if found.step and found.choices:  # it is not stored, nor what it is made of: that tells of the choices
+            builder.unstored |= {key for key, _ in finder.seen}
+    return builder.rows[id(v)]
+
+
 def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
     """Whether no two positions have the same elements in all of `arrays`."""
     left = {d for d, n in enumerate(shape) if n > 1}
@@ -121,7 +139,7 @@ class _Finder:
             operands = [self.element(o, i) for o, i in zip(v.operands, v.route(ix))]
             if None not in operands:
                 e = self.fold(v.combine(self.builder.pool, ix, operands))
-                if e.kind in ("index", "const", "range") or e.dtype == np.bool_:
+                if e.kind in ("index", "const", "range") or e.dtype == np.bool_ or v.shape and e.dtype.kind in "iu":
                     return e
         if v.shape == () and v.dtype.kind == "i" and v.dtype.itemsize >= 4:
             name = f"@scalar{len(self.scalars)}"

@@ -1,4 +1,8 @@
-"""Loads of a nest: whole vectors, masked, strided, turned in registers, made of aligned ones, gathered."""
+"""Loads of a nest: whole vectors, masked, strided, turned in registers, made of aligned ones, gathered.
+
+Gathers load whole vectors where the index along them is affine, and where the ends of a row tell, when the program runs, that
+its elements lie side by side (steps.py).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from .nest import Buf, Expr
 from .places import Point, Tail, Walk, memref
 from .registers import Registers
 from .schedule import is_turned
+from .steps import Steps, steps_along
 from .strided import Strided
 from .strides import is_strided
 from .text import Block
@@ -208,10 +213,17 @@ class Loads(Strided, Registers):
     def _gather(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs) -> Ssa:
         """Axes given by index expressions (already clamped); the others are affine."""
         buf, index = e.info
-        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
         if lanes and self._is_run(w, e):
             return self._gather_run(w, block, e, p, tail, lanes, accs)
+        if lanes and accs is None and (steps := self._row_steps(w, e)) is not None:
+            return self._gather_row(w, block, e, steps, p, tail, lanes)
+        return self._gather_each(w, block, e, p, tail, lanes, accs)
+
+    def _gather_each(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs) -> Ssa:
+        """Each element by itself."""
+        buf, index = e.info
+        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         b, args, total, wide = self.text.builder(block, lanes), iter(e.args), None, compute_el(buf.index_dtype)
         for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
@@ -234,6 +246,74 @@ class Loads(Strided, Registers):
                           f"{total.type}, {live.type}, {t} into {t}")
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
 
+    def _row_steps(self, w: Walk, e: Expr) -> Steps | None:
+        """Of a gather whose place moves by one element along the vectors, unless bends show (steps.py); else None."""
+        buf, index = e.info
+        vector, args = w.sched.vector, iter(e.args)
+        parts = [steps_along(next(args), vector) if i is None else Steps(i.coefficient(vector)) for i in index]
+        moving = [(p, s) for p, s in zip(parts, buf.strides) if p.step != 0]
+        if buf.size == 0 or len(moving) != 1 or moving[0][0].step != 1 or moving[0][1] != 1:
+            return None
+        return moving[0][0]
+
+    def _gather_row(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point, tail: Tail | None, lanes: int) -> Ssa:
+        """Whole vectors if the ends of the row tell that no bend shows in it; otherwise element by element."""
+        buf, vector = e.info[0], w.sched.vector
+        first, test = self._row_start(w, block, e, steps, {d: o for d, o in p.items() if d != vector})
+        inner, other = Block(block), Block(block)
+        _, along = self.text.affine(inner, Affine.symbol(vector), p.get(vector, 0))
+        address = self.text.put(inner, f"arith.addi {first}, {along} : index")
+        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        b, t = self.text.builder(inner, lanes), f"vector<{lanes}x{el}>"
+        load = f"vector.load {name}[{address}] : {m}, {t}"
+        if tail is not None:
+            live, zero = self._tail_mask(tail, lanes), b.c(0, el)
+            load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
+        row = b.from_storage(Ssa(self.text.put(inner, load), el, lanes), buf.dtype)
+        each = self._gather_each(w, other, e, p, tail, lanes, None)
+        return row._replace(name=self.text.either(block, test, inner, row, other, each))
+
+    def _row_start(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point) -> tuple[str, str]:
+        """(where the row starts, whether it is one), in the shallowest block that knows."""
+        vector, length = w.sched.vector, w.nest.dims[w.sched.vector]
+
+        def ends(x: Expr) -> list[Expr]:
+            return [self.pool.rename(x, {vector: Affine((), k)}) for k in (0, length - 1)]
+
+        where = self._place(w, block, ends(e)[0])
+        key = ("row", id(e), tuple(sorted((d, o) for d, o in p.items() if d in e.symbols)))
+        if key not in where.memo:
+            first, last = (self._scalar_place(w, where, x, p) for x in ends(e))
+            distance = self.text.put(where, f"arith.subi {last}, {first} : index")
+            test = self.text.put(where, f"arith.cmpi eq, {distance}, {self.text.index(length - 1)} : index")
+            for choice in steps.choices:
+                low, high = (self._value(w, where, x, p, None).name for x in ends(choice))
+                same = self.text.put(where, f"arith.cmpi eq, {low}, {high} : i1")
+                test = self.text.put(where, f"arith.andi {test}, {same} : i1")
+            where.memo[key] = first, test
+        return where.memo[key]
+
+    def _scalar_place(self, w: Walk, block: Block, e: Expr, p: Point) -> str:
+        """The place in the buffer of a gather of one element."""
+        buf, index = e.info
+        args, place = iter(e.args), self.text.index(0)
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
+            if i is None:
+                number = self._value(w, block, next(args), p, None)
+                part = self.text.put(block, f"arith.index_cast {number.name} : {number.el} to index")
+            else:
+                part = self._clamped_index(w, block, i, extent, p)
+            part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
+            place = self.text.put(block, f"arith.addi {place}, {part} : index")
+        return place
+
+    def _clamped_index(self, w: Walk, block: Block, i: Affine, extent: int, p: Point) -> str:
+        """An affine index, kept in [0, extent)."""
+        _, name = self.text.affine(block, i, sum(i.coefficient(d) * o for d, o in p.items()))
+        if self._axis_is_safe(w, i, extent):
+            return name
+        name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
+        return self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
 
     def _is_run(self, w: Walk, e: Expr) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer."""
@@ -256,9 +336,7 @@ class Loads(Strided, Registers):
                 affine = affine + i * stride
                 continue
             else:
-                _, part = self.text.affine(block, i, sum(i.coefficient(d) * o for d, o in p.items()))
-                part = self.text.put(block, f"arith.maxsi {part}, {self.text.index(0)} : index")
-                part = self.text.put(block, f"arith.minsi {part}, {self.text.index(extent - 1)} : index")
+                part = self._clamped_index(w, block, i, extent, p)
             part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
             address = part if address is None else self.text.put(block, f"arith.addi {address}, {part} : index")
         _, start = self.text.affine(block, affine, sum(affine.coefficient(d) * o for d, o in p.items()))

@@ -36,6 +36,7 @@ class Buf:
     dtype: np.dtype
     arena: bool = False
     storage: Buf | None = None  # another buffer whose bytes this one reinterprets (a reshape)
+    step: int | None = None  # how far its elements move along the last axis but for bends, where known (steps.py)
 
     @property
     def size(self) -> int:

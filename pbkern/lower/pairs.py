@@ -89,9 +89,9 @@ def _interleaved(moving: Expr, k: str, builder) -> Expr:
 
 
 def _is_narrow_integer(e: Expr) -> bool:
-    """A conversion of a plain load of int8, uint8 or int16 to int32."""
+    """A conversion of a load of int8, uint8 or int16 to int32."""
     return (e.kind == "op" and e.info.primitive == "convert_element_type" and e.dtype == INT32 and e.args[0].kind == "load"
-            and not e.args[0].info[2] and e.args[0].dtype.name in NARROW)
+            and e.args[0].dtype.name in NARROW)
 
 
 def _integer_pair(e: Expr, k: str, builder) -> Expr:
@@ -113,6 +113,7 @@ def _staged_words(nest: Nest, still: Expr, k: str, builder) -> tuple[Nest, Expr]
 
 def read_narrow(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
     """Statements whose products of converted integers read those where they come from, not from wide copies."""
+    stmts = [part for s in stmts for part in _apart(s)]
     copies = {w.buf: w for s in stmts if (w := _conversion(s)) is not None and w.buf not in kept}
     written = arena.written(stmts)
     copies = {b: w for b, w in copies.items() if w.value.args[0].info[0].root not in written and _writers(stmts, b) == 1}
@@ -120,6 +121,12 @@ def read_narrow(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
     read = [s for s in out if _conversion(s) is None or _conversion(s).buf not in copies]
     unread = copies.keys() - arena.touched(read)
     return [s for s in out if _conversion(s) is None or _conversion(s).buf not in unread]
+
+
+def _apart(s: Stmt) -> list[Stmt]:
+    """Conversions of one nest as a nest each: those of operands of one shape have been merged."""
+    parts = [replace(s, writes=[w]) for w in s.writes] if isinstance(s, Nest) else []
+    return parts if len(parts) > 1 and all(_conversion(p) is not None for p in parts) else [s]
 
 
 def _writers(stmts: list[Stmt], buf: Buf) -> int:

@@ -1,8 +1,8 @@
 """Kernel -> for each grid dimension, whether its programs may run in any order, on several threads, and why.
 
 "parallel" in dimension_semantics is the author's licence. Without one, a dimension counts as parallel when its programs
-provably write disjoint blocks, or elements (disjoint.py), keep nothing in scratch and read no block of an aliased operand but
-their own. Dimensions of dynamic size run in order.
+provably write disjoint blocks, or elements (disjoint.py), hand nothing on in scratch (restarts.py) and read no block of an
+aliased operand but their own. Dimensions of dynamic size run in order.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .. import jaxprs
 from ..dsl.kernel import Kernel
+from .restarts import restarting_dimension
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ def parallel_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tu
 def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[GridDimension, ...]:
     """One entry per grid dimension; `semantics` are the target's dimension_semantics, None if the author gave none."""
     dynamic = {d for d, _ in kernel.dynamic_grid}
-    shared = None if semantics is not None else _shared_memory(kernel)
     found = []
     for d, size in enumerate(kernel.grid):
         if d in dynamic:
@@ -45,6 +45,7 @@ def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[
         elif size == 1:
             found.append(GridDimension(d, size, True, "a single program"))
         else:
+            shared = _shared_memory(kernel, d)
             why = shared or _overlap(kernel, d)
             proof = "blocks"
             if why is not None and not shared and _apart_in_body(kernel, d):
@@ -53,10 +54,10 @@ def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[
     return tuple(found)
 
 
-def _shared_memory(kernel: Kernel) -> str | None:
-    """What programs of any dimension may hand to each other, or None."""
+def _shared_memory(kernel: Kernel, dim: int) -> str | None:
+    """What programs that differ along `dim` may hand to each other, or None."""
     for n, s in enumerate(kernel.scratch):
-        if not s.scoped:
+        if not s.scoped and dim >= restarting_dimension(kernel, n):
             return f"because scratch {n} is kept from program to program"
     for i, o in kernel.aliases:
         if not _same_blocks(kernel, i, o):

@@ -9,7 +9,7 @@ from ..affine import Affine
 from .builder import Value as Ssa
 from .builder import storage_el
 from .flat import flat_index
-from .nest import Buf, Expr, Nest
+from .nest import Buf, Expr, Nest, Pool
 from .schedule import NestSchedule
 from .text import Block, Text
 
@@ -60,6 +60,7 @@ class Places:
 
     def __init__(self, text: Text, vector_bits: int = 512):
         self.text, self.vector_bits = text, vector_bits
+        self.pool = Pool()  # of expressions made here
 
     def _address(self, block: Block, buf: Buf, index, p: Point) -> tuple[Block, str]:
         flat = flat_index(buf, index)

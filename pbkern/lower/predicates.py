@@ -8,7 +8,8 @@ boundary, so that the interior runs without masks and only thin edges differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from .nest import Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
+Interval = tuple[int, int]
 FAR = 2**31 - 1
 # A nest of fewer points is not worth several copies of its code.
 MIN_POINTS = 512
@@ -30,13 +32,39 @@ LONG = 16
 COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR), "eq": (0, 1)}
 
 
+def _products(x: Interval, y: Interval) -> Interval:
+    ends = [a * b for a in x for b in y]
+    return min(ends), max(ends)
+
+
+def _quotients(x: Interval, y: Interval) -> Interval | None:
+    return (x[0] // y[1], x[1] // y[0]) if x[0] >= 0 and y[0] > 0 else None
+
+
+def _remainders(x: Interval, y: Interval) -> Interval | None:
+    return (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None
+
+
+# Operation -> (smallest, largest) result of operands between theirs, None where that is not known.
+INTERVALS = {
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "mul": _products,
+    "div": _quotients,
+    "rem": _remainders,
+    "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "min": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "convert_element_type": lambda x: x,
+}
+
+
 def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds) -> list[Stmt]:
     """Folds tests and cuts nests, inner statements too. `bounds` of runtime symbols that are known."""
     out: list[Stmt] = []
     for s in stmts:
         match s:
             case Nest():
-                out += [_simplified(piece, pool, bounds) for piece in _cut(_simplified(s, pool, bounds), pool)]
+                out += [simplified(piece, pool, bounds) for piece in _cut(simplified(s, pool, bounds), pool)]
             case If(index=i, branches=bs):
                 out.append(If(i, [decide_tests(b, pool, bounds) for b in bs]))
             case For(counter=c, trips=t, body=b):
@@ -63,15 +91,18 @@ def interval(a: Affine, bounds: Bounds) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- folding
 
 
-def _simplified(n: Nest, pool: Pool, bounds: Bounds) -> Nest:
+def simplified(n: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] = ()) -> Nest:
+    """The nest with its tests folded; `assumed` hold at all of its points."""
     known = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
     fold = Folder(pool, known)
+    for test in assumed:
+        fold.assume(test)
     writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not fold.inside(w.buf, w.index),
                     None if w.mask is None else fold(w.mask)) for w in n.writes]
     writes = [w if w.mask is None or not _is(w.mask, True) else
               Write(w.buf, w.index, w.value, w.inner, w.guard, None) for w in writes]
     reductions = [Reduction(r.op, tuple(map(fold, r.args)), r.dtype) for r in n.reductions]
-    return Nest(n.dims, n.rdims, reductions, writes, n.ordered, n.at)
+    return replace(n, reductions=reductions, writes=writes)
 
 
 def _moved(end: int, by: int) -> int:
@@ -94,10 +125,13 @@ class Folder:
     def __init__(self, pool: Pool, bounds: Bounds):
         self.pool, self.bounds = pool, bounds
         self._assumed: dict[Affine, tuple[int, int]] = {}  # what varies -> low <= it < high
+        self._holding: set[Expr] = set()
+        self._intervals: dict[Expr, Interval | None] = {}
         self._rewrite = pool.rewriter(self._replace)
 
     def assume(self, test: Expr) -> None:
         """From now on, folds as is right wherever `test` holds."""
+        self._holding.add(test)
         if test.kind == "op" and test.info.primitive == "and":
             for part in test.args:
                 self.assume(part)
@@ -106,7 +140,7 @@ class Folder:
             before = self._assumed.get(a.linear(), (-FAR, FAR))
             found = _moved(low, -a.const), _moved(high, -a.const)
             self._assumed[a.linear()] = max(before[0], found[0]), min(before[1], found[1])
-            self._rewrite = self.pool.rewriter(self._replace)
+        self._rewrite = self.pool.rewriter(self._replace)
 
     def __call__(self, e: Expr) -> Expr:
         return self._rewrite(e)
@@ -114,8 +148,7 @@ class Folder:
     def inside(self, buf, index) -> bool:
         """Whether every index certainly lies in the buffer."""
         for i, extent in zip(index, buf.shape):
-            found = None if i is None else interval(i, self.bounds)
-            if i is not None and (found is None or found[0] < 0 or found[1] >= extent):
+            if i is not None and not _is(self._range(i, 0, extent), True):
                 return False
         return True
 
@@ -123,6 +156,8 @@ class Folder:
         return self.pool.make("const", BOOL, np.bool_(value))
 
     def _replace(self, e: Expr) -> Expr | None:
+        if e in self._holding and e.kind == "op":
+            return self._bool(True)
         if e.kind == "range":
             return self._range(*e.info)
         if e.kind == "load" and e.info[2] and self.inside(e.info[0], e.info[1]):
@@ -132,10 +167,12 @@ class Folder:
         if e.kind != "op":
             return None
         name = e.info.primitive
-        if name in COMPARISONS:
+        if name in COMPARISONS and e.args[0].dtype != BOOL:
             return self._comparison(name, *e.args)
         if name in ("and", "or") and e.dtype == BOOL:
             return self._logic(name, *e.args)
+        if name == "ne" and e.args[0].dtype == BOOL and all(a.kind == "const" for a in e.args):
+            return self._bool(bool(e.args[0].info) is not bool(e.args[1].info))
         if name == "not" and e.dtype == BOOL and e.args[0].kind == "const":
             return self._bool(not e.args[0].info)
         if name == "select_n" and e.args[0].dtype == BOOL:
@@ -146,14 +183,21 @@ class Folder:
             return self._convert(e.args[0], e.dtype)
         return None
 
-    def _interval(self, e: Expr) -> tuple[int, int] | None:
+    def _interval(self, e: Expr) -> Interval | None:
         """(smallest, largest) value of an integer expression that cannot have wrapped; None where it is not known."""
-        if e.kind == "const" and e.dtype.kind in "iu":
+        if e not in self._intervals:
+            found = self._found_interval(e) if e.dtype.kind in "iu" else None
+            self._intervals[e] = found if found is not None and _holds(e.dtype, found) else None
+        return self._intervals[e]
+
+    def _found_interval(self, e: Expr) -> Interval | None:
+        if e.kind == "const":
             return int(e.info), int(e.info)
-        if e.kind != "index":
-            return None
-        found = interval(e.info, self.bounds)
-        return found if found is not None and _holds(e.dtype, found) else None
+        if e.kind == "index":
+            return interval(e.info, self.bounds)
+        rule = INTERVALS.get(e.info.primitive) if e.kind == "op" else None
+        parts = [self._interval(a) for a in e.args] if rule else []
+        return rule(*parts) if rule and len(parts) <= 2 and None not in parts else None
 
     def _extreme(self, name: str, x: Expr, y: Expr) -> Expr | None:
         a, b = self._interval(x), self._interval(y)
@@ -177,7 +221,7 @@ class Folder:
         for axis, extent in zip(axes, buf.shape):
             if axis is None:
                 arg = next(args)
-                found = self._interval(arg)
+                found = self._interval(arg) if arg.kind in ("index", "const") else None
                 if found is not None and found[0] >= 0 and found[1] < extent:
                     axis = arg.info if arg.kind == "index" else Affine((), int(arg.info))
                 else:
@@ -195,22 +239,29 @@ class Folder:
         return test if e.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, a: Affine, low: int, high: int) -> Expr:
-        known = [interval(a, self.bounds)]
-        if a.linear() in self._assumed:
-            start, end = self._assumed[a.linear()]
-            known.append((_moved(start, a.const), _moved(end, a.const) - 1))
-        for found in known:
-            if found is not None and low <= found[0] and found[1] < high:
-                return self._bool(True)
-            if found is not None and (found[1] < low or found[0] >= high):
-                return self._bool(False)
+        found = interval(a, self.bounds) or (-FAR, FAR)
+        start, end = self._assumed.get(a.linear(), (-FAR, FAR))
+        smallest, largest = max(found[0], _moved(start, a.const)), min(found[1], _moved(end, a.const) - 1)
+        if low <= smallest and largest < high:
+            return self._bool(True)
+        if largest < low or smallest >= high:
+            return self._bool(False)
         return self.pool.make("range", BOOL, (a, low, high))
 
     def _comparison(self, name: str, x: Expr, y: Expr) -> Expr | None:
+        if x.dtype.kind not in "iu":
+            return None
+        low, high = COMPARISONS[name]
+        found = self._interval(x), self._interval(y)
+        if None not in found:
+            smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
+            if (low == -FAR or low <= smallest) and (high == FAR or largest < high):
+                return self._bool(True)
+            if low != -FAR and largest < low or high != FAR and smallest >= high:
+                return self._bool(False)
         if any(a.kind not in ("index", "const") for a in (x, y)) or x.dtype.kind != "i" or x.dtype.itemsize < 4:
             return None
         a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (x, y))
-        low, high = COMPARISONS[name]
         d = a - b
         low = low if low == -FAR else low - d.const
         high = high if high == FAR else high - d.const

@@ -6,6 +6,7 @@ their elements, in order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +15,14 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..dsl.refs import Gather, Range, ref_access
-from .index_arrays import AffineArray, affine_array, are_distinct
-from .nest import Expr, For, Let, Nest, Pool, Stmt, Write
+from .index_arrays import AffineArray, affine_array, are_distinct, row_steps
+from .nest import Expr, For, If, Let, Nest, Pool, Stmt, Write
+from .predicates import BOOL
+from .steps import Steps, steps_along
 from .values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
+
+# Rows of fewer elements are stored one by one.
+SHORTEST_RUN = 4
 
 
 @dataclass
@@ -101,6 +107,8 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
     shape[at:at] = gather_shape
     runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), writes)
     gathers = {axis: v for axis, v in gathers.items() if axis not in runs}
+    for v in gathers.values():
+        row_steps(builder, v)  # before it is decided what is stored
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
 
 
@@ -164,29 +172,95 @@ def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, 
     from .build import ControlItem
 
     def run() -> None:
-        counters = [(builder.names("%i"), n) for n in place.gather_shape]
-        at = dims_index(counters)
-        body: list[Stmt] = []
-        names = {axis: builder.names("%s") for axis in place.gathers}
-        body += [Let(names[axis], builder.clamped(builder.pull(index, at), ref.shape[axis] - 1))
-                 for axis, index in place.gathers.items()]
-        rest = place.shape[: place.gather_at] + place.shape[place.gather_at + len(place.gather_shape) :]
-        dims = [(builder.names("d"), n) for n in rest]
-        ix = dims_index(dims)
-        full = ix[: place.gather_at] + at + ix[place.gather_at :]
-        index = ref.place(tuple(Affine.symbol(names[k]) if k in names else i for k, i in enumerate(place(full))))
-        nest = Nest(dict(dims), at=builder.line(eqn))
-        e = builder.pull(value, full, None)
-        if add:
-            e = builder.op("add", ref.dtype, builder.pool.make("load", ref.dtype, (ref.buf, index, guard)), e)
-        nest.writes.append(Write(ref.buf, index, e, True, guard, None if mask is None else builder.pull(mask, full)))
-        body.append(nest)
-        for name, n in reversed(counters):
-            body = [For(name, n, body)]
-        builder.stmts += body
+        scatter = _Scatter(builder, ref, place, value, mask, guard, add, builder.line(eqn))
+        builder.stmts += scatter.statements()
 
     uses = (value, *place.gathers.values()) + (() if mask is None else (mask,))
     builder.append_control(ControlItem(uses, frozenset({ref.buf}), run), [])
+
+
+@dataclass
+class _Scatter:
+    """Stores through index arrays: rows that are runs as vectors, others element by element."""
+
+    builder: object
+    ref: object
+    place: _Place
+    value: Value
+    mask: Value | None
+    guard: bool
+    add: bool
+    line: str | None
+
+    def statements(self) -> list[Stmt]:
+        counters = [(self.builder.names("%i"), n) for n in self.place.gather_shape]
+        at = dims_index(counters)
+        body: list[Stmt] = self._elements(at, counters[-1:])
+        if counters and counters[-1][1] >= SHORTEST_RUN and self._is_row(at, counters[-1][0]):
+            body = self._row(at, *counters[-1], body)
+        for name, n in reversed(counters[:-1]):
+            body = [For(name, n, body)]
+        return body
+
+    def _elements(self, at: Index, counters: list[tuple[str, int]]) -> list[Stmt]:
+        """for the last counter: each element by itself, in order."""
+        names = {axis: self.builder.names("%s") for axis in self.place.gathers}
+        body: list[Stmt] = [Let(names[axis], self._index(axis, at)) for axis in names]
+        body.append(self._nest(at, [], {axis: Affine.symbol(name) for axis, name in names.items()}))
+        for name, n in counters:
+            body = [For(name, n, body)]
+        return body
+
+    def _index(self, axis: int, at: Index) -> Expr:
+        return self.builder.clamped(self.builder.pull(self.place.gathers[axis], at), self.ref.shape[axis] - 1)
+
+    def _nest(self, at: Index, dims: list[tuple[str, int]], axes: dict[int, Affine]) -> Nest:
+        """Stores the slices of the value at the gathered positions `at`, whose indices are `axes`."""
+        place, low = self.place, self.place.gather_at
+        rest = [(self.builder.names("d"), n) for n in place.shape[:low] + place.shape[low + len(place.gather_shape) :]]
+        ix = dims_index(rest)
+        full = ix[:low] + at + ix[low:]
+        index = self.ref.place(tuple(axes.get(k, i) for k, i in enumerate(place(full))))
+        nest = Nest(dict(rest[:low] + dims + rest[low:]), at=self.line)
+        e = self.builder.pull(self.value, full, None)
+        if self.add:
+            old = self.builder.pool.make("load", self.ref.dtype, (self.ref.buf, index, self.guard))
+            e = self.builder.op("add", self.ref.dtype, old, e)
+        mask = None if self.mask is None else self.builder.pull(self.mask, full)
+        nest.writes.append(Write(self.ref.buf, index, e, True, self.guard, mask))
+        return nest
+
+    # ---- rows
+
+    def _steps(self, at: Index, counter: str) -> dict[int, Steps]:
+        return {axis: steps_along(self._index(axis, at), counter) for axis in self.place.gathers}
+
+    def _is_row(self, at: Index, counter: str) -> bool:
+        """Whether the indices move evenly along the last counter unless their bends show; elements are then distinct."""
+        steps = [s.step for s in self._steps(at, counter).values()]
+        return None not in steps and any(steps)
+
+    def _row(self, at: Index, counter: str, n: int, elements: list[Stmt]) -> list[Stmt]:
+        """If the row is a run: one nest; otherwise `elements`."""
+        lets: list[Stmt] = []
+        axes, tests = {}, []
+        d = self.builder.names("d")
+        for axis, steps in self._steps(at, counter).items():
+            index = self._index(axis, at)
+            first, last = (self.builder.pool.rename(index, {counter: Affine((), k)}) for k in (0, n - 1))
+            name = self.builder.names("%s")
+            lets.append(Let(name, first))
+            axes[axis] = Affine.symbol(name) + Affine.symbol(d, steps.step)
+            distance = self.builder.const(steps.step * (n - 1), index.dtype)
+            tests.append(self.builder.op("eq", BOOL, self.builder.op("sub", index.dtype, last, first), distance))
+            for choice in steps.choices:
+                ends = [self.builder.pool.rename(choice, {counter: Affine((), k)}) for k in (0, n - 1)]
+                tests.append(self.builder.op("eq", BOOL, *ends))
+        test = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), tests)
+        is_run = self.builder.names("%s")
+        lets.append(Let(is_run, self.builder.clamped(test, 1)))
+        nest = self._nest((*at[:-1], Affine.symbol(d)), [(d, n)], axes)
+        return [*lets, If(is_run, [elements, [nest]])]
 
 
 def _masked(builder, mask: Value, stored: Value, other: Value, shape) -> Lazy:

@@ -178,3 +178,10 @@ class Text:
         if otherwise is not None:
             otherwise(other)  # both before any line of theirs: they may place code in `block`
         block.lines += [f"scf.if {condition} {{", *inner.lines, *(["} else {"] if other.lines else []), *other.lines, "}"]
+
+    def either(self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa) -> str:
+        """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
+        name = self.name()
+        block.lines += [f"{name} = scf.if {condition} -> ({x.type}) {{", *inner.lines, f"scf.yield {x.name} : {x.type}",
+                        "} else {", *other.lines, f"scf.yield {y.name} : {y.type}", "}"]  # fmt: skip
+        return name

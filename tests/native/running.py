@@ -20,9 +20,14 @@ def native_program(program, inputs):
     return [jnp.asarray(o) for o in compiled(*[np.asarray(i) for i in inputs])]
 
 
-def native(kernel: Kernel, *arrays):
-    """Results of one Kernel, compiled."""
+def compiled(kernel: Kernel):
+    """One Kernel as machine code: a function of its operands."""
     ins = [Buffer(f"in{n}", t, BufferKind.INPUT, n) for n, t in enumerate(kernel.in_types)]
     outs = [Buffer(f"out{n}", t, BufferKind.OUTPUT, n) for n, t in enumerate(kernel.out_types)]
     launch = Launch(kernel, tuple(View(b.name, b.type) for b in ins), tuple(View(b.name, b.type) for b in outs))
-    return compile_program(HostProgram(kernel.name, (*ins, *outs), (launch,)), options_of=semantics)(*arrays)
+    return compile_program(HostProgram(kernel.name, (*ins, *outs), (launch,)), options_of=semantics)
+
+
+def native(kernel: Kernel, *arrays):
+    """Results of one Kernel, compiled."""
+    return compiled(kernel)(*arrays)

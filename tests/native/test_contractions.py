@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern.lower.program import LowerOptions, lower_kernel
 from pbkern.targets.cpu.machine import has_bf16_pairs, has_int16_pairs
 
 
@@ -200,3 +201,23 @@ def test_narrow_integers_are_multiplied_in_pairs():
     a, b = jax.ShapeDtypeStruct((256, 256), jnp.int8), jax.ShapeDtypeStruct((256, 256), jnp.int8)
     f = pbkern.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32))
     assert "dot_i16=" in f.as_text(a, b, stage="nests")
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 32), (40, 32, 50)])
+def test_blocks_of_narrow_integers_are_products_of_pairs(shape):
+    """Operands of one shape are converted in one nest; blocks at the edges are guarded."""
+    m, k, n = shape
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(-128, 128, (k, n)).astype(np.int8)
+
+    def body(x, y, o):
+        o[...] = lax.dot(x[...], y[...], preferred_element_type=jnp.int32)
+
+    block = pbkern.BlockSpec((32, 32), lambda i, j: (i, j))
+    kernel = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((m, n), "int32"), grid=(-(-m // 32), -(-n // 32)), out_specs=[block],
+        in_specs=[pbkern.BlockSpec((32, 32), lambda i, j: (i, 0)), pbkern.BlockSpec((32, 32), lambda i, j: (0, j))],
+    ).trace(x, y)  # fmt: skip
+    np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
+    nests = lower_kernel(kernel, "k", LowerOptions(int16_pairs=True)).nests
+    assert "dot_i16" in nests and "dot=" not in nests

@@ -11,7 +11,7 @@ from jax import lax
 import pbkern
 from pbkern.lower.program import lower_kernel
 
-from .running import native
+from .running import compiled, native
 
 N = 100
 X = np.random.default_rng(0).normal(size=N).astype("f")
@@ -207,3 +207,51 @@ def test_neighbours_under_masks(n):
     wide = np.pad(x, 2)
     np.testing.assert_allclose(native(k, x)[0], wide[:n] + wide[2 : n + 2] + wide[3 : n + 3], rtol=1e-6, atol=1e-6)
     assert "gather" not in lower_kernel(k, "k").nests
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
+def test_rows_whose_stride_is_an_operand(dtype, masked):
+    """Rows are loaded and stored as vectors where they are runs; where their ends say otherwise, element by element."""
+    x = (jnp.arange(N) % 61).astype(dtype)
+
+    def body(s, x, o):
+        at = jnp.arange(3)[:, None] * s[0] + s[1] + jnp.arange(21)[None, :]
+        at = jnp.where(at < 0, at + N, at)  # as JAX counts from the end
+        mask = jnp.broadcast_to(jnp.arange(21) < s[2], at.shape) if masked else None
+        found = pbkern.load(x, (at,), mask=mask, other=0) if masked else x[at]
+        o[...] = x[...]
+        pbkern.store(o, (at,), found + found, mask=mask)
+
+    k = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((N,), dtype)).trace(np.zeros(3, np.int32), x)
+    assert "case" in lower_kernel(k, "k").nests
+    call = compiled(k)
+    for stride, start, live in [(30, 5, 21), (21, 0, 20), (4, 10, 21), (0, 40, 3), (-30, 70, 21), (40, -10, 21), (35, 20, 21),
+                                (2**30, 2**31 - 11, 21), (7, -200, 21)]:  # fmt: skip
+        at = np.arange(3, dtype=np.int32)[:, None] * np.int32(stride) + np.int32(start) + np.arange(21, dtype=np.int32)
+        at = np.clip(np.where(at < 0, at + N, at), 0, N - 1)
+        want = np.array(x)
+        for i, j in np.ndindex(at.shape):
+            if not masked or j < live:
+                want[at[i, j]] = np.asarray(x)[at[i, j]] + np.asarray(x)[at[i, j]]
+        found = call(np.array([stride, start, live], np.int32), np.asarray(x))[0]
+        np.testing.assert_array_equal(found, want, err_msg=f"{stride}, {start}")
+
+
+def test_indices_that_start_anew():
+    """Remainders, stored before a loop: rows are vectors where they do not start anew, as the ends tell."""
+
+    def body(s, m, o):
+        at = lax.rem(s[0] + jnp.arange(16), 20)
+
+        def turn(i, total):
+            return total + m[i + jnp.zeros(16, jnp.int32), at]
+
+        o[...] = lax.fori_loop(0, 9, turn, jnp.zeros(16, "f"))
+
+    k = traced(body, (16,), np.zeros(1, np.int32), M)
+    call = compiled(k)
+    for start in (0, 4, 5, 19, 20, 23, 41, -1, -17, -20, 2**31 - 8):
+        at = np.maximum(np.fmod(np.int32(start) + np.arange(16, dtype=np.int32), 20), 0)
+        np.testing.assert_allclose(call(np.array([start], np.int32), M)[0], M[:, at].sum(0), rtol=1e-5, atol=1e-5)
+    assert "scf.if" in lower_kernel(k, "k").text

@@ -1,10 +1,13 @@
 """explain lists hand-written and Pallas kernels, and says of each grid dimension how it runs and why."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
 
 import pbkern
 import pbkern.pallas
@@ -27,6 +30,19 @@ def copy_counted(x_ref, count_ref, o_ref):
     o_ref[...] = x_ref[...]
 
 
+def summed(x_ref, o_ref, sum_ref):
+    sum_ref[...] += x_ref[...]
+    o_ref[...] = sum_ref[...]
+
+
+def summed_anew(x_ref, o_ref, sum_ref, axis=1):
+    @pbkern.when(pbkern.program_id(axis) == 0)
+    def _():
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+
+    summed(x_ref, o_ref, sum_ref)
+
+
 def make(body=copy, **options):
     return pbkern.kernel(body, **{"grid": (4,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": SHAPE} | options)
 
@@ -35,7 +51,16 @@ CASES = [
     ({}, ["parallel, proved: its programs write disjoint blocks"]),
     ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))}, ['parallel, declared "parallel"']),
     ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",))}, ['in order, declared "arbitrary"']),
-    ({"scratch_shapes": [((8,), "f4")]}, ["in order, because scratch 0 is kept from program to program"]),
+    ({"scratch_shapes": [((8,), "f4")]}, ["parallel, proved"]),
+    ({"scratch_shapes": [((8,), "f4")], "body": summed}, ["in order, because scratch 0 is kept from program to program"]),
+    (
+        {"scratch_shapes": [((8,), "f4")], "body": summed_anew, "grid": (4, 3)},
+        ["parallel, proved", "in order, because scratch 0"],
+    ),
+    (
+        {"scratch_shapes": [((8,), "f4")], "body": functools.partial(summed_anew, axis=0), "grid": (4, 3)},
+        ["in order, because scratch 0", "in order, because scratch 0"],
+    ),
     ({"grid": (4, 3)}, ["parallel, proved", "in order, because blocks of output 0 are the same along it"]),
     ({"grid": (4, 1)}, ["parallel, proved", "parallel, a single program"]),
     ({"out_specs": pbkern.BlockSpec((8,), lambda i: (i // 2,))}, ["in order, because blocks of output 0 are not proved"]),
@@ -96,3 +121,30 @@ def test_kernels_in_loops_are_found():
     kernel = make()
     f = pbkern.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, v: kernel(v), x))
     assert [w.name for w in f.explain(X).written] == ["copy"]
+
+
+def scaled(stride_ref, x_ref, o_ref, *, atomic=False):
+    at = pl.program_id(0) * stride_ref[0] + jnp.arange(8)
+    if atomic:
+        plt.atomic_add(o_ref, (at,), x_ref[at])
+    else:
+        o_ref[at] = x_ref[at] * 2
+
+
+@pytest.mark.parametrize("options, words", [({}, "parallel"), ({"atomic": True}, "in order")])
+def test_programs_for_triton_have_no_order(options, words):
+    """What they store to by index, they choose; what they update, they take turns at."""
+    call = pl.pallas_call(functools.partial(scaled, **options), out_shape=SHAPE, grid=(4,),
+                          compiler_params=plt.CompilerParams(num_warps=2))  # fmt: skip
+    with pbkern.pallas.installed():
+        (line,) = lines_of(call, np.full(1, 8, "i4"), X)
+        assert words in line
+        if not options:
+            np.testing.assert_array_equal(jax.jit(call)(np.full(1, 8, "i4"), X), X * 2)
+
+
+def test_blocks_that_several_programs_for_triton_write_keep_their_order():
+    call = pl.pallas_call(copy, out_shape=SHAPE, grid=(4, 3), in_specs=[pl.BlockSpec((8,), lambda i, j: (i,))],
+                          out_specs=pl.BlockSpec((8,), lambda i, j: (i,)), compiler_params=plt.CompilerParams())  # fmt: skip
+    with pbkern.pallas.installed():
+        assert ["in order" in line for line in lines_of(call, X)] == [False, True]

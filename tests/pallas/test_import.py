@@ -802,3 +802,18 @@ def test_elements_are_counted_from_the_padding_on(padding):
     x = np.random.default_rng(0).standard_normal(shape).astype("f4")
     np.testing.assert_array_equal(f(False), x * 2)
     np.testing.assert_array_equal(f(True), x * 2)
+
+
+@pytest.mark.parametrize("dtype, k", [("float32", 3), ("bfloat16", 1), ("int8", 19)])
+def test_largest_elements(dtype, k):
+    """lax.top_k: equal elements in order of their places, NaN first."""
+    x = np.random.default_rng(0).integers(-5, 5, (5, 19)).astype(dtype)
+    x[1] = np.array([np.nan, -0.0, 0.0] + [1.0] * 16).astype(dtype) if x.dtype.kind != "i" else 1
+
+    def kernel(x_ref, o_ref, i_ref):
+        o_ref[...], i_ref[...] = jax.lax.top_k(x_ref[...], k)
+
+    with pbkern.pallas.installed():
+        found = pl.pallas_call(kernel, out_shape=[struct(5, k, dtype=dtype), struct(5, k, dtype=jnp.int32)])(x)
+    for got, want in zip(found, jax.lax.top_k(x, k)):
+        np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(want, "f4"))
