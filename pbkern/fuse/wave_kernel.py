@@ -104,7 +104,7 @@ def _rows_meet(stride: int) -> bool:
 def _panel(wave: Wave) -> int:
     """Turns, of a few rows each, after which the front goes back to the scratch buffer's start."""
     turns = _turns(wave)
-    panel = max(-(-wave.lag * wave.steps // wave.reads.rows), 1)
+    panel = -(-wave.lag * wave.steps // wave.reads.rows)
     return turns if turns <= 2 * panel else panel
 
 
@@ -182,7 +182,7 @@ class _Front:
                 old, new = (_along(rank, ring.axis, ds(start, wave.lag)) for start in (to + I32(far), to))
                 scratch[new] = scratch[old]
 
-            _loop(wave.steps if wave.lag else 0, move)
+            _loop(wave.steps, move)
 
     # ---------------------------------------------------------------- rows in and out
 

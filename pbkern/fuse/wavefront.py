@@ -157,7 +157,8 @@ def waves(
             except (NeedsWhole, UnsupportedOp, NotImplementedError):
                 break
             wave = Wave(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
-            if all(_is_front(wave, r) for r in (reads, alone)) and _wraps_once(wave):
+            # Rows that do not depend on others need no front: they are tiles without halos.
+            if wave.lag and all(_is_front(wave, r) for r in (reads, alone)) and _wraps_once(wave):
                 yield from _sized(wave, length, machine)
 
 
@@ -205,7 +206,7 @@ def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Co
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
         shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
-        most = min(length, *(n // max(wave.lag, 1) for n in (room, shared)))
+        most = min(length, *(n // wave.lag for n in (room, shared)))
         if most >= 2:
             sized = replace(wave, steps=_even(int(most), length), height=height)
             cost = price(sized, machine)
