@@ -49,10 +49,10 @@ ARGS = operands(200, 200, heads=2, width=16)
         (attend, ARGS),
         (causal, ARGS),
         (window, ARGS),
-        (alibi, ARGS),
+        pytest.param(alibi, ARGS, marks=pytest.mark.slow),
         (lambda q, k, v, b: attend(q, k, v, b, cap=5.0), (*ARGS, rand(2, 200, 200))),
         (lambda q, k, v, m: attend(q, k, v, mask=m, fill=-1e30), (*ARGS, jnp.arange(200)[:, None] != 3)),
-        (repeated, operands(200, 150, heads=4, key_heads=2, width=16)),
+        pytest.param(repeated, operands(200, 150, heads=4, key_heads=2, width=16), marks=pytest.mark.slow),
     ],
     ids=["plain", "causal", "window", "alibi", "bias and cap", "silent row", "repeated heads"],
 )

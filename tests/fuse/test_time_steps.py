@@ -227,7 +227,7 @@ def test_steps_with_periodic_borders_agree_whatever_the_blocks(name, always_bloc
     check_blocks(monkeypatch, by_fori(step, 6), small(fields(count, 41, 67)))
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint8", "bfloat16", "bool"])
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16"])
 def test_periodic_borders_of_every_type(dtype, always_blocked):
     step = lambda u: jnp.where(jnp.roll(u, 1, 0) > u, jnp.roll(u, -2, 1), u)  # noqa: E731
     check(by_fori(step, 9), jnp.asarray(np.random.default_rng(0).integers(0, 9, (37, 50)), dtype))
@@ -256,9 +256,9 @@ def test_rolls_of_what_depends_on_the_place(always_blocked):
 
 
 def test_periodic_steps_with_sources(always_blocked):
-    sources = rand(9, 41, 67)
-    check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, v)[0], rand(41, 67), sources)
-    check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + x, None), u, v)[0], rand(41, 67), rand(9))
+    sources = rand(5, 21, 37)
+    check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, v)[0], rand(21, 37), sources)
+    check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + x, None), u, v)[0], rand(21, 37), rand(5))
 
 
 @pytest.mark.parametrize("reducer", [lax.add, lax.max, lax.min])

@@ -79,7 +79,7 @@ def native(f, *args):
 @pytest.mark.parametrize("k, l2_bytes, shape", [
     (1, 1 << 20, (101, 300)),  # all steps in one turn, on two cores
     (3, 1 << 17, (101, 300)),  # several turns
-    (0, 1 << 16, (17, 33)),
+    pytest.param(0, 1 << 16, (17, 33), marks=pytest.mark.slow),
     pytest.param(0, 1 << 20, (101, 300), marks=pytest.mark.slow),
     pytest.param(1, 1 << 16, (130, 67), marks=pytest.mark.slow),
     pytest.param(1, 1 << 20, (17, 33), marks=pytest.mark.slow),

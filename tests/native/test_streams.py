@@ -106,7 +106,7 @@ def pipelines(draw):
 
 @pytest.mark.parametrize("shape", [(1024, 1024), (700, 1003)], ids=str)
 @given(drawn=pipelines(), seed=st.integers(0, 9))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_pipelines(shape, drawn, seed):
     pipeline, compared = drawn
     x = np.random.default_rng(seed).normal(size=shape)
