@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 
+from ..errors import InternalError
 from . import elementwise
 from .accumulators import Accumulators
 from .builder import Builder, compute_el
 from .builder import Value as Ssa
 from .flat import flat_coefficient, flat_index
+from .in_place import walks_ahead
 from .loads import Loads
 from .nest import Buf, Expr, Nest, Write
 from .places import Point, Tail, Walk, memref
@@ -41,6 +43,8 @@ class NestEmitter(Loads, Accumulators):
         if any(nest.dims[d] == 0 for d in nest.rdims):  # what a reduction starts with is stored
             sched = NestSchedule(order=tuple(nest.dims))
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
+        if nest.over and (self.kept is not None or not walks_ahead(nest, sched)):
+            raise InternalError("a nest would store over elements that it still loads")
         top = Block(block)
         if self.kept is None:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
