@@ -19,7 +19,7 @@ from .loads import Loads
 from .nest import Buf, Expr, Nest, Write
 from .places import Point, Tail, Walk, memref
 from .schedule import NestSchedule, choose
-from .streams import Chunk, Visits, chunks, key_of, moved_loads, parts, reaches
+from .streams import Chunk, Visits, chunks, key_of, moved_loads, parts
 from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
 
@@ -48,7 +48,7 @@ class NestEmitter(Loads, Accumulators):
         top = Block(block)
         if self.kept is None:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
-        walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=reaches(nest))
+        walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=nest.reaches())
         outer = [d for d in sched.order if d not in nest.rdims]
         self._outer(walk, top, outer, [{}])
         block.lines += top.lines

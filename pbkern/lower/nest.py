@@ -250,6 +250,24 @@ class Nest:
         """Whether it takes values at a distance: what its loads read is not at their indices alone."""
         return any(e.kind == "moved" for e in self.nodes())
 
+    def reaches(self) -> dict[int, dict[str, int]]:
+        """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
+        found: dict[int, dict[str, int]] = {}
+        for e in reversed(self.nodes()) if self.moves() else ():
+            here = dict(found.get(id(e), {}))
+            for d, k in e.info if e.kind == "moved" else ():
+                here[d] = here.get(d, 0) + k
+            for a in e.args:
+                there = found.setdefault(id(a), {})
+                for d, k in here.items():
+                    there[d] = max(there.get(d, 0), k)
+        return found
+
+    def extents(self) -> dict[str, int]:
+        """dimension -> number of places at which expressions are taken: the nest's points, and those at a distance."""
+        far = list(self.reaches().values())
+        return {d: n + max((r.get(d, 0) for r in far), default=0) for d, n in self.dims.items()}
+
     def __str__(self) -> str:
         head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
         ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())
@@ -432,11 +450,11 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
 
 
 def _verify_nest(n: Nest, known: set[str]) -> None:
-    symbols = known | n.dims.keys()
+    symbols, reaches = known | n.dims.keys(), n.reaches()
     if n.reductions and not n.rdims:
         raise InternalError("nest: reductions without a reduced dimension", at=n.at, why=str(n))
 
-    def check(buf: Buf, index: tuple, guard: bool, what: str) -> None:
+    def check(buf: Buf, index: tuple, guard: bool, what: str, reach: dict[str, int]) -> None:
         if len(index) != len(buf.shape):
             raise InternalError(f"nest: {what} {buf} with {len(index)} indices", at=n.at, why=str(n))
         for i, extent in zip(index, buf.shape):
@@ -445,14 +463,15 @@ def _verify_nest(n: Nest, known: set[str]) -> None:
             if not i.symbols <= symbols:
                 raise InternalError(f"nest: unknown symbols {sorted(i.symbols - symbols)}", at=n.at, why=str(n))
             if not guard and i.symbols <= n.dims.keys():
-                low, high = i.bounds(n.dims.__getitem__)
+                low, high = i.bounds(lambda d: n.dims[d] + reach.get(d, 0))
                 if (low < 0 or high >= extent) and all(n.dims.values()):
                     raise InternalError(f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n))
 
     for e in n.loads():
-        check(e.info[0], e.info[1], e.kind == "gather" or e.info[2], "load of")  # gathers clamp
+        guard = e.kind == "gather" or e.info[2]  # gathers clamp
+        check(e.info[0], e.info[1], guard, "load of", reaches.get(id(e), {}))
     for w in n.writes:
-        check(w.buf, w.index, w.guard, "store to")
+        check(w.buf, w.index, w.guard, "store to", {})
         if w.inner and n.rdims and not n.ordered and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes()):
             raise InternalError("nest: an inner write uses an unfinished accumulator", at=n.at, why=str(n))
 

@@ -93,11 +93,12 @@ def interval(a: Affine, bounds: Bounds) -> tuple[int, int] | None:
 
 def simplified(n: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] = ()) -> Nest:
     """The nest with its tests folded; `assumed` hold at all of its points."""
-    known = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
-    fold = Folder(pool, known)
+    points = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
+    fold = Folder(pool, {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.extents().items()}})
+    stored = Folder(pool, points)
     for test in assumed:
         fold.assume(test)
-    writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not fold.inside(w.buf, w.index),
+    writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not stored.inside(w.buf, w.index),
                     None if w.mask is None else fold(w.mask)) for w in n.writes]
     writes = [w if w.mask is None or not _is(w.mask, True) else
               Write(w.buf, w.index, w.value, w.inner, w.guard, None) for w in writes]

@@ -119,20 +119,6 @@ class Visits:
         return found
 
 
-def reaches(nest: Nest) -> dict[int, dict[str, int]]:
-    """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
-    found: dict[int, dict[str, int]] = {}
-    for e in reversed(nest.nodes()) if nest.moves() else ():
-        here = dict(found.get(id(e), {}))
-        for d, k in e.info if e.kind == "moved" else ():
-            here[d] = here.get(d, 0) + k
-        for a in e.args:
-            there = found.setdefault(id(a), {})
-            for d, k in here.items():
-                there[d] = max(there.get(d, 0), k)
-    return found
-
-
 class Chunk(NamedTuple):
     """Points [low, high) along a nest's vector dimension, `vectors` per step; tail: the live lanes of a partial one."""
 
@@ -151,7 +137,7 @@ def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
     full, tail = divmod(size, lanes)
     main = full // unroll * unroll
     if nest.moves():
-        main = min(main, streaming_vectors(Visits(nest, sched, unroll), reaches(nest)))
+        main = min(main, streaming_vectors(Visits(nest, sched, unroll), nest.reaches()))
     found = [Chunk(0, main * lanes, unroll)] if main else []
     while full - main > unroll:
         found.append(Chunk(main * lanes, (main + unroll) * lanes, unroll))

@@ -7,7 +7,8 @@
     case 1:  %t[r, c] = %a[64 * %g0 + r, c]
 
 Masks cut off what lies outside an array, so that inner programs, or rounds of a loop, would pay for those at the ends. A test
-that moves one way along each dimension holds at all points if it does at the corner where it is hardest.
+that moves one way along each dimension holds at all points, and at those at a distance, if it does at the corner where it is
+hardest.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class _Chooser:
         if sign == 0:
             return None
         corner = {}
-        for d, n in nest.dims.items():
+        for d, n in nest.extents().items():
             step = _step(test, d)
             if step is None:
                 return None
@@ -88,7 +89,7 @@ class _Chooser:
         """Scalars under which a test holds at all points."""
         found = [self.builder.pool.rename(test, self.hardest(test, nest))]
         for x in (a for a in test.args if a.symbols & nest.dims.keys()):  # which must not wrap around in between
-            low, high = ({d: Affine((), n - 1 if (steps_along(x, d).step > 0) is up else 0) for d, n in nest.dims.items()}
+            low, high = ({d: Affine((), n - 1 if (steps_along(x, d).step > 0) is up else 0) for d, n in nest.extents().items()}
                          for up in (False, True))
             found.append(self.builder.op("le", BOOL, self.builder.pool.rename(x, low), self.builder.pool.rename(x, high)))
         return found

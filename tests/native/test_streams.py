@@ -117,6 +117,26 @@ def test_pipelines(shape, drawn, seed):
     assert wrong.sum() <= (20 if compared else 0)  # a comparison of nearly equal sides may go the other way
 
 
+@pytest.mark.parametrize("rows", [60, 694, 700, 1019, 1024])
+def test_rows_past_the_end_of_a_stage(rows):
+    """Masks hold where the last block's points lie, not where its stage is taken three rows further."""
+    stages = [weighted(offsets, [0.5, 0.625]) for offsets in ([(0, 0), (2, 0)], [(0, 0), (3, 0)], [(3, 2)])]
+
+    def pipeline(a):
+        a = jnp.pad(a, 2)
+        for stage in stages:
+            a = stage(a)
+        return a
+
+    whole = np.full((rows + 40, 1003), 1e30, np.float32)  # what is read beyond the rows does not go unnoticed
+    whole[:rows] = np.random.default_rng(0).normal(size=(rows, 1003))
+    x = np.asarray(whole[:rows], np.float64)
+    with jax.enable_x64(True):
+        want = np.asarray(pipeline(jnp.asarray(x)))
+    got = np.asarray(pbkern.jit(pipeline)(whole[:rows]))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
 def blur_colours(a):
     rows = sum(w * a[k : a.shape[0] - 4 + k] for k, w in enumerate((1, 4, 6, 4, 1))) / 16
     return sum(w * rows[:, k : a.shape[1] - 4 + k] for k, w in enumerate((1, 4, 6, 4, 1))) / 16
