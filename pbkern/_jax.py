@@ -57,8 +57,15 @@ def fresh_aval(aval):
 
 
 def user_line(eqn) -> str | None:
-    """`file:line:column (function)` of the user's code that made an equation, or None."""
-    text = source_info_util.summarize(eqn.source_info)
+    """`file:line:column (function)` of the user's code that made an equation, or None.
+
+    An equation of a library function that is looked at in the `source_context` of its call belongs to the call.
+    """
+    return _line_of(eqn.source_info) or _line_of(source_info_util.current())
+
+
+def _line_of(info) -> str | None:
+    text = source_info_util.summarize(info)
     return None if not text or "unknown" in text else text
 
 
@@ -68,7 +75,7 @@ def source_context(eqn):
     Equations of a library function that JAX traced earlier have no user line: they belong to the line of the call.
     """
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    traceback = eqn.source_info.traceback if user_line(eqn) else None
+    traceback = eqn.source_info.traceback if _line_of(eqn.source_info) else None
     return source_info_util.user_context(traceback, name_stack=stack)
 
 

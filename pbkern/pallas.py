@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.interpreters import mlir
 
-from . import _jax
+from . import _jax, progress
+from .api import build_kernel, compile_programs
 from .dsl import checks
-from .dsl.programs import kernel_program
 from .dsl.random_keys import is_key
 from .frontends.float8 import is_float8
 from .frontends.pallas import import_call
@@ -26,7 +26,6 @@ from .frontends.pallas_mesh import call_params
 from .frontends.strided_operands import in_place
 from .jaxprs import inner_jaxprs
 from .options import CompileOptions
-from .targets import get_target
 
 _installed = False
 _undo: list[Callable[[], None]] = []
@@ -85,8 +84,8 @@ def _lower_mesh(ctx, *nodes, interpret, **params):
 def _native(ctx, nodes, params: dict):
     imported = import_call(**params)
     kernel, views = in_place(imported.kernel, imported.operands, nodes)
-    target = get_target("cpu")
-    compiled = target.compile(kernel_program(kernel), CompileOptions())  # equal kernels are compiled once
+    with progress.compiling(kernel.name):
+        (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):

@@ -8,8 +8,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 import pbkern
+import pbkern.pallas
 from pbkern import config
 from pbkern.cli import main
 from pbkern.errors import OptionError, TargetError
@@ -106,10 +108,11 @@ def test_hand_written_kernels_are_dumped_too(tmp_path):
     def thrice(x_ref, o_ref):
         o_ref[...] = x_ref[...] * 3
 
-    with config.override(dump=tmp_path):
+    with config.override(dump=tmp_path), pbkern.pallas.installed():
         make(thrice)(X)
-    (folder,) = tmp_path.iterdir()
-    assert "thrice" in (folder / "2_kernels.py").read_text()
+        pl.pallas_call(thrice, out_shape=X)(X)
+    folders = list(tmp_path.iterdir())
+    assert len(folders) == 2 and all("thrice" in (f / "2_kernels.py").read_text() for f in folders)
 
 
 SCRIPT = """
