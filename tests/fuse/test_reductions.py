@@ -83,8 +83,8 @@ def errors(f, exact, draw, dtype, seeds):
 
 @pytest.mark.parametrize("name", ACCURATE)
 @pytest.mark.parametrize("dtype, offset", [
-    ("float64", 0), pytest.param("float64", 1000, marks=pytest.mark.slow), ("float32", 0), ("float32", 1000),
-    ("bfloat16", 0), pytest.param("bfloat16", 1000, marks=pytest.mark.slow), ("float16", 0), pytest.param("float16", 1000, marks=pytest.mark.slow),
+    ("float64", 0), ("float32", 0), ("float32", 1000), ("bfloat16", 0), ("float16", 0),
+    *(pytest.param(name, 1000, marks=pytest.mark.slow) for name in ("float64", "bfloat16", "float16")),
 ])  # fmt: skip
 def test_as_accurate_as_jax(name, offset, dtype):
     offset = 8 if offset and dtype == "float16" and name in SQUARES else offset
