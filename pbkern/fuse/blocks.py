@@ -10,8 +10,11 @@ access.py.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -27,13 +30,14 @@ from .access import Access, Pull, Span, block_shape, pull
 HULL_SLACK = 1.5
 
 
-def _hull(a: Access, b: Access) -> Access:
-    spans = []
-    for x, y in zip(a, b):
-        first = min(x.start.const, y.start.const)
-        last = max(x.start.const + x.size, y.start.const + y.size)
-        spans.append(Span(Affine(x.start.terms, first), last - first))
-    return tuple(spans)
+def _hull(a: Access, b: Access, slack: float) -> Access | None:
+    """The least block around two, `a` itself where that is one; None if it holds more than `slack` times what they hold."""
+    ends = [(min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size)) for x, y in zip(a, b)]
+    if all(first == x.start.const and last == first + x.size for x, (first, last) in zip(a, ends)):
+        return a
+    if math.prod(last - first for first, last in ends) > slack * (volume(a) + volume(b)):
+        return None
+    return tuple(Span(Affine(x.start.terms, first), last - first) for x, (first, last) in zip(a, ends))
 
 
 def _linear(access: Access) -> tuple:
@@ -57,6 +61,7 @@ class Hulls:
     """The blocks of one value, by linear part."""
 
     by_linear: dict[tuple, list[Access]] = field(default_factory=dict)
+    asked: dict[int, Access] = field(default_factory=dict)  # by id: most consumers ask for one and the same object
 
     @classmethod
     def of(cls, accesses: Iterable[Access]) -> Hulls:
@@ -66,13 +71,16 @@ class Hulls:
         return made
 
     def ask(self, access: Access) -> None:
+        if id(access) in self.asked:
+            return
+        self.asked[id(access)] = access
         kept = self.by_linear.setdefault(_linear(access), [])
         if access in kept:
             return
         merged = access
         for h in list(kept):
-            joint = _hull(h, merged)
-            if volume(joint) <= HULL_SLACK * (volume(h) + volume(merged)):
+            joint = _hull(h, merged, HULL_SLACK)
+            if joint is not None:
                 kept.remove(h)
                 merged = joint
         kept.append(merged)
@@ -87,11 +95,56 @@ class Hulls:
 
 @dataclass
 class Step:
-    """One equation computing one block of its results."""
+    """One equation computing one block of its results; `price`: what cost.py has found about it."""
 
     eqn: object
     out: Access
     pull: Pull
+    price: object = field(default=None, compare=False)
+
+
+class _Remembered:
+    """Steps of one plan. Every attempt to join groups asks for those of their equations, mostly for the same blocks.
+
+    Equal accesses are one object here, which is told apart by identity.
+    """
+
+    def __init__(self) -> None:
+        self.accesses: dict[Access, Access] = {}
+        self.steps: dict[tuple[int, int], Step] = {}
+
+    def one(self, access: Access) -> Access:
+        return self.accesses.setdefault(access, access)
+
+    def step(self, eqn, out: Access) -> Step:
+        found = self.steps.get((id(eqn), id(out)))
+        if found is None:
+            out = self.one(out)
+            found = self.steps.get((id(eqn), id(out)))
+        if found is None:
+            made = _step(eqn, out)
+            inputs = tuple(a if a is None else self.one(a) for a in made.pull.inputs)
+            pulled = dataclasses.replace(made.pull, inputs=inputs)
+            found = self.steps[id(eqn), id(out)] = Step(eqn, self.one(made.out), pulled)
+        return found
+
+
+_remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar("steps of one plan", default=None)
+
+
+@contextlib.contextmanager
+def steps_remembered() -> Iterator[None]:
+    """In a `with` block, the steps of an equation are worked out once. Machine and equations stay the same within."""
+    token = _remembered.set(_Remembered())
+    try:
+        yield
+    finally:
+        _remembered.reset(token)
+
+
+def _step(eqn, out: Access) -> Step:
+    pulled = pull(eqn, out)
+    return Step(eqn, out if pulled.out is None else pulled.out, pulled)
 
 
 @dataclass
@@ -116,6 +169,8 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         hulls.setdefault(v, Hulls()).ask(access)
     steps: list[Step] = []
     made: set = set()
+    remembered = _remembered.get()
+    step_of = _step if remembered is None else remembered.step
     for eqn in reversed(eqns):
         asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
         if len(asked) > 1:
@@ -123,11 +178,10 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         made.update(eqn.outvars)
         produced = Hulls()
         for out in asked:
-            pulled = pull(eqn, out)
-            out = out if pulled.out is None else pulled.out
-            produced.by_linear.setdefault(_linear(out), []).append(out)
-            steps.append(Step(eqn, out, pulled))
-            for atom, access in zip(eqn.invars, pulled.inputs):
+            step = step_of(eqn, out)
+            produced.by_linear.setdefault(_linear(step.out), []).append(step.out)
+            steps.append(step)
+            for atom, access in zip(eqn.invars, step.pull.inputs):
                 if access is not None and not isinstance(atom, jex.Literal):
                     hulls.setdefault(atom, Hulls()).ask(access)
         for v in eqn.outvars:

@@ -227,6 +227,24 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
     return cycles / machine.clock_hz + trips
 
 
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """What one step costs one program: seconds, those of copies for contractions, operations, the part of the result."""
+
+    seconds: float
+    packing: float
+    operations: float
+    part: float
+
+
+def _price(step: Step, machine: Machine) -> _Price:
+    """The step's, worked out once: most attempts to join groups share their steps (blocks.py)."""
+    if not isinstance(step.price, _Price):
+        operations = operations_per_element(step.eqn, machine) * volume(step.out)
+        step.price = _Price(_step_seconds(step, machine), _packing_seconds(step, machine), operations, recompute_of(step, 1))
+    return step.price
+
+
 def recompute_of(step: Step, programs: int) -> float:
     full = math.prod(step.eqn.outvars[0].aval.shape)
     return programs * volume(step.out) / max(full, 1)
@@ -251,15 +269,15 @@ def evaluate(
     evaluated = _evaluated_shares(requests, outputs)
     sizes: list[int] = []
     for step in requests.steps:
-        share = evaluated[id(step)]
-        seconds = _step_seconds(step, machine) * share
-        factor = recompute_of(step, programs) * share
+        price, share = _price(step, machine), evaluated[id(step)]
+        seconds = price.seconds * share
+        factor = price.part * programs * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
             if step.eqn.primitive.name not in SINGLE_PASS or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2:
                 return None
             repeated += seconds
-        per_program += seconds + _packing_seconds(step, machine)
-        operations = operations_per_element(step.eqn, machine) * volume(step.out) * programs * share
+        per_program += seconds + price.packing
+        operations = price.operations * programs * share
         done += operations
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):

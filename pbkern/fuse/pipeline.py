@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
+from .blocks import steps_remembered
 from .carries import drop_dead_carries
 from .choices import Choice, apply, groups_of
 from .complex_pairs import complex_as_pairs
@@ -67,8 +68,9 @@ def plan(
     if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
         simple = split_reductions(divide_late(simple) if unsafe else simple, machine)
     simple = operands_as_equations(simple)
-    parts = partition(simple, machine, supports, options)
-    apply(parts.groups(), choices, machine)
+    with steps_remembered():
+        parts = partition(simple, machine, supports, options)
+        apply(parts.groups(), choices, machine)
     write_in_place(parts.nodes, simple.jaxpr, donated)
     segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:

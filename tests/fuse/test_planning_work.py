@@ -63,3 +63,17 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
     assert equations >= 600 and sum(priced) < 20 * equations  # each alone: half the square of their number
+
+
+def test_blocks_of_equations_are_worked_out_once(monkeypatch):
+    blocks = importlib.import_module("pbkern.fuse.blocks")
+    pulled = []
+
+    def counted(eqn, out):
+        pulled.append((id(eqn), out, eqn))  # the equation lives as long as its id is compared
+        return pull(eqn, out)
+
+    pull = blocks.pull
+    monkeypatch.setattr(blocks, "pull", counted)
+    planned(block, *ARGUMENTS)
+    assert len({(e, out) for e, out, _ in pulled}) == len(pulled)
