@@ -106,6 +106,15 @@ def shapes(eqn) -> tuple[tuple[int, ...], ...]:
     return tuple(a.aval.shape for a in eqn.invars)
 
 
+# Indices in kernels are of 32 bits; in flat arrays, of 64.
+MAX_EXTENT = 2**31 - 1
+
+
+def is_long(eqn) -> bool:
+    """Whether an operand or a result has more elements along a dimension than kernels can count."""
+    return any(n > MAX_EXTENT for v in (*eqn.outvars, *eqn.invars) for n in getattr(v.aval, "shape", ()))
+
+
 def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
     """`out` with the given output dimensions widened to their whole extent."""
     extents = eqn.outvars[0].aval.shape

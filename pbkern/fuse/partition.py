@@ -19,7 +19,7 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from ..scatter import SCATTERS
 from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
-from .access import ELEMENTWISE, NeedsWhole, rules
+from .access import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from .access_windows import partial_reduce_p
 from .complex_views import VIEWS_OF_COMPLEX
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
@@ -212,6 +212,8 @@ class Partitioner:
             return "xla", "no access rule"
         if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
             return "xla", "an empty array"
+        if is_long(eqn):
+            return "xla", f"more than {MAX_EXTENT} elements along a dimension"
         if name in VIEWS_OF_COMPLEX:
             return "alias", ""
         if any(

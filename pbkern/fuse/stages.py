@@ -13,6 +13,7 @@ from jax.extend import core as jex
 
 from ..machine import Machine
 from ..scatter import SCATTERS
+from .access import is_long
 from .access_windows import reducer_params
 from .notes import Notes
 from .private_scatter import runs_of, split_scatter
@@ -28,7 +29,9 @@ SPLIT_DEPTH = 8
 
 
 def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
-    """Splits what needs it."""
+    """Splits what needs it, but no program with arrays that are left to XLA for their length."""
+    if any(map(is_long, closed.jaxpr.eqns)):
+        return closed
     reductions = ReductionStages(machine)
     tests = (reductions.runs_of, reductions.is_narrow, lambda e: _choose_depth(e, machine), lambda e: runs_of(e, machine))
     if not any(test(e) for e in closed.jaxpr.eqns for test in tests):

@@ -238,3 +238,14 @@ def test_hand_written_kernels_are_launched_as_they_are():
     assert kernel in plan.kernels() and len(plan.kernels()) == 3
     (got,) = plan.evaluate([X], run_program)
     np.testing.assert_allclose(got, np.tanh(2 * (np.asarray(X) + 1)), rtol=1e-5)
+
+
+LONG = [lambda x: x.sum(), lambda x: x + x, lambda x: x[::3].max(), lambda x: lax.fori_loop(0, 3, lambda i, y: y + x[i], 0.0)]
+
+
+@pytest.mark.parametrize("f", LONG)
+def test_arrays_longer_than_kernels_count_are_left_to_xla(f):
+    made = planned(f, jax.ShapeDtypeStruct((2**31 + 77,), jnp.float32))
+    left = [x.why for x in made.explanation.left]
+    assert left and all("more than 2147483647 elements" in why or "its body" in why for why in left)
+    assert planned(lambda x: x.sum(), jax.ShapeDtypeStruct((50000, 50001), jnp.float32)).kernels()
