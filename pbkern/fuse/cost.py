@@ -255,6 +255,10 @@ def far_bandwidth(size: int, machine: Machine) -> float:
     return machine.l3_bandwidth if size <= machine.l3_bytes // 4 else machine.dram_bandwidth
 
 
+# Operations that comparisons of indices, and combinations of those, consist of.
+OF_TESTS = VIEWS | {"iota", "add", "sub", "convert_element_type", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"}
+
+
 def evaluate(
     requests: Requests,
     outputs: Sequence[tuple[object, Access]],
@@ -268,8 +272,12 @@ def evaluate(
     stored = _stored_values(requests, {v for v, _ in outputs})
     evaluated = _evaluated_shares(requests, outputs)
     sizes: list[int] = []
+    tests: set = set()
     for step in requests.steps:
         price, share = _price(step, machine), evaluated[id(step)]
+        if _is_test(step.eqn, tests):
+            tests.update(step.eqn.outvars)
+            continue
         seconds = price.seconds * share
         factor = price.part * programs * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
@@ -311,6 +319,11 @@ def evaluate(
         programs,
         limit,
     )
+
+
+def _is_test(eqn, tests: set) -> bool:
+    """Whether an equation is part of a comparison of indices: code is cut where that changes, and nothing is computed."""
+    return eqn.primitive.name in OF_TESTS and all(isinstance(a, jex.Literal) or a in tests for a in eqn.invars)
 
 
 def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
@@ -446,6 +459,15 @@ def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     return min(least, between)
 
 
+def _covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
+    """Elements of the part of an array in which the blocks of all programs lie."""
+    found = 1
+    for s, extent in zip(access, shape):
+        low, high = s.start.bounds(grid.__getitem__)
+        found *= max(min(high + s.size, extent) - max(low, 0), 0)
+    return found
+
+
 def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:
     """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
     programs, last = math.prod(grid), len(grid) - 1
@@ -453,8 +475,10 @@ def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:
     moved = blocks = 0
     for v, access in requests.inputs:
         size, block = nbytes(v.aval), elements_read(requests, v, access) * itemsize(v)
-        total = int(block * programs * _line_waste(access, v.aval.shape, itemsize(v)))
-        once = min(size, total)  # overlap and half-used lines come from caches
+        waste = _line_waste(access, v.aval.shape, itemsize(v))
+        total = int(block * programs * waste)
+        read = int(_covered(access, grid, v.aval.shape) * itemsize(v) * waste)  # slices leave the rest where it is
+        once = min(size, read, total)  # overlap and half-used lines come from caches
         far += once / far_bandwidth(size, machine)
         # Programs run along the last grid axis first: what does not depend on it is still in L2.
         stays = not any(s.start.coefficient(last) for s in access) and block <= machine.l2_bytes // 2

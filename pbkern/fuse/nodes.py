@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jax.extend import core as jex
@@ -82,6 +82,16 @@ class Inner:
     partition: Partition
     ordered: list[Node]
     steps: int = 1
+
+
+def leading_to(eqns: Sequence, outputs: Iterable) -> list:
+    """Those of equations in program order that lead to `outputs`."""
+    live, kept = set(outputs), []
+    for e in reversed(eqns):
+        if any(v in live for v in e.outvars):
+            kept.append(e)
+            live.update(a for a in e.invars if not isinstance(a, jex.Literal))
+    return kept[::-1]
 
 
 def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:

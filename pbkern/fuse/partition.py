@@ -22,12 +22,13 @@ from . import access_scatter, access_shapes  # noqa: F401  (registers access rul
 from .access import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from .access_windows import partial_reduce_p
 from .complex_views import VIEWS_OF_COMPLEX
+from .copies import copy_masks, share_copies
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .donation import scatter_into_carries
 from .handover import hand_over
 from .last_stages import join_last_stages
 from .literals import operands_as_equations, outputs_as_equations
-from .masks import trim_masked
+from .masks import overhang, trim_masked
 from .nodes import Edge, Inner, Node, Partition, order
 from .recompute import recompute_large
 from .schedule import Schedule, Unfusable, schedule_at, search
@@ -45,6 +46,8 @@ TIE, FEW_PROGRAMS = 1.002, 0.95
 # do others at a smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
+# Of scores under a mask of indices, up to half are left out once one kernel makes and reads them: the model counts them all.
+MASKED_SLACK = 1.5
 # Equations that join a group at once, at most: where that fails, each is asked for alone.
 MANY_ALONG = 64
 # Operations per element of what is copied into several groups, at most, and bytes where many equations are at once.
@@ -177,6 +180,8 @@ class Partitioner:
         self.place_all(along)
         if not self.options_disable_fusion():
             self.settle()
+            copy_masks(self)
+            share_copies(self)
             self.merge_producers()
             hand_over(self)
             self.merge_siblings()
@@ -547,8 +552,11 @@ class Partitioner:
             # Attention gains, two layers of a network do not: the passes over the value between, which is written and
             # read, or over what both read must outweigh all other traffic.
             shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
-            slack = CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
-            large = 2 * between > moved or shared > 0.5 * moved
+            scores = self.are_scores(a, b)
+            slack = CHAIN_SLACK if between > moved or shared > 0.5 * moved or scores else 1.0
+            large = 2 * between > moved or shared > 0.5 * moved or scores
+            if scores and schedule is not None and overhang(schedule.requests):
+                slack *= MASKED_SLACK
             # Where both only stream their operands, as for a single query, no register tile is at stake.
             streams = self.streams(a) and self.streams(b)
             ok = schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack) and (large or streams)
@@ -577,6 +585,18 @@ class Partitioner:
             any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns)
             for g in (a, b)
         )
+
+    def are_scores(self, a: Node, b: Node) -> bool:
+        """Are exponentials both summed up and multiplied by something, as those of attention's scores are?"""
+        weights: set = set()
+        summed = multiplied = False
+        for e in sorted((*a.eqns, *b.eqns), key=lambda e: self.order[id(e)]):
+            name, reads = e.primitive.name, any(x in weights for x in e.invars if not isinstance(x, jex.Literal))
+            if name in ("exp", "exp2") or reads and (name in ELEMENTWISE or name in VIEWS):
+                weights.update(e.outvars)
+            summed |= reads and name == "reduce_sum"
+            multiplied |= reads and name in CONTRACTIONS and is_heavy(e, self.machine)
+        return summed and multiplied
 
     def merge_siblings(self) -> None:
         """Groups that read the same array with the same root shape become one where that reads it once; one may read results

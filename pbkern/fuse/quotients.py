@@ -21,8 +21,8 @@ def divide_late(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in closed.jaxpr.eqns}:
         return closed
     seen = _Quotients()
-    names = ("reduce_max", "broadcast_in_dim", "sub", "exp", "div", "convert_element_type", "dot_general")
-    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
+    names = "reduce_max broadcast_in_dim sub exp div convert_element_type squeeze transpose dot_general"
+    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names.split()}))
 
 
 class _Quotients:
@@ -60,6 +60,13 @@ class _Quotients:
         if found is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
             return None
         return self._note("quotient", eqn, operands, lax.convert_element_type(found[0], eqn.params["new_dtype"]), found[1])
+
+    def _moved(self, eqn, operands):
+        """A quotient whose dimensions are moved or, of size 1, dropped: so are those of its parts."""
+        found = self.notes.find("quotient", operands[0])
+        return found and self._note("quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found))
+
+    squeeze = transpose = _moved
 
     def dot_general(self, eqn, operands):
         for side in (0, 1):

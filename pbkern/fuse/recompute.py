@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from jax.extend import core as jex
 
 from .cost import is_heavy, nbytes
-from .nodes import Edge, Node
+from .nodes import Edge, Node, leading_to
 
 # A value is computed again only from values of so many times fewer elements.
 SMALLER = 4
@@ -125,12 +125,7 @@ def _cone(v, makers: dict, indices: set) -> list | None:
 
 def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
     """Those of `eqns` that lead to `outputs`, in order."""
-    live, kept = set(outputs), []
-    for e in sorted(eqns, key=lambda e: -parts.order[id(e)]):
-        if any(v in live for v in e.outvars):
-            kept.append(e)
-            live.update(a for a in e.invars if not isinstance(a, jex.Literal))
-    return kept[::-1]
+    return leading_to(sorted(eqns, key=lambda e: parts.order[id(e)]), outputs)
 
 
 def _once(parts, node: Node, outputs: list, wanted: list) -> list:

@@ -87,3 +87,17 @@ def test_blocks_of_repeated_heads_hold_whole_groups():
     plan = planned(f, *operands(1024, 1024, heads=8, key_heads=2, width=64))
     (kernel,) = plan.kernels()
     assert "BlockSpec((1, 4, " in source(kernel).split("out_specs")[1]
+
+
+SHORT = [(1, 1, 64, 64), (2, 8, 128, 64), (1, 8, 256, 128), (1, 2, 512, 16), (1, 8, 100, 32)]
+
+
+@pytest.mark.parametrize("shape", SHORT, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_short_sequences_are_one_kernel(shape, masked):
+    def attention(q, k, v):
+        scores = q @ k.swapaxes(-1, -2) / shape[-1] ** 0.5
+        scores = jnp.where(jnp.tril(jnp.ones(shape[2:3] * 2, bool)), scores, -jnp.inf) if masked else scores
+        return jax.nn.softmax(scores) @ v
+
+    assert len(planned(attention, *[jax.ShapeDtypeStruct(shape, jnp.float32)] * 3).kernels()) == 1

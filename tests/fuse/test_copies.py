@@ -1,0 +1,74 @@
+"""What several groups compute: masks stay copies, sums of residual networks are made once."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from .checking import check, planned, rand
+
+
+def norm(x):
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+
+def residual(x, *weights):
+    for w in weights:
+        x = x + norm(x) @ w
+    return norm(x)
+
+
+def attentive(x, *weights):
+    """Layers of causal attention with one mask for all, from one projection each."""
+    length, width = x.shape[-2:]
+    mask = jnp.tril(jnp.ones((length, length), bool))
+    for w in weights:
+        q, k, v = jnp.split(norm(x) @ w, 3, -1)
+        scores = jnp.where(mask, q @ k.swapaxes(-1, -2) / width**0.5, -jnp.inf)
+        x = x + jax.nn.softmax(scores) @ v
+    return x
+
+
+def layers(count, width, factor=1):
+    return [rand(width, factor * width, seed=k) / width**0.5 for k in range(count)]
+
+
+def test_layers_of_a_residual_network_are_equal_kernels():
+    made = planned(residual, rand(64, 256), *layers(6, 256))
+    contents = [k.content for k in made.kernels()]
+    assert len(contents) >= 6 and len(set(contents)) <= 4  # the first, the middle ones, the last
+    assert max(len(k.in_types) for k in made.kernels()) <= 3  # x, what is added to it, a weight
+
+
+def test_residual_network_equals_jax():
+    check(residual, rand(64, 96), *layers(3, 96), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("length", [128, 512])
+def test_a_mask_for_all_layers_is_part_of_each(length):
+    made = planned(attentive, jnp.zeros((2, length, 64)), *layers(3, 64, 3))
+    reading = [k for k in made.kernels() if any(t.dtype == bool for t in k.in_types)]
+    assert not reading and all("iota" in k.source() for k in made.kernels() if "exp" in k.source())
+    assert len(made.kernels()) <= 6
+
+
+def test_masked_layers_equal_jax():
+    check(attentive, rand(2, 65, 32), *layers(2, 32, 3), tolerance=1e-5)
+
+
+def test_a_mask_that_is_also_a_result_is_stored_once():
+    def f(x, y):
+        mask = jnp.arange(300)[:, None] >= jnp.arange(200)
+        return mask, jnp.where(mask, x, 0).sum(0), jnp.where(mask, jnp.exp(y), 1).sum(1)
+
+    check(f, rand(300, 200), rand(300, 200), tolerance=1e-5)
+
+
+def test_numbers_of_indices_that_are_dear_are_stored():
+    """Random numbers follow from indices, too, but no reader foresees them."""
+
+    def f(x, y):
+        kept = jax.random.bernoulli(jax.random.key(0), 0.5, x.shape)
+        return jnp.where(kept, x, 0) @ y, jnp.where(kept, x, 1).T @ x
+
+    x, y = rand(64, 64), rand(64, 64, seed=1)
+    check(f, x, y, tolerance=1e-5)
