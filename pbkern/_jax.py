@@ -57,11 +57,13 @@ def fresh_aval(aval):
 
 
 def user_line(eqn) -> str | None:
-    """`file:line:column (function)` of the user's code that made an equation, or None.
+    """`file:line:column (function)` of the user's code that made an equation, or None."""
+    return _line_of(eqn.source_info)
 
-    An equation of a library function that is looked at in the `source_context` of its call belongs to the call.
-    """
-    return _line_of(eqn.source_info) or _line_of(source_info_util.current())
+
+def line_of_call(eqn) -> str | None:
+    """user_line, or that of the call inside whose `source_context` the equation of a library function is looked at."""
+    return user_line(eqn) or _line_of(source_info_util.current())
 
 
 def _line_of(info) -> str | None:
@@ -75,7 +77,7 @@ def source_context(eqn):
     Equations of a library function that JAX traced earlier have no user line: they belong to the line of the call.
     """
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    traceback = eqn.source_info.traceback if _line_of(eqn.source_info) else None
+    traceback = eqn.source_info.traceback if user_line(eqn) else None
     return source_info_util.user_context(traceback, name_stack=stack)
 
 

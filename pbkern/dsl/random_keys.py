@@ -81,7 +81,7 @@ def _of_each_key(run, eqn, operands: Sequence, f: Callable[..., object], dtype) 
     rank = max(len(v.aval.shape) for v in eqn.invars)
     if rank and wraps:
         raise UnsupportedOp(
-            f"`{eqn.primitive.name}` of an array of TPU keys", at=_jax.user_line(eqn),
+            f"`{eqn.primitive.name}` of an array of TPU keys", at=_jax.line_of_call(eqn),
             why="the generator of a core has one state", hint="a loop over the keys",
         )  # fmt: skip
     for _ in range(rank):
@@ -116,7 +116,7 @@ def _random_bits(run, eqn, keys) -> list:
 
 def _random_gamma(run, eqn, *operands) -> list:
     raise UnsupportedOp(
-        "samples of a gamma distribution in a body", at=_jax.user_line(eqn),
+        "samples of a gamma distribution in a body", at=_jax.line_of_call(eqn),
         why="`random_gamma` rejects samples in loops, which compile long", hint="draw them outside the kernel",
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def _same(run, eqn, x) -> list:
 
 def _rng_bit_generator(run, eqn, *operands) -> list:
     raise UnsupportedOp(
-        "random numbers of XLA's generator in a body", at=_jax.user_line(eqn),
+        "random numbers of XLA's generator in a body", at=_jax.line_of_call(eqn),
         why="`rng_bit_generator`, which rbg keys need, has no rule", hint='jax.random.key(seed, impl="threefry2x32")',
     )  # fmt: skip
 

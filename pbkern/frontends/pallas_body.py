@@ -62,7 +62,7 @@ class Importer:
         """retrace's rewrite rule: results of a Pallas equation, None for any other."""
         if eqn.primitive in _jax.sparse_core_primitives():
             raise UnsupportedOp(
-                f"`{eqn.primitive.name}` of a SparseCore in a Pallas kernel", at=_jax.user_line(eqn), why="it has no rule yet",
+                f"`{eqn.primitive.name}` of a SparseCore in a Pallas kernel", at=_jax.line_of_call(eqn), why="it has no rule yet",
                 hint="indexing, lax and jnp",
             )  # fmt: skip
         rule = RULES.get(eqn.primitive.name)
@@ -73,7 +73,7 @@ class Importer:
             return rule(self, eqn, *operands)
         if eqn.primitive.name in NEEDS_HARDWARE:
             raise UnsupportedOp(
-                f"`{eqn.primitive.name}` in a Pallas kernel", at=_jax.user_line(eqn), why=NEEDS_HARDWARE[eqn.primitive.name]
+                f"`{eqn.primitive.name}` in a Pallas kernel", at=_jax.line_of_call(eqn), why=NEEDS_HARDWARE[eqn.primitive.name]
             )
         return None if any(inner_jaxprs(eqn)) else calculate(eqn, operands)
 
@@ -115,7 +115,7 @@ def allocation(aval, eqn=None) -> Scratch:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
         raise UnsupportedOp(
             f"scratch of type {aval}",
-            at=None if eqn is None else _jax.user_line(eqn),
+            at=None if eqn is None else _jax.line_of_call(eqn),
             why="one device runs the whole kernel: there is nothing to wait for",
             hint="barriers need a GPU, or interpret=pltpu.InterpretParams()",
         )
@@ -169,7 +169,7 @@ def _addupdate(importer, eqn, *operands):
 def _refuse_keys(eqn) -> None:
     if random_keys.is_key(_jax.ref_contents(eqn.invars[0].aval).dtype):
         raise UnsupportedOp(
-            "PRNG keys under a mask", at=_jax.user_line(eqn), why="a key is several words", hint="jnp.where between keys"
+            "PRNG keys under a mask", at=_jax.line_of_call(eqn), why="a key is several words", hint="jnp.where between keys"
         )
 
 
@@ -267,7 +267,7 @@ def _axis_index(importer, eqn):
     name = eqn.params["axis_name"]
     if name not in importer.axis_names:
         raise UnsupportedOp(
-            f"`axis_index` of `{name}` in a Pallas kernel", at=_jax.user_line(eqn),
+            f"`axis_index` of `{name}` in a Pallas kernel", at=_jax.line_of_call(eqn),
             why=f"grid names: {', '.join(map(str, importer.axis_names)) or 'none'}",
             hint="pass the index of a mesh axis as a scalar operand",
         )  # fmt: skip

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
+from ..jaxprs import equations
 from .notes import Notes
 from .simplify import drop_dead, retrace
 
 
 def divide_late(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
-    if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in closed.jaxpr.eqns}:
+    if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed
     seen = _Quotients()
     names = "reduce_max broadcast_in_dim sub exp div convert_element_type squeeze transpose dot_general"
