@@ -62,8 +62,8 @@ class Importer:
         """retrace's rewrite rule: results of a Pallas equation, None for any other."""
         if eqn.primitive in _jax.sparse_core_primitives():
             raise UnsupportedOp(
-                f"`{eqn.primitive.name}` of a SparseCore in a Pallas kernel", at=_jax.line_of_call(eqn), why="it has no rule yet",
-                hint="indexing, lax and jnp",
+                f"`{eqn.primitive.name}` of a SparseCore in a Pallas kernel", at=_jax.line_of_call(eqn),
+                why="it has no rule yet", hint="indexing, lax and jnp",
             )  # fmt: skip
         rule = RULES.get(eqn.primitive.name)
         found = random_keys.rewrite(eqn, operands, self.run, partial(rule or _bind, self, eqn))

@@ -32,6 +32,7 @@ from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xl
 from .side_by_side import loops_as_one
 from .simplify import simplify
 from .stages import split_reductions
+from .sunk import sink_masks
 
 __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "plan"]
 
@@ -61,7 +62,7 @@ def plan(
     results = closed.out_avals
     closed = loops_as_one(complex_as_pairs(keys_as_words(closed)))
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name)))
+    simple = sink_masks(count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name))))
     strict = bool(getattr(options, "strict_target", False))
     simple = walk_counters(drop_dead_carries(place_updates(simple, strict)))
     simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))

@@ -72,3 +72,34 @@ def test_numbers_of_indices_that_are_dear_are_stored():
 
     x, y = rand(64, 64), rand(64, 64, seed=1)
     check(f, x, y, tolerance=1e-5)
+
+
+def scanned(x, weights):
+    """The layers of `attentive` in a scan, of which the mask is a constant."""
+    length, width = x.shape[-2:]
+    mask = jnp.where(jnp.arange(length)[:, None] >= jnp.arange(length), 0.0, -jnp.inf)
+
+    def layer(x, w):
+        q, k, v = jnp.split(norm(x) @ w, 3, -1)
+        return x + jax.nn.softmax(q @ k.swapaxes(-1, -2) / width**0.5 + mask) @ v, None
+
+    return jax.lax.scan(layer, x, weights)[0]
+
+
+def test_masks_of_loops_are_made_in_their_bodies():
+    made = planned(scanned, jnp.zeros((2, 256, 64)), jnp.zeros((3, 64, 192)))
+    (attention,) = [k for k in made.kernels() if "exp" in k.source()]
+    assert "iota" in attention.source() and all(t.shape[-2:] != (256, 256) for t in attention.in_types)
+
+
+def test_masked_loops_equal_jax():
+    check(scanned, rand(2, 65, 32), rand(3, 32, 96) / 6, tolerance=1e-5)
+
+
+def test_masks_of_loops_in_loops():
+    def f(x):
+        mask = jnp.tril(jnp.ones((40, 50), bool))
+        inner = lambda x: jax.lax.fori_loop(0, 2, lambda _, y: jnp.where(mask, jnp.sin(y), y.T[:1, :1]), x)  # noqa: E731
+        return jax.lax.fori_loop(0, 3, lambda _, y: inner(y) + mask, x)
+
+    check(f, rand(40, 50), tolerance=1e-5)
