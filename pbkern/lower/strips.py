@@ -102,7 +102,10 @@ class Chain:
 
     @staticmethod
     def find(run: Run, seeds: dict[int, str]) -> Chain | None:
-        """Follows what nests write from the seeds; None where some access is not at the very index of the dimension."""
+        """Follows what nests write from the seeds.
+
+        None where some access is not at the very index of the dimension, or reductions of strips cannot be joined.
+        """
         sizes = {run[at].dims[d] for at, d in seeds.items()}
         if len(sizes) != 1 or any(run[at].ordered for at in seeds):
             return None
@@ -110,6 +113,8 @@ class Chain:
         while followed != len(chain.dims):
             followed = len(chain.dims)
             for at, d in list(chain.dims.items()):
+                if d in run[at].rdims and any(r.op not in JOINS for r in run[at].reductions):
+                    return None
                 for buf, index, written in run.accesses[at]:
                     if not any(i is not None and d in i.symbols for i in index):
                         if written and d not in run[at].rdims:
