@@ -21,7 +21,7 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
-from ..machine import SHORT_LINE
+from ..machine import sorts_in_registers
 from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
@@ -579,7 +579,10 @@ class BodyBuilder:
                 continue
             args.append(self._gathered_position(i, tokens, operand.buf.index_dtype))
             located.append(None)
-        e = self.pool.make("gather", operand.dtype, (operand.buf, tuple(located)), tuple(args))
+        if args:
+            e = self.pool.make("gather", operand.dtype, (operand.buf, tuple(located)), tuple(args))
+        else:  # of what repeats along the dimensions that are looked up
+            e = self.pool.make("load", operand.dtype, (operand.buf, placed, operand.guard))
         return e if inside is None else self.select(inside, e, self.const(fill, operand.dtype))
 
     def _gathered_position(self, i: Affine, tokens: dict[str, Expr], dtype: np.dtype) -> Expr:
@@ -656,7 +659,7 @@ class BodyBuilder:
     def _sort(self, eqn, ins: list[Value]) -> list[Value]:
         axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
         shape = ins[0].shape
-        if 0 < shape[axis] <= SHORT_LINE:
+        if shape[axis] and sorts_in_registers(shape[axis], keys, len(ins)):
             return [self.new(joined(parts, shape, axis)) for parts in sorted_lines(self, ins, axis, keys)]
         perm = [k for k in range(len(shape)) if k != axis] + [axis]
         moved = tuple(shape[k] for k in perm)
