@@ -425,7 +425,7 @@ class BodyBuilder:
         if isinstance(v, Joined) and (part := v.part(ix)) is not None:
             return self.pull(*part, nest, guard, memo)
         if isinstance(v, Contract) and nest is not None:
-            return self._inline_contract(v, ix, nest)
+            return self._inline_contract(v, ix, nest, guard)
         if isinstance(v, (Contract, Opaque)):  # a scalar outside any nest, or decided too late to inline
             return self._force(v).at(self.pool, ix, guard)
         raise AssertionError(type(v))
@@ -437,7 +437,7 @@ class BodyBuilder:
             self.materialise(v)
         return self._stored[id(v)]
 
-    def _inline_contract(self, v: Contract, ix: Index, nest: Nest) -> Expr:
+    def _inline_contract(self, v: Contract, ix: Index, nest: Nest, guard: bool) -> Expr:
         rename = {}
         for mine, theirs in zip(v.out, ix):
             if mine.terms:
@@ -446,11 +446,11 @@ class BodyBuilder:
             if d in v.rdims:
                 nest.dims[d] = n
         nest.rdims = v.rdims
-        return self._reduce(v, nest, rename)
+        return self._reduce(v, nest, rename, guard)
 
-    def _reduce(self, v: Contract, nest: Nest, rename: dict) -> Expr:
+    def _reduce(self, v: Contract, nest: Nest, rename: dict, guard: bool = False) -> Expr:
         memo: dict = {}
-        args = [self.pull(o, tuple(i.substitute(rename.get) for i in r), None, False, memo)
+        args = [self.pull(o, tuple(i.substitute(rename.get) for i in r), None, guard, memo)
                 for o, r in zip(v.operands, v.routes)]
         if v.op in ("argmax", "argmin"):
             args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
