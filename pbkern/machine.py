@@ -19,10 +19,16 @@ DEFAULT_OP_CYCLES: Mapping[str, float] = {
     "argmax": 3, "argmin": 3, "rev": 2, "population_count": 2, "clz": 2,
 }  # fmt: skip
 
-# Lines of up to this many elements are sorted in registers, side by side.
-SHORT_LINE = 16
+# Lines of up to this many elements are sorted in registers, side by side, if that takes no more operations than one nest holds.
+SHORT_LINE, MOST_SORTING = 16, 1600
 # Keys of attention that are left out together where a mask silences them. A power of two: strip numbers are shifts.
 MASK_STRIP = 64
+
+
+def sorts_in_registers(length: int, keys: int, operands: int) -> bool:
+    """Whether lines of so many elements are sorted in registers: neighbours compare keys, and exchange all operands."""
+    exchanges = length * (length - 1) // 2
+    return length <= SHORT_LINE and exchanges * (7 * keys + 2 * operands) <= MOST_SORTING
 
 
 @dataclass(frozen=True)

@@ -141,21 +141,25 @@ def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...]):
 
 @rules.register("partial_reduce")
 def _partial_reduce(eqn, out: Access) -> Pull:
-    """One program reduces one run; elements past the edge are replaced by the identity."""
+    """One program reduces one run, or some; what would lie past the edge is the identity."""
     p, (shape,) = eqn.params, shapes(eqn)
     axis, block, axes, runs = p["axis"], p["block"], p["axes"], out[0]
+    prim, identity = REDUCERS[p["reducer"]]
+    asked = Span(runs.start * block, runs.size * block)
+    beyond = max(asked.start.const + asked.size - shape[axis], 0) if asked.is_const else 0
     rest = iter(out[1:])
     source = tuple(
-        Span(runs.start * block, runs.size * block) if d == axis else whole(n) if d in axes else next(rest)
+        Span(asked.start, asked.size - beyond) if d == axis else whole(n) if d in axes else next(rest)
         for d, n in enumerate(shape)
     )
 
     def compute(ctx, x):
-        prim, identity = REDUCERS[p["reducer"]]
-        if shape[axis] % block:
+        if beyond:
+            x = lax.pad(x, identity(x.dtype), [(0, beyond if d == axis else 0, 0) for d in range(x.ndim)])
+        elif shape[axis] % block and not asked.is_const:
             line = tuple(n if d == axis else 1 for d, n in enumerate(x.shape))
             index = lax.broadcasted_iota(np.int32, line, axis)
-            left = lax.sub(np.int32(shape[axis]), ctx.affine(runs.start * block, np.int32))
+            left = lax.sub(np.int32(shape[axis]), ctx.affine(asked.start, np.int32))
             inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))
             x = lax.select_n(inside, lax.full(x.shape, identity(x.dtype), x.dtype), x)
         if runs.size == 1:

@@ -28,6 +28,13 @@ from .access import Access, Pull, Span, block_shape, pull
 
 # Two requests share a hull as long as it holds at most this many times the elements that they ask for.
 HULL_SLACK = 1.5
+# Blocks that a program computes, at most: so many for each equation, or so many. Where borders are mirrored, each stage of a
+# chain asks for more distant blocks of the one before, and their number multiplies.
+BLOCKS_OF_EACH, FEW_BLOCKS = 4, 64
+
+
+class Unfusable(Exception):
+    """These equations cannot share one kernel."""
 
 
 def _hull(a: Access, b: Access, slack: float) -> Access | None:
@@ -163,8 +170,9 @@ class Requests:
 
 
 def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Requests:
-    """Walks `eqns` in reverse from the wanted blocks of `outputs`. Raises NeedsWhole, UnsupportedOp."""
+    """Walks `eqns` in reverse from the wanted blocks of `outputs`. Raises NeedsWhole, UnsupportedOp, Unfusable."""
     hulls: dict = {}
+    most = max(BLOCKS_OF_EACH * len(eqns), FEW_BLOCKS)
     for v, access in outputs:
         hulls.setdefault(v, Hulls()).ask(access)
     steps: list[Step] = []
@@ -175,6 +183,8 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
         if len(asked) > 1:
             asked = Hulls.of(asked)
+        if len(steps) > most:
+            raise Unfusable("values would be needed at too many places")
         made.update(eqn.outvars)
         produced = Hulls()
         for out in asked:

@@ -15,9 +15,10 @@ from ..dsl.kernel import Kernel
 from ..errors import ScheduleError
 from ..machine import Machine
 from .access import NeedsWhole
+from .blocks import Unfusable
 from .nodes import Node, Partition
 from .program import emit_scheduled
-from .schedule import Schedule, Unfusable, alternatives, schedule_at
+from .schedule import Schedule, alternatives, schedule_at
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax.extend import core as jex
 
-from ..machine import SHORT_LINE, Machine
+from ..machine import Machine, sorts_in_registers
 from ..scatter import SCATTERS
 from .access import ELEMENTWISE, Access, block_shape
 from .access_scatter import share
@@ -135,7 +135,7 @@ def operations_per_element(eqn, machine: Machine) -> float:
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
     if name == "sort":
         length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
-        if length <= SHORT_LINE:
+        if sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
             return EXCHANGE_OPERATIONS * (length - 1) / 2
         return machine.cycles(name) * math.log2(length)
     return machine.cycles(name)

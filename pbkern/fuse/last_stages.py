@@ -18,8 +18,9 @@ from collections.abc import Iterable
 
 from ..machine import Machine
 from .access import NeedsWhole
+from .blocks import Unfusable
 from .nodes import Edge, Node, order
-from .schedule import Schedule, Unfusable, schedule_at
+from .schedule import Schedule, schedule_at
 
 # What a last stage does takes as long as a launch, at most, or this part of what its kernel's programs take.
 MOST_LAUNCHES, MOST_SHARE = 1.0, 0.02

@@ -21,6 +21,7 @@ from ..scatter import SCATTERS
 from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from .access_windows import partial_reduce_p
+from .blocks import Unfusable
 from .complex_views import VIEWS_OF_COMPLEX
 from .copies import copy_masks, share_copies
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
@@ -31,7 +32,7 @@ from .literals import operands_as_equations, outputs_as_equations
 from .masks import overhang, trim_masked
 from .nodes import Edge, Inner, Node, Partition, order
 from .recompute import recompute_large
-from .schedule import Schedule, Unfusable, schedule_at, search
+from .schedule import Schedule, schedule_at, search
 from .simplify import CONTROL
 from .stages import split_reductions
 from .time_blocks import block_time
@@ -197,7 +198,10 @@ class Partitioner:
         """Searches the blocks of whole groups: while they grew, cheap equations kept the blocks so far."""
         for g in self.nodes:
             if g.kind == "group" and len(g.eqns) > 1:
-                best = search(g.eqns, g.outputs, self.machine)
+                try:
+                    best = search(g.eqns, g.outputs, self.machine)
+                except Unfusable:  # there are no blocks but those that it grew with
+                    continue
                 if best.cost.seconds < g.seconds:
                     g.schedule = best
 

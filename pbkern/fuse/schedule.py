@@ -19,7 +19,7 @@ from ..machine import Machine
 from ..scatter import SCATTERS, ScatterForm
 from .access import Access, NeedsWhole, Span, whole
 from .access_scatter import owned
-from .blocks import Requests, request, volume
+from .blocks import Requests, Unfusable, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ BESIDE = (1, 2, 4, 16, 64, 256, 1024)
 MOST_OUTER = 64
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
 FEW = 32
-
-
-class Unfusable(Exception):
-    """These equations cannot share one kernel."""
 
 
 @dataclass(frozen=True)

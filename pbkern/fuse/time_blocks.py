@@ -20,11 +20,11 @@ from jax.extend import core as jex
 from ..errors import UnsupportedOp
 from ..machine import Machine
 from .access import ELEMENTWISE, NeedsWhole, whole
-from .blocks import Requests
+from .blocks import Requests, Unfusable
 from .cost import SINGLE_PASS, VIEWS, Cost, far_bandwidth, nbytes
 from .nodes import Edge, Inner, Node, Partition
 from .periodic import continued, periodic_dimensions, reach, with_rolls
-from .schedule import FEW, Schedule, Unfusable, search
+from .schedule import FEW, Schedule, search
 from .simplify import retrace
 from .wavefront import Wave, price, waves
 

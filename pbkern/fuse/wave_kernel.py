@@ -71,8 +71,9 @@ class _Ring:
             size = -(-(low + n + high) // lanes) * lanes if last else low + n + high
             first.append(low)
             shape.append(_rows(wave) if d == axis else size)
-        while _rows_meet(math.prod(shape[axis + 1 :]) * np.dtype(v.aval.dtype).itemsize):
-            shape[-1] += lanes
+        stride = math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize  # of rows, for each element of the last axis
+        wider = range(shape[-1], shape[-1] + PAGE_BYTES // LINE_BYTES * lanes, lanes)
+        shape[-1] = next((n for n in wider if not _rows_meet(n * stride)), shape[-1])
         return cls(v, axis, tuple(first), tuple(shape))
 
     @property

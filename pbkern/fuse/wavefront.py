@@ -21,7 +21,7 @@ from ..affine import Affine
 from ..errors import UnsupportedOp
 from ..machine import Machine
 from .access import Access, NeedsWhole, Span, whole
-from .blocks import Requests, request
+from .blocks import Requests, Unfusable, request
 from .cost import UNOVERLAPPED, Cost, evaluate, far_bandwidth, itemsize, nbytes
 
 # Rows that a step computes at a time: a register tile takes four; more of them repeat less of what a step stores in between.
@@ -47,7 +47,7 @@ class Reads:
 
     @classmethod
     def of(cls, body: jex.Jaxpr, along: int, rows: int) -> Reads:
-        """Raises NeedsWhole, UnsupportedOp."""
+        """Raises NeedsWhole, UnsupportedOp, Unfusable."""
         results = tuple(_rows_of(v, along, rows) for v in body.outvars)
         return cls(rows, request(body.eqns, list(zip(body.outvars, results))), results)
 
@@ -154,7 +154,7 @@ def waves(
         for rows in (n for n in ROWS if n <= _extent(body.jaxpr, counts, along)):
             try:
                 reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
-            except (NeedsWhole, UnsupportedOp, NotImplementedError):
+            except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
                 break
             wave = Wave(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
             # Rows that do not depend on others need no front: they are tiles without halos.

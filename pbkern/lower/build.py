@@ -21,7 +21,7 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
-from ..machine import SHORT_LINE
+from ..machine import sorts_in_registers
 from ..scatter import SCATTERS
 from . import decide, elementwise
 from .builder import ELEMENTS
@@ -425,7 +425,7 @@ class BodyBuilder:
         if isinstance(v, Joined) and (part := v.part(ix)) is not None:
             return self.pull(*part, nest, guard, memo)
         if isinstance(v, Contract) and nest is not None:
-            return self._inline_contract(v, ix, nest)
+            return self._inline_contract(v, ix, nest, guard)
         if isinstance(v, (Contract, Opaque)):  # a scalar outside any nest, or decided too late to inline
             return self._force(v).at(self.pool, ix, guard)
         raise AssertionError(type(v))
@@ -437,7 +437,7 @@ class BodyBuilder:
             self.materialise(v)
         return self._stored[id(v)]
 
-    def _inline_contract(self, v: Contract, ix: Index, nest: Nest) -> Expr:
+    def _inline_contract(self, v: Contract, ix: Index, nest: Nest, guard: bool) -> Expr:
         rename = {}
         for mine, theirs in zip(v.out, ix):
             if mine.terms:
@@ -446,11 +446,11 @@ class BodyBuilder:
             if d in v.rdims:
                 nest.dims[d] = n
         nest.rdims = v.rdims
-        return self._reduce(v, nest, rename)
+        return self._reduce(v, nest, rename, guard)
 
-    def _reduce(self, v: Contract, nest: Nest, rename: dict) -> Expr:
+    def _reduce(self, v: Contract, nest: Nest, rename: dict, guard: bool = False) -> Expr:
         memo: dict = {}
-        args = [self.pull(o, tuple(i.substitute(rename.get) for i in r), None, False, memo)
+        args = [self.pull(o, tuple(i.substitute(rename.get) for i in r), None, guard, memo)
                 for o, r in zip(v.operands, v.routes)]
         if v.op in ("argmax", "argmin"):
             args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
@@ -579,7 +579,10 @@ class BodyBuilder:
                 continue
             args.append(self._gathered_position(i, tokens, operand.buf.index_dtype))
             located.append(None)
-        e = self.pool.make("gather", operand.dtype, (operand.buf, tuple(located)), tuple(args))
+        if args:
+            e = self.pool.make("gather", operand.dtype, (operand.buf, tuple(located)), tuple(args))
+        else:  # of what repeats along the dimensions that are looked up
+            e = self.pool.make("load", operand.dtype, (operand.buf, placed, operand.guard))
         return e if inside is None else self.select(inside, e, self.const(fill, operand.dtype))
 
     def _gathered_position(self, i: Affine, tokens: dict[str, Expr], dtype: np.dtype) -> Expr:
@@ -656,7 +659,7 @@ class BodyBuilder:
     def _sort(self, eqn, ins: list[Value]) -> list[Value]:
         axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
         shape = ins[0].shape
-        if 0 < shape[axis] <= SHORT_LINE:
+        if shape[axis] and sorts_in_registers(shape[axis], keys, len(ins)):
             return [self.new(joined(parts, shape, axis)) for parts in sorted_lines(self, ins, axis, keys)]
         perm = [k for k in range(len(shape)) if k != axis] + [axis]
         moved = tuple(shape[k] for k in perm)

@@ -153,7 +153,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if first.reductions and not second.reductions:
         return None  # the second runs after the first's loops: it would need their results
     live = _matched(first, second)
-    if live is None or len(first.nodes()) + len(second.nodes()) > MAX_NODES:
+    if live is None or max(len(n.nodes()) for n in (first, second)) > MAX_NODES:
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {d: Affine() for d, n in second.dims.items() if n == 1}
@@ -167,6 +167,8 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if not _independent(first, second) or _vector_conflict(first, second):
         return None
     merged = _joined(first, second, pool, tuple(rdims | theirs))
+    if len(merged.nodes()) > MAX_NODES:  # what both compute counts once
+        return None
     return merged if max((e.height for e in merged.expressions()), default=0) <= MAX_HEIGHT else None
 
 

@@ -1,7 +1,8 @@
 """Ragged grids without masks: the last block of a dimension is moved back so that it ends at the array's edge.
 
 Programs near the edge then compute some elements that their neighbour computes too, with the same result. That is sound
-only for bodies that are functions of their inputs: whole outputs written once, nothing read back, accumulated or kept.
+only for bodies that are functions of their inputs: whole outputs written once, nothing read back, accumulated or kept; and
+what they store at a place must not depend on where their block starts (positions.py).
 Every use of the grid index g must be a multiple of the block: g * block becomes min(g * block, extent - block).
 """
 
@@ -13,10 +14,11 @@ from ..affine import Affine
 from ..dsl.kernel import Kernel, Squeezed
 from ..dsl.refs import Range, is_ref_access, ref_access
 from .nest import Expr, Fetch, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+from .positions import depend_on_places_alone
 
 
 class CannotShift(Exception):
-    """The body uses a grid index otherwise than as a multiple of the block."""
+    """The body uses a grid index otherwise than as a multiple of the block, or depends on where its block starts."""
 
 
 @dataclass(frozen=True)
@@ -144,4 +146,7 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
                 return While(list(map(one, c)), p, list(map(one, b)))
         return s
 
-    return list(map(one, stmts))
+    out = list(map(one, stmts))
+    if not all(depend_on_places_alone(out, symbol(d)) for d in shifts):
+        raise CannotShift
+    return out

@@ -102,7 +102,10 @@ class Chain:
 
     @staticmethod
     def find(run: Run, seeds: dict[int, str]) -> Chain | None:
-        """Follows what nests write from the seeds; None where some access is not at the very index of the dimension."""
+        """Follows what nests write from the seeds.
+
+        None where some access is not at the very index of the dimension, or reductions of strips cannot be joined.
+        """
         sizes = {run[at].dims[d] for at, d in seeds.items()}
         if len(sizes) != 1 or any(run[at].ordered for at in seeds):
             return None
@@ -110,6 +113,8 @@ class Chain:
         while followed != len(chain.dims):
             followed = len(chain.dims)
             for at, d in list(chain.dims.items()):
+                if d in run[at].rdims and any(r.op not in JOINS for r in run[at].reductions):
+                    return None
                 for buf, index, written in run.accesses[at]:
                     if not any(i is not None and d in i.symbols for i in index):
                         if written and d not in run[at].rdims:
@@ -140,16 +145,18 @@ class Chain:
         for at, nest in enumerate(self.run):
             if at not in self.dims:
                 groups.append(nest)
-            elif groups and isinstance(groups[-1], list) and not self._waits(nest, groups[-1]):
+            elif groups and isinstance(groups[-1], list) and not self._waits(at, groups[-1]):
                 groups[-1].append(at)
             else:
                 groups.append([at])
         return groups
 
-    def _waits(self, nest: Nest, group: list[int]) -> bool:
-        results = {w.buf.root for at in group for w in self.run[at].writes if not w.inner and self._reduces(at)}
+    def _waits(self, at: int, group: list[int]) -> bool:
+        """Whether the nest at a position reads, before all strips are done, what nests of a group reduce."""
+        nest = self.run[at]
+        results = {w.buf.root for k in group for w in self.run[k].writes if not w.inner and self._reduces(k)}
         inner = Nest({}, reductions=nest.reductions, writes=[w for w in nest.writes if w.inner])
-        return any(buf.root in results for buf, _, _ in accesses(inner if nest.rdims else nest))
+        return any(buf.root in results for buf, _, _ in accesses(inner if self._reduces(at) else nest))
 
     def _reduces(self, at: int) -> bool:
         return self.dims[at] in self.run[at].rdims

@@ -5,7 +5,9 @@ import importlib
 import jax.numpy as jnp
 import numpy as np
 
-from .checking import planned
+from pbkern.fuse import blocks
+
+from .checking import check, planned, rand
 
 partition = importlib.import_module("pbkern.fuse.partition")
 
@@ -66,7 +68,6 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
 
 
 def test_blocks_of_equations_are_worked_out_once(monkeypatch):
-    blocks = importlib.import_module("pbkern.fuse.blocks")
     pulled = []
 
     def counted(eqn, out):
@@ -77,3 +78,36 @@ def test_blocks_of_equations_are_worked_out_once(monkeypatch):
     monkeypatch.setattr(blocks, "pull", counted)
     planned(block, *ARGUMENTS)
     assert len({(e, out) for e, out, _ in pulled}) == len(pulled)
+
+
+def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):
+    """Each stage reads the one before at its own place and, turned around, at both ends of it."""
+    pulled, pull = [], blocks.pull
+
+    def smoothed(x):
+        for _ in range(5):
+            p = jnp.pad(x, 1, mode="symmetric")
+            x = 0.25 * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
+        return x
+
+    def counted(eqn, out):
+        pulled.append(eqn)
+        return pull(eqn, out)
+
+    monkeypatch.setattr(blocks, "pull", counted)
+    plan = check(smoothed, rand(30, 40))
+    assert len(pulled) < 80 * len(plan.jaxpr.eqns)
+
+
+def test_groups_keep_their_blocks_where_a_search_finds_none(monkeypatch):
+    search, searched = partition.search, []
+
+    def in_vain(eqns, *args):
+        searched.append(len(eqns))
+        if len(eqns) > 1:
+            raise blocks.Unfusable("an output does not have every grid axis")
+        return search(eqns, *args)
+
+    monkeypatch.setattr(partition, "search", in_vain)
+    check(lambda x: jnp.tanh(x * 2 + 1), rand(30, 40))
+    assert max(searched) > 1

@@ -196,3 +196,9 @@ def test_far_rows_are_read_in_long_parts(f, runs_as_they_are):
 
 def test_enough_sums_of_far_rows_are_not_cut(runs_as_they_are):
     assert first_block(lambda x: x.sum(1), 64, 512, 600) == (1, 512, 600)
+
+
+@pytest.mark.parametrize("n", [64, 131, 1000])
+def test_runs_of_what_is_made_as_a_whole(n):
+    """The last run ends behind the array, where a running sum has no elements."""
+    check(lambda x: (jnp.cumsum(x).sum(), jnp.sort(x).max()), rand((n,)), tolerance=1e-3, left=True)

@@ -133,6 +133,12 @@ def test_planes_of_three_dimensions_agree(step, k, fronts):
     native(by_fori(step, 7), rand(19, 21, 35))
 
 
+def test_planes_that_meet_in_a_page_whatever_their_width(fronts):
+    """Of 64 lines, whose length is whole cache lines, a plane is whole pages."""
+    fronts(6)
+    assert is_front(planned(by_fori(in_space, 3), f32(9, 64, 5)))
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (5, 1), (4, 64), (9, 2), (1, 3), (0, 4)], ids=str)
 def test_small_arrays_agree(shape, fronts):
     fronts(0)

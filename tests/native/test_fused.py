@@ -65,6 +65,27 @@ def test_padded_gather_stays_inside():
     checking.check(lambda x, i: jnp.pad(x[i % 4], ((1, 3), (2, 0))), *map(jnp.asarray, (np.eye(4, 5, dtype="f"), np.arange(6))))
 
 
+@pytest.mark.parametrize("at", [[2, 1, 5, 0], [[2] * 9, [0] * 9]], ids=["rows", "elements"])
+def test_gathers_of_what_repeats(at):
+    """No element of memory is looked up: all rows are one."""
+    def f(x, at):
+        rows = jnp.repeat(x, 3, 0)
+        return rows[at] if at.ndim == 1 else jnp.take_along_axis(rows, at, 0)
+
+    x, at = np.arange(9, dtype=np.float32)[None], np.array(at, np.int32)
+    np.testing.assert_array_equal(pbkern.jit(f)(x, at), f(x, at))
+
+
+@pytest.mark.parametrize("reduce", [jnp.mean, jnp.max, jnp.sum], ids=lambda f: f.__name__)
+def test_reductions_of_padded_places_stay_inside(reduce):
+    """At places that are padded, nothing is reduced."""
+    def f(x):
+        return jnp.pad(reduce(x[..., 1:], 0), ((2, 0), (0, 3)))
+
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(9, 16, 60)), jnp.float32)
+    np.testing.assert_allclose(pbkern.jit(f)(x), f(x), rtol=1e-5, atol=1e-6)
+
+
 def test_values_made_in_either_order_of_dimensions_share_a_nest():
     """A product of two windows: one is made column by column."""
 

@@ -56,6 +56,30 @@ def test_special_rows():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("rows", [65, 650])
+def test_sums_of_rows_are_read_once_they_are_whole(rows):
+    """What a product of each row is added to is the sum over all rows."""
+    def f(x):
+        return (jnp.full((31, 31), 0.2, x.dtype) @ (x * 0.5).T).T + x + (x * x).sum(0)
+
+    x = np.random.default_rng(8).normal(size=(rows, 31)).astype(np.float32)
+    want = x.sum(1, dtype=np.float64, keepdims=True) * 0.1 + x + (x.astype(np.float64) ** 2).sum(0)
+    np.testing.assert_allclose(pbkern.jit(f)(x), want, rtol=1e-5, atol=1e-4)
+
+
+REDUCTIONS = {"all": lambda x: (x > -3).all(0), "any": lambda x: (x >= 0).any(0), "first": lambda x: x.argmax(0),
+              "product": lambda x: (1 + x / 1000).prod(0)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_whose_parts_are_not_joined(name):
+    def reduced(x):
+        return REDUCTIONS[name](x - x.max(1, keepdims=True))
+
+    x = np.random.default_rng(7).normal(size=(20, 300)).astype(np.float32)
+    np.testing.assert_allclose(pbkern.jit(reduced)(x), reduced(x), rtol=1e-6)
+
+
 def test_mechanism_is_at_work():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     assert "fetch" in pbkern.jit(softmax).as_text(x, stage="nests")

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern.lower.program import lower_kernel
 
 SPECIAL = [1.0, 2.0, -3.0, np.nan, 0.0, -0.0, np.inf, -np.inf]
 
@@ -53,3 +54,15 @@ def test_medians_are_expressions():
     same(median, x)
     text = pbkern.jit(median).as_text(x, stage="nests")
     assert "sort" not in text and "gather" not in text, text
+
+
+@pytest.mark.parametrize("length, keys", [(10, 2), (16, 3)])
+def test_few_lines_of_several_keys_are_sorted_once(length, keys):
+    """All results share one network, or are sorted in memory."""
+    k, l = jnp.asarray(np.random.default_rng(4).integers(0, 3, (2, 14, length)), jnp.float32)
+
+    def f(k, l):
+        return lax.sort((k, l, lax.broadcasted_iota(jnp.int32, k.shape, 1)), dimension=1, num_keys=keys)
+
+    (kernel,) = pbkern.jit(f).kernels(k, l)
+    assert lower_kernel(kernel, "k").nests.count("nest [") <= 2

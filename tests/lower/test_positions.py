@@ -1,0 +1,59 @@
+"""Ragged grids: last blocks overlap others only where results do not depend on where a block starts (lower/positions.py)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pbkern
+from pbkern.lower.program import lower_kernel
+
+from ..native.running import native
+
+ROWS, COLUMNS, BLOCK = 17, 33, 7
+X = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype("f")
+
+
+def row():
+    return lax.broadcasted_iota(jnp.int32, (BLOCK, COLUMNS), 0)
+
+
+def in_turn(x):
+    """A sum along the rows, in a loop."""
+    return lax.fori_loop(0, BLOCK, lambda k, t: t.at[k].set(x[k] + jnp.where(k > 0, t[k - 1], 0)), jnp.zeros_like(x))
+
+
+# name -> body of a block, whether it is a function of places in the array
+BODIES = {
+    "every second row": (lambda x: jnp.where(row() % 2 == 0, x, -x), False),
+    "rows in turn": (lambda x: jnp.roll(x, 1, 0), False),
+    "the first row": (lambda x: x + x[:1], False),
+    "running sum": (lambda x: jnp.cumsum(x, 0), False),
+    "running sum in a loop": (in_turn, False),
+    "sum of the rows before": (lambda x: x.at[1:].add(x[:-1]), False),
+    "numbers of rows": (lambda x: x + (pbkern.program_id(0) * BLOCK + row()), True),
+    "sorted rows": (lambda x: jnp.sort(x, 1), True),
+    "running sum of each row": (lambda x: jnp.cumsum(x, 1), True),
+    "columns in turn": (lambda x: jnp.exp(jnp.roll(x, 1, 1)) - x.max(1, keepdims=True), True),
+}
+
+
+def kernel(body):
+    def whole(x, o):
+        o[...] = body(x[...])
+
+    spec = pbkern.BlockSpec((BLOCK, COLUMNS), lambda i: (i, 0))
+    return pbkern.kernel(whole, grid=(-(-ROWS // BLOCK),), in_specs=[spec], out_specs=[spec],
+                         out_shape=jax.ShapeDtypeStruct(X.shape, "f")).trace(X)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_blocks_agree(name):
+    """With the interpreter, which moves none, in rows that all of a block's rows are there for."""
+    body, free = BODIES[name]
+    k = kernel(body)
+    (got,), (want,) = native(k, X), pbkern.interpret(k, X)
+    known = ROWS if free else ROWS // BLOCK * BLOCK
+    np.testing.assert_allclose(got[:known], want[:known], rtol=1e-5, atol=1e-5)
+    assert ("guarded" not in lower_kernel(k, "k").nests) is free
