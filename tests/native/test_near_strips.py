@@ -56,6 +56,18 @@ def test_special_rows():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("shape", [(3, 5001), (40, 10007)])
+def test_places_of_a_row_that_are_data(shape):
+    """What a row's strip stores is read there through indices as well."""
+
+    def f(x, i):
+        return jax.nn.log_softmax(x)[jnp.arange(len(x)), i]
+
+    rng = np.random.default_rng(7)
+    x, i = rng.normal(size=shape).astype(np.float32), rng.integers(-shape[1], shape[1], shape[0])
+    np.testing.assert_allclose(pbkern.jit(f)(x, i), jax.jit(f)(x, i), rtol=1e-5)
+
+
 def test_mechanism_is_at_work():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     assert "fetch" in pbkern.jit(softmax).as_text(x, stage="nests")
