@@ -115,40 +115,50 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
 
 
 @partial_reduce_p.def_abstract_eval
-def _partial_type(x, *, reducer, axis, block, axes):
-    """f[..., n, ...] -> f[ceil(n / block), dimensions not in axes]: reduces runs along `axis`."""
-    rest = tuple(n for d, n in enumerate(x.shape) if d not in axes)
-    return jax.core.ShapedArray((-(-x.shape[axis] // block), *rest), x.dtype)
+def _partial_type(x, *, reducer, axis, block, axes, outer):
+    """f[..., n, ...] -> f[outer dimensions, ceil(n / block), dimensions not in axes]: reduces runs along `axis`.
+
+    The `outer` dimensions before `axis` are not reduced: each of their indices has runs of its own.
+    """
+    rest = tuple(n for d, n in enumerate(x.shape) if d not in axes and not axis - outer <= d < axis)
+    return jax.core.ShapedArray((*x.shape[axis - outer : axis], -(-x.shape[axis] // block), *rest), x.dtype)
 
 
 @partial_reduce_p.def_impl
-def _partial_eager(x, *, reducer, axis, block, axes):
+def _partial_eager(x, *, reducer, axis, block, axes, outer):
     _, identity = REDUCERS[reducer]
     runs = -(-x.shape[axis] // block)
     config = [(0, runs * block - n if d == axis else 0, 0) for d, n in enumerate(x.shape)]
-    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes)
+    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, outer)
 
 
-def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...]):
-    """f[..., r * block, ...] -> f[r, ...]: reduces `axes`, but `axis` only within each run."""
+def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], outer: int):
+    """f[..., o, r * block, ...] -> f[o, r, ...]: reduces `axes`, but `axis` only within each run."""
     runs = x.shape[axis] // block
     x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
     inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes its runs' inside
     reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
-    at = axis - sum(d < axis for d in axes)
-    return lax.transpose(reduced, (at, *(d for d in range(reduced.ndim) if d != at)))
+    return runs_first(reduced, axis - sum(d < axis for d in axes), outer)
+
+
+def runs_first(x, axis: int, outer: int):
+    """Transposes `axis` and the `outer` dimensions before it to the front."""
+    first = range(axis - outer, axis + 1)
+    return lax.transpose(x, (*first, *(d for d in range(x.ndim) if d not in first)))
 
 
 @rules.register("partial_reduce")
 def _partial_reduce(eqn, out: Access) -> Pull:
     """One program reduces one run; elements past the edge are replaced by the identity."""
     p, (shape,) = eqn.params, shapes(eqn)
-    axis, block, axes, runs = p["axis"], p["block"], p["axes"], out[0]
-    rest = iter(out[1:])
+    axis, block, axes, outer = p["axis"], p["block"], p["axes"], p["outer"]
+    runs, first, rest = out[outer], iter(out[:outer]), iter(out[outer + 1 :])
     source = tuple(
-        Span(runs.start * block, runs.size * block) if d == axis else whole(n) if d in axes else next(rest)
+        Span(runs.start * block, runs.size * block) if d == axis
+        else whole(n) if d in axes
+        else next(first if axis - outer <= d < axis else rest)
         for d, n in enumerate(shape)
-    )
+    )  # fmt: skip
 
     def compute(ctx, x):
         prim, identity = REDUCERS[p["reducer"]]
@@ -158,9 +168,9 @@ def _partial_reduce(eqn, out: Access) -> Pull:
             left = lax.sub(np.int32(shape[axis]), ctx.affine(runs.start * block, np.int32))
             inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))
             x = lax.select_n(inside, lax.full(x.shape, identity(x.dtype), x.dtype), x)
-        if runs.size == 1:
+        if runs.size == 1 and not outer:
             reduced = prim.bind(x, **reducer_params(p["reducer"], tuple(sorted(axes))))
             return [lax.broadcast_in_dim(reduced, (1, *reduced.shape), tuple(range(1, reduced.ndim + 1)))]
-        return [_reduce_runs(x, p["reducer"], axis, block, axes)]
+        return [_reduce_runs(x, p["reducer"], axis, block, axes, outer)]
 
     return Pull((source,), {}, compute)

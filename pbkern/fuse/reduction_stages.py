@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from ..machine import Machine
-from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params
+from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params, runs_first
 from .notes import Notes
 from .runs import in_runs, near_divisor
 from .simplify import Rewrite
@@ -57,43 +57,53 @@ class Deviation(NamedTuple):
         kept = [d for d in range(self.x.ndim) if d not in axes]
         own = [kept.index(d) for d, n in zip(self.dims, np.shape(self.c)) if n > 1]
         units = [j for j, n in enumerate(np.shape(self.c)) if n == 1]
-        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, [k + 1 for k in own])
+        counts = level.ndim - len(kept)
+        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, [k + counts for k in own])
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How an operand is cut: dimensions low to high become one, of which a program takes `block` elements."""
+    """How an operand is cut: along `axis` into runs of `block` elements, for each index of the `outer` reduced dimensions
+    before it.
+    """
 
-    low: int
-    high: int
+    axis: int
+    outer: int
     block: int
 
-    def joined(self, x):
-        """[..., a, b, c, ...] -> [..., a b c, ...]"""
-        if self.low == self.high:
-            return x
-        return lax.reshape(x, (*x.shape[: self.low], math.prod(x.shape[self.low : self.high + 1]), *x.shape[self.high + 1 :]))
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Dimensions of what is found in runs that count the runs."""
+        return tuple(range(self.outer + 1))
 
-    def axes(self, axes) -> tuple[int, ...]:
-        """Reduced axes of the joined operand."""
-        return tuple(sorted({d if d < self.low else max(d - self.high + self.low, self.low) for d in axes}))
+    def within(self, axes) -> tuple[int, ...]:
+        """Axes that are reduced within a run."""
+        return tuple(d for d in sorted(axes) if not self.axis - self.outer <= d < self.axis)
+
+    def divide(self, shape) -> bool:
+        return shape[self.axis] % self.block == 0
 
     def _inner(self, axes) -> list[int]:
-        """Axes that are reduced within each run of the operand cut into runs."""
-        return [d + (d >= self.low) for d in self.axes(axes)]
+        """The same of the operand cut into runs."""
+        return [d + (d >= self.axis) for d in self.within(axes)]
 
     def cut(self, x, axes, level):
         """x in runs, less the `level` of each, f[runs, dimensions that stay]."""
-        x = in_runs(self.joined(x), self.low, self.block, np.zeros((), x.dtype))
-        inner = self._inner(axes)
-        stay = [d for d in range(x.ndim) if d not in inner and d != self.low]
-        return x - lax.broadcast_in_dim(level, x.shape, [self.low, *stay])
+        x = in_runs(x, self.axis, self.block, np.zeros((), x.dtype))
+        counts = range(self.axis - self.outer, self.axis + 1)
+        stay = [d for d in range(x.ndim) if d not in self._inner(axes) and d not in counts]
+        return x - lax.broadcast_in_dim(in_order(level, counts, stay), x.shape, sorted([*counts, *stay]))
 
     def sums(self, x, axes):
         """f[runs, dimensions that stay] of what was cut into runs."""
         inner = self._inner(axes)
-        total, at = _sum(x, inner), self.low - sum(d < self.low for d in inner)
-        return lax.transpose(total, [at, *(d for d in range(total.ndim) if d != at)])
+        return runs_first(_sum(x, inner), self.axis - sum(d < self.axis for d in inner), self.outer)
+
+
+def in_order(level, counts, stay):
+    """f[runs, dimensions that stay] with its dimensions in the order of those that they are of x."""
+    own = [*counts, *stay]
+    return lax.transpose(level, sorted(range(len(own)), key=own.__getitem__))
 
 
 class ReductionStages:
@@ -145,10 +155,9 @@ class ReductionStages:
             return None
         block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
         if low == high:
-            return Runs(low, high, near_divisor(size, block))
-        # Runs of joined dimensions are equal parts of the innermost one, as the blocks of what makes the operand are.
+            return Runs(low, 0, near_divisor(size, block))
         block = next(b for b in range(min(block, inner), 0, -1) if inner % b == 0)
-        return Runs(low, high, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
+        return Runs(high, high - low, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
 
     # ---- sums, products, extrema
 
@@ -162,7 +171,8 @@ class ReductionStages:
         if runs is None:
             return [self._columns_first(eqn, x)] if self.is_narrow(eqn) else None
         name = eqn.primitive.name
-        result = eqn.primitive.bind(self._partial(name, x, eqn.params["axes"], runs), **reducer_params(name, (0,)))
+        partial = self._partial(name, x, eqn.params["axes"], runs)
+        result = eqn.primitive.bind(partial, **reducer_params(name, runs.counted))
         if name in STATISTICS and x.dtype in (np.float32, np.float64):
             self.notes.note(STATISTICS[name], result, x)
         return [result]
@@ -187,7 +197,7 @@ class ReductionStages:
     def _partial(self, name: str, x, axes, runs: Runs):
         """f[runs, dimensions that stay]."""
         return partial_reduce_p.bind(
-            runs.joined(x), reducer=name, axis=runs.low, block=runs.block, axes=runs.axes(axes)
+            x, reducer=name, axis=runs.axis, block=runs.block, axes=runs.within(axes), outer=runs.outer
         )
 
     # ---- products of deviations
@@ -231,13 +241,12 @@ class ReductionStages:
         found, axes = self.notes.find("product", x), eqn.params["axes"]
         if found is None:
             return None
-        extent, reduced = math.prod(x.shape[runs.low : runs.high + 1]), math.prod(x.shape[d] for d in axes)
         parts: list[Deviation] = [part for factor in found for part in self.notes.find("deviation", factor) or ()]
         if any(p.x.shape != x.shape for p in parts):  # a factor is repeated
             return None
-        if extent % runs.block or any(p.varies_along(axes) for p in parts):
+        if not runs.divide(x.shape) or any(p.varies_along(axes) for p in parts):
             return None
-        count = reduced * runs.block // extent
+        count = runs.block * math.prod(x.shape[d] for d in runs.within(axes) if d != runs.axis)
         around, apart = zip(*(self._around_runs(part, axes, runs, count) for part in parts))
 
         def of_runs(y):
@@ -245,8 +254,8 @@ class ReductionStages:
 
         # Rounded means leave sums of x - l and y - m that are not quite zero.
         left = apart[0] * of_runs(around[1]) + apart[1] * of_runs(around[0])
-        within = _sum(of_runs(around[0] * around[1]), (0,)) + _sum(left, (0,))
-        return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], (0,))
+        within = _sum(of_runs(around[0] * around[1]), runs.counted) + _sum(left, runs.counted)
+        return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], runs.counted)
 
     def _around_runs(self, part: Deviation, axes, runs: Runs, count: int) -> tuple:
         """(x in runs, less the mean of each; means of runs less c)."""
@@ -265,14 +274,14 @@ class ReductionStages:
     def _sum_of_exponentials(self, eqn, x, runs: Runs):
         """The sum in two stages of which the first reads no c; None where that does not apply."""
         found, axes = self.notes.find("exponential", x), eqn.params["axes"]
-        if found is None or found[0].varies_along(axes) or math.prod(x.shape[runs.low : runs.high + 1]) % runs.block:
+        if found is None or found[0].varies_along(axes) or not runs.divide(x.shape):
             return None
         (part,) = found
         level = self._partial("reduce_max", part.x, axes, runs)
         # Nothing is taken off a run whose greatest is infinite: its sum is 0, inf or NaN, and so is exp(l - c) then.
         finite = lax.select(lax.is_finite(level), level, lax.full_like(level, 0))
         within = runs.sums(lax.exp(runs.cut(part.x, axes, finite)), axes)
-        return _sum(within * lax.exp(part.level_less_c(axes, level)), (0,))
+        return _sum(within * lax.exp(part.level_less_c(axes, level)), runs.counted)
 
     # ---- places of extrema
 

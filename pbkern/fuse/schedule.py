@@ -193,7 +193,8 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     roles: dict[int, str] = {}
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
-            roles.update({axes[a]: "run" for a in step.out[0].start.symbols})
+            runs = step.out[: step.eqn.params["outer"] + 1]
+            roles.update({axes[a]: "run" for s in runs for a in s.start.symbols})
         if step.eqn.primitive.name in SCATTERS:
             for role, among in (("beside", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
                 roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})

@@ -182,6 +182,23 @@ def test_few_neighbours_are_reduced_behind_columns(f, shape, monkeypatch):
     check(lambda x: f(x, axis=(1, 3)), 1 + 0.1 * rand(shape), tolerance=1e-5)
 
 
+@pytest.mark.parametrize("axes", [(1, 2), (0, 1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("name", ["both", "covariance", "logsumexp"])
+def test_runs_within_each_index_of_other_dimensions(name, axes):
+    shape = (3, 10, 12, 8)
+    x, y = rand(shape, 1), rand(shape, 2)
+    plan = check(lambda x, y: FUNCTIONS[name](jnp.abs(x), y, axes), x, y, tolerance=2e-5)
+    assert any(e.params.get("outer") for e in plan.jaxpr.eqns)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("f", [jnp.sum, jnp.var, lambda x: jnp.exp(x).max((0, 1, 2))], ids=["sum", "var", "max"])
+def test_what_makes_images_is_done_by_the_programs_that_reduce_them(f, dtype, runs_as_they_are):
+    plan = planned(lambda x: f(jnp.abs(x)), jax.ShapeDtypeStruct((32, 56, 56, 64), dtype))
+    (kernel,) = plan.kernels()
+    assert math.prod(kernel.grid) >= 32
+
+
 def first_block(f, *shape):
     """The block of its operand that one program of the first kernel reads."""
     first = planned(f, jax.ShapeDtypeStruct(shape, jnp.float32)).kernels()[0]
