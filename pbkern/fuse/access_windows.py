@@ -114,63 +114,74 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
     return {"axes": axes, "out_sharding": None} if name == "reduce_sum" else {"axes": axes}
 
 
-@partial_reduce_p.def_abstract_eval
-def _partial_type(x, *, reducer, axis, block, axes, outer):
-    """f[..., n, ...] -> f[outer dimensions, ceil(n / block), dimensions not in axes]: reduces runs along `axis`.
+def run_dimensions(axis: int, axes, outer: int) -> range:
+    """Dimensions of a partial result that count runs."""
+    first = axis - outer - sum(d < axis - outer for d in axes)
+    return range(first, first + outer + 1)
 
-    The `outer` dimensions before `axis` are not reduced: each of their indices has runs of its own.
+
+@partial_reduce_p.def_abstract_eval
+def _partial_type(x, *, reducer, axis, block, axes, outer, part):
+    """f[..., n, ...] -> f[..., ceil(n / block), ...] without the other dimensions of `axes`: reduces runs along `axis`.
+
+    The `outer` dimensions before `axis` count runs as well. Of each run, the first elements along a dimension alone are
+    reduced where `part`, (dimension, how many), says so.
     """
-    rest = tuple(n for d, n in enumerate(x.shape) if d not in axes and not axis - outer <= d < axis)
-    return jax.core.ShapedArray((*x.shape[axis - outer : axis], -(-x.shape[axis] // block), *rest), x.dtype)
+    return jax.core.ShapedArray(_partial_shape(x.shape, axis, -(-x.shape[axis] // block), axes), x.dtype)
+
+
+def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
+    return tuple(runs if d == axis else n for d, n in enumerate(shape) if d == axis or d not in axes)
 
 
 @partial_reduce_p.def_impl
-def _partial_eager(x, *, reducer, axis, block, axes, outer):
+def _partial_eager(x, *, reducer, axis, block, axes, outer, part):
     _, identity = REDUCERS[reducer]
     runs = -(-x.shape[axis] // block)
     config = [(0, runs * block - n if d == axis else 0, 0) for d, n in enumerate(x.shape)]
-    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, outer)
+    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, part)
 
 
-def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], outer: int):
-    """f[..., o, r * block, ...] -> f[o, r, ...]: reduces `axes`, but `axis` only within each run."""
+def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], part):
+    """f[..., r * block, ...] -> f[..., r, ...]: reduces `axes`, but `axis` only within each run."""
     runs = x.shape[axis] // block
+    if part is None and runs == 1:
+        reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, tuple(sorted(axes))))
+        kept = [d for d in range(x.ndim) if d == axis or d not in axes]
+        places = [k for k, d in enumerate(kept) if d != axis]
+        return lax.broadcast_in_dim(reduced, _partial_shape(x.shape, axis, 1, axes), places)
     x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
+    if part is not None:
+        x = lax.slice_in_dim(x, 0, part[1], axis=part[0] + (part[0] >= axis))
     inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes its runs' inside
-    reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
-    return runs_first(reduced, axis - sum(d < axis for d in axes), outer)
-
-
-def runs_first(x, axis: int, outer: int):
-    """Transposes `axis` and the `outer` dimensions before it to the front."""
-    first = range(axis - outer, axis + 1)
-    return lax.transpose(x, (*first, *(d for d in range(x.ndim) if d not in first)))
+    return REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
 
 
 @rules.register("partial_reduce")
 def _partial_reduce(eqn, out: Access) -> Pull:
-    """One program reduces one run; elements past the edge are replaced by the identity."""
-    p, (shape,) = eqn.params, shapes(eqn)
-    axis, block, axes, outer = p["axis"], p["block"], p["axes"], p["outer"]
-    runs, first, rest = out[outer], iter(out[:outer]), iter(out[outer + 1 :])
-    source = tuple(
-        Span(runs.start * block, runs.size * block) if d == axis
-        else whole(n) if d in axes
-        else next(first if axis - outer <= d < axis else rest)
-        for d, n in enumerate(shape)
-    )  # fmt: skip
+    """One program reduces one run, or all there are; elements past the edge are replaced by the identity.
+
+    All runs of a part of the columns would be narrow parts of far rows: those are what runs are to avoid.
+    """
+    p, (shape,), spans = eqn.params, shapes(eqn), iter(out)
+    axis, block, axes = p["axis"], p["block"], p["axes"]
+    counts = [out[d] for d in run_dimensions(axis, axes, p["outer"])]
+    moving = frozenset(axis for s in out for axis in s.start.symbols)
+    if moving and any(s.size > 1 for s in counts) and all(s.is_const for s in counts):
+        raise NeedsWhole(moving, "its runs are several programs' work")
+    source: list[Span] = []
+    for d, n in enumerate(shape):
+        span = next(spans) if d == axis or d not in axes else whole(n)
+        source.append(Span(span.start * block, span.size * block) if d == axis else span)
 
     def compute(ctx, x):
-        prim, identity = REDUCERS[p["reducer"]]
+        _, identity = REDUCERS[p["reducer"]]
         if shape[axis] % block:
             line = tuple(n if d == axis else 1 for d, n in enumerate(x.shape))
             index = lax.broadcasted_iota(np.int32, line, axis)
-            left = lax.sub(np.int32(shape[axis]), ctx.affine(runs.start * block, np.int32))
+            left = lax.sub(np.int32(shape[axis]), ctx.affine(source[axis].start, np.int32))
             inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))
             x = lax.select_n(inside, lax.full(x.shape, identity(x.dtype), x.dtype), x)
-        if runs.size == 1 and not outer:
-            reduced = prim.bind(x, **reducer_params(p["reducer"], tuple(sorted(axes))))
-            return [lax.broadcast_in_dim(reduced, (1, *reduced.shape), tuple(range(1, reduced.ndim + 1)))]
-        return [_reduce_runs(x, p["reducer"], axis, block, axes, outer)]
+        return [_reduce_runs(x, p["reducer"], axis, block, axes, p["part"])]
 
-    return Pull((source,), {}, compute)
+    return Pull((tuple(source),), {}, compute)

@@ -8,10 +8,11 @@ A reduction whose outputs are few, or whose reduced block outgrows the cache, ca
     argmax(x)            ->  the index that the first of the greatest runs has
 
 The first stage is parallel over runs of `block` elements along one axis and takes the producers of x with it, the second
-is small. In the form of products, l and m are means of runs of n elements. It is for a c and d that follow from sums of x and
-y, as the means in variances and covariances do: the first stage needs neither, so that one pass reads x and y. It holds for
-any c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). In that of exponentials, l are the greatest
-of runs, for a c that follows from the greatest of x (Milakov, Gimelshein 2018). Sums are reassociated.
+is small. In the form of products, l and m are means of the beginnings of runs of n elements. It is for a c and d that follow
+from sums of x and y, as the means in variances and covariances do: the first stage needs neither, so that one pass reads x
+and y. It holds for any l, m, c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). In that of
+exponentials, l are the greatest of runs, for a c that follows from the greatest of x (Milakov, Gimelshein 2018). Sums are
+reassociated.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from ..machine import Machine
-from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params, runs_first
+from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params, run_dimensions
 from .notes import Notes
 from .runs import in_runs, near_divisor
 from .simplify import Rewrite
@@ -36,9 +38,14 @@ RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
 SMALL_BYTES = 1 << 18
 # Parts of far rows that one program reads at least. Of parts of 512 bytes, 14 GB/s came from memory; of a page, 22 of 25.
 ROW_BYTES = 1 << 12
+# Means of such a part of a run stand for its mean: while they are found, that part comes into the nearest cache, and the rest
+# is read once. An element that is far from all others and lies there adds up to that many times the rounding of its own square.
+BEGINNINGS, LEAST_BEGINNING = 8, 16
 # What a reduction of x is noted as, and what x less it is.
 STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
 DIFFERENCES = {"statistic": "deviation", "greatest": "excess"}
+# What sums are taken of, of x less a statistic.
+SUMMED = ("mul", "square", "integer_pow", "exp")
 ARGS = {"argmax": (lax.reduce_max_p, least), "argmin": (lax.reduce_min_p, greatest)}
 
 
@@ -52,13 +59,12 @@ class Deviation(NamedTuple):
     def varies_along(self, axes) -> bool:
         return any(d in axes for d, n in zip(self.dims, np.shape(self.c)) if n > 1)
 
-    def level_less_c(self, axes, level):
-        """Numbers of runs of x, f[runs, dimensions that stay], less c."""
-        kept = [d for d in range(self.x.ndim) if d not in axes]
+    def level_less_c(self, runs: Runs, axes, level):
+        """Numbers of runs of x, as `runs` lays them out, less c."""
+        kept = runs.kept(axes, self.x.ndim)
         own = [kept.index(d) for d, n in zip(self.dims, np.shape(self.c)) if n > 1]
         units = [j for j, n in enumerate(np.shape(self.c)) if n == 1]
-        counts = level.ndim - len(kept)
-        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, [k + counts for k in own])
+        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, own)
 
 
 @dataclass(frozen=True)
@@ -71,47 +77,52 @@ class Runs:
     outer: int
     block: int
 
-    @property
-    def counted(self) -> tuple[int, ...]:
-        """Dimensions of what is found in runs that count the runs."""
-        return tuple(range(self.outer + 1))
-
     def within(self, axes) -> tuple[int, ...]:
         """Axes that are reduced within a run."""
         return tuple(d for d in sorted(axes) if not self.axis - self.outer <= d < self.axis)
+
+    def kept(self, axes, rank: int) -> list[int]:
+        """Dimensions of x that results of runs have; along `axis` they have one element for each run."""
+        return [d for d in range(rank) if d == self.axis or d not in self.within(axes)]
+
+    def counted(self, axes) -> tuple[int, ...]:
+        """Dimensions of results of runs that count the runs."""
+        return tuple(run_dimensions(self.axis, self.within(axes), self.outer))
 
     def divide(self, shape) -> bool:
         return shape[self.axis] % self.block == 0
 
     def _inner(self, axes) -> list[int]:
-        """The same of the operand cut into runs."""
+        """Axes that are reduced within a run, of the operand cut into runs."""
         return [d + (d >= self.axis) for d in self.within(axes)]
 
     def cut(self, x, axes, level):
-        """x in runs, less the `level` of each, f[runs, dimensions that stay]."""
-        x = in_runs(x, self.axis, self.block, np.zeros((), x.dtype))
-        counts = range(self.axis - self.outer, self.axis + 1)
-        stay = [d for d in range(x.ndim) if d not in self._inner(axes) and d not in counts]
-        return x - lax.broadcast_in_dim(in_order(level, counts, stay), x.shape, sorted([*counts, *stay]))
+        """x in runs, less the `level` of each."""
+        x, inner = in_runs(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
+        return x - lax.broadcast_in_dim(level, x.shape, [d for d in range(x.ndim) if d not in inner])
 
     def sums(self, x, axes):
-        """f[runs, dimensions that stay] of what was cut into runs."""
-        inner = self._inner(axes)
-        return runs_first(_sum(x, inner), self.axis - sum(d < self.axis for d in inner), self.outer)
+        """Results of runs: the sums of what was cut into them."""
+        reduced = (self.axis, *self._inner(axes))  # a run is one element along `axis` now
+        return partial_reduce_p.bind(
+            x, reducer="reduce_sum", axis=self.axis, block=1, axes=reduced, outer=self.outer, part=None
+        )
 
-
-def in_order(level, counts, stay):
-    """f[runs, dimensions that stay] with its dimensions in the order of those that they are of x."""
-    own = [*counts, *stay]
-    return lax.transpose(level, sorted(range(len(own)), key=own.__getitem__))
+    def beginning(self, shape, axes) -> tuple[tuple[int, int], int]:
+        """((dimension, elements along it) of the first part of each run, along its longest dimension; how many in all)."""
+        sizes = {d: self.block if d == self.axis else shape[d] for d in self.within(axes)}
+        longest = max(sizes, key=sizes.__getitem__)
+        part = max(-(-sizes[longest] // BEGINNINGS), min(sizes[longest], LEAST_BEGINNING))
+        return (longest, part), math.prod(sizes.values()) // sizes[longest] * part
 
 
 class ReductionStages:
     """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine) -> None:
         self.machine = machine
         self.notes = Notes()
+        self.reduced_twice = _reduced_twice(jaxpr)
 
     def rewrites(self) -> dict[str, Rewrite]:
         """Primitive name -> Rewrite."""
@@ -135,7 +146,8 @@ class ReductionStages:
         part = min(shape[-1], ROW_BYTES // itemsize) if len(shape) - 1 not in axes else 1
         near = math.prod(shape) * itemsize <= self.machine.l3_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
-        room = self.machine.l2_bytes // 2 if near else self.machine.l3_bytes // (4 * self.machine.cores)
+        again = eqn.invars[0] in self.reduced_twice
+        room = self.machine.l2_bytes // 2 if near or again else self.machine.l3_bytes // (4 * self.machine.cores)
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
             return None
         return next((r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None)
@@ -172,7 +184,7 @@ class ReductionStages:
             return [self._columns_first(eqn, x)] if self.is_narrow(eqn) else None
         name = eqn.primitive.name
         partial = self._partial(name, x, eqn.params["axes"], runs)
-        result = eqn.primitive.bind(partial, **reducer_params(name, runs.counted))
+        result = eqn.primitive.bind(partial, **reducer_params(name, runs.counted(eqn.params["axes"])))
         if name in STATISTICS and x.dtype in (np.float32, np.float64):
             self.notes.note(STATISTICS[name], result, x)
         return [result]
@@ -194,10 +206,10 @@ class ReductionStages:
         columns = eqn.primitive.bind(x, **reducer_params(name, tuple(axes)))
         return eqn.primitive.bind(columns, **reducer_params(name, (columns.ndim - 1,)))
 
-    def _partial(self, name: str, x, axes, runs: Runs):
-        """f[runs, dimensions that stay]."""
+    def _partial(self, name: str, x, axes, runs: Runs, part: tuple[int, int] | None = None):
+        """Results of runs. `part`: of each run, as many of the first elements along a dimension."""
         return partial_reduce_p.bind(
-            x, reducer=name, axis=runs.axis, block=runs.block, axes=runs.within(axes), outer=runs.outer
+            x, reducer=name, axis=runs.axis, block=runs.block, axes=runs.within(axes), outer=runs.outer, part=part
         )
 
     # ---- products of deviations
@@ -247,23 +259,24 @@ class ReductionStages:
         if not runs.divide(x.shape) or any(p.varies_along(axes) for p in parts):
             return None
         count = runs.block * math.prod(x.shape[d] for d in runs.within(axes) if d != runs.axis)
-        around, apart = zip(*(self._around_runs(part, axes, runs, count) for part in parts))
+        around, apart = zip(*(self._around_runs(part, axes, runs) for part in parts))
 
         def of_runs(y):
             return runs.sums(y, axes)
 
         # Rounded means leave sums of x - l and y - m that are not quite zero.
         left = apart[0] * of_runs(around[1]) + apart[1] * of_runs(around[0])
-        within = _sum(of_runs(around[0] * around[1]), runs.counted) + _sum(left, runs.counted)
-        return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], runs.counted)
+        within = _sum(of_runs(around[0] * around[1]), runs.counted(axes)) + _sum(left, runs.counted(axes))
+        return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], runs.counted(axes))
 
-    def _around_runs(self, part: Deviation, axes, runs: Runs, count: int) -> tuple:
-        """(x in runs, less the mean of each; means of runs less c)."""
+    def _around_runs(self, part: Deviation, axes, runs: Runs) -> tuple:
+        """(x in runs, less the level of each; levels of runs less c)."""
+        beginning, count = runs.beginning(part.x.shape, axes)
+        total = self._partial("reduce_sum", part.x, axes, runs, beginning)
         # Rounded once: as an operand of a fused multiply-add it would be another number here than there.
-        mean = self._partial("reduce_sum", part.x, axes, runs) * np.asarray(1 / count, part.x.dtype)
         info = jax.numpy.finfo(part.x.dtype)
-        mean = lax.reduce_precision(mean, info.nexp, info.nmant)
-        return runs.cut(part.x, axes, mean), part.level_less_c(axes, mean)
+        level = lax.reduce_precision(total * np.asarray(1 / count, part.x.dtype), info.nexp, info.nmant)
+        return runs.cut(part.x, axes, level), part.level_less_c(runs, axes, level)
 
     # ---- exponentials
 
@@ -281,7 +294,7 @@ class ReductionStages:
         # Nothing is taken off a run whose greatest is infinite: its sum is 0, inf or NaN, and so is exp(l - c) then.
         finite = lax.select(lax.is_finite(level), level, lax.full_like(level, 0))
         within = runs.sums(lax.exp(runs.cut(part.x, axes, finite)), axes)
-        return _sum(within * lax.exp(part.level_less_c(axes, level)), runs.counted)
+        return _sum(within * lax.exp(part.level_less_c(runs, axes, level)), runs.counted(axes))
 
     # ---- places of extrema
 
@@ -303,3 +316,30 @@ class ReductionStages:
 
 def _sum(x: jax.Array, axes) -> jax.Array:
     return lax.reduce_sum_p.bind(x, **reducer_params("reduce_sum", tuple(axes)))
+
+
+def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
+    """Arrays x of which nothing but sums of f(x - c) is made, and the f(x - c): a second pass over x that runs do without."""
+    readers: dict = {}
+    for e in jaxpr.eqns:
+        for a in e.invars:
+            if not isinstance(a, jex.Literal):
+                readers.setdefault(a, []).append(e)
+
+    def made_of(v) -> set:
+        """All that is made of v on the way to sums; empty where other things are made of it."""
+        found = {v}
+        for e in readers.get(v, ()):
+            if e.primitive.name != "reduce_sum":
+                after = made_of(e.outvars[0]) if e.primitive.name in SUMMED else set()
+                if not after:
+                    return set()
+                found |= after
+        return found - {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+
+    twice: set = set()
+    for e in jaxpr.eqns:
+        if e.primitive.name == "sub" and any(r.primitive.name in STATISTICS for r in readers.get(e.invars[0], ())):
+            differences = made_of(e.outvars[0])
+            twice |= differences | {e.invars[0]} if differences else set()
+    return twice

@@ -29,7 +29,7 @@ SPLIT_DEPTH = 8
 
 def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
     """Splits what needs it."""
-    reductions = ReductionStages(machine)
+    reductions = ReductionStages(closed.jaxpr, machine)
     tests = (reductions.runs_of, reductions.is_narrow, lambda e: _choose_depth(e, machine), lambda e: runs_of(e, machine))
     if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
         return closed

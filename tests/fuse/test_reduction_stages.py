@@ -213,3 +213,19 @@ def test_far_rows_are_read_in_long_parts(f, runs_as_they_are):
 
 def test_enough_sums_of_far_rows_are_not_cut(runs_as_they_are):
     assert first_block(lambda x: x.sum(1), 64, 512, 600) == (1, 512, 600)
+
+
+@pytest.mark.parametrize("shape", [(64, 4096, 256), (32, 1000, 1000), (16, 2048, 512)])
+def test_far_rows_of_batches_are_read_once(shape, runs_as_they_are):
+    """A second pass over what outgrows the private cache would come from memory."""
+    for f in (lambda x: x.var(1), lambda x: jax.nn.logsumexp(x, 1)):
+        plan = planned(f, f32(*shape))
+        blocks = [m.ref_shape for k in plan.kernels() for m in k.inputs if m.array.shape == shape]
+        assert len(blocks) == 1 and blocks[0][0] == 1 and blocks[0][1] < shape[1] and blocks[0][2] == shape[2]
+
+
+@pytest.mark.parametrize("columns", [200, 256])
+def test_sums_of_a_run_are_one_pass_over_it(columns, runs_as_they_are):
+    """Also where it has as many columns as rows."""
+    text = pbkern.jit(lambda x: x.var(0)).as_text(f32(2048, 32, columns), stage="nests")
+    assert "acc2 sum" in text.split("k1_")[0]
