@@ -198,8 +198,8 @@ def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
     def place(buf: Buf, index: tuple, names: dict[str, Affine]) -> tuple:
         return (buf, *(i if i is None else i.substitute(names.get) for i in index))
 
-    mine = {place(*e.info[:2], units) for e in first.loads()} | {place(w.buf, w.index, units) for w in first.writes}
-    return len(mine & {place(*e.info[:2], renamed) for e in second.loads()})
+    mine = {place(e.info[0], e.info[1], units) for e in first.loads()} | {place(w.buf, w.index, units) for w in first.writes}
+    return len(mine & {place(e.info[0], e.info[1], renamed) for e in second.loads()})
 
 
 def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
