@@ -38,6 +38,8 @@ RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
 SMALL_BYTES = 1 << 18
 # Parts of far rows that one program reads at least. Of parts of 512 bytes, 14 GB/s came from memory; of a page, 22 of 25.
 ROW_BYTES = 1 << 12
+# Rows of one result that lie apart are read by programs that read all results' rows, one after the other, unless longer.
+SHORT_PIECE_BYTES = 1 << 14
 # Means of such a part of a run stand for its mean: while they are found, that part comes into the nearest cache, and the rest
 # is read once. An element that is far from all others and lies there adds up to that many times the rounding of its own square.
 BEGINNINGS, LEAST_BEGINNING = 8, 16
@@ -149,7 +151,8 @@ class ReductionStages:
         again = eqn.invars[0] in self.reduced_twice
         room = self.machine.l2_bytes // 2 if near or again else self.machine.l3_bytes // (4 * self.machine.cores)
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
-            return None
+            if near or not _lies_in_short_pieces(shape, axes, itemsize):
+                return None
         return next((r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None)
 
     def _runs_from(self, low: int, shape, axes, part: int) -> Runs | None:
@@ -316,6 +319,14 @@ class ReductionStages:
 
 def _sum(x: jax.Array, axes) -> jax.Array:
     return lax.reduce_sum_p.bind(x, **reducer_params("reduce_sum", tuple(axes)))
+
+
+def _lies_in_short_pieces(shape, axes, itemsize: int) -> bool:
+    """Whether what one result is made of is short rows that lie apart: the last dimensions are reduced, and earlier ones."""
+    kept = [d for d in range(len(shape)) if d not in axes and shape[d] > 1]
+    if not kept or not any(d < kept[-1] and shape[d] > 1 for d in axes):
+        return False
+    return 1 < math.prod(shape[kept[-1] + 1 :]) <= SHORT_PIECE_BYTES // itemsize
 
 
 def _reduced_twice(jaxpr: jex.Jaxpr) -> set:

@@ -229,3 +229,10 @@ def test_sums_of_a_run_are_one_pass_over_it(columns, runs_as_they_are):
     """Also where it has as many columns as rows."""
     text = pbkern.jit(lambda x: x.var(0)).as_text(f32(2048, 32, columns), stage="nests")
     assert "acc2 sum" in text.split("k1_")[0]
+
+
+@pytest.mark.parametrize("shape, rows", [((64, 512, 512), True), ((500, 300, 100), True), ((64, 64, 112 * 112), False)])
+def test_short_rows_that_lie_apart_are_read_one_after_the_other(shape, rows, runs_as_they_are):
+    """Long ones are read by a program for each sum."""
+    block = first_block(lambda x: x.sum((0, 2)), *shape)
+    assert (block[0] < shape[0]) == rows

@@ -111,6 +111,15 @@ def test_sums_of_far_rows_are_made_one_after_the_other():
     assert [len(line) - len(line.lstrip()) for line in loops] == [0, 2]
 
 
+@pytest.mark.parametrize("shape", [(64, 96, 512), (50, 301, 100), (3, 700, 257)])
+@pytest.mark.parametrize("f", [jnp.sum, jnp.max], ids=["sum", "max"])
+def test_rows_of_a_sum_that_lie_apart(shape, f):
+    """What is next in memory is read next, though it belongs to another sum."""
+    x = np.random.default_rng(5).normal(size=shape).astype(np.float32)
+    want = f(x.astype(np.float64), axis=(0, 2))
+    np.testing.assert_allclose(pbkern.jit(lambda x: f(x, axis=(0, 2)))(x), want, rtol=1e-5, atol=2e-4)
+
+
 def test_sums_of_normalised_rows_take_a_few_rows_at_a_time():
     """The sums are vectors along the columns, though statistics of rows are contiguous along the rows."""
     def f(x, dy):
