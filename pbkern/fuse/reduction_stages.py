@@ -148,7 +148,7 @@ class ReductionStages:
         part = min(shape[-1], ROW_BYTES // itemsize) if len(shape) - 1 not in axes else 1
         near = math.prod(shape) * itemsize <= self.machine.l3_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
-        again = eqn.invars[0] in self.reduced_twice
+        again = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in self.reduced_twice
         room = self.machine.l2_bytes // 2 if near or again else self.machine.l3_bytes // (4 * self.machine.cores)
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
             if near or not _lies_in_short_pieces(shape, axes, itemsize):
@@ -350,7 +350,9 @@ def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
 
     twice: set = set()
     for e in jaxpr.eqns:
-        if e.primitive.name == "sub" and any(r.primitive.name in STATISTICS for r in readers.get(e.invars[0], ())):
+        if e.primitive.name != "sub" or isinstance(e.invars[0], jex.Literal):
+            continue
+        if any(r.primitive.name in STATISTICS for r in readers.get(e.invars[0], ())):
             differences = made_of(e.outvars[0])
             twice |= differences | {e.invars[0]} if differences else set()
     return twice

@@ -236,3 +236,10 @@ def test_short_rows_that_lie_apart_are_read_one_after_the_other(shape, rows, run
     """Long ones are read by a program for each sum."""
     block = first_block(lambda x: x.sum((0, 2)), *shape)
     assert (block[0] < shape[0]) == rows
+
+
+def test_differences_from_a_constant_beside_variances(runs_as_they_are):
+    def f(x):
+        return x.var(0) + (2.5 - x).max(0), 1.0 - x.sum()
+
+    check(f, rand((700, 130), 3), tolerance=1e-3)
