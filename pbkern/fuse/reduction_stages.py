@@ -331,28 +331,21 @@ def _lies_in_short_pieces(shape, axes, itemsize: int) -> bool:
 
 def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
     """Arrays x of which nothing but sums of f(x - c) is made, and the f(x - c): a second pass over x that runs do without."""
-    readers: dict = {}
-    for e in jaxpr.eqns:
+    # Value -> whether all that is made of it are sums, and what they are taken of.
+    summed = dict.fromkeys((v for v in jaxpr.outvars if not isinstance(v, jex.Literal)), False)
+    statistics: set = set()
+    for e in reversed(jaxpr.eqns):
+        name = e.primitive.name
+        is_term = name == "reduce_sum" or name in SUMMED and summed.get(e.outvars[0], False)
         for a in e.invars:
             if not isinstance(a, jex.Literal):
-                readers.setdefault(a, []).append(e)
-
-    def made_of(v) -> set:
-        """All that is made of v on the way to sums; empty where other things are made of it."""
-        found = {v}
-        for e in readers.get(v, ()):
-            if e.primitive.name != "reduce_sum":
-                after = made_of(e.outvars[0]) if e.primitive.name in SUMMED else set()
-                if not after:
-                    return set()
-                found |= after
-        return found - {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
-
+                summed[a] = summed.get(a, True) and is_term
+                statistics |= {a} if name in STATISTICS else set()
     twice: set = set()
     for e in jaxpr.eqns:
-        if e.primitive.name != "sub" or isinstance(e.invars[0], jex.Literal):
-            continue
-        if any(r.primitive.name in STATISTICS for r in readers.get(e.invars[0], ())):
-            differences = made_of(e.outvars[0])
-            twice |= differences | {e.invars[0]} if differences else set()
+        x = e.invars[0] if e.invars else None
+        if e.primitive.name == "sub" and not isinstance(x, jex.Literal) and x in statistics:
+            twice |= {x, e.outvars[0]} if summed.get(e.outvars[0], False) else set()
+        elif e.primitive.name in SUMMED and not isinstance(x, jex.Literal) and x in twice and summed.get(x, False):
+            twice.add(e.outvars[0])
     return twice

@@ -243,3 +243,14 @@ def test_differences_from_a_constant_beside_variances(runs_as_they_are):
         return x.var(0) + (2.5 - x).max(0), 1.0 - x.sum()
 
     check(f, rand((700, 130), 3), tolerance=1e-3)
+
+
+def test_only_what_nothing_else_is_made_of_is_passed_over_once(runs_as_they_are):
+    """Normalised values read x again: rows stay whole, and with their program."""
+
+    def normalised(x):
+        y = x - x.mean(1, keepdims=True)
+        return y * jax.lax.rsqrt((y * y).mean(1, keepdims=True) + 1e-5)
+
+    assert first_block(lambda x: x.var(1), 64, 4096, 256)[1] < 4096
+    assert first_block(normalised, 64, 4096, 256)[1] == 4096
