@@ -114,46 +114,71 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
     return {"axes": axes, "out_sharding": None} if name == "reduce_sum" else {"axes": axes}
 
 
+def run_dimensions(axis: int, axes, outer: int) -> range:
+    """Dimensions of a partial result that count runs."""
+    first = axis - outer - sum(d < axis - outer for d in axes)
+    return range(first, first + outer + 1)
+
+
 @partial_reduce_p.def_abstract_eval
-def _partial_type(x, *, reducer, axis, block, axes):
-    """f[..., n, ...] -> f[ceil(n / block), dimensions not in axes]: reduces runs along `axis`."""
-    rest = tuple(n for d, n in enumerate(x.shape) if d not in axes)
-    return jax.core.ShapedArray((-(-x.shape[axis] // block), *rest), x.dtype)
+def _partial_type(x, *, reducer, axis, block, axes, outer, part):
+    """f[..., n, ...] -> f[..., ceil(n / block), ...] without the other dimensions of `axes`: reduces runs along `axis`.
+
+    The `outer` dimensions before `axis` count runs as well. Of each run, the first elements along a dimension alone are
+    reduced where `part`, (dimension, how many), says so.
+    """
+    return jax.core.ShapedArray(_partial_shape(x.shape, axis, -(-x.shape[axis] // block), axes), x.dtype)
+
+
+def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
+    return tuple(runs if d == axis else n for d, n in enumerate(shape) if d == axis or d not in axes)
 
 
 @partial_reduce_p.def_impl
-def _partial_eager(x, *, reducer, axis, block, axes):
+def _partial_eager(x, *, reducer, axis, block, axes, outer, part):
     _, identity = REDUCERS[reducer]
     runs = -(-x.shape[axis] // block)
     config = [(0, runs * block - n if d == axis else 0, 0) for d, n in enumerate(x.shape)]
-    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes)
+    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, part)
 
 
-def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...]):
-    """f[..., r * block, ...] -> f[r, ...]: reduces `axes`, but `axis` only within each run."""
+def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], part):
+    """f[..., r * block, ...] -> f[..., r, ...]: reduces `axes`, but `axis` only within each run."""
     runs = x.shape[axis] // block
+    if part is None and runs == 1:
+        reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, tuple(sorted(axes))))
+        kept = [d for d in range(x.ndim) if d == axis or d not in axes]
+        places = [k for k, d in enumerate(kept) if d != axis]
+        return lax.broadcast_in_dim(reduced, _partial_shape(x.shape, axis, 1, axes), places)
     x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
+    if part is not None:
+        x = lax.slice_in_dim(x, 0, part[1], axis=part[0] + (part[0] >= axis))
     inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes its runs' inside
-    reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
-    at = axis - sum(d < axis for d in axes)
-    return lax.transpose(reduced, (at, *(d for d in range(reduced.ndim) if d != at)))
+    return REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
 
 
 @rules.register("partial_reduce")
 def _partial_reduce(eqn, out: Access) -> Pull:
-    """One program reduces one run, or some; what would lie past the edge is the identity."""
-    p, (shape,) = eqn.params, shapes(eqn)
-    axis, block, axes, runs = p["axis"], p["block"], p["axes"], out[0]
-    prim, identity = REDUCERS[p["reducer"]]
-    asked = Span(runs.start * block, runs.size * block)
+    """One program reduces one run, or all there are; what would lie past the edge is the identity.
+
+    All runs of a part of the columns would be narrow parts of far rows: those are what runs are to avoid.
+    """
+    p, (shape,), spans = eqn.params, shapes(eqn), iter(out)
+    axis, block, axes = p["axis"], p["block"], p["axes"]
+    counts = [out[d] for d in run_dimensions(axis, axes, p["outer"])]
+    moving = frozenset(axis for s in out for axis in s.start.symbols)
+    if moving and any(s.size > 1 for s in counts) and all(s.is_const for s in counts):
+        raise NeedsWhole(moving, "its runs are several programs' work")
+    source: list[Span] = []
+    for d, n in enumerate(shape):
+        span = next(spans) if d == axis or d not in axes else whole(n)
+        source.append(Span(span.start * block, span.size * block) if d == axis else span)
+    asked = source[axis]
     beyond = max(asked.start.const + asked.size - shape[axis], 0) if asked.is_const else 0
-    rest = iter(out[1:])
-    source = tuple(
-        Span(asked.start, asked.size - beyond) if d == axis else whole(n) if d in axes else next(rest)
-        for d, n in enumerate(shape)
-    )
+    source[axis] = Span(asked.start, asked.size - beyond)
 
     def compute(ctx, x):
+        _, identity = REDUCERS[p["reducer"]]
         if beyond:
             x = lax.pad(x, identity(x.dtype), [(0, beyond if d == axis else 0, 0) for d in range(x.ndim)])
         elif shape[axis] % block and not asked.is_const:
@@ -162,9 +187,6 @@ def _partial_reduce(eqn, out: Access) -> Pull:
             left = lax.sub(np.int32(shape[axis]), ctx.affine(asked.start, np.int32))
             inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))
             x = lax.select_n(inside, lax.full(x.shape, identity(x.dtype), x.dtype), x)
-        if runs.size == 1:
-            reduced = prim.bind(x, **reducer_params(p["reducer"], tuple(sorted(axes))))
-            return [lax.broadcast_in_dim(reduced, (1, *reduced.shape), tuple(range(1, reduced.ndim + 1)))]
-        return [_reduce_runs(x, p["reducer"], axis, block, axes)]
+        return [_reduce_runs(x, p["reducer"], axis, block, axes, p["part"])]
 
-    return Pull((source,), {}, compute)
+    return Pull((tuple(source),), {}, compute)

@@ -8,10 +8,11 @@ A reduction whose outputs are few, or whose reduced block outgrows the cache, ca
     argmax(x)            ->  the index that the first of the greatest runs has
 
 The first stage is parallel over runs of `block` elements along one axis and takes the producers of x with it, the second
-is small. In the form of products, l and m are means of runs of n elements. It is for a c and d that follow from sums of x and
-y, as the means in variances and covariances do: the first stage needs neither, so that one pass reads x and y. It holds for
-any c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). In that of exponentials, l are the greatest
-of runs, for a c that follows from the greatest of x (Milakov, Gimelshein 2018). Sums are reassociated.
+is small. In the form of products, l and m are means of the beginnings of runs of n elements. It is for a c and d that follow
+from sums of x and y, as the means in variances and covariances do: the first stage needs neither, so that one pass reads x
+and y. It holds for any l, m, c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). In that of
+exponentials, l are the greatest of runs, for a c that follows from the greatest of x (Milakov, Gimelshein 2018). Sums are
+reassociated.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from ..machine import Machine
-from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params
+from .access_windows import REDUCERS, greatest, least, partial_reduce_p, reducer_params, run_dimensions
 from .notes import Notes
 from .runs import in_runs, near_divisor
 from .simplify import Rewrite
@@ -36,9 +38,16 @@ RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
 SMALL_BYTES = 1 << 18
 # Parts of far rows that one program reads at least. Of parts of 512 bytes, 14 GB/s came from memory; of a page, 22 of 25.
 ROW_BYTES = 1 << 12
+# Rows of one result that lie apart are read by programs that read all results' rows, one after the other, unless longer.
+SHORT_PIECE_BYTES = 1 << 14
+# Means of such a part of a run stand for its mean: while they are found, that part comes into the nearest cache, and the rest
+# is read once. An element that is far from all others and lies there adds up to that many times the rounding of its own square.
+BEGINNINGS, LEAST_BEGINNING = 8, 16
 # What a reduction of x is noted as, and what x less it is.
 STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
 DIFFERENCES = {"statistic": "deviation", "greatest": "excess"}
+# What sums are taken of, of x less a statistic.
+SUMMED = ("mul", "square", "integer_pow", "exp")
 ARGS = {"argmax": (lax.reduce_max_p, least), "argmin": (lax.reduce_min_p, greatest)}
 
 
@@ -52,56 +61,70 @@ class Deviation(NamedTuple):
     def varies_along(self, axes) -> bool:
         return any(d in axes for d, n in zip(self.dims, np.shape(self.c)) if n > 1)
 
-    def level_less_c(self, axes, level):
-        """Numbers of runs of x, f[runs, dimensions that stay], less c."""
-        kept = [d for d in range(self.x.ndim) if d not in axes]
+    def level_less_c(self, runs: Runs, axes, level):
+        """Numbers of runs of x, as `runs` lays them out, less c."""
+        kept = runs.kept(axes, self.x.ndim)
         own = [kept.index(d) for d, n in zip(self.dims, np.shape(self.c)) if n > 1]
         units = [j for j, n in enumerate(np.shape(self.c)) if n == 1]
-        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, [k + 1 for k in own])
+        return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, own)
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How an operand is cut: dimensions low to high become one, of which a program takes `block` elements."""
+    """How an operand is cut: along `axis` into runs of `block` elements, for each index of the `outer` reduced dimensions
+    before it.
+    """
 
-    low: int
-    high: int
+    axis: int
+    outer: int
     block: int
 
-    def joined(self, x):
-        """[..., a, b, c, ...] -> [..., a b c, ...]"""
-        if self.low == self.high:
-            return x
-        return lax.reshape(x, (*x.shape[: self.low], math.prod(x.shape[self.low : self.high + 1]), *x.shape[self.high + 1 :]))
+    def within(self, axes) -> tuple[int, ...]:
+        """Axes that are reduced within a run."""
+        return tuple(d for d in sorted(axes) if not self.axis - self.outer <= d < self.axis)
 
-    def axes(self, axes) -> tuple[int, ...]:
-        """Reduced axes of the joined operand."""
-        return tuple(sorted({d if d < self.low else max(d - self.high + self.low, self.low) for d in axes}))
+    def kept(self, axes, rank: int) -> list[int]:
+        """Dimensions of x that results of runs have; along `axis` they have one element for each run."""
+        return [d for d in range(rank) if d == self.axis or d not in self.within(axes)]
+
+    def counted(self, axes) -> tuple[int, ...]:
+        """Dimensions of results of runs that count the runs."""
+        return tuple(run_dimensions(self.axis, self.within(axes), self.outer))
+
+    def divide(self, shape) -> bool:
+        return shape[self.axis] % self.block == 0
 
     def _inner(self, axes) -> list[int]:
-        """Axes that are reduced within each run of the operand cut into runs."""
-        return [d + (d >= self.low) for d in self.axes(axes)]
+        """Axes that are reduced within a run, of the operand cut into runs."""
+        return [d + (d >= self.axis) for d in self.within(axes)]
 
     def cut(self, x, axes, level):
-        """x in runs, less the `level` of each, f[runs, dimensions that stay]."""
-        x = in_runs(self.joined(x), self.low, self.block, np.zeros((), x.dtype))
-        inner = self._inner(axes)
-        stay = [d for d in range(x.ndim) if d not in inner and d != self.low]
-        return x - lax.broadcast_in_dim(level, x.shape, [self.low, *stay])
+        """x in runs, less the `level` of each."""
+        x, inner = in_runs(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
+        return x - lax.broadcast_in_dim(level, x.shape, [d for d in range(x.ndim) if d not in inner])
 
     def sums(self, x, axes):
-        """f[runs, dimensions that stay] of what was cut into runs."""
-        inner = self._inner(axes)
-        total, at = _sum(x, inner), self.low - sum(d < self.low for d in inner)
-        return lax.transpose(total, [at, *(d for d in range(total.ndim) if d != at)])
+        """Results of runs: the sums of what was cut into them."""
+        reduced = (self.axis, *self._inner(axes))  # a run is one element along `axis` now
+        return partial_reduce_p.bind(
+            x, reducer="reduce_sum", axis=self.axis, block=1, axes=reduced, outer=self.outer, part=None
+        )
+
+    def beginning(self, shape, axes) -> tuple[tuple[int, int], int]:
+        """((dimension, elements along it) of the first part of each run, along its longest dimension; how many in all)."""
+        sizes = {d: self.block if d == self.axis else shape[d] for d in self.within(axes)}
+        longest = max(sizes, key=sizes.__getitem__)
+        part = max(-(-sizes[longest] // BEGINNINGS), min(sizes[longest], LEAST_BEGINNING))
+        return (longest, part), math.prod(sizes.values()) // sizes[longest] * part
 
 
 class ReductionStages:
     """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine) -> None:
         self.machine = machine
         self.notes = Notes()
+        self.reduced_twice = _reduced_twice(jaxpr)
 
     def rewrites(self) -> dict[str, Rewrite]:
         """Primitive name -> Rewrite."""
@@ -125,9 +148,11 @@ class ReductionStages:
         part = min(shape[-1], ROW_BYTES // itemsize) if len(shape) - 1 not in axes else 1
         near = math.prod(shape) * itemsize <= self.machine.l3_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
-        room = self.machine.l2_bytes // 2 if near else self.machine.l3_bytes // (4 * self.machine.cores)
+        again = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in self.reduced_twice
+        room = self.machine.l2_bytes // 2 if near or again else self.machine.l3_bytes // (4 * self.machine.cores)
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
-            return None
+            if near or not _lies_in_short_pieces(shape, axes, itemsize):
+                return None
         return next((r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None)
 
     def _runs_from(self, low: int, shape, axes, part: int) -> Runs | None:
@@ -145,10 +170,9 @@ class ReductionStages:
             return None
         block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
         if low == high:
-            return Runs(low, high, near_divisor(size, block))
-        # Runs of joined dimensions are equal parts of the innermost one, as the blocks of what makes the operand are.
+            return Runs(low, 0, near_divisor(size, block))
         block = next(b for b in range(min(block, inner), 0, -1) if inner % b == 0)
-        return Runs(low, high, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
+        return Runs(high, high - low, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
 
     # ---- sums, products, extrema
 
@@ -162,7 +186,8 @@ class ReductionStages:
         if runs is None:
             return [self._columns_first(eqn, x)] if self.is_narrow(eqn) else None
         name = eqn.primitive.name
-        result = eqn.primitive.bind(self._partial(name, x, eqn.params["axes"], runs), **reducer_params(name, (0,)))
+        partial = self._partial(name, x, eqn.params["axes"], runs)
+        result = eqn.primitive.bind(partial, **reducer_params(name, runs.counted(eqn.params["axes"])))
         if name in STATISTICS and x.dtype in (np.float32, np.float64):
             self.notes.note(STATISTICS[name], result, x)
         return [result]
@@ -184,10 +209,10 @@ class ReductionStages:
         columns = eqn.primitive.bind(x, **reducer_params(name, tuple(axes)))
         return eqn.primitive.bind(columns, **reducer_params(name, (columns.ndim - 1,)))
 
-    def _partial(self, name: str, x, axes, runs: Runs):
-        """f[runs, dimensions that stay]."""
+    def _partial(self, name: str, x, axes, runs: Runs, part: tuple[int, int] | None = None):
+        """Results of runs. `part`: of each run, as many of the first elements along a dimension."""
         return partial_reduce_p.bind(
-            runs.joined(x), reducer=name, axis=runs.low, block=runs.block, axes=runs.axes(axes)
+            x, reducer=name, axis=runs.axis, block=runs.block, axes=runs.within(axes), outer=runs.outer, part=part
         )
 
     # ---- products of deviations
@@ -231,30 +256,30 @@ class ReductionStages:
         found, axes = self.notes.find("product", x), eqn.params["axes"]
         if found is None:
             return None
-        extent, reduced = math.prod(x.shape[runs.low : runs.high + 1]), math.prod(x.shape[d] for d in axes)
         parts: list[Deviation] = [part for factor in found for part in self.notes.find("deviation", factor) or ()]
         if any(p.x.shape != x.shape for p in parts):  # a factor is repeated
             return None
-        if extent % runs.block or any(p.varies_along(axes) for p in parts):
+        if not runs.divide(x.shape) or any(p.varies_along(axes) for p in parts):
             return None
-        count = reduced * runs.block // extent
-        around, apart = zip(*(self._around_runs(part, axes, runs, count) for part in parts))
+        count = runs.block * math.prod(x.shape[d] for d in runs.within(axes) if d != runs.axis)
+        around, apart = zip(*(self._around_runs(part, axes, runs) for part in parts))
 
         def of_runs(y):
             return runs.sums(y, axes)
 
         # Rounded means leave sums of x - l and y - m that are not quite zero.
         left = apart[0] * of_runs(around[1]) + apart[1] * of_runs(around[0])
-        within = _sum(of_runs(around[0] * around[1]), (0,)) + _sum(left, (0,))
-        return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], (0,))
+        within = _sum(of_runs(around[0] * around[1]), runs.counted(axes)) + _sum(left, runs.counted(axes))
+        return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], runs.counted(axes))
 
-    def _around_runs(self, part: Deviation, axes, runs: Runs, count: int) -> tuple:
-        """(x in runs, less the mean of each; means of runs less c)."""
+    def _around_runs(self, part: Deviation, axes, runs: Runs) -> tuple:
+        """(x in runs, less the level of each; levels of runs less c)."""
+        beginning, count = runs.beginning(part.x.shape, axes)
+        total = self._partial("reduce_sum", part.x, axes, runs, beginning)
         # Rounded once: as an operand of a fused multiply-add it would be another number here than there.
-        mean = self._partial("reduce_sum", part.x, axes, runs) * np.asarray(1 / count, part.x.dtype)
         info = jax.numpy.finfo(part.x.dtype)
-        mean = lax.reduce_precision(mean, info.nexp, info.nmant)
-        return runs.cut(part.x, axes, mean), part.level_less_c(axes, mean)
+        level = lax.reduce_precision(total * np.asarray(1 / count, part.x.dtype), info.nexp, info.nmant)
+        return runs.cut(part.x, axes, level), part.level_less_c(runs, axes, level)
 
     # ---- exponentials
 
@@ -265,14 +290,14 @@ class ReductionStages:
     def _sum_of_exponentials(self, eqn, x, runs: Runs):
         """The sum in two stages of which the first reads no c; None where that does not apply."""
         found, axes = self.notes.find("exponential", x), eqn.params["axes"]
-        if found is None or found[0].varies_along(axes) or math.prod(x.shape[runs.low : runs.high + 1]) % runs.block:
+        if found is None or found[0].varies_along(axes) or not runs.divide(x.shape):
             return None
         (part,) = found
         level = self._partial("reduce_max", part.x, axes, runs)
         # Nothing is taken off a run whose greatest is infinite: its sum is 0, inf or NaN, and so is exp(l - c) then.
         finite = lax.select(lax.is_finite(level), level, lax.full_like(level, 0))
         within = runs.sums(lax.exp(runs.cut(part.x, axes, finite)), axes)
-        return _sum(within * lax.exp(part.level_less_c(axes, level)), (0,))
+        return _sum(within * lax.exp(part.level_less_c(runs, axes, level)), runs.counted(axes))
 
     # ---- places of extrema
 
@@ -294,3 +319,33 @@ class ReductionStages:
 
 def _sum(x: jax.Array, axes) -> jax.Array:
     return lax.reduce_sum_p.bind(x, **reducer_params("reduce_sum", tuple(axes)))
+
+
+def _lies_in_short_pieces(shape, axes, itemsize: int) -> bool:
+    """Whether what one result is made of is short rows that lie apart: the last dimensions are reduced, and earlier ones."""
+    kept = [d for d in range(len(shape)) if d not in axes and shape[d] > 1]
+    if not kept or not any(d < kept[-1] and shape[d] > 1 for d in axes):
+        return False
+    return 1 < math.prod(shape[kept[-1] + 1 :]) <= SHORT_PIECE_BYTES // itemsize
+
+
+def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
+    """Arrays x of which nothing but sums of f(x - c) is made, and the f(x - c): a second pass over x that runs do without."""
+    # Value -> whether all that is made of it are sums, and what they are taken of.
+    summed = dict.fromkeys((v for v in jaxpr.outvars if not isinstance(v, jex.Literal)), False)
+    statistics: set = set()
+    for e in reversed(jaxpr.eqns):
+        name = e.primitive.name
+        is_term = name == "reduce_sum" or name in SUMMED and summed.get(e.outvars[0], False)
+        for a in e.invars:
+            if not isinstance(a, jex.Literal):
+                summed[a] = summed.get(a, True) and is_term
+                statistics |= {a} if name in STATISTICS else set()
+    twice: set = set()
+    for e in jaxpr.eqns:
+        x = e.invars[0] if e.invars else None
+        if e.primitive.name == "sub" and not isinstance(x, jex.Literal) and x in statistics:
+            twice |= {x, e.outvars[0]} if summed.get(e.outvars[0], False) else set()
+        elif e.primitive.name in SUMMED and not isinstance(x, jex.Literal) and x in twice and summed.get(x, False):
+            twice.add(e.outvars[0])
+    return twice

@@ -19,6 +19,7 @@ from ..machine import Machine
 from ..scatter import SCATTERS, ScatterForm
 from .access import Access, NeedsWhole, Span, whole
 from .access_scatter import owned
+from .access_windows import run_dimensions
 from .blocks import Requests, Unfusable, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
 
@@ -189,7 +190,9 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     roles: dict[int, str] = {}
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
-            roles.update({axes[a]: "run" for a in step.out[0].start.symbols})
+            # A run is one program's work, and so it is for each index of the dimensions before it.
+            runs = step.out[: run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop]
+            roles.update({axes[a]: "run" for s in runs for a in s.start.symbols})
         if step.eqn.primitive.name in SCATTERS:
             for role, among in (("beside", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
                 roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})

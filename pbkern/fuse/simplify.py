@@ -8,6 +8,8 @@ any producer; `split` becomes slices. The rewrites are rewrites.py; dead carries
 
 from __future__ import annotations
 
+import math
+
 import jax
 import numpy as np
 from jax import lax
@@ -20,13 +22,37 @@ from .rewrites import REWRITES, UNSAFE, Rewrite
 from .uniform import Uniform
 
 CONTROL = ("scan", "while", "cond")
+MANY = 64
 
 
 def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str = "cpu") -> jex.ClosedJaxpr:
     """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change
-    rounding; of branches for several platforms, that for `platform` stays.
+    rounding, but not that of means; of branches for several platforms, that for `platform` stays.
     """
-    return retrace(closed, REWRITES | (UNSAFE if unsafe_math else {}) | {"platform_index": _branch_for(platform)})
+    sums = _long_sums(closed.jaxpr) if unsafe_math else set()
+
+    def careful(name: str) -> Rewrite:
+        def rewrite(eqn, operands):
+            x = eqn.invars[0]
+            return (REWRITES if not isinstance(x, jex.Literal) and x in sums else UNSAFE)[name](eqn, operands)
+
+        return rewrite
+
+    unsafe = {name: careful(name) for name in UNSAFE} if unsafe_math else {}
+    return retrace(closed, REWRITES | unsafe | {"platform_index": _branch_for(platform)})
+
+
+def _long_sums(jaxpr: jex.Jaxpr) -> set:
+    """Sums of MANY elements each, at any depth: dividing such few numbers costs nothing, and means keep their last bit."""
+    found: set = set()
+    for e in jaxprs.equations(jaxpr):
+        if e.primitive.name == "reduce_sum":
+            terms = math.prod(e.invars[0].aval.shape[d] for d in e.params["axes"])
+            found.update(e.outvars if terms >= MANY else ())
+        elif e.primitive.name in ("broadcast_in_dim", "reshape"):
+            of_sum = not isinstance(e.invars[0], jex.Literal) and e.invars[0] in found
+            found.update(e.outvars if of_sum else ())
+    return found
 
 
 def _branch_for(platform: str) -> Rewrite:

@@ -32,7 +32,7 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
     """Splits what needs it, but no program with arrays that are left to XLA for their length."""
     if any(map(is_long, closed.jaxpr.eqns)):
         return closed
-    reductions = ReductionStages(machine)
+    reductions = ReductionStages(closed.jaxpr, machine)
     tests = (reductions.runs_of, reductions.is_narrow, lambda e: _choose_depth(e, machine), lambda e: runs_of(e, machine))
     if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
         return closed

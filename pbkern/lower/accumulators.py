@@ -18,6 +18,8 @@ from .registers import Registers
 from .schedule import is_long_point
 from .text import Block
 
+# Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are joined.
+LONG_ROW = 64
 # Additions to one accumulator in a row. A new run costs a long point the registers that hold its constants, and products
 # memory for accumulators that fill more than half of the registers: they start anew less often.
 LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
@@ -45,6 +47,9 @@ class Accumulators(Registers):
             return accs
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
+
+        if limit and w.sched.vector in w.nest.rdims and not w.sched.straight and trips * terms > LONG_ROW:
+            return self._accumulate_exactly(w, block, loop, max(limit // terms, 1), fill, accs)
 
         def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
             run = _run_length(trips, terms, limit) if limit else trips
@@ -105,6 +110,44 @@ class Accumulators(Registers):
         if trips % run:
             self.text.loop(block, f"{d}'", rest, rest + 1, 1, whole(trips % run))
         return load(block)
+
+    def _accumulate_exactly(
+        self, w: Walk, block: Block, loop: tuple[str, int, int, int], run: int, fill, accs: list[Ssa]
+    ) -> list[Ssa]:
+        """The same of a row, in runs of `run` trips. What is lost where they are joined: Knuth, TAOCP 2, 4.2.2, theorem B."""
+        d, low, high, step = loop
+        count, trips = len(accs), -(-(high - low) // step)
+        rounded = self._per_accumulator(w, _is_rounded)
+
+        def joined(b: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
+            def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
+                inner.values[d] = self._sum_of_indices(inner, first, inner.values[f"{d}''"])
+                return fill(inner, values)
+
+            before, lost = carried[:count], carried[count:]
+            new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, self._restarted(w, b, before))
+            after = self._joined(w, b, before, new)
+            op = self.text.builder(b, accs[0].lanes)
+            for k, (x, y, total) in enumerate(zip(before, new, after)):
+                if rounded[k % len(rounded)]:
+                    added = op.sub(total, x)
+                    lost[k] = op.add(lost[k], op.add(op.sub(x, op.sub(total, added)), op.sub(y, added)))
+            return after + lost
+
+        zeros = self._restarted(w, block, accs)
+        full = low + trips // run * run * step
+        carried = self.text.loop(
+            block, f"{d}'", low, full, run * step, lambda b, values: joined(b, values, b.values[f"{d}'"], run), accs + zeros
+        )
+        if trips % run:
+            carried = joined(block, carried, full, trips % run)
+        b = self.text.builder(block, accs[0].lanes)
+
+        def whole(k: int, total: Ssa, lost: Ssa) -> Ssa:
+            """The sum and what it lacks; of infinite sums that is no number."""
+            return b.select(b.cmp("eq", lost, lost), b.add(total, lost), total) if rounded[k % len(rounded)] else total
+
+        return [whole(k, *pair) for k, pair in enumerate(zip(carried[:count], carried[count:]))]
 
     def _longest_chain(self, w: Walk, accs: list[Ssa]) -> int:
         """Additions to one accumulator in a row; 0 for any number of them."""

@@ -6,6 +6,7 @@ depends on nothing in between.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,8 @@ SINGLE = "one"  # a dimension of size 1
 # proportion to their length. More operations than this fill no processor's window anyway.
 MAX_NODES = 1500
 MAX_DISTANCE = 64
+# Dimensions of one nest that are paired in any order with those of another.
+MOST_PERMUTED = 4
 
 
 def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
@@ -173,14 +176,32 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
 
 
 def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
-    """Pairs of dimensions of one size: in order, or, where the order does not matter and sizes tell them apart, by size."""
+    """Pairs of dimensions of one size. Where several orders are possible, that in which both read the same elements; a
+    reduction over several dimensions keeps its order.
+    """
     mine, theirs = ({d: n for d, n in nest.dims.items() if n > 1} for nest in (first, second))
-    if list(mine.values()) == list(theirs.values()):
+    if list(mine.values()) == list(theirs.values()) and len(set(mine.values())) == len(mine):
         return list(zip(mine, theirs))
-    by_size = {n: d for d, n in theirs.items()}
-    if first.reductions or second.reductions or len(by_size) < len(theirs) or sorted(mine.values()) != sorted(by_size):
-        return None
-    return [(d, by_size[n]) for d, n in mine.items()]
+    fixed = any(sum(nest.dims[d] > 1 for d in nest.rdims) > 1 for nest in (first, second))
+    orders = [tuple(theirs)] if fixed or len(mine) > MOST_PERMUTED else itertools.permutations(theirs)
+    found = [list(zip(mine, order)) for order in orders if [theirs[d] for d in order] == list(mine.values())]
+    if len(found) < 2:
+        return found[0] if found else None
+    shared = [_shared(first, second, pairs) for pairs in found]
+    best = found[shared.index(max(shared))]
+    return best if any(shared) or best == list(zip(mine, theirs)) else None
+
+
+def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
+    """How many loads of the second nest are of what the first one loads or stores at the same point."""
+    units = {d: Affine() for nest in (first, second) for d, n in nest.dims.items() if n == 1}
+    renamed = units | {theirs: Affine.symbol(mine) for mine, theirs in pairs}
+
+    def place(buf: Buf, index: tuple, names: dict[str, Affine]) -> tuple:
+        return (buf, *(i if i is None else i.substitute(names.get) for i in index))
+
+    mine = {place(e.info[0], e.info[1], units) for e in first.loads()} | {place(w.buf, w.index, units) for w in first.writes}
+    return len(mine & {place(e.info[0], e.info[1], renamed) for e in second.loads()})
 
 
 def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:

@@ -78,7 +78,8 @@ def _rows_at_once(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
     chain = Chain.find(Run([nest]), {0: apart or d})
     if chain is None:
         return [nest]
-    cut = Strips(chain, 1 if apart else ROWS_AT_ONCE, set(), builder, vector_bits).statements()
+    whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
+    cut = Strips(chain, 1 if apart or whole else ROWS_AT_ONCE, set(), builder, vector_bits).statements()
     if not apart:
         return cut
     return inside(cut, set(), lambda body, _: [s for n in body for s in _rows_at_once(n, builder, vector_bits)])
@@ -94,14 +95,17 @@ def _far_rows(nest: Nest, vector_bits: int) -> str | None:
     """The dimension of a reduction over rows that lie far apart, of which each element is used once.
 
     Columns in registers would be added up one line of memory after the other, rows apart: a few rows at a time, along their
-    whole length, are what prefetchers follow.
+    whole length, are what prefetchers follow. So would rows that are summed up each, before those of the next sum.
     """
-    live = [d for d in nest.rdims if nest.dims[d] > 1]
-    if len(live) != 1 or nest.ordered or nest.dims[live[0]] < 4 * ROWS_AT_ONCE or any(w.inner for w in nest.writes):
-        return None
-    d, schedule = live[0], choose(nest, vector_bits)
+    schedule = choose(nest, vector_bits)
     vector = schedule.vector
-    if vector is None or vector == d or any(r.op not in JOINS or is_matrix_product(nest, r) for r in nest.reductions):
+    live = [d for d in nest.rdims if nest.dims[d] > 1 and d != vector]
+    if len(live) != 1 or nest.ordered or any(w.inner for w in nest.writes):
+        return None
+    d, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
+    if vector is None or nest.dims[d] < fewest:
+        return None
+    if any(r.op not in JOINS or is_matrix_product(nest, r) for r in nest.reductions):
         return None
     for e in nest.loads():
         if e.kind == "load" and not e.info[0].arena and {d, vector} <= e.symbols:

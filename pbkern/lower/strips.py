@@ -355,8 +355,8 @@ class _StripNest:
             return self.small[buf], tuple(within if k == self.axes[buf] else i for k, i in enumerate(moved))
 
         def replace(x: Expr) -> Expr | None:
-            if x.kind == "load" and x.info[0] in self.small:
-                return self.pool.make("load", x.dtype, (*place(*x.info[:2]), x.info[2]))
+            if x.kind in ("load", "gather") and x.info[0] in self.small:
+                return self.pool.make(x.kind, x.dtype, (*place(*x.info[:2]), *x.info[2:]), x.args)
             return None
 
         shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)

@@ -182,6 +182,23 @@ def test_few_neighbours_are_reduced_behind_columns(f, shape, monkeypatch):
     check(lambda x: f(x, axis=(1, 3)), 1 + 0.1 * rand(shape), tolerance=1e-5)
 
 
+@pytest.mark.parametrize("axes", [(1, 2), (0, 1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("name", ["both", "covariance", "logsumexp"])
+def test_runs_within_each_index_of_other_dimensions(name, axes):
+    shape = (3, 10, 12, 8)
+    x, y = rand(shape, 1), rand(shape, 2)
+    plan = check(lambda x, y: FUNCTIONS[name](jnp.abs(x), y, axes), x, y, tolerance=2e-5)
+    assert any(e.params.get("outer") for e in plan.jaxpr.eqns)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("f", [jnp.sum, jnp.var, lambda x: jnp.exp(x).max((0, 1, 2))], ids=["sum", "var", "max"])
+def test_what_makes_images_is_done_by_the_programs_that_reduce_them(f, dtype, runs_as_they_are):
+    plan = planned(lambda x: f(jnp.abs(x)), jax.ShapeDtypeStruct((32, 56, 56, 64), dtype))
+    (kernel,) = plan.kernels()
+    assert math.prod(kernel.grid) >= 32
+
+
 def first_block(f, *shape):
     """The block of its operand that one program of the first kernel reads."""
     first = planned(f, jax.ShapeDtypeStruct(shape, jnp.float32)).kernels()[0]
@@ -202,3 +219,44 @@ def test_enough_sums_of_far_rows_are_not_cut(runs_as_they_are):
 def test_runs_of_what_is_made_as_a_whole(n):
     """The last run ends behind the array, where a running sum has no elements."""
     check(lambda x: (jnp.cumsum(x).sum(), jnp.sort(x).max()), rand((n,)), tolerance=1e-3, left=True)
+
+
+@pytest.mark.parametrize("shape", [(64, 4096, 256), (32, 1000, 1000), (16, 2048, 512)])
+def test_far_rows_of_batches_are_read_once(shape, runs_as_they_are):
+    """A second pass over what outgrows the private cache would come from memory."""
+    for f in (lambda x: x.var(1), lambda x: jax.nn.logsumexp(x, 1)):
+        plan = planned(f, f32(*shape))
+        blocks = [m.ref_shape for k in plan.kernels() for m in k.inputs if m.array.shape == shape]
+        assert len(blocks) == 1 and blocks[0][0] == 1 and blocks[0][1] < shape[1] and blocks[0][2] == shape[2]
+
+
+@pytest.mark.parametrize("columns", [200, 256])
+def test_sums_of_a_run_are_one_pass_over_it(columns, runs_as_they_are):
+    """Also where it has as many columns as rows."""
+    text = pbkern.jit(lambda x: x.var(0)).as_text(f32(2048, 32, columns), stage="nests")
+    assert "acc2 sum" in text.split("k1_")[0]
+
+
+@pytest.mark.parametrize("shape, rows", [((64, 512, 512), True), ((500, 300, 100), True), ((64, 64, 112 * 112), False)])
+def test_short_rows_that_lie_apart_are_read_one_after_the_other(shape, rows, runs_as_they_are):
+    """Long ones are read by a program for each sum."""
+    block = first_block(lambda x: x.sum((0, 2)), *shape)
+    assert (block[0] < shape[0]) == rows
+
+
+def test_differences_from_a_constant_beside_variances(runs_as_they_are):
+    def f(x):
+        return x.var(0) + (2.5 - x).max(0), 1.0 - x.sum()
+
+    check(f, rand((700, 130), 3), tolerance=1e-3)
+
+
+def test_only_what_nothing_else_is_made_of_is_passed_over_once(runs_as_they_are):
+    """Normalised values read x again: rows stay whole, and with their program."""
+
+    def normalised(x):
+        y = x - x.mean(1, keepdims=True)
+        return y * jax.lax.rsqrt((y * y).mean(1, keepdims=True) + 1e-5)
+
+    assert first_block(lambda x: x.var(1), 64, 4096, 256)[1] < 4096
+    assert first_block(normalised, 64, 4096, 256)[1] == 4096

@@ -1,5 +1,7 @@
 """Chains of reductions are one kernel each, and as accurate as JAX."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,24 @@ def test_as_accurate_as_jax(name, offset, dtype):
             draw = lambda rng, n=size: [rng.normal(offset, 1, (3, n))]  # noqa: E731
             ours, theirs = errors(*ACCURATE[name], draw, dtype, range(31) if luck else range(1))
             assert np.median(ours) <= max(2 * np.median(theirs), 2), (size, ours, theirs)
+
+
+FAR = {
+    "one": lambda z: np.where(np.arange(z.shape[-1]) == z.shape[-1] // 3, 1e4, z),
+    "the first": lambda z: np.where(np.arange(z.shape[-1]) == 0, 1e4, z),
+    "all": lambda z: z + 1e4,
+}
+
+
+@pytest.mark.parametrize("name, far", [  # of variances of "all", the rounding of the mean decides
+    *itertools.product(["sum", "mean", "norm"], FAR), ("variance", "one"), ("variance", "the first"),
+])  # fmt: skip
+def test_far_elements_leave_long_rows_as_exact(name, far):
+    """What is added to a large number is rounded to its last place."""
+    for size in (100001, 1000000):
+        draw = lambda rng, n=size: [FAR[far](rng.normal(size=(3, n)))]  # noqa: E731
+        ours, theirs = errors(*ACCURATE[name], draw, "float32", range(1))
+        assert ours.max() <= max(2 * theirs.max(), 2), (size, ours, theirs)
 
 
 # name -> (function, shapes): sums over rows, whose chains are as long as there are rows, and products.

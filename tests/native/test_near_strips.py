@@ -80,6 +80,18 @@ def test_reductions_whose_parts_are_not_joined(name):
     np.testing.assert_allclose(pbkern.jit(reduced)(x), reduced(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(3, 5001), (40, 10007)])
+def test_places_of_a_row_that_are_data(shape):
+    """What a row's strip stores is read there through indices as well."""
+
+    def f(x, i):
+        return jax.nn.log_softmax(x)[jnp.arange(len(x)), i]
+
+    rng = np.random.default_rng(7)
+    x, i = rng.normal(size=shape).astype(np.float32), rng.integers(-shape[1], shape[1], shape[0])
+    np.testing.assert_allclose(pbkern.jit(f)(x, i), jax.jit(f)(x, i), rtol=1e-5)
+
+
 def test_mechanism_is_at_work():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     assert "fetch" in pbkern.jit(softmax).as_text(x, stage="nests")
@@ -121,6 +133,15 @@ def test_sums_of_far_rows_are_made_one_after_the_other():
     np.testing.assert_allclose(got, f(x.astype(np.float64)), rtol=2e-6, atol=2e-5)
     loops = [line for line in pbkern.jit(f).as_text(x, stage="nests").splitlines() if line.lstrip().startswith("for ")]
     assert [len(line) - len(line.lstrip()) for line in loops] == [0, 2]
+
+
+@pytest.mark.parametrize("shape", [(64, 96, 512), (50, 301, 100), (3, 700, 257)])
+@pytest.mark.parametrize("f", [jnp.sum, jnp.max], ids=["sum", "max"])
+def test_rows_of_a_sum_that_lie_apart(shape, f):
+    """What is next in memory is read next, though it belongs to another sum."""
+    x = np.random.default_rng(5).normal(size=shape).astype(np.float32)
+    want = f(x.astype(np.float64), axis=(0, 2))
+    np.testing.assert_allclose(pbkern.jit(lambda x: f(x, axis=(0, 2)))(x), want, rtol=1e-5, atol=2e-4)
 
 
 def test_sums_of_normalised_rows_take_a_few_rows_at_a_time():
