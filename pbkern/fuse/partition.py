@@ -41,7 +41,7 @@ ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
 
 # One kernel wins a tie with two; heavy work that would be left with few programs must gain this much.
-TIE, FEW_PROGRAMS = 1.002, 0.95
+TIE, FEW_PROGRAMS, RESHAPED = 1.002, 0.95, 1.01
 
 # Two contractions with a large value between them share a kernel even at this multiple of the modelled time, and so
 # do others at a smaller one: what is not stored cannot fall out of the cache.
@@ -414,8 +414,11 @@ class Partitioner:
 
     def tie(self, eqn, schedule: Schedule) -> float:
         """The part of the time apart that is accepted together. One kernel instead of two wins a tie, but not where heavy
-        work would be left with hardly a program per core: it may find better company further up.
+        work would be left with hardly a program per core: it may find better company further up. A reshape costs nothing
+        apart, and what makes its operand can only follow where it went.
         """
+        if is_alias(eqn):
+            return RESHAPED
         few = schedule.cost.programs < 2 * self.machine.cores
         return FEW_PROGRAMS if few and is_heavy(eqn, self.machine) else TIE
 
