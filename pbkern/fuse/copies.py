@@ -42,7 +42,7 @@ def _copy(parts, group: Node) -> None:
         schedule = _schedule(parts, [*made, *user.eqns], user.outputs)
         if schedule is not None and schedule.cost.seconds <= SLACK * (user.seconds + group.seconds / len(users)):
             parts.set_group(user, [*made, *user.eqns], user.outputs, schedule)
-    for n in (*aliases, group):
+    for n in (*reversed(aliases), group):  # readers first
         n.outputs = [v for v in n.outputs if v in parts.results or parts.users(v)]
         if not n.outputs:
             parts.drop(n)

@@ -2,7 +2,9 @@
 
 Programs near the edge then compute some elements that their neighbour computes too, with the same result. That is sound
 only for bodies that are functions of their inputs: whole outputs written once, nothing read back, accumulated or kept; and
-what they store at a place must not depend on where their block starts (positions.py).
+what they store at a place must not depend on where their block starts (positions.py). And both programs must run the same
+code: what rounds differently would make results depend on who stores last. So nothing is moved where a program at the edge
+needs guards anyway, for an operand's halo, and variants without masks (unmasked.py) are not for tests of moved blocks.
 Every use of the grid index g must be a multiple of the block: g * block becomes min(g * block, extent - block).
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..affine import Affine
-from ..dsl.kernel import Kernel, Squeezed
+from ..dsl.kernel import BlockMapping, Kernel, Squeezed
 from ..dsl.refs import Range, is_ref_access, ref_access
 from .nest import Expr, Fetch, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
 from .positions import depend_on_places_alone
@@ -29,8 +31,11 @@ class Shift:
     limit: int
 
 
+PREFIX = "%h"
+
+
 def symbol(dim: int) -> str:
-    return f"%h{dim}"
+    return f"{PREFIX}{dim}"
 
 
 def find(kernel: Kernel) -> dict[int, Shift]:
@@ -90,7 +95,19 @@ def _shift(kernel: Kernel, d: int) -> Shift | None:
     starts = [s for m in (*kernel.inputs, *kernel.outputs) for s in m.starts]
     if any(s is None or s.coefficient(d) % size for s in starts):
         return None
-    return Shift(size, extent - size)
+    found = Shift(size, extent - size)
+    return None if any(_crosses(m, d, found, kernel.grid) for m in kernel.inputs) else found
+
+
+def _crosses(m: BlockMapping, d: int, by: Shift, grid: tuple[int, ...]) -> bool:
+    """Whether blocks of an operand reach over its ends along the dimension, wherever the program's own block is moved to."""
+    for start, dim, extent in zip(m.starts, m.dims, m.array.shape):
+        if d in start.symbols:
+            place = moved(start, {d: by})
+            low, high = place.bounds(lambda s: by.limit + 1 if s == symbol(d) else grid[s])
+            if low < 0 or high + dim.size > extent:
+                return True
+    return False
 
 
 def moved(a: Affine, shifts: dict[int, Shift], grid_symbol=lambda d: d) -> Affine:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..affine import Affine
-from . import registers
+from . import registers, shift
 from .nest import Expr, For, If, Let, Nest, Stmt, with_bodies
 from .predicates import BOOL, FAR, MIN_POINTS, Bounds, Folder, simplified
 from .steps import ORDERS, steps_along
@@ -69,7 +69,9 @@ class _Chooser:
             return []
         every = nest.nodes()
         found = [e for e in every if e.symbols & nest.dims.keys() and self.hardest(e, nest) is not None]
-        return found if len(found) <= MOST_TESTS and len(every) <= MOST_NODES else []
+        if len(found) > MOST_TESTS or len(every) > MOST_NODES or any(map(_overlaps, found)):
+            return []
+        return found
 
     def hardest(self, test: Expr, nest: Nest) -> dict[str, Affine] | None:
         """The point of a nest where a test is hardest to pass; None where that is not known, or no program may pass it."""
@@ -93,6 +95,11 @@ class _Chooser:
                          for up in (False, True))
             found.append(self.builder.op("le", BOOL, self.builder.pool.rename(x, low), self.builder.pool.rename(x, high)))
         return found
+
+
+def _overlaps(test: Expr) -> bool:
+    """Whether it moves with a block that may overlap the one before, which must store the same (shift.py)."""
+    return any(str(s).startswith(shift.PREFIX) for s in test.symbols)
 
 
 def _direction(test: Expr) -> int:
