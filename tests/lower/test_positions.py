@@ -79,7 +79,8 @@ def test_masks_of_moved_blocks_stay():
         o_ref[...] = jnp.where(row < 440, x_ref[...] * y_ref[...], 0) + y_ref[...]
 
     rows = pbkern.BlockSpec((64, 128), lambda i: (i, 0))
-    call = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((500, 128), "float32"), grid=(8,), in_specs=[rows] * 2, out_specs=rows)
+    shape = jax.ShapeDtypeStruct((500, 128), "float32")
+    call = pbkern.kernel(body, out_shape=shape, grid=(8,), in_specs=[rows] * 2, out_specs=rows)
     x, y = (jnp.asarray(np.random.default_rng(k).normal(size=(500, 128)), jnp.float32) for k in range(2))
     want = np.where(np.arange(500)[:, None] < 440, np.float64(x) * np.float64(y), 0) + np.float64(y)
     np.testing.assert_allclose(call(x, y), want, rtol=1e-6, atol=1e-6)
