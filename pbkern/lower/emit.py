@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ..errors import InternalError
 from . import elementwise
 from .accumulators import Accumulators
@@ -24,6 +26,8 @@ from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
 
 CACHE_LINE = 64
+# Types in which a product and a sum are one operation.
+FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class NestEmitter(Loads, Accumulators):
@@ -339,10 +343,32 @@ class NestEmitter(Loads, Accumulators):
                 return self._gather(w, block, e, p, tail, lanes, accs)
             case "moved":
                 return self._moved(w, block, e, p, lanes)
-        args = [self._value(w, block, a, p, tail, accs) for a in e.args]
+        product = self._contracted(w, e)
+        atoms = e.args if product is None else (*e.args[product].args, e.args[1 - product])
+        args = [self._value(w, block, a, p, tail, accs) for a in atoms]
         lanes = max([lanes, *(a.lanes for a in args)])
         b = self.text.builder(block, lanes)
-        return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *(self._wide(b, a, lanes) for a in args))
+        args = [self._wide(b, a, lanes) for a in args]
+        if product is None:
+            return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
+        x, y, z = args
+        if e.info.primitive == "sub":
+            x, z = (b.neg(x), z) if product else (x, b.neg(z))
+        return b.fma(x, y, z)
+
+    def _contracted(self, w: Walk, e: Expr) -> int | None:
+        """Which operand of a sum or difference is a product that is rounded with it, if any.
+
+        LLVM would decide by how often the product is used, which differs from row to row of a block; results must not. Products
+        that other loops compute stay there.
+        """
+        if not self.text.contract or e.info.primitive not in ("add", "add_any", "sub") or e.dtype not in FUSED:
+            return None
+        for k, a in enumerate(e.args):
+            if a.kind == "op" and a.info.primitive == "mul" and a.dtype == e.dtype:
+                if a.symbols if w.sched.vector is None else w.sched.vector in a.symbols:
+                    return k
+        return None
 
     def _moved(self, w: Walk, block: Block, e: Expr, p: Point, lanes: int) -> Ssa:
         """The operand's value at another place, of the whole vectors around it."""
