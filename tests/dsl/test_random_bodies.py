@@ -77,7 +77,7 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
             return f(values)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(DTYPES), st.lists(step, min_size=1, max_size=5), st.booleans(), st.integers(0, 2**32 - 1)
 )

@@ -92,8 +92,9 @@ POOLS = {  # shape, window, strides, padding
 
 
 @pytest.mark.parametrize("name", [
-    "padded", "with gaps", "padded on one side", "apart",
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ("lines", "at every element", "apart, with a rest")),
+    "padded", "with gaps", "apart",
+    *(pytest.param(n, marks=pytest.mark.slow)
+      for n in ("padded on one side", "lines", "at every element", "apart, with a rest")),
 ])  # fmt: skip
 def test_gradient_of_max_pooling(name, monkeypatch):
     shape, window, strides, padding = POOLS[name]

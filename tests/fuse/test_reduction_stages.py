@@ -56,7 +56,7 @@ cut = st.integers(1, 3).flatmap(lambda rank: st.tuples(
     st.sets(st.integers(0, rank - 1), min_size=1, max_size=rank).map(lambda s: tuple(sorted(s)))))  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cut, st.sampled_from(list(FUNCTIONS)), st.sampled_from([0.0, 100.0]))
 def test_as_in_float64(shape_and_axes, name, offset):
     shape, axes = shape_and_axes

@@ -72,7 +72,7 @@ def test_stores(name):
     assert is_vectors(k) is (is_run and name != "all the same")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 130), st.integers(0, 3))
 def test_blocks_with_masks(block, n, seed):
     """The pattern of Triton: program * block + arange(block), masked at the end of the array."""

@@ -178,7 +178,7 @@ steps = st.lists(st.tuples(st.sampled_from(list(STEPS)), *[st.integers(0, 2)] * 
 part = st.tuples(st.sampled_from(["always", "first", "last", "odd", "loop"]), steps)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=14, deadline=None)
 @given(st.lists(part, min_size=1, max_size=4))
 def test_scratch_keeps_its_values_between_programs_and_branches(parts):
     """Whole rows are scratch of a strip only where no branch, round or program needs what was there before."""

@@ -71,7 +71,7 @@ COMBINE = {
 
 
 @given(st.data())
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_rows_as_numpy_does(data):
     """x.at[i].combine(v) in float64, one update after the other."""
     rows, count, width = (data.draw(st.integers(1, n)) for n in (9, 20, 40))
@@ -106,7 +106,7 @@ def _one(a, k, row, combine):
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_any_dimension_numbers(data):
     """Windows, batches and chosen dimensions in any arrangement, at any place."""
     rank = data.draw(st.integers(1, 3))

@@ -42,7 +42,7 @@ def softmax_attention(q, k, v, scale=1.0, causal=False):
     return jnp.einsum("...qk,...kd->...qd", jax.nn.softmax(scores, -1), v)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_attention_forward_and_backward(causal):
     q, k, v = (normal(1, 128, 2, 64, seed=s) for s in range(3))
     f = lambda *a: (attention.mha(*a, None, causal=causal) ** 2).sum()  # noqa: E731
@@ -108,7 +108,7 @@ def test_matmul():
     close(matmul.matmul(x, y, block_shape=(128, 128), block_k=128), x @ y, 1e-3)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_flash_attention(causal):
     q, k, v = (normal(1, 2, 256, 128, seed=s) for s in range(3))
     close(flash_attention.flash_attention(q, k, v, causal=causal, sm_scale=0.1), softmax_attention(q, k, v, 0.1, causal))
