@@ -1,6 +1,7 @@
 """Fixtures for all tests: golden texts. No test reads or writes the user's own cache."""
 
 import atexit
+import collections
 import os
 import pathlib
 import shutil
@@ -13,6 +14,18 @@ os.environ["PBKERN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pbkern-tests-")
 atexit.register(shutil.rmtree, os.environ["PBKERN_CACHE_DIR"], ignore_errors=True)
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test's cases, all combinations of its parameters, `sampled(n)` runs every n-th by default: the others are slow."""
+    seen = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            seen[item.function] += 1
+            if seen[item.function] % mark.args[0] != 1:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_addoption(parser):

@@ -16,6 +16,7 @@ def rand(*shape):
     return jnp.asarray(RNG.normal(size=shape), jnp.float32)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("steps", [(2, 2), (1, 2), (3, 2)])
 @pytest.mark.parametrize("taps", [(4, 4), (3, 3), (1, 2), (2, 5)])
 @pytest.mark.parametrize("pads", [((1, 1), (1, 2)), ((0, 3), (2, 0)), ((3, 3), (4, 4))])

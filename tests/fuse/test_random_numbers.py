@@ -33,6 +33,7 @@ def same(got, want):
         np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=0 if exact else 2e-6, atol=0 if exact else 3e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_numbers_are_those_of_jax(name, key):

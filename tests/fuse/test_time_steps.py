@@ -196,6 +196,7 @@ def test_several_steps_with_periodic_borders_share_a_kernel(name, tiles):
     assert rolls >= 2 * once > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(41, 67), (130, 9), (2, 40), (1, 5), (3, 1)], ids=str)
 @pytest.mark.parametrize("name", PERIODIC)
 def test_steps_with_periodic_borders_agree(name, shape, always_blocked):

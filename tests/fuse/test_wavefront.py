@@ -76,6 +76,7 @@ def native(f, *args):
     return compiled.explain(*args)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("k, l2_bytes, shape", [
     (1, 1 << 20, (101, 300)),  # all steps in one turn, on two cores
     (3, 1 << 17, (101, 300)),  # several turns

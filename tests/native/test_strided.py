@@ -115,6 +115,7 @@ def test_indices_of_points_need_no_memory():
     assert text.count("nest [") == 1, text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32", "uint8"])
 @pytest.mark.parametrize("shape", [(40, 33), (7, 200), (64, 64), (129, 5), (17, 31)])
 def test_every_second_element_turned(dtype, shape):

@@ -680,6 +680,7 @@ def test_debug_checks_fail_the_call_where_they_are_enabled():
 WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2, jnp.float8_e8m0fnu]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("new", WIDTHS)
 @pytest.mark.parametrize("old", WIDTHS)
 def test_bitcasts_between_all_widths(old, new):
