@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.interpreters import mlir
 
-from . import _jax, progress
+from . import _jax
 from .api import build_kernel, compile_programs
 from .dsl import checks
 from .dsl.random_keys import is_key
@@ -84,8 +84,7 @@ def _lower_mesh(ctx, *nodes, interpret, **params):
 def _native(ctx, nodes, params: dict):
     imported = import_call(**params)
     kernel, views = in_place(imported.kernel, imported.operands, nodes)
-    with progress.compiling(kernel.name):
-        (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+    (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):
