@@ -41,7 +41,7 @@ class Accumulators(Registers):
         runs where there are many. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
         """
         d, low, high, step = loop
-        limit = self._longest_chain(w, accs)
+        limit = self._longest_chain(w)
         trips = -(-(high - low) // step)
         if not trips:
             return accs
@@ -149,12 +149,17 @@ class Accumulators(Registers):
 
         return [whole(k, *pair) for k, pair in enumerate(zip(carried[:count], carried[count:]))]
 
-    def _longest_chain(self, w: Walk, accs: list[Ssa]) -> int:
-        """Additions to one accumulator in a row; 0 for any number of them."""
+    def _longest_chain(self, w: Walk) -> int:
+        """Additions to one accumulator in a row; 0 for any number of them.
+
+        The same for all points of a nest, also those of smaller tiles at its ends: programs whose blocks overlap must
+        leave the same bits, and there a point lies in full tiles of one and at the end of the other.
+        """
         if not self.text.contract or w.nest.ordered or not any(map(_is_rounded, w.nest.reductions)):
             return 0
         if any(r.op.startswith("dot") for r in w.nest.reductions):
-            return LONGEST_CHAIN_OF_PRODUCTS if len(accs) > FEW_ACCUMULATORS else LONGEST_CHAIN_OF_FEW_PRODUCTS
+            many = w.sched.tile * len(w.nest.reductions) > FEW_ACCUMULATORS
+            return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
         return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(w.nest) else LONGEST_CHAIN
 
     def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
