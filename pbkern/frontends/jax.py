@@ -18,6 +18,7 @@ import jax
 from jax.extend import core as jex
 
 from .. import _jax
+from .progressions import count_progressions
 from .residuals import Residuals, choose_residuals
 
 call_p = jex.Primitive("pbkern_call")
@@ -95,7 +96,7 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
         return fn(*[positional.get(n, a) for n, a in enumerate(args)], **(kwargs | keyword))
 
     closed, results = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    closed = _jax.without_refs(closed)
+    closed = count_progressions(_jax.without_refs(closed))
     flags = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
     flags += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
     flags = (False,) * len(closed.consts) + tuple(f for group in flags for f in group)

@@ -24,7 +24,7 @@ from jax.extend import core as jex
 
 from .._jax import ref_aval
 from ..affine import Affine
-from .access import Access, Pull, Span, block_shape, pull
+from .access import Access, NeedsWhole, Pull, Span, block_shape, pull
 
 # Two requests share a hull as long as it holds at most this many times the elements that they ask for.
 HULL_SLACK = 1.5
@@ -118,7 +118,7 @@ class _Remembered:
 
     def __init__(self) -> None:
         self.accesses: dict[Access, Access] = {}
-        self.steps: dict[tuple[int, int], Step] = {}
+        self.steps: dict[tuple[int, int], Step | NeedsWhole] = {}
 
     def one(self, access: Access) -> Access:
         return self.accesses.setdefault(access, access)
@@ -129,11 +129,18 @@ class _Remembered:
             out = self.one(out)
             found = self.steps.get((id(eqn), id(out)))
         if found is None:
-            made = _step(eqn, out)
-            inputs = tuple(a if a is None else self.one(a) for a in made.pull.inputs)
-            pulled = dataclasses.replace(made.pull, inputs=inputs)
-            found = self.steps[id(eqn), id(out)] = Step(eqn, self.one(made.out), pulled)
+            found = self.steps[id(eqn), id(out)] = self._made(eqn, out)
+        if isinstance(found, NeedsWhole):
+            raise found
         return found
+
+    def _made(self, eqn, out: Access) -> Step | NeedsWhole:
+        try:
+            made = _step(eqn, out)
+        except NeedsWhole as e:
+            return e
+        inputs = tuple(a if a is None else self.one(a) for a in made.pull.inputs)
+        return Step(eqn, self.one(made.out), dataclasses.replace(made.pull, inputs=inputs))
 
 
 _remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar("steps of one plan", default=None)
@@ -147,6 +154,12 @@ def steps_remembered() -> Iterator[None]:
         yield
     finally:
         _remembered.reset(token)
+
+
+def step_of(eqn, out: Access) -> Step:
+    """How an equation computes a block of its results."""
+    remembered = _remembered.get()
+    return _step(eqn, out) if remembered is None else remembered.step(eqn, out)
 
 
 def _step(eqn, out: Access) -> Step:
@@ -177,8 +190,6 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         hulls.setdefault(v, Hulls()).ask(access)
     steps: list[Step] = []
     made: set = set()
-    remembered = _remembered.get()
-    step_of = _step if remembered is None else remembered.step
     for eqn in reversed(eqns):
         asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
         if len(asked) > 1:

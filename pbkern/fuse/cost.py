@@ -10,8 +10,9 @@ pay for the trips.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from jax.extend import core as jex
@@ -264,9 +265,14 @@ def evaluate(
     outputs: Sequence[tuple[object, Access]],
     grid: Sequence[int],
     machine: Machine,
-    same_reader: Callable = lambda v: False,
+    parts: Mapping[object, float] = MappingProxyType({}),
+    repeated_steps: Collection[int] = (),
 ) -> Cost | None:
-    """Predicts one kernel; None where it computes a heavy value too often."""  # fmt: skip
+    """Predicts one kernel; None where it computes a heavy value too often.
+
+    `parts`: how much of its block a program holds at a time, of values that it goes through in runs; `repeated_steps`: ids of
+    equations that it computes twice.
+    """  # fmt: skip
     programs = math.prod(grid)
     per_program = repeated = needed = done = 0.0
     stored = _stored_values(requests, {v for v, _ in outputs})
@@ -278,7 +284,7 @@ def evaluate(
         if _is_test(step.eqn, tests):
             tests.update(step.eqn.outvars)
             continue
-        seconds = price.seconds * share
+        seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
         factor = price.part * programs * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
             if step.eqn.primitive.name not in SINGLE_PASS or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2:
@@ -289,11 +295,13 @@ def evaluate(
         done += operations
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):
-            sizes.append(volume(step.out) * itemsize(step.eqn.outvars[0]))
+            size = volume(step.out) * itemsize(step.eqn.outvars[0])
+            sizes.append(int(size * parts.get(step.eqn.outvars[0], 1)))
     rounds = math.ceil(programs / machine.cores)
     compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
     far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
     temporaries, scratch = sum(sizes), sum(sorted(sizes)[-LIVE_VALUES:])
+    blocks -= int(sum(volume(a) * itemsize(v) * (1 - parts[v]) for v, a in requests.inputs if v in parts))
     working_set = blocks + scratch
     trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
     parallel = min(programs, machine.cores) / machine.cores

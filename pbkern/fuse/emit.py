@@ -72,8 +72,13 @@ def emit_kernel(
     outputs: Sequence[tuple[object, Access]],
     compiler_params: dict | None = None,
     aliases: tuple[tuple[int, int], ...] = (),
+    *,
+    body: bool = True,
 ) -> Kernel:
-    """The kernel that computes `outputs`; operands are `requests.inputs` in order, of which some are `aliases` of outputs."""
+    """The kernel that computes `outputs`; operands are `requests.inputs` in order, of which some are `aliases` of outputs.
+
+    `body`: False leaves it to the caller.
+    """
     return Kernel(
         name=name,
         grid=grid,
@@ -85,7 +90,7 @@ def emit_kernel(
             block_mapping(f"output {n}", array_type(v.aval), a, grid) for n, (v, a) in enumerate(outputs)
         ),
         scratch=(),
-        body=trace_body(requests, outputs),
+        body=trace_body(requests, outputs) if body else None,
         compiler_params=compiler_params or {},
         aliases=aliases,
     )

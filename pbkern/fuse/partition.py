@@ -29,10 +29,11 @@ from .donation import scatter_into_carries
 from .handover import hand_over
 from .last_stages import join_last_stages
 from .literals import operands_as_equations, outputs_as_equations
-from .masks import overhang, trim_masked
+from .masks import trim_masked
 from .nodes import Edge, Inner, Node, Partition, order
 from .recompute import recompute_large
 from .schedule import Schedule, schedule_at, search
+from .scores import SCORES_SLACK, are_scores, join_scores
 from .simplify import CONTROL
 from .stages import split_reductions
 from .time_blocks import block_time
@@ -47,8 +48,8 @@ TIE, FEW_PROGRAMS, RESHAPED = 1.002, 0.95, 1.01
 # do others at a smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
-# Of scores under a mask of indices, up to half are left out once one kernel makes and reads them: the model counts them all.
-MASKED_SLACK = 1.5
+# Where nothing large lies between two contractions, they share what they are made of: at this part of the time apart.
+CLEAR_GAIN = 0.75
 # Equations that join a group at once, at most: where that fails, each is asked for alone.
 MANY_ALONG = 64
 # Operations per element of what is copied into several groups, at most, and bytes where many equations are at once.
@@ -139,6 +140,9 @@ class Partitioner:
         for e in group.eqns:
             self.nodes_of.setdefault(id(e), []).append(group)
 
+    def groups(self) -> list[Node]:
+        return [n for n in self.nodes if n.kind == "group"]
+
     def users(self, v) -> list[Node]:
         """Nodes that read `v`; a node that computes a copy of the consumer counts, unless it makes `v` as well."""
         makers = self.nodes_of.get(id(self.makers.get(v)), ())
@@ -183,6 +187,7 @@ class Partitioner:
             self.settle()
             copy_masks(self)
             share_copies(self)
+            join_scores(self)
             self.merge_producers()
             hand_over(self)
             self.merge_siblings()
@@ -553,20 +558,20 @@ class Partitioner:
         moved = schedule.cost.bytes_moved if schedule is not None else 0
         # What is made of much smaller arrays or of indices, such as a mask, needs hardly any memory when it is fused.
         expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
-        slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved else TIE
+        little = are_scores([v for e in a.eqns for v in e.outvars], a.eqns)  # what follows scores is, beside them
+        slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
         ok = schedule is not None and schedule.cost.seconds < before * slack
-        if schedule is not None and self.chained(a, b):
+        scores = are_scores(a.outputs, sorted(eqns, key=lambda e: self.order[id(e)]))
+        if schedule is not None and (scores or self.chained(a, b)):
             # Attention gains, two layers of a network do not: the passes over the value between, which is written and
             # read, or over what both read must outweigh all other traffic.
             shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
-            scores = self.are_scores(a, b)
-            slack = CHAIN_SLACK if between > moved or shared > 0.5 * moved or scores else 1.0
+            slack = SCORES_SLACK if scores else CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
             large = 2 * between > moved or shared > 0.5 * moved or scores
-            if scores and schedule is not None and overhang(schedule.requests):
-                slack *= MASKED_SLACK
             # Where both only stream their operands, as for a single query, no register tile is at stake.
             streams = self.streams(a) and self.streams(b)
-            ok = schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack) and (large or streams)
+            gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
+            ok = gains and schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack)
             why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
         self.record(a.eqns[-1], ok, why, before, schedule)
         if ok:
@@ -592,18 +597,6 @@ class Partitioner:
             any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns)
             for g in (a, b)
         )
-
-    def are_scores(self, a: Node, b: Node) -> bool:
-        """Are exponentials both summed up and multiplied by something, as those of attention's scores are?"""
-        weights: set = set()
-        summed = multiplied = False
-        for e in sorted((*a.eqns, *b.eqns), key=lambda e: self.order[id(e)]):
-            name, reads = e.primitive.name, any(x in weights for x in e.invars if not isinstance(x, jex.Literal))
-            if name in ("exp", "exp2") or reads and (name in ELEMENTWISE or name in VIEWS):
-                weights.update(e.outvars)
-            summed |= reads and name == "reduce_sum"
-            multiplied |= reads and name in CONTRACTIONS and is_heavy(e, self.machine)
-        return summed and multiplied
 
     def merge_siblings(self) -> None:
         """Groups that read the same array with the same root shape become one where that reads it once; one may read results

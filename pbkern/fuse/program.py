@@ -18,6 +18,7 @@ from ..dsl.kernel import ArrayType, Kernel
 from .buffers import assign_slots
 from .emit import array_type, emit_finish, emit_kernel
 from .nodes import Node
+from .online_kernel import emit_online
 from .schedule import Schedule
 from .wave_kernel import emit_wave
 
@@ -133,6 +134,8 @@ def emit_scheduled(name: str, s: Schedule, compiler_params: dict) -> Kernel:
     """The kernel of a group."""
     if s.wave is not None:
         return emit_wave(name, s.wave, compiler_params)
+    if s.online is not None:
+        return emit_online(name, s.grid, s.requests, s.outputs, s.online, compiler_params, s.aliases)
     return emit_kernel(name, s.grid, s.requests, s.outputs, compiler_params, s.aliases)
 
 

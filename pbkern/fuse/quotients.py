@@ -36,16 +36,26 @@ class _Quotients:
         return self.notes.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
 
     def reduce_max(self, eqn, operands):
-        return self._note("max", eqn, operands, operands[0])
+        """Noted of maxima: of what, and which of its dimensions each of theirs is; None for one along which they repeat."""
+        kept = [d for d in range(operands[0].ndim) if d not in eqn.params["axes"]]
+        return self._note("max", eqn, operands, operands[0], kept)
 
     def broadcast_in_dim(self, eqn, operands):
-        found = self.notes.find("max", operands[0])
-        return found and self._note("max", eqn, operands, *found)
+        found, p = self.notes.find("max", operands[0]), eqn.params
+        if found is None or len(operands) > 1:
+            return None
+        x, dims = found
+        follows = {to: d for to, d, n in zip(p["broadcast_dimensions"], dims, operands[0].shape) if n == p["shape"][to]}
+        return self._note("max", eqn, operands, x, [follows.get(d) for d in range(len(p["shape"]))])
 
     def sub(self, eqn, operands):
         x, y = operands
         found = self.notes.find("max", y)
-        return self._note("negative", eqn, operands) if found and found[0] is x else None
+        if found is None or jnp.ndim(x) != jnp.ndim(y):
+            return None
+        base, order = self.notes.find("turned", x) or (x, range(x.ndim))
+        beside = all(d is None or d == o or base.shape[d] == 1 for d, o in zip(found[1], order))
+        return self._note("negative", eqn, operands) if found[0] is base and beside else None
 
     def exp(self, eqn, operands):
         return self._note("at most 1", eqn, operands) if self.notes.find("negative", operands[0]) is not None else None
@@ -62,12 +72,22 @@ class _Quotients:
             return None
         return self._note("quotient", eqn, operands, lax.convert_element_type(found[0], eqn.params["new_dtype"]), found[1])
 
-    def _moved(self, eqn, operands):
+    def transpose(self, eqn, operands):
+        order = eqn.params["permutation"]
+        if (found := self.notes.find("max", operands[0])) is not None:
+            return self._note("max", eqn, operands, found[0], [found[1][d] for d in order])
+        return self._parts_moved(eqn, operands) or self._note("turned", eqn, operands, operands[0], order)
+
+    def squeeze(self, eqn, operands):
+        if (found := self.notes.find("max", operands[0])) is not None:
+            kept = [d for n, d in enumerate(found[1]) if n not in eqn.params["dimensions"]]
+            return self._note("max", eqn, operands, found[0], kept)
+        return self._parts_moved(eqn, operands)
+
+    def _parts_moved(self, eqn, operands):
         """A quotient whose dimensions are moved or, of size 1, dropped: so are those of its parts."""
         found = self.notes.find("quotient", operands[0])
         return found and self._note("quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found))
-
-    squeeze = transpose = _moved
 
     def dot_general(self, eqn, operands):
         for side in (0, 1):

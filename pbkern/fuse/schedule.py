@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..affine import Affine
@@ -22,6 +22,7 @@ from .access_scatter import owned
 from .access_windows import run_dimensions
 from .blocks import Requests, Unfusable, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
+from .online import Blocks, at, find
 
 if TYPE_CHECKING:
     from .wavefront import Wave
@@ -38,6 +39,8 @@ OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 BESIDE = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension of a contraction that one program may take together.
 MOST_OUTER = 64
+# Programs that touch more than this part of L2 take long reductions in runs.
+NEAR = 0.5
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
 FEW = 32
 
@@ -55,6 +58,7 @@ class Schedule:
       params: fields of the target's CompilerParams that were chosen too (choices.py), by name.
       aliases: (operand, result) pairs that share one array (donation.py).
       wave: the front of rows that makes several steps of a loop, in place of blocks (wavefront.py).
+      online: how its reductions over a long dimension are taken run by run (online.py).
       semantics: per grid axis; fused kernels are parallel throughout.
     """
 
@@ -66,6 +70,7 @@ class Schedule:
     params: tuple[tuple[str, object], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
     wave: Wave | None = None
+    online: Blocks | None = None
 
     @property
     def semantics(self) -> tuple[str, ...]:
@@ -138,7 +143,19 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why, e.multiple) from None
     cost = evaluate(requests, placed, grid, machine)
-    return None if cost is None else Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
+    if cost is None:
+        return None
+    plain = Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
+    return plain if cost.working_set <= NEAR * machine.l2_bytes else _in_runs(eqns, plain, machine)
+
+
+def _in_runs(eqns, plain: Schedule, machine: Machine) -> Schedule:
+    """The same with long reductions run by run, if that is possible, and no dearer or what a program stores leaves L2."""
+    found = find(eqns, [v for v, _ in plain.outputs])
+    runs = found and at(found, plain.outputs)
+    cost = runs and evaluate(plain.requests, plain.outputs, plain.grid, machine, runs.parts(), runs.repeated())
+    suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.l2_bytes)
+    return replace(plain, cost=cost, online=runs) if suits else plain
 
 
 # ---- options per dimension
@@ -183,8 +200,8 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
             requests = request(eqns, [(root, access)])
             if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
                 break
-            # A heavy value would be repeated along some dimension: lines are kept whole from the last one on.
-            least[max(axes.values())] = shape[max(axes.values())]
+            d = _repeats(eqns, root, blocks, axes.values(), machine)
+            least[d] = shape[d]
         except NeedsWhole as e:
             least.demand(e, [axes[a] for a in e.axes], shape)
     roles: dict[int, str] = {}
@@ -208,6 +225,20 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     moving = ((v, h) for v, h in requests.inputs if any(s.start.terms for s in h))
     grain = max((min(_own_elements(h), elements_read(requests, v, h)) for v, h in moving), default=1)
     return least, roles, grain
+
+
+def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Machine) -> int:
+    """A dimension along which a heavy value would be repeated: the last whose whole is enough, or the last of all."""
+    dims = sorted(dims, reverse=True)
+    products = any(e.primitive.name in CONTRACTIONS and is_heavy(e, machine) for e in eqns)
+    for d in dims if len(dims) > 1 and products else ():
+        access, grid, _ = _tile(root.aval.shape, [root.aval.shape[e] if e == d else b for e, b in enumerate(blocks)])
+        try:
+            if evaluate(request(eqns, [(root, access)]), [(root, access)], grid, machine) is not None:
+                return d
+        except NeedsWhole:
+            continue
+    return dims[0]
 
 
 def _own_elements(access: Access) -> int:

@@ -1,0 +1,40 @@
+"""ClosedJaxpr -> the same with constants such as np.arange(n) as equations.
+
+A mask that compares positions is known from its indices alone where these are counted, not read from an array: then parts that
+it leaves out altogether are not computed (docs/decisions/006-masked-keys-are-skipped.md).
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+
+def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Vectors of integers start, start + step, start + 2 step and so on among the constants are computed instead."""
+    found = [_progression(c) for c in closed.consts]
+    if not any(found):
+        return closed
+
+    def counted(*args):
+        consts = [c if f is None else _count(len(c), *f, np.dtype(c.dtype)) for c, f in zip(closed.consts, found)]
+        return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*args)
+
+    return jax.make_jaxpr(counted)(*closed.in_avals)
+
+
+def _progression(x) -> tuple[int, int] | None:
+    """(start, step)."""
+    if isinstance(x, jax.core.Tracer) or getattr(x, "ndim", 0) != 1 or x.shape[0] < 2 or not np.issubdtype(x.dtype, np.integer):
+        return None
+    values = np.asarray(x).astype(object if np.dtype(x.dtype).itemsize == 8 else np.int64)
+    step = int(values[1]) - int(values[0])
+    return (int(values[0]), step) if step and (np.diff(values) == step).all() else None
+
+
+def _count(length: int, start: int, step: int, dtype: np.dtype):
+    counted = lax.iota(dtype, length)
+    counted = counted if step == 1 else counted * np.asarray(step, np.int64).astype(dtype)
+    return counted + np.asarray(start).astype(dtype) if start else counted

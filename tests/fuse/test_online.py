@@ -1,0 +1,141 @@
+"""Exponentials of long rows, summed and multiplied run by run: every dress of attention, with few columns to a run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+import pbkern.fuse.online
+import pbkern.fuse.schedule
+
+from .attention_forms import FORMS, attend, by_tril, operands
+from .checking import check, planned, rand
+from .test_attention import TOLERANCE
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """runs(columns): so many columns to a run, wherever reductions are in L2."""
+    def set_columns(columns: int) -> None:
+        monkeypatch.setattr(pbkern.fuse.online, "COLUMNS", columns)
+        monkeypatch.setattr(pbkern.fuse.schedule, "NEAR", 0.0)
+
+    return set_columns
+
+
+def in_loops(kernel) -> bool:
+    return any(e.primitive.name in ("while", "scan") for e in kernel.body.jaxpr.eqns)
+
+
+def in_runs(f, *args) -> bool:
+    return any(map(in_loops, planned(f, *args).kernels()))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", FORMS)
+def test_equals_jax(name, runs):
+    runs(5)
+    f, args = FORMS[name]
+    check(f, *args, kernels=1, tolerance=TOLERANCE.get(str(args[0].dtype), 1e-5))
+
+
+def test_runs_are_taken(runs):
+    runs(5)
+    taken = {name for name, (f, args) in FORMS.items() if in_runs(f, *args)}
+    assert len(taken) > 0.7 * len(FORMS), sorted(set(FORMS) - taken)
+
+
+@pytest.mark.parametrize("columns", [1, 8, 17, 50])
+def test_any_number_of_columns(columns, runs):
+    runs(columns)
+    args = operands(q=33, k=100)
+    assert in_runs(attend, *args)
+    check(attend, *args, kernels=1, tolerance=1e-5)
+
+
+def test_rows_that_are_silent_at_first_or_throughout(runs):
+    """Where all is -inf, exponentials are NaN in JAX; where runs start with -inf, they are not."""
+    runs(8)
+    q, k, v = operands(q=20, k=40)
+    silent = (jnp.arange(40) < 19)[None] | (jnp.arange(20) == 3)[:, None]
+
+    def f(q, k, v):
+        return attend(q, k, v, mask=~silent, statistics=True)
+
+    got, want = pbkern.jit(f)(q, k, v), jax.jit(f)(q, k, v)
+    for a, b in zip(got, want):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert np.isnan(got[0][:, :, 3]).all() and np.isfinite(got[0][:, :, 4]).all()
+
+
+@pytest.mark.parametrize("large", [np.inf, np.nan])
+def test_infinite_scores(large, runs):
+    runs(8)
+    q, k, v = operands(q=6, k=40)
+    k = k.at[:, :, 13, 0].set(large)
+    np.testing.assert_array_equal(np.isnan(pbkern.jit(attend)(q, k, v)), np.isnan(jax.jit(attend)(q, k, v)))
+
+
+def unnormalised(q, k, v):
+    """Exponentials that something other than sums needs: they are needed as a whole."""
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    p = jnp.exp(s - s.max(-1, keepdims=True))
+    return p, jnp.einsum("bhqk,bhkd->bhqd", p, v)
+
+
+def by_columns(q, k, v):
+    """Maxima of columns beside rows: x - m may be large."""
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    p = jnp.exp(s - s.max(-1)[:, :, None, :])
+    return jnp.einsum("bhqk,bhkd->bhqd", p, v)
+
+
+def squared(q, k, v):
+    """Not linear in the exponentials."""
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    p = jnp.exp(s - s.max(-1, keepdims=True))
+    return jnp.einsum("bhqk,bhkd->bhqd", p * p, v) / p.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("f", [unnormalised, by_columns, squared])
+def test_what_is_not_linear_in_exponentials_of_its_rows(f, runs):
+    """It is taken as a whole, or in a second pass, when the maxima are known."""
+    runs(5)
+    check(f, *operands(q=20, k=20), tolerance=1e-4)
+
+
+def causal(q, k, v):
+    return attend(q, k, v, mask=by_tril(q, k))
+
+
+def gradient(f):
+    return lambda given, *args: jax.vjp(f, *args)[1](given)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_gradients(name, runs, monkeypatch):
+    """Sums that need maxima and sums: a second pass, where the gradient is several kernels."""
+    runs(40)
+    for module, setting, value in (("recompute", "CACHED", 0.0), ("recompute", "SMALLER", 0.01), ("recompute", "SLACK", 100.0),
+                                   ("partition", "SCORES_SLACK", 1.0), ("scores", "SCORES_SLACK", 1.0)):
+        monkeypatch.setattr(f"pbkern.fuse.{module}.{setting}", value)
+    f = {"plain": attend, "causal": causal}[name]
+    args = operands(q=203, k=203, heads=2, width=64)
+    given = rand(*args[0].shape)
+    assert any(in_loops(k) for k in planned(gradient(f), given, *args).kernels())
+    check(gradient(f), given, *args, tolerance=2e-5)
+
+
+def test_gradients_of_long_sequences_store_no_scores():
+    x = jax.ShapeDtypeStruct((1, 4, 4096, 64), jnp.float32)
+    analysis = pbkern.jit(gradient(attend)).memory_analysis(x, x, x, x)
+    assert analysis.temp_size_in_bytes < 8 * 4 * 4096 * 64 * 4  # a few arrays like x; scores take 64 of them
+
+
+@pytest.mark.parametrize("f", [attend, causal])
+def test_long_sequences_store_no_scores(f):
+    """At full size, without any setting."""
+    x = jax.ShapeDtypeStruct((2, 4, 8192, 64), jnp.float32)
+    assert len(planned(f, x, x, x).kernels()) == 1
+    assert pbkern.jit(f).memory_analysis(x, x, x).temp_size_in_bytes < 8 << 20  # scores take 2 GB
