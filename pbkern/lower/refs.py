@@ -59,8 +59,10 @@ def access(builder, eqn, env: dict) -> None:
     """get, swap, addupdate, masked_load, masked_store."""
     acc = ref_access(eqn)
     ref = builder.refs[acc.ref]
-    masked = acc.mask is not None
-    mask = None if not masked else builder.read(env, acc.mask)
+    mask = None if acc.mask is None else builder.read(env, acc.mask)
+    if mask is not None and builder.always(mask) and not any(isinstance(i, Gather) for i in acc.indices):
+        mask = None  # index arrays, of which less is known, are then kept inside by it
+    masked = mask is not None
     place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
     guard = ref.guard or masked
     if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used

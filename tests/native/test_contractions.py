@@ -221,3 +221,12 @@ def test_blocks_of_narrow_integers_are_products_of_pairs(shape):
     np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
     nests = lower_kernel(kernel, "k", LowerOptions(int16_pairs=True)).nests
     assert "dot_i16" in nests and "dot=" not in nests
+
+
+def test_float16_is_converted_once():
+    """Both operands lie in copies of float32, also the one that is contiguous along the columns."""
+    a, b = draw((64, 256), np.float16, 1), draw((256, 128), np.float16, 2)
+    nests = pbkern.jit(jnp.matmul).as_text(a, b, stage="nests")
+    (product,) = [line for line in nests.splitlines() if "dot=" in line]
+    assert "%a0[" not in product and "%a1[" not in product
+    check(jnp.matmul, (a, b), 1e-3)
