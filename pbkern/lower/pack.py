@@ -157,7 +157,7 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, width: int) -
     reuse = _reuse(nest, moving)
     if moving.kind != "load":
         return reuse > 1
-    if _is_float16(moving) and reuse >= MIN_REUSE:
+    if _is_dear(moving) and reuse >= MIN_REUSE:
         return True
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
@@ -166,8 +166,9 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, width: int) -
     return reuse >= MIN_REUSE and depth >= 128 and step >= CONFLICT_BYTES
 
 
-def _is_float16(e: Expr) -> bool:
-    return e.kind == "load" and e.info[0].dtype == np.float16
+def _is_dear(e: Expr) -> bool:
+    """A load of float16, or one that may lie outside its array: each is converted, or tested."""
+    return e.kind == "load" and (e.info[0].dtype == np.float16 or e.info[2])
 
 
 def _copied_as(dtype: np.dtype) -> np.dtype:
@@ -181,8 +182,8 @@ def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
 
 
 def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out: list[Stmt], staged: Staged):
-    """Copies the broadcast operand to rows of padded length when its rows collide in the cache, or it is float16."""
-    if still.kind != "load" or still.info[2]:
+    """Copies the broadcast operand to rows of padded length when its rows collide in the cache, or reading it is dear."""
+    if still.kind != "load":
         return None
     rows = [d for d in nest.dims if d in still.symbols and d not in nest.rdims]
     inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
@@ -192,7 +193,7 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
     length = nest.dims[inner[0]] * still.dtype.itemsize
     least = MIN_ROW_REUSE if length >= CONFLICT_BYTES else SHORT_ROW_REUSE
     pays = collides and length >= SHORT_ROW_BYTES and _reuse(nest, still) >= least
-    if not pays and not (_is_float16(still) and _reuse(nest, still) >= MIN_ROW_REUSE):
+    if not pays and not (_is_dear(still) and _reuse(nest, still) >= MIN_ROW_REUSE):
         return None
     if flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
         return None

@@ -230,3 +230,19 @@ def test_float16_is_converted_once():
     (product,) = [line for line in nests.splitlines() if "dot=" in line]
     assert "%a0[" not in product and "%a1[" not in product
     check(jnp.matmul, (a, b), 1e-3)
+
+
+def test_operands_at_edges_are_tested_once():
+    """In the body for blocks that reach over the edge, products read copies of what may lie outside."""
+
+    def body(x, y, o):
+        o[...] = x[...] @ y[...] + pbkern.program_id(0)  # so that the last block is not moved back
+
+    x, y = draw((40, 64)), draw((64, 128), seed=1)
+    kernel = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((40, 128), "f"), grid=(3,), in_specs=[pbkern.BlockSpec((16, 64), lambda i: (i, 0)),
+        pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec((16, 128), lambda i: (i, 0))],
+    ).trace(x, y)  # fmt: skip
+    np.testing.assert_allclose(pbkern.call_kernel(kernel, x, y)[0], x @ y + np.arange(40)[:, None] // 16, rtol=1e-4, atol=1e-4)
+    products = [line for line in lower_kernel(kernel, "k").nests.split("guarded:")[1].splitlines() if "dot=" in line]
+    assert products and not any("]?" in line for line in products)
