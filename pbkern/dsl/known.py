@@ -1,5 +1,7 @@
 """Masks whose every element is known while a body is traced, such as `arange(64) < 64`: accesses and selects without them.
 
+An access whose place is a value keeps its mask: a slice that reaches over the end of its Ref is moved back where there is none.
+
 Kernels that pad blocks to powers of two carry such masks for sizes that need no padding.
 """
 
@@ -15,7 +17,7 @@ from jax.extend import core as jex
 from .. import _jax
 from ..jaxprs import retrace
 from .interpret import NUMPY_RULES
-from .refs import add_index, bind_access, compose, mul_index
+from .refs import add_index, bind_access, compose, mul_index, stays
 
 # Larger values are not worth the time; they are computed where they are used.
 LARGEST = 1 << 20
@@ -52,8 +54,7 @@ class _Known:
         if name == "masked_load" and self.uniform(operands[1]) is True:
             return self.plain(eqn, "get", operands[:1], operands[3:])
         if name == "masked_store" and self.uniform(operands[2]) is True:
-            self.plain(eqn, "swap", operands[:2], operands[3:])
-            return []
+            return None if self.plain(eqn, "swap", operands[:2], operands[3:]) is None else []
         if name == "select_n" and len(operands) == 3 and self.uniform(operands[0]) is not None:
             case = operands[2 if self.uniform(operands[0]) else 1]
             return [case if isinstance(case, jax.core.Tracer) else jnp.asarray(case)]
@@ -61,9 +62,11 @@ class _Known:
             return self.evaluate(eqn, operands)
         return None
 
-    def plain(self, eqn, name: str, operands: Sequence, leaves: Sequence) -> list:
+    def plain(self, eqn, name: str, operands: Sequence, leaves: Sequence) -> list | None:
         shape, _ = _jax.ref_type(jax.typeof(operands[0]))
         indices = compose(shape, _jax.unflatten_indexers(eqn.params["tree"], leaves), add_index, mul_index)
+        if not all(map(stays, indices, shape)):
+            return None
         return bind_access(_jax.REF_PRIMITIVES[name], shape, operands, indices)
 
     def evaluate(self, eqn, operands: Sequence) -> list | None:

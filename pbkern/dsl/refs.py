@@ -82,6 +82,16 @@ def is_whole(index: Index, extent: int) -> bool:
     return (index.start, index.size) == (0, extent) and (index.stride == 1 or extent <= 1)
 
 
+def stays(index: Index, extent: int) -> bool:
+    """Whether an access means the same without a mask that always holds, which keeps slices from being moved inside."""
+    match index:
+        case Point(int(at)):
+            return 0 <= at < extent
+        case Range(int(start), size, stride):
+            return size == 0 or 0 <= start <= extent - (size - 1) * stride - 1
+    return isinstance(index, Gather)
+
+
 def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
     """Per dimension of the Ref, the dimensions of the value along which its index runs; () for a Point."""
     advanced = [d for d, i in enumerate(indices) if not isinstance(i, Range)]

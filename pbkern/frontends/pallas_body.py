@@ -166,8 +166,12 @@ def _addupdate(importer, eqn, *operands):
     return []
 
 
+def _holds_keys(eqn) -> bool:
+    return random_keys.is_key(_jax.ref_contents(eqn.invars[0].aval).dtype)
+
+
 def _refuse_keys(eqn) -> None:
-    if random_keys.is_key(_jax.ref_contents(eqn.invars[0].aval).dtype):
+    if _holds_keys(eqn):
         raise UnsupportedOp(
             "PRNG keys under a mask", at=_jax.line_of_call(eqn), why="a key is several words", hint="jnp.where between keys"
         )
@@ -177,8 +181,9 @@ def _refuse_keys(eqn) -> None:
 def _masked_load(importer, eqn, *operands):
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
     where = view(ref, eqn.invars[0].aval.dtype, transforms)
-    if mask is None:
+    if mask is None and (where.stays or _holds_keys(eqn)):
         return [where.load()]
+    mask = np.bool_(True) if mask is None else mask  # what reaches over the end of an array does not move, as get's slices do
     _refuse_keys(eqn)
     dtype = body_dtype(eqn.outvars[0].aval.dtype)
     return [where.masked_load(mask, np.zeros((), dtype) if other is None else lax.convert_element_type(other, dtype))]
@@ -188,8 +193,9 @@ def _masked_load(importer, eqn, *operands):
 def _masked_swap(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
     where, used = importer.stored_to(view(ref, eqn.invars[0].aval.dtype, transforms)), not _jax.is_dropped(eqn.outvars[0])
-    if mask is None:
+    if mask is None and (where.stays or _holds_keys(eqn)):
         return [where.swap(value, want_old=used)]
+    mask = np.bool_(True) if mask is None else mask
     _refuse_keys(eqn)
     old = where.masked_load(mask, value) if used else None
     where.masked_store(value, mask)

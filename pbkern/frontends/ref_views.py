@@ -21,7 +21,7 @@ from .. import _jax
 from ..dsl import primitives
 from ..dsl.atomics import positions
 from ..dsl.random_keys import WORD, is_key, words_of
-from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow
+from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow, stays
 from ..errors import UnsupportedOp
 from . import bits
 from .float8 import decode, encode, in_body, is_float8, quantise
@@ -45,6 +45,11 @@ class View:
     def writes_back(self) -> bool:
         """Whether a store writes elements that it leaves as they are."""
         return any(isinstance(t, _jax.NDIndexer) and not _has_arrays(t) for t in self.rest)
+
+    @property
+    def stays(self) -> bool:
+        """Whether no part of it can lie outside the Ref."""
+        return bool(self.rest) or all(map(stays, self.indices, self.ref_shape))
 
     @property
     def ref_shape(self) -> tuple[int, ...]:

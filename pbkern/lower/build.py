@@ -32,6 +32,7 @@ from .known_scalars import bounds_of, known, known_bounds, known_index, simplifi
 from .merged import merged
 from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
 from .network import sorted_lines
+from .predicates import Folder
 from .reductions import CONTRACTIONS
 from .scatters import scatter
 from .shapes import VIEWS, index_value, joined
@@ -309,6 +310,8 @@ class BodyBuilder:
 
         index_only = all(map(is_index_only, ins))
         tested = name == "select_n" and is_index_only(ins[0])
+        if len(ins) == 3 and tested and (always := self.always(ins[0])) is not None:
+            return ins[2 if always else 1]
         cost = elementwise.COST.get(name, 1.0)
         if index_only and cost <= INDEX_ARITHMETIC:
             cost = 0.0
@@ -318,6 +321,15 @@ class BodyBuilder:
         if shape != () or dtype.kind not in "biu":
             return value
         return self._named(eqn, simplified(self, value))
+
+    def always(self, test: Value) -> bool | None:
+        """The value of a mask that is known to be the same at all points of all programs: one of indices alone."""
+        if not is_index_only(test):
+            return None
+        dims = [(f"@{k}", n) for k, n in enumerate(test.shape)]
+        points = {d: (0, max(n - 1, 0)) for d, n in dims}
+        e = Folder(self.pool, self.bounds | points)(self.pull(test, dims_index(dims)))
+        return bool(e.info) if e.kind == "const" and e.dtype == BOOL else None
 
     def _named(self, eqn, value: Value) -> Value:
         """A known scalar clamp(0, x, constant) as a symbol within these bounds, by which tests of what is made of it fold."""

@@ -176,8 +176,9 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
 
 
 def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
-    """Pairs of dimensions of one size. Where several orders are possible, that in which both read the same elements; a
-    reduction over several dimensions keeps its order.
+    """Pairs of dimensions of one size. Where several orders are possible, that in which both read the same elements; in
+    another order than their own they share a walk only for that: else one of them would go across its rows. A reduction over
+    several dimensions keeps its order.
     """
     mine, theirs = ({d: n for d, n in nest.dims.items() if n > 1} for nest in (first, second))
     if list(mine.values()) == list(theirs.values()) and len(set(mine.values())) == len(mine):
@@ -185,8 +186,8 @@ def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
     fixed = any(sum(nest.dims[d] > 1 for d in nest.rdims) > 1 for nest in (first, second))
     orders = [tuple(theirs)] if fixed or len(mine) > MOST_PERMUTED else itertools.permutations(theirs)
     found = [list(zip(mine, order)) for order in orders if [theirs[d] for d in order] == list(mine.values())]
-    if len(found) < 2:
-        return found[0] if found else None
+    if not found:
+        return None
     shared = [_shared(first, second, pairs) for pairs in found]
     best = found[shared.index(max(shared))]
     return best if any(shared) or best == list(zip(mine, theirs)) else None

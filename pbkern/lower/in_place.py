@@ -55,7 +55,9 @@ def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
     first = at
     while first and _makes(stmts[first - 1], beside):
         first -= 1
-    return [] if beside & arena.touched([*stmts[:first], *stmts[at + 1 :]]) else stmts[first:at]
+    if first == at or beside & arena.touched([*stmts[:first], *stmts[at + 1 :]]):
+        return []
+    return stmts[first:at]
 
 
 def _makes(s: Stmt, beside: set[Buf]) -> bool:

@@ -3,13 +3,16 @@
 The operand that varies along the vector dimension is packed panel by panel, [reduction][panel width], so that the
 microkernel streams contiguous memory; this also transposes operands stored the other way round and evaluates producers
 once (the prologue). The operand that is broadcast gets rows of padded length if its own stride would map the rows of a
-register tile to one cache set. Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
+register tile to one cache set. Copies of float16 are float32: an element is converted once, not wherever it is read.
+Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ..affine import Affine
 from .fetch import is_far, rows_ahead
@@ -154,11 +157,23 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, width: int) -
     reuse = _reuse(nest, moving)
     if moving.kind != "load":
         return reuse > 1
+    if _is_dear(moving) and reuse >= MIN_REUSE:
+        return True
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
         return reuse >= 4
     step = max(_row_bytes(nest, moving, d) for d in nest.rdims if nest.dims[d] > 1)
     return reuse >= MIN_REUSE and depth >= 128 and step >= CONFLICT_BYTES
+
+
+def _is_dear(e: Expr) -> bool:
+    """A load of float16, or one that may lie outside its array: each is converted, or tested."""
+    return e.kind == "load" and (e.info[0].dtype == np.float16 or e.info[2])
+
+
+def _copied_as(dtype: np.dtype) -> np.dtype:
+    """Elements of a copy: float16 in the type that it is multiplied in."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
@@ -167,8 +182,8 @@ def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
 
 
 def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out: list[Stmt], staged: Staged):
-    """Copies the broadcast operand to rows of padded length when its rows collide in the cache."""
-    if still.kind != "load" or still.info[2]:
+    """Copies the broadcast operand to rows of padded length when its rows collide in the cache, or reading it is dear."""
+    if still.kind != "load":
         return None
     rows = [d for d in nest.dims if d in still.symbols and d not in nest.rdims]
     inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
@@ -177,7 +192,8 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
     collides = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0
     length = nest.dims[inner[0]] * still.dtype.itemsize
     least = MIN_ROW_REUSE if length >= CONFLICT_BYTES else SHORT_ROW_REUSE
-    if not collides or length < SHORT_ROW_BYTES or _reuse(nest, still) < least:
+    pays = collides and length >= SHORT_ROW_BYTES and _reuse(nest, still) >= least
+    if not pays and not (_is_dear(still) and _reuse(nest, still) >= MIN_ROW_REUSE):
         return None
     if flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
         return None
@@ -188,7 +204,7 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
     key = (source, tuple(i.substitute(names.get) for i in still.info[1]), nest.dims[m], nest.dims[k])
     buf = staged.copies.get(key)
     if buf is None:
-        buf = builder.new_buffer((nest.dims[m], nest.dims[k] + PADDING), source.dtype).buf
+        buf = builder.new_buffer((nest.dims[m], nest.dims[k] + PADDING), _copied_as(source.dtype)).buf
         out.append(Nest({m: nest.dims[m], k: nest.dims[k]}, writes=[Write(buf, index, still)], at=nest.at))
         if source.root not in staged.written:
             staged.copies[key] = buf
@@ -247,7 +263,7 @@ class _Panels:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
         moving, sizes = self.moving, {d: self.nest.dims[d] for d in self.reduced}
         dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
-        buf: Buf = self.builder.new_buffer((count, *sizes.values(), width), dtype).buf
+        buf: Buf = self.builder.new_buffer((count, *sizes.values(), width), _copied_as(dtype)).buf
         panel, column = self.builder.names("d"), self.builder.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         place = self._renaming(start + at * width + Affine.symbol(column))

@@ -19,6 +19,7 @@ from ..affine import Affine
 from . import arena
 from .flat import flat_index
 from .nest import Buf, Expr, Nest, Reduction, Stmt, Write
+from .strips import inside
 
 UINT16, UINT32, INT32 = np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32)
 BFLOAT16, INT16 = "dot_bf16", "dot_i16"
@@ -112,7 +113,11 @@ def _staged_words(nest: Nest, still: Expr, k: str, builder) -> tuple[Nest, Expr]
 
 
 def read_narrow(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
-    """Statements whose products of converted integers read those where they come from, not from wide copies."""
+    """Statements whose products of converted integers read those where they come from, not from wide copies; inner ones too.
+
+    `kept`: buffers that are touched around `stmts`, or keep their values between programs.
+    """
+    stmts = inside(stmts, kept, lambda body, others: read_narrow(body, builder, others))
     stmts = [part for s in stmts for part in _apart(s)]
     copies = {w.buf: w for s in stmts if (w := _conversion(s)) is not None and w.buf not in kept}
     written = arena.written(stmts)

@@ -17,7 +17,7 @@ from ..affine import Affine
 from ..dsl.refs import Gather, Range, ref_access
 from .index_arrays import AffineArray, affine_array, are_distinct, row_steps
 from .nest import Expr, For, If, Let, Nest, Pool, Stmt, Write
-from .predicates import BOOL
+from .predicates import BOOL, interval
 from .steps import Steps, steps_along
 from .values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
 
@@ -62,10 +62,12 @@ def access(builder, eqn, env: dict) -> None:
     masked = acc.mask is not None
     mask = None if not masked else builder.read(env, acc.mask)
     place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
-    guard = ref.guard or masked
+    guard = ref.guard or masked and not _lies_inside(builder, acc.indices, place, ref.shape)
+    if masked and not place.gathers and builder.always(mask):
+        mask = None
     if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
         value = _load(builder, ref, place, guard)
-        if masked and acc.kind == "load":
+        if mask is not None and acc.kind == "load":
             other = Literal((), ref.dtype, 0) if acc.other is None else builder.read(env, acc.other)
             value = builder.new(_masked(builder, mask, value, other, place.shape))
         env[eqn.outvars[0]] = value
@@ -110,6 +112,16 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
     for v in gathers.values():
         row_steps(builder, v)  # before it is decided what is stored
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
+
+
+def _lies_inside(builder, indices, place: _Place, shape) -> bool:
+    """Whether an access certainly stays inside the Ref, whatever grid indices and counters are."""
+    for index, offset, extent in zip(indices, place.offsets, shape):
+        reach = (index.size - 1) * index.stride if isinstance(index, Range) else 0
+        found = None if isinstance(index, Gather) else interval(offset, builder.bounds)
+        if found is None or found[0] < 0 or found[1] + reach >= extent:
+            return False
+    return True
 
 
 def _runs(builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool,

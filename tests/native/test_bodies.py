@@ -178,3 +178,18 @@ def test_reductions_of_nothing(f, shape):
     x = np.zeros(shape, "f4")
     kernel = pbkern.kernel(body, out_shape=jax.eval_shape(f, x)).trace(x)
     np.testing.assert_array_equal(native(kernel, x)[0], np.asarray(f(x)))
+
+
+def test_nests_over_transposed_spaces_stay_apart():
+    """A copy of [192, 80] and the maximum of each of 80 rows of 192: one walk for both would go across the rows of one."""
+
+    def body(x, y, copied, most):
+        copied[...] = x[...] * 2
+        most[...] = y[...].max(1)
+
+    x, y = (np.random.default_rng(s).normal(size=shape).astype("f") for s, shape in enumerate([(192, 80), (80, 192)]))
+    shapes = [jax.ShapeDtypeStruct((192, 80), "f"), jax.ShapeDtypeStruct((80,), "f")]
+    kernel = pbkern.kernel(body, out_shape=shapes).trace(x, y)
+    assert lower_kernel(kernel, "k").nests.count("nest") == 2
+    np.testing.assert_array_equal(native(kernel, x, y)[0], x * 2)
+    np.testing.assert_array_equal(native(kernel, x, y)[1], y.max(1))

@@ -233,3 +233,44 @@ def test_blocks_of_narrow_integers_are_products_of_pairs(shape):
     np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
     nests = lower_kernel(kernel, "k", LowerOptions(int16_pairs=True)).nests
     assert "dot_i16" in nests and "dot=" not in nests
+
+
+def test_float16_is_converted_once():
+    """Both operands lie in copies of float32, also the one that is contiguous along the columns."""
+    a, b = draw((64, 256), np.float16, 1), draw((256, 128), np.float16, 2)
+    nests = pbkern.jit(jnp.matmul).as_text(a, b, stage="nests")
+    (product,) = [line for line in nests.splitlines() if "dot=" in line]
+    assert "%a0[" not in product and "%a1[" not in product
+    check(jnp.matmul, (a, b), 1e-3)
+
+
+def test_operands_at_edges_are_tested_once():
+    """In the body for blocks that reach over the edge, products read copies of what may lie outside."""
+
+    def body(x, y, o):
+        o[...] = x[...] @ y[...] + pbkern.program_id(0)  # so that the last block is not moved back
+
+    x, y = draw((40, 64)), draw((64, 128), seed=1)
+    kernel = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((40, 128), "f"), grid=(3,), in_specs=[pbkern.BlockSpec((16, 64), lambda i: (i, 0)),
+        pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec((16, 128), lambda i: (i, 0))],
+    ).trace(x, y)  # fmt: skip
+    np.testing.assert_allclose(pbkern.call_kernel(kernel, x, y)[0], x @ y + np.arange(40)[:, None] // 16, rtol=1e-4, atol=1e-4)
+    products = [line for line in lower_kernel(kernel, "k").nests.split("guarded:")[1].splitlines() if "dot=" in line]
+    assert products and not any("]?" in line for line in products)
+
+
+def test_products_of_narrow_integers_in_loops_are_of_pairs():
+    def body(x, y, o):
+        def step(k, total):
+            part = pbkern.ds(k * 32, 32)
+            return total + lax.dot(x[:, part], y[part], preferred_element_type=jnp.int32)
+
+        o[...] = lax.fori_loop(0, 3, step, jnp.zeros((16, 32), jnp.int32))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(-128, 128, (16, 96)).astype(np.int8), rng.integers(-128, 128, (96, 32)).astype(np.int8)
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((16, 32), "int32")).trace(x, y)
+    np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
+    nests = lower_kernel(kernel, "k", LowerOptions(int16_pairs=True)).nests
+    assert "dot_i16" in nests and "dot=" not in nests

@@ -1,5 +1,7 @@
 """Nests with masks have a variant without, which runs where the masks hold at all points."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,3 +52,27 @@ def test_rounds_of_a_loop():
     k = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((16,), "f")).trace(x)
     np.testing.assert_allclose(native(k, x)[0], x.astype("d").sum(1), rtol=1e-5, atol=1e-5)
     assert "case" in lower_kernel(k, "k").nests
+
+
+def test_operands_under_masks_that_always_hold_are_read_in_place():
+    """Blocks of 16 rows that divide 64: the mask changes nothing, so no copy of the operand of a product is made for it."""
+
+    def body(load, x, w, o):
+        rows = pbkern.program_id(0) * 16 + jnp.arange(16)
+        o[...] = x[...] @ load(w, (rows < 64)[:, None])
+
+    def selected(w, mask):
+        return jnp.where(mask, w[...], 0)
+
+    def loaded(w, mask):
+        return pbkern.load(w, (pbkern.ds(0, 16), pbkern.ds(0, 32)), mask=jnp.broadcast_to(mask, (16, 32)), other=0.0)
+
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(4, 8, 16)).astype("f"), rng.normal(size=(64, 32)).astype("f")
+    blocks = [pbkern.BlockSpec((None, 8, 16), lambda i: (i, 0, 0)), pbkern.BlockSpec((16, 32), lambda i: (i, 0))]
+    out = pbkern.BlockSpec((None, 8, 32), lambda i: (i, 0, 0))
+    for load in (selected, loaded):
+        k = pbkern.kernel(functools.partial(body, load), out_shape=jax.ShapeDtypeStruct((4, 8, 32), "f"), grid=(4,),
+                          in_specs=blocks, out_specs=[out]).trace(x, w)  # fmt: skip
+        assert lower_kernel(k, "k").nests.count("nest") == 1
+        np.testing.assert_allclose(native(k, x, w)[0], x @ w.reshape(4, 16, 32), rtol=1e-4, atol=1e-5)

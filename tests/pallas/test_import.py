@@ -818,3 +818,22 @@ def test_largest_elements(dtype, k):
         found = pl.pallas_call(kernel, out_shape=[struct(5, k, dtype=dtype), struct(5, k, dtype=jnp.int32)])(x)
     for got, want in zip(found, jax.lax.top_k(x, k)):
         np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(want, "f4"))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_loads_and_stores_over_the_end_do_not_move(known):
+    """Of a slice that starts at 5 of 8 the first three elements are there, as without bounds on a GPU; the rest is anything."""
+
+    def kernel(start_ref, x_ref, o_ref, y_ref):
+        mask = {"mask": jnp.arange(4) < 4} if known else {}
+        o_ref[...] = plt.load(x_ref.at[pl.ds(start_ref[0], 4)], **mask)
+        y_ref[...] = jnp.zeros_like(y_ref)
+        plt.store(y_ref.at[pl.ds(start_ref[0], 4)], x_ref[pl.ds(0, 4)] + 1, **mask)
+
+    f = pl.pallas_call(kernel, out_shape=(struct(4), struct(8)))
+    for start in (5, 0, 4):
+        loaded, stored = f(jnp.array([start], jnp.int32), X[:8])
+        np.testing.assert_array_equal(loaded[: 8 - start], X[start:8][:4])
+        want = np.zeros(12, "f4")
+        want[start : start + 4] = X[:4] + 1
+        np.testing.assert_array_equal(stored, want[:8])
