@@ -41,14 +41,14 @@ class Accumulators(Registers):
         runs where there are many. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
         """
         d, low, high, step = loop
-        limit = self._longest_chain(w, accs)
+        limit = self._longest_chain(w)
         trips = -(-(high - low) // step)
         if not trips:
             return accs
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
 
-        if limit and w.sched.vector in w.nest.rdims and not w.sched.straight and trips * terms > LONG_ROW:
+        if self._is_exact(w, trips * terms):
             return self._accumulate_exactly(w, block, loop, max(limit // terms, 1), fill, accs)
 
         def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
@@ -114,48 +114,65 @@ class Accumulators(Registers):
     def _accumulate_exactly(
         self, w: Walk, block: Block, loop: tuple[str, int, int, int], run: int, fill, accs: list[Ssa]
     ) -> list[Ssa]:
-        """The same of a row, in runs of `run` trips. What is lost where they are joined: Knuth, TAOCP 2, 4.2.2, theorem B."""
+        """The same of a row, in runs of `run` trips; what is lost where they are joined is added at the end.
+
+        A step's vectors beside each other are added to one another first: runs have fewer trips for as many additions.
+        """
         d, low, high, step = loop
-        count, trips = len(accs), -(-(high - low) // step)
-        rounded = self._per_accumulator(w, _is_rounded)
+        trips, lanes = -(-(high - low) // step), accs[0].lanes
+        beside = step // lanes if d == w.sched.vector else 1
+        run = max(2 * run // beside, 1)  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
+        rounded, width = self._per_accumulator(w, _is_rounded), len(self._per_accumulator(w, _is_rounded))
+        # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other reductions.
+        kept = [k for k in range(len(accs)) if not rounded[k % width] or k // width % beside == 0]
+        sums = [k for k in kept if rounded[k % width]]
 
         def joined(b: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
                 inner.values[d] = self._sum_of_indices(inner, first, inner.values[f"{d}''"])
                 return fill(inner, values)
 
-            before, lost = carried[:count], carried[count:]
-            new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, self._restarted(w, b, before))
-            after = self._joined(w, b, before, new)
-            op = self.text.builder(b, accs[0].lanes)
-            for k, (x, y, total) in enumerate(zip(before, new, after)):
-                if rounded[k % len(rounded)]:
-                    added = op.sub(total, x)
-                    lost[k] = op.add(lost[k], op.add(op.sub(x, op.sub(total, added)), op.sub(y, added)))
-            return after + lost
+            op = self.text.builder(b, lanes)
+            before, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept):]))
+            start = [op.c(-0.0, a.el) if rounded[k % width] else before[k] for k, a in enumerate(accs)]
+            new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, start)
+            after = {k: new[k] for k in kept}
+            for k in sums:
+                added = _by_halves([new[k + u * width] for u in range(beside)], op.add)
+                after[k] = op.add(before[k], added)
+                lost[k] = op.add(lost[k], _lost(op, before[k], added, after[k]))
+            return [*after.values(), *lost.values()]
 
-        zeros = self._restarted(w, block, accs)
+        b = self.text.builder(block, lanes)
+        carried = [accs[k] for k in kept] + [b.c(0, accs[k].el) for k in sums]
         full = low + trips // run * run * step
         carried = self.text.loop(
-            block, f"{d}'", low, full, run * step, lambda b, values: joined(b, values, b.values[f"{d}'"], run), accs + zeros
+            block, f"{d}'", low, full, run * step, lambda b, values: joined(b, values, b.values[f"{d}'"], run), carried
         )
         if trips % run:
             carried = joined(block, carried, full, trips % run)
-        b = self.text.builder(block, accs[0].lanes)
+        b = self.text.builder(block, lanes)
+        after, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept):]))
+        after |= {k: _whole(b, after[k], lost[k]) for k in sums}
+        return [after.get(k, a) for k, a in enumerate(accs)]
 
-        def whole(k: int, total: Ssa, lost: Ssa) -> Ssa:
-            """The sum and what it lacks; of infinite sums that is no number."""
-            return b.select(b.cmp("eq", lost, lost), b.add(total, lost), total) if rounded[k % len(rounded)] else total
+    def _longest_chain(self, w: Walk) -> int:
+        """Additions to one accumulator in a row; 0 for any number of them.
 
-        return [whole(k, *pair) for k, pair in enumerate(zip(carried[:count], carried[count:]))]
-
-    def _longest_chain(self, w: Walk, accs: list[Ssa]) -> int:
-        """Additions to one accumulator in a row; 0 for any number of them."""
+        The same for all points of a nest, also those of smaller tiles at its ends: programs whose blocks overlap must
+        leave the same bits, and there a point lies in full tiles of one and at the end of the other.
+        """
         if not self.text.contract or w.nest.ordered or not any(map(_is_rounded, w.nest.reductions)):
             return 0
         if any(r.op.startswith("dot") for r in w.nest.reductions):
-            return LONGEST_CHAIN_OF_PRODUCTS if len(accs) > FEW_ACCUMULATORS else LONGEST_CHAIN_OF_FEW_PRODUCTS
+            many = w.sched.tile * len(w.nest.reductions) > FEW_ACCUMULATORS
+            return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
         return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(w.nest) else LONGEST_CHAIN
+
+    def _is_exact(self, w: Walk, additions: int) -> bool:
+        """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
+        along = w.sched.vector in w.nest.rdims and not w.sched.straight
+        return along and additions > LONG_ROW and self._longest_chain(w) > 0
 
     def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
         if isinstance(x, int) and isinstance(y, int):
@@ -290,19 +307,36 @@ class Accumulators(Registers):
         wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
         return [b.select(wins, x, v), b.select(wins, n, i)]
 
-    def _fold(self, w: Walk, block: Block, parts: list[list[Ssa]]) -> list[Ssa]:
-        """Accumulators of several vectors -> one scalar per accumulator."""
+    def _fold(self, w: Walk, block: Block, parts: list[list[Ssa]], *, exact: bool) -> list[Ssa]:
+        """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
         b, at, out = self.text.builder(block, w.sched.lanes), 0, []
         for r in w.nest.reductions:
             count = 2 if r.op in ("argmax", "argmin") else 1
             mine = [p[at : at + count] for p in parts]
+            if exact and _is_rounded(r):
+                out.append(self._fold_exactly(block, [m for (m,) in mine]))
+                at += count
+                continue
             merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
-            while len(mine) > 1:
-                pairs = itertools.zip_longest(mine[::2], mine[1::2])
-                mine = [x if y is None else self._combine(b, merged, x, y) for x, y in pairs]
-            out += self._across(block, r, mine[0]) if count == 1 else self._across_arg(block, r, mine[0])
+            whole = _by_halves(mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
+            out += self._across(block, r, whole) if count == 1 else self._across_arg(block, r, whole)
             at += count
         return out
+
+    def _fold_exactly(self, block: Block, parts: list[Ssa]) -> Ssa:
+        """The sum of the lanes of vectors, and what is lost by adding them up."""
+        b = self.text.builder(block, parts[0].lanes)
+        pair = _by_halves([(p, b.c(0, p.el)) for p in parts], lambda x, y: _with_lost(b, x, y))
+        half = parts[0].lanes // 2
+        while half:
+            pair = _with_lost(b, pair, tuple(self._turned(block, v, half) for v in pair))
+            half //= 2
+        total = _whole(b, *pair)
+        return Ssa(self.text.put(block, f"vector.extract {total.name}[0] : {total.el} from {total.type}"), total.el, 0)
+
+    def _turned(self, block: Block, v: Ssa, by: int) -> Ssa:
+        order = [(k + by) % v.lanes for k in range(v.lanes)]
+        return v._replace(name=self.text.put(block, f"vector.shuffle {v.name}, {v.name} {order} : {v.type}, {v.type}"))
 
     def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
@@ -319,13 +353,7 @@ class Accumulators(Registers):
         b, (v, i) = self.text.builder(block, x[0].lanes), x
         half = v.lanes // 2
         while half:
-            order = [(k + half) % v.lanes for k in range(v.lanes)]
-
-            def turn(s: Ssa, order=order) -> Ssa:
-                name = self.text.put(block, f"vector.shuffle {s.name}, {s.name} {order} : {s.type}, {s.type}")
-                return Ssa(name, s.el, s.lanes)
-
-            v, i = self._combine(b, r, [v, i], [turn(v), turn(i)])
+            v, i = self._combine(b, r, [v, i], [self._turned(block, s, half) for s in (v, i)])
             half //= 2
         return [Ssa(self.text.put(block, f"vector.extract {s.name}[0] : {s.el} from {s.type}"), s.el, 0) for s in (v, i)]
 
@@ -347,3 +375,28 @@ def _run_length(trips: int, terms: int, limit: int) -> int:
 
 def _is_rounded(r: Reduction) -> bool:
     return r.op in ("sum", "dot", "dot_bf16") and compute_el(r.dtype) in ("f32", "f64")
+
+
+def _by_halves(parts: list, join):
+    """All parts joined in pairs, pairs of pairs and so on."""
+    while len(parts) > 1:
+        pairs = itertools.zip_longest(parts[::2], parts[1::2])
+        parts = [x if y is None else join(x, y) for x, y in pairs]
+    return parts[0]
+
+
+def _lost(b: Builder, x: Ssa, y: Ssa, total: Ssa) -> Ssa:
+    """What rounding took from total = x + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
+    added = b.sub(total, x)
+    return b.add(b.sub(x, b.sub(total, added)), b.sub(y, added))
+
+
+def _with_lost(b: Builder, x: tuple[Ssa, ...], y: tuple[Ssa, ...]) -> tuple[Ssa, Ssa]:
+    """(sum, what it lacks) of two such pairs."""
+    total = b.add(x[0], y[0])
+    return total, b.add(b.add(x[1], y[1]), _lost(b, x[0], y[0], total))
+
+
+def _whole(b: Builder, total: Ssa, lost: Ssa) -> Ssa:
+    """The sum and what it lacks; of infinite sums that is no number."""
+    return b.select(b.cmp("eq", lost, lost), b.add(total, lost), total)

@@ -174,10 +174,11 @@ class NestEmitter(Loads, Accumulators):
                                     lambda inner, c: over(inner, dims[1:], c), accs)
 
         accs = over(block, others, accs)
+        exact = self._is_exact(w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors)))
         scalars: list[Ssa] = []
         for k in range(len(points)):
             parts = [accs[(k * vectors + u) * width : (k * vectors + u + 1) * width] for u in range(vectors)]
-            scalars += self._fold(w, block, parts)
+            scalars += self._fold(w, block, parts, exact=exact)
         self._writes(w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True)
 
     # ---------------------------------------------------------------- writes

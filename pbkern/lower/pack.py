@@ -241,6 +241,7 @@ class _Panels:
         self.nest, self.moving, self.vector, self.counters = nest, moving, vector, counters
         self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
         self.reduced = [d for d in nest.rdims if nest.dims[d] > 1]
+        self.tile = 0  # vectors of a full panel's register tile; full panels come first
 
     def group(self, start: Affine, count: int, width: int) -> list[Stmt]:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
@@ -282,4 +283,6 @@ class _Panels:
                         None if w.mask is None else renamed(w.mask)) for w in nest.writes]
         product = Nest(dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at)
         product.schedule = contraction_tile(product, column, self.vector_bits)[1]
+        product.schedule.cut_as = self.tile
+        self.tile = product.schedule.tile
         return product

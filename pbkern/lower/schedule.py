@@ -53,6 +53,12 @@ class NestSchedule:
     order: tuple[str, ...] = ()
     transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
     straight: bool = False  # reductions have no loops: each step stands by itself
+    cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
+
+    @property
+    def tile(self) -> int:
+        """Vectors of a full tile. What lies in the rest behind the last one is added up like the others."""
+        return self.cut_as or math.prod(self.jam.values()) * self.unroll
 
     def __str__(self) -> str:
         jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())

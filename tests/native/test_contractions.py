@@ -43,6 +43,18 @@ def test_matmul(m, k, n, transpose):
     check(f, (a, b), 1e-6 * max(k, 8) ** 0.5)
 
 
+@pytest.mark.parametrize("m,k,n", [(100, 700, 100), (30, 1500, 9), (300, 1500, 50), (17, 700, 250), (45, 5000, 1)])
+@pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn", "mk,nk->mn"])
+def test_equal_rows_and_columns_give_equal_bits(m, k, n, form):
+    """Wherever a row lies in register tiles, its sums are rounded alike: programs whose blocks overlap leave the same bits."""
+    row, column = draw((k,), seed=1), draw((k,), seed=2)
+    x, w = (row[None] + jnp.zeros((m, 1)), column[:, None] + jnp.zeros((1, n)))
+    x, w = x.T if form[0] == "k" else x, w.T if form[3] == "n" else w
+    got = pbkern.jit(lambda x, w: jnp.einsum(form, x, w))(x, w)
+    assert len(np.unique(got)) == 1
+    np.testing.assert_allclose(got[0, 0], np.dot(np.float64(row), np.float64(column)), rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int32", "int8"])
 def test_dtypes(dtype):
     with jax.enable_x64(dtype == "float64"):
