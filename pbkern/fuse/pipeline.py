@@ -23,6 +23,7 @@ from .keys import keys_as_words
 from .layouts import move_transposes
 from .literals import operands_as_equations
 from .lookups import pick_early
+from .once import compute_once
 from .outer import multiply_outer
 from .partition import partition
 from .precision import set_precision
@@ -64,7 +65,7 @@ def plan(
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = sink_masks(count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name))))
     strict = bool(getattr(options, "strict_target", False))
-    simple = walk_counters(drop_dead_carries(place_updates(simple, strict)))
+    simple = compute_once(walk_counters(drop_dead_carries(place_updates(simple, strict))), machine)
     simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))
     if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
         simple = split_reductions(divide_late(simple) if unsafe else simple, machine)

@@ -18,6 +18,7 @@ from jax.extend import core as jex
 from .. import jaxprs
 from .._jax import source_of, user_line
 from .blocks import literal
+from .factors import Factors
 from .rewrites import REWRITES, UNSAFE, Rewrite
 from .uniform import Uniform
 
@@ -38,7 +39,10 @@ def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str
 
         return rewrite
 
-    unsafe = {name: careful(name) for name in UNSAFE} if unsafe_math else {}
+    unsafe: dict[str, Rewrite] = {}
+    if unsafe_math:
+        factors = Factors(REWRITES["mul"], careful("div"))
+        unsafe = {name: careful(name) for name in UNSAFE} | {"mul": factors.mul, "div": factors.div}
     return retrace(closed, REWRITES | unsafe | {"platform_index": _branch_for(platform)})
 
 

@@ -382,6 +382,8 @@ class _StripNest:
             if e.kind != "acc":
                 return None
             r = nest.reductions[e.info]
+            if r.op in ("argmax", "argmin"):
+                return r.args[1]  # the place, not the element
             return self.builder.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
 
         rewrite = self.pool.rewriter(term)

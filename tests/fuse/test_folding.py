@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import pbkern
 from pbkern.fuse.indexed import place_updates
 from pbkern.fuse.simplify import simplify
 
@@ -132,3 +133,20 @@ BRANCHES = {
 def test_branches_that_are_known_are_taken(name):
     plan = check(BRANCHES[name], rand(5, 6), kernels=1)
     assert not any(e.primitive.name in ("cond", "platform_index") for e in plan.jaxpr.eqns)
+
+
+def test_numbers_that_follow_each_other_in_products_are_one():
+    """Steps of a linspace are whole numbers, as XLA's are, so that rounding them down finds the pixel that is meant."""
+    steps = lambda x: jnp.floor(jnp.linspace(0.0, 100.0, 101)) + x
+    assert list(pbkern.jit(steps)(jnp.zeros(()))) == list(range(101))
+    products = lambda f: [e.primitive.name for e in simplify(jax.make_jaxpr(f)(jnp.ones(5))).jaxpr.eqns].count("mul")
+    assert products(lambda x: 3.0 * (x / 7.0) * 5.0) == 1
+    assert products(lambda x: jnp.stack([x / 7.0 * 3.0, x / 7.0])) == 2
+
+
+def test_numbers_in_products_keep_what_overflows():
+    x = jnp.array([1e10, -1e-10, jnp.inf, jnp.nan, -0.0], jnp.float32)
+    f = lambda x: (x * 1e30 * 1e-30, x * 1e-30 * 1e-30, x * 1e-30 * 1e30, x * 0.0 * 2.0, x * -0.0)
+    for got, want in zip(pbkern.jit(f)(x), [x.at[0].set(jnp.inf), jnp.where(jnp.isinf(x), x, x * 0), x, x * 0.0, x * -0.0]):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-38)
+        assert (np.signbit(got) == np.signbit(want))[[0, 1, 4]].all()

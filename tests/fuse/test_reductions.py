@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pbkern
 
@@ -169,3 +170,20 @@ def test_several_reductions_of_columns_share_a_pass(rows):
     f = lambda x: (x.sum(0), (x * x).sum(0), x.max(0), x.min(0), x.argmax(0))  # noqa: E731
     for got, want in zip(pbkern.jit(f)(x), f(x.astype(np.float64))):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.sqrt(rows))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_the_place_in_rows_of_one_element_is_zero(dtype):
+    """Classes of which there is one: the place of the greatest was that element where nests share strips of rows."""
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-4, 5, (112, 37)).astype(dtype), rng.integers(-4, 5, (37, 1)).astype(dtype)
+    y = np.zeros(112, np.int32)
+
+    def f(x, w, y):
+        z, u = x @ w, (x * x + 3) @ w
+        s = z * 3 - z * u
+        places = lax.argmax(z, 1, jnp.int32) + y, lax.argmin(z, 1, jnp.int32) + y
+        return places[0].sum(), places[1].max(), jnp.take_along_axis(s, y[:, None], 1).sum(), (s * z).sum()
+
+    for got, want in zip(pbkern.jit(f)(x, w, y), jax.jit(f)(x, w, y), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
