@@ -16,7 +16,7 @@ class KernelReport:
     """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
 
     `finish`: the ops of its last stage; `measured`: seconds of one run of the kernel alone, where that was asked for; `steps`
-    of a loop that follow each other in it, of which `ops` are one.
+    of a loop that follow each other in it, of which `ops` are one; `run`: columns that long reductions take at a time, or 0.
     """
 
     name: str
@@ -26,10 +26,11 @@ class KernelReport:
     finish: tuple[tuple[str, str | None], ...] = ()
     measured: float | None = None
     steps: int = 1
+    run: int = 0
 
     def __str__(self) -> str:
         c = self.cost
-        steps = f"{self.steps} steps of a loop, " if self.steps > 1 else ""
+        steps = f"{self.steps} steps of a loop, " if self.steps > 1 else f"in runs of {self.run} columns, " if self.run else ""
         measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
         head = (
             f"{self.name}: grid {list(self.grid)}, {steps}{c.seconds * 1e6:.1f} us predicted, {measured}"
@@ -112,7 +113,8 @@ def report(name: str, node: Node) -> KernelReport:
     cost = dataclasses.replace(node.schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
     wave = node.schedule.wave
-    return KernelReport(name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1)
+    run = node.schedule.online.columns if node.schedule.online else 0
+    return KernelReport(name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run)
 
 
 def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:

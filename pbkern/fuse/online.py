@@ -14,7 +14,9 @@ maxima are given, as for gradients with respect to keys and values, there is suc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
@@ -29,6 +31,19 @@ from .blocks import Requests, Step, Unfusable, request, step_of
 RUN = 1 << 16
 # Columns of a run: enough for deep products, few enough for a hundred rows of them to stay in L2.
 COLUMNS = 512
+
+_allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
+
+
+@contextlib.contextmanager
+def runs_allowed(allowed: bool) -> Iterator[None]:
+    """In a `with` block, whether sums may be taken in runs: it changes their order."""
+    token = _allowed.set(allowed)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
 
 Places = tuple  # per dimension of a value: the dimension of x that it is; None: it repeats, or has one element
 
@@ -70,6 +85,8 @@ class Online:
 
 def find(eqns: Sequence, outputs: Sequence) -> Online | None:
     """The reductions of a group, given in program order, that runs can take; None without a contraction."""
+    if not _allowed.get():
+        return None
     for level in filter(_is_long, eqns):
         x, axis = level.invars[0], int(level.params["axes"][0])
         sums = tuple(_Linear(level).sums(eqns))
@@ -296,9 +313,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Blocks:
-    """An Online at the blocks of one program; `after`: what follows the passes."""
+    """An Online at the blocks of one program; `columns`: of a run; `after`: what follows the passes."""
 
     online: Online
+    columns: int
     first: Pass | None
     second: Pass | None
     after: Requests
@@ -307,7 +325,7 @@ class Blocks:
         """Value -> the part of its block that a run holds."""
         steps = [s for p in (self.first, self.second) if p for s in p.full.steps()]
         read = ((a, access) for s in steps for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal))
-        return dict.fromkeys((a for a, access in read if access and moves(access)), COLUMNS / self.online.columns)
+        return dict.fromkeys((a for a, access in read if access and moves(access)), self.columns / self.online.columns)
 
     def repeated(self) -> set:
         """ids of equations that both passes compute."""
@@ -343,7 +361,7 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
     left = {id(e) for e in online.after}
     if any(id(s.eqn) in left and moves(s.out) for p in (first, second) if p for s in p.full.requests.steps):
         return None
-    return Blocks(online, first, second, after)
+    return Blocks(online, COLUMNS, first, second, after)
 
 
 def _only(asked: Sequence[Requests], v) -> Access | None:

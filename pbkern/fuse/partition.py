@@ -189,11 +189,11 @@ class Partitioner:
             share_copies(self)
             join_scores(self)
             self.merge_producers()
-            hand_over(self)
-            self.merge_siblings()
             chains = not getattr(self.options, "disable_reduce_reduce_fusion", False)
             if chains:
                 recompute_large(self)
+            hand_over(self)
+            self.merge_siblings()
             trim_masked(self)
             if chains:
                 join_last_stages(self)

@@ -24,6 +24,7 @@ from .layouts import move_transposes
 from .literals import operands_as_equations
 from .lookups import pick_early
 from .once import compute_once
+from .online import runs_allowed
 from .outer import multiply_outer
 from .partition import partition
 from .precision import set_precision
@@ -67,10 +68,11 @@ def plan(
     strict = bool(getattr(options, "strict_target", False))
     simple = compute_once(walk_counters(drop_dead_carries(place_updates(simple, strict))), machine)
     simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))
-    if not getattr(options, "mlir_disable_fast_math", False):  # these reassociate
+    fast = not getattr(options, "mlir_disable_fast_math", False)
+    if fast:  # these reassociate
         simple = split_reductions(divide_late(simple) if unsafe else simple, machine)
     simple = operands_as_equations(simple)
-    with steps_remembered():
+    with steps_remembered(), runs_allowed(fast):
         parts = partition(simple, machine, supports, options)
         apply(parts.groups(), choices, machine)
     write_in_place(parts.nodes, simple.jaxpr, donated)
