@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core as jex
 
 from ..affine import Affine
@@ -55,6 +54,7 @@ class Online:
     Attributes:
       columns: how many elements are reduced.
       level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
+      function: "exp", or "exp2".
       sums: equations that are linear in exp(x - m), and for each the dimension of x that each of its result's dimensions is.
       before: equations that x, and the sums' operands, are made of.
       totals: equations of the second pass.
@@ -64,6 +64,7 @@ class Online:
 
     columns: int
     level: object
+    function: str
     sums: tuple[tuple[object, Places], ...]
     before: tuple
     totals: tuple
@@ -89,27 +90,29 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
         return None
     for level in filter(_is_long, eqns):
         x, axis = level.invars[0], int(level.params["axes"][0])
-        sums = tuple(_Linear(level).sums(eqns))
+        linear = _Linear(level)
+        sums = tuple(linear.sums(eqns))
         first = {e.outvars[0] for e in (level, *(e for e, _ in sums))}
         before = _ancestors(eqns, {a for e in (level, *(e for e, _ in sums)) for a in _atoms(e)}, {level.outvars[0]})
         if not sums or any(v in first for e in before for v in e.outvars):
             continue
         totals = [e for e in _totals(eqns, x).get(axis, ()) if e.outvars[0] not in first]
-        found = _complete(eqns, outputs, x.aval.shape[axis], level, sums, before, totals)
+        found = _complete(eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals)
         if found is not None:
             return found
     for root in eqns:
         if root.primitive.name == "dot_general":
             for axis, totals in _totals(eqns, root.outvars[0]).items():
                 columns = root.outvars[0].aval.shape[axis]
-                found = columns >= 2 * COLUMNS and _complete(eqns, outputs, columns, None, (), (), totals)
+                found = columns >= 2 * COLUMNS and _complete(eqns, outputs, columns, (None, "", (), ()), totals)
                 if found and any(e.primitive.name in ("exp", "exp2") for e in found.again):
                     return found
     return None
 
 
-def _complete(eqns, outputs, columns: int, level, sums, before, totals) -> Online | None:
-    """With what the second pass, if there is one, and the results are made of."""
+def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online | None:
+    """With what the second pass, if there is one, and the results are made of. first_pass: (level, function, sums, before)."""
+    level, _, sums, before = first_pass
     first = {e.outvars[0] for e in (level, *(e for e, _ in sums)) if e is not None}
     needed = {v for e in _ancestors(eqns, set(outputs), first) for v in e.outvars}
     totals = [e for e in totals if e.outvars[0] in needed]
@@ -119,7 +122,7 @@ def _complete(eqns, outputs, columns: int, level, sums, before, totals) -> Onlin
     if not products or any(v in second for e in again for v in e.outvars):
         return None
     after = _ancestors(eqns, set(outputs), first | second)
-    return Online(columns, level, tuple(sums), tuple(before), tuple(totals), tuple(again), tuple(after))
+    return Online(columns, level, first_pass[1], sums, tuple(before), tuple(totals), tuple(again), tuple(after))
 
 
 def _totals(eqns: Sequence, root) -> dict[int, list]:
@@ -180,7 +183,8 @@ def _ancestors(eqns: Sequence, wanted: set, given: set) -> list:
 class _Linear:
     """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with the places of their dimensions.
 
-    Any other value that is made of the maximum, or of exponentials, is `other`: it changes from run to run.
+    Any other value that is made of the maximum, or of exponentials, is `other`: it changes from run to run. So is a choice
+    between exponentials and zero: of rows of which all is -inf, it leaves some NaN and some not, which sums so far cannot tell.
     """
 
     def __init__(self, level):
@@ -189,7 +193,7 @@ class _Linear:
         dims = tuple(range(x.aval.ndim))
         self.known: dict = {x: ("x", dims), m: ("level", tuple(d for d in dims if d != self.axis))}
         self.other: set = set()
-        self.zeros: set = set()
+        self.function: str | None = None
         self.found: list[tuple[object, Places]] = []
 
     def sums(self, eqns: Sequence) -> list[tuple[object, Places]]:
@@ -201,8 +205,6 @@ class _Linear:
             if any(a in ended for a in atoms):
                 ended.update(e.outvars)
                 continue
-            if e.primitive.name == "broadcast_in_dim" and isinstance(e.invars[0], jex.Literal) and e.invars[0].val == 0:
-                self.zeros.update(e.outvars)
             if any(a in self.other for a in atoms):
                 self.other.update(e.outvars)
             elif any(a in self.known for a in atoms):
@@ -225,14 +227,13 @@ class _Linear:
         if name == "sub" and all(operands):
             (kind, places), (other, levels) = operands
             return ("difference", places) if (kind, other) == ("x", "level") and self._fits(levels, places) else None
-        if name in ("exp", "exp2") and first[0] == "difference":
+        if name in ("exp", "exp2") and first[0] == "difference" and self.function in (None, name):
+            self.function = name
             return "weight", first[1]
         if not all(o is None or o[0] == "weight" for o in operands):
             return None
         if name in ("mul", "neg", "convert_element_type", "div") and sum(map(bool, operands)) == 1 and (first or name == "mul"):
             return "weight", next(o for o in operands if o)[1]
-        if name == "select_n" and first is None and all(o or self._is_zero(a) for o, a in zip(operands[1:], e.invars[1:])):
-            return ("weight", next(o for o in operands if o)[1]) if len({o[1] for o in operands if o}) == 1 else None
         if name == "reduce_sum":
             return self._summed(first[1], e.params["axes"], e.invars[0].aval.shape)
         return self._product(e, operands) if name == "dot_general" and sum(map(bool, operands)) == 1 else None
@@ -241,9 +242,6 @@ class _Linear:
         """Whether every element meets the maximum of its own row."""
         shape = self.level.invars[0].aval.shape
         return len(levels) == len(places) and all(a == b or a is None or shape[a] == 1 for a, b in zip(levels, places))
-
-    def _is_zero(self, a) -> bool:
-        return a in self.zeros if not isinstance(a, jex.Literal) else np.all(a.val == 0)
 
     def _summed(self, places: Places, axes, shape) -> tuple[str, Places] | None:
         over = [places[d] for d in axes if shape[d] > 1]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
@@ -38,8 +39,9 @@ def _reduced(blocks: Blocks) -> list[tuple[object, Access]]:
 
 
 def _kept_type(v) -> np.dtype:
-    """Sums of numbers of 16 bits are kept in 32: they are rounded with each run. A maximum would be as well so."""
-    return np.dtype(v.aval.dtype if v.aval.dtype.itemsize > 2 else np.float32)
+    """Sums of floats of 16 bits are kept in 32: they are rounded with each run."""
+    narrow = jnp.issubdtype(v.aval.dtype, jnp.floating) and v.aval.dtype.itemsize <= 2
+    return np.dtype(np.float32 if narrow else v.aval.dtype)
 
 
 class _Body:
@@ -110,7 +112,7 @@ class _Body:
         base = lax.select(_is_least(new), lax.full_like(new, 0), new)
         found[m, access] = _as(base, m.aval.dtype)
         found = self.computed(requests, [s for s in steps if s not in makes_x], found, ids)
-        share = lax.exp(old - base)
+        share = getattr(lax, self.online.function)(old - base)
         for step, ref, (_, places) in zip(sums, self.sums, self.online.sums):
             ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(requests, found, step, ref.dtype)
         self.level[0][...] = new

@@ -69,6 +69,28 @@ def test_rows_that_are_silent_at_first_or_throughout(runs):
     assert np.isnan(got[0][:, :, 3]).all() and np.isfinite(got[0][:, :, 4]).all()
 
 
+def powers_of_two(q, k, v):
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    p = jnp.exp2(s - s.max(-1, keepdims=True))
+    return jnp.einsum("bhqk,bhkd->bhqd", p, v) / p.sum(-1)[..., None]
+
+
+def chosen(q, k, v):
+    """Rows of which nothing is chosen: 0 / 0 of their exponentials, but 0 of their sums."""
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    mask = (jnp.arange(s.shape[-1]) < 9) & (jnp.arange(s.shape[-2]) != 3)[:, None]
+    s = jnp.where(mask, s, -jnp.inf)
+    p = jnp.where(mask, jnp.exp(s - s.max(-1, keepdims=True)), 0)
+    return jnp.einsum("bhqk,bhkd->bhqd", p, v), p.sum(-1)
+
+
+@pytest.mark.parametrize("f", [powers_of_two, chosen])
+def test_exponentials_of_other_kinds(f, runs):
+    runs(6)
+    args = operands(q=20, k=40)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), pbkern.jit(f)(*args), jax.jit(f)(*args))
+
+
 @pytest.mark.parametrize("large", [np.inf, np.nan])
 def test_infinite_scores(large, runs):
     runs(8)
