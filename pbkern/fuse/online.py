@@ -30,6 +30,7 @@ from .blocks import Requests, Step, Unfusable, request, step_of
 RUN = 1 << 16
 # Columns of a run: enough for deep products, few enough for a hundred rows of them to stay in L2.
 COLUMNS = 512
+EXPONENTIALS = ("exp", "exp2")
 
 _allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
 
@@ -86,7 +87,8 @@ class Online:
 
 def find(eqns: Sequence, outputs: Sequence) -> Online | None:
     """The reductions of a group, given in program order, that runs can take; None without a contraction."""
-    if not _allowed.get():
+    names = {e.primitive.name for e in eqns}
+    if not _allowed.get() or "dot_general" not in names or names.isdisjoint(EXPONENTIALS):
         return None
     for level in filter(_is_long, eqns):
         x, axis = level.invars[0], int(level.params["axes"][0])
@@ -105,7 +107,7 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
             for axis, totals in _totals(eqns, root.outvars[0]).items():
                 columns = root.outvars[0].aval.shape[axis]
                 found = columns >= 2 * COLUMNS and _complete(eqns, outputs, columns, (None, "", (), ()), totals)
-                if found and any(e.primitive.name in ("exp", "exp2") for e in found.again):
+                if found and any(e.primitive.name in EXPONENTIALS for e in found.again):
                     return found
     return None
 
@@ -227,7 +229,7 @@ class _Linear:
         if name == "sub" and all(operands):
             (kind, places), (other, levels) = operands
             return ("difference", places) if (kind, other) == ("x", "level") and self._fits(levels, places) else None
-        if name in ("exp", "exp2") and first[0] == "difference" and self.function in (None, name):
+        if name in EXPONENTIALS and first[0] == "difference" and self.function in (None, name):
             self.function = name
             return "weight", first[1]
         if not all(o is None or o[0] == "weight" for o in operands):
