@@ -59,7 +59,7 @@ def in_float64(q, k, v, mask, fill):
 
 
 def is_cut(f, *args) -> bool:
-    return any(line.startswith("let ") for line in f.as_text(*args, stage="nests").splitlines())
+    return any(line.lstrip().startswith("let ") for line in f.as_text(*args, stage="nests").splitlines())
 
 
 @pytest.mark.sampled(3)
