@@ -97,7 +97,8 @@ class _Body:
 
         if over.rest is not None:
             requests = over.rest.requests
-            turn(over.rest, requests.steps, found | self.read(requests, found, {}), {})
+            left = [s for s in requests.steps if (s.eqn.outvars[0], s.out) not in before]
+            turn(over.rest, left, before | self.read(requests, before, {}), {})
 
     def rise(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
         """A run of the first pass: the level rises, and what was summed up before is measured by the new one."""
