@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 import types
 from collections.abc import Callable
@@ -198,10 +199,10 @@ class JitFunction:
         arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
         return stages.MemoryAnalysis.of(self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
 
-    def dump(self, folder: pathlib.Path, *args, **kwargs) -> pathlib.Path:
+    def dump(self, folder: str | os.PathLike, *args, **kwargs) -> pathlib.Path:
         """Writes every stage for arguments like these below `folder` and returns where."""
         build, options = self.build(args, kwargs)
-        return stages.dump(compile_programs(build, options).record, folder)
+        return stages.dump(compile_programs(build, options).record, pathlib.Path(folder))
 
     def undonated(self) -> JitFunction:
         """The function anew, with nothing compiled yet, that leaves its arguments alone."""

@@ -204,8 +204,9 @@ class _Levels:
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """How far on what is asked for is, in what comes from afar."""
-        steps = {e.info[0].root: flat_coefficient(e.info[0], e.info[1], row.d) for e in row.nest.loads() if is_far(e.info[0])}
-        return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items() if step}
+        far = [e for e in row.nest.loads() if e.kind == "load" and is_far(e.info[0])]
+        steps = {e.info[0].root: step for e in far if (step := flat_coefficient(e.info[0], e.info[1], row.d))}
+        return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items()}
 
     # ---- what strips found together
 
