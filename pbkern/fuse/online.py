@@ -24,7 +24,7 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from .access import ELEMENTWISE, Access, NeedsWhole, Pull, Span, is_whole
-from .blocks import Requests, Step, Unfusable, request, step_of
+from .blocks import Requests, Step, Unfusable, request, step_of, volume
 
 # The run's number, beside the grid axes that spans count in.
 RUN = 1 << 16
@@ -359,9 +359,14 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
     except (NeedsWhole, Unfusable):
         return None
     left = {id(e) for e in online.after}
-    if any(id(s.eqn) in left and moves(s.out) for p in (first, second) if p for s in p.full.requests.steps):
+    if any(id(s.eqn) in left and _has_rows(s.out) for p in (first, second) if p for s in p.full.requests.steps):
         return None
     return Blocks(online, COLUMNS, first, second, after)
+
+
+def _has_rows(access: Access) -> bool:
+    """Whether a run's block is more than a vector along its columns, such as their positions: results need no such value."""
+    return moves(access) and volume(access) > COLUMNS
 
 
 def _only(asked: Sequence[Requests], v) -> Access | None:

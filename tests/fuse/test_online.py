@@ -91,6 +91,19 @@ def test_exponentials_of_other_kinds(f, runs):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), pbkern.jit(f)(*args), jax.jit(f)(*args))
 
 
+def test_results_may_need_what_runs_count(runs):
+    """Positions are compared with the lengths of queries and of keys; results of queries beyond theirs are zero."""
+    runs(8)
+
+    def f(q, k, v, queries, keys):
+        return jax.nn.dot_product_attention(q, k, v, query_seq_lengths=queries, key_value_seq_lengths=keys)
+
+    args = [rand(1, 50, 2, 16, seed=n) for n in range(3)]
+    lengths = jnp.array([43]), jnp.array([29])
+    assert in_runs(f, *args, *lengths)
+    check(f, *args, *lengths, kernels=1, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("large", [np.inf, np.nan])
 def test_infinite_scores(large, runs):
     runs(8)
