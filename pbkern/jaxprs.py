@@ -6,7 +6,7 @@ Jaxprs are never built by hand: `inline` re-traces through calls with `primitive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -29,6 +29,22 @@ CALLS = {
     "custom_lin": "jaxpr",
     "pbkern_call": "jaxpr",
 }
+
+
+def atoms(eqn) -> list[jex.Var]:
+    """An equation's operands that are no literals."""
+    return [a for a in eqn.invars if not isinstance(a, jex.Literal)]
+
+
+def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:
+    """Those of equations in program order that lead to `outputs`, except through `given` values."""
+    given = set(given)
+    live, kept = set(outputs) - given, []
+    for e in reversed(eqns):
+        if any(v in live for v in e.outvars):
+            kept.append(e)
+            live.update(a for a in atoms(e) if a not in given)
+    return kept[::-1]
 
 
 def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:

@@ -16,9 +16,10 @@ Works on the groups of partition.py, in the order of the program, so that what i
 
 from __future__ import annotations
 
+from ..jaxprs import leading_to
 from .access import ELEMENTWISE
 from .cost import VIEWS, is_heavy
-from .nodes import Edge, Node, leading_to
+from .nodes import Edge, Node
 from .schedule import Schedule
 
 # Equations of a function of indices that every reader computes, and the modelled time of the readers, of what it was.

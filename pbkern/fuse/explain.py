@@ -113,7 +113,7 @@ def report(name: str, node: Node) -> KernelReport:
     cost = dataclasses.replace(node.schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
     wave = node.schedule.wave
-    run = node.schedule.online.columns if node.schedule.online else 0
+    run = node.schedule.online.online.run if node.schedule.online else 0
     return KernelReport(name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run)
 
 

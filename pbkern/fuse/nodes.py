@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jax.extend import core as jex
 
+from ..jaxprs import atoms
 from ..scatter import SCATTERS
 from .schedule import Schedule
 
@@ -43,7 +44,7 @@ class Node:
     def reads(self) -> set:
         eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
         made = {v for e in eqns for v in e.outvars}
-        return {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
+        return {a for e in eqns for a in atoms(e) if a not in made}
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,6 @@ class Inner:
     partition: Partition
     ordered: list[Node]
     steps: int = 1
-
-
-def leading_to(eqns: Sequence, outputs: Iterable) -> list:
-    """Those of equations in program order that lead to `outputs`."""
-    live, kept = set(outputs), []
-    for e in reversed(eqns):
-        if any(v in live for v in e.outvars):
-            kept.append(e)
-            live.update(a for a in e.invars if not isinstance(a, jex.Literal))
-    return kept[::-1]
 
 
 def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:

@@ -9,7 +9,7 @@ Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "
 Sums that need the results of these, as of gradients, are a second pass over the columns, which computes x and p again. Where
 maxima are given, as for gradients with respect to keys and values, there is such a pass alone.
 
-`find` looks at equations alone, `at` at their blocks. Emission is online_kernel.py.
+Here equations alone are looked at; online_blocks.py does it at their blocks. Emission is online_kernel.py.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from ..affine import Affine
-from .access import ELEMENTWISE, Access, NeedsWhole, Pull, Span, is_whole
-from .blocks import Requests, Step, Unfusable, request, step_of, volume
+from ..jaxprs import atoms, leading_to
+from .access import ELEMENTWISE
+from .places import MOVING, Places, moved
 
-# The run's number, beside the grid axes that spans count in.
-RUN = 1 << 16
 # Columns of a run: enough for deep products, few enough for a hundred rows of them to stay in L2.
 COLUMNS = 512
 EXPONENTIALS = ("exp", "exp2")
@@ -45,15 +43,12 @@ def runs_allowed(allowed: bool) -> Iterator[None]:
         _allowed.reset(token)
 
 
-Places = tuple  # per dimension of a value: the dimension of x that it is; None: it repeats, or has one element
-
-
 @dataclass(frozen=True)
 class Online:
     """What is reduced in runs.
 
     Attributes:
-      columns: how many elements are reduced.
+      columns: how many elements are reduced; `run` of them at a time.
       level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
       function: "exp", or "exp2".
       sums: equations that are linear in exp(x - m), and for each the dimension of x that each of its result's dimensions is.
@@ -64,6 +59,7 @@ class Online:
     """
 
     columns: int
+    run: int
     level: object
     function: str
     sums: tuple[tuple[object, Places], ...]
@@ -95,7 +91,7 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
         linear = _Linear(level)
         sums = tuple(linear.sums(eqns))
         first = {e.outvars[0] for e in (level, *(e for e, _ in sums))}
-        before = _ancestors(eqns, {a for e in (level, *(e for e, _ in sums)) for a in _atoms(e)}, {level.outvars[0]})
+        before = leading_to(eqns, {a for e in (level, *(e for e, _ in sums)) for a in atoms(e)}, {level.outvars[0]})
         if not sums or any(v in first for e in before for v in e.outvars):
             continue
         totals = [e for e in _totals(eqns, x).get(axis, ()) if e.outvars[0] not in first]
@@ -116,15 +112,15 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online 
     """With what the second pass, if there is one, and the results are made of. first_pass: (level, function, sums, before)."""
     level, _, sums, before = first_pass
     first = {e.outvars[0] for e in (level, *(e for e, _ in sums)) if e is not None}
-    needed = {v for e in _ancestors(eqns, set(outputs), first) for v in e.outvars}
+    needed = {v for e in leading_to(eqns, set(outputs), first) for v in e.outvars}
     totals = [e for e in totals if e.outvars[0] in needed]
     second = {e.outvars[0] for e in totals}
-    again = _ancestors(eqns, {a for e in totals for a in _atoms(e)}, first)
+    again = leading_to(eqns, {a for e in totals for a in atoms(e)}, first)
     products = any(e.primitive.name == "dot_general" for e in (*totals, *again, *before, *(e for e, _ in sums)))
     if not products or any(v in second for e in again for v in e.outvars):
         return None
-    after = _ancestors(eqns, set(outputs), first | second)
-    return Online(columns, level, first_pass[1], sums, tuple(before), tuple(totals), tuple(again), tuple(after))
+    after = leading_to(eqns, set(outputs), first | second)
+    return Online(columns, COLUMNS, level, first_pass[1], sums, tuple(before), tuple(totals), tuple(again), tuple(after))
 
 
 def _totals(eqns: Sequence, root) -> dict[int, list]:
@@ -135,16 +131,16 @@ def _totals(eqns: Sequence, root) -> dict[int, list]:
         if not any(places) or root in e.outvars:
             continue
         name, shape = e.primitive.name, e.outvars[0].aval.shape
-        if name in ("transpose", "broadcast_in_dim", "squeeze", "reshape"):
-            moved = _moved(e, places[0])
+        if name in MOVING:
+            at = moved(e, places[0])
         elif name in ELEMENTWISE and len({p for p in places if p}) == 1:
-            moved = next(p for p in places if p) if len(shape) == len(next(p for p in places if p)) else None
+            at = next(p for p in places if p) if len(shape) == len(next(p for p in places if p)) else None
         else:
-            moved = None
+            at = None
             for axis in _summed_over(e, places):
                 found.setdefault(axis, []).append(e)
-        if moved is not None:
-            known[e.outvars[0]] = moved
+        if at is not None:
+            known[e.outvars[0]] = at
     return found
 
 
@@ -168,20 +164,6 @@ def _is_long(eqn) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.floating) and aval.shape[int(eqn.params["axes"][0])] >= 2 * COLUMNS
 
 
-def _atoms(eqn) -> list:
-    return [a for a in eqn.invars if not isinstance(a, jex.Literal)]
-
-
-def _ancestors(eqns: Sequence, wanted: set, given: set) -> list:
-    """Equations that make the wanted values of the given ones."""
-    wanted, found = wanted - given, []
-    for e in reversed(eqns):
-        if any(v in wanted for v in e.outvars):
-            found.append(e)
-            wanted |= set(_atoms(e)) - given
-    return found[::-1]
-
-
 class _Linear:
     """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with the places of their dimensions.
 
@@ -203,16 +185,16 @@ class _Linear:
         for e in eqns:
             if e is self.level:
                 continue
-            atoms = _atoms(e)
-            if any(a in ended for a in atoms):
+            read = atoms(e)
+            if any(a in ended for a in read):
                 ended.update(e.outvars)
                 continue
-            if any(a in self.other for a in atoms):
+            if any(a in self.other for a in read):
                 self.other.update(e.outvars)
-            elif any(a in self.known for a in atoms):
+            elif any(a in self.known for a in read):
                 place = self._result(e)
                 if place is None:
-                    self.other.update(e.outvars if any(self.known.get(a, "x")[0] != "x" for a in atoms) else ())
+                    self.other.update(e.outvars if any(self.known.get(a, "x")[0] != "x" for a in read) else ())
                 elif place[0] == "sum":
                     self.found.append((e, place[1]))
                     ended.update(e.outvars)
@@ -223,8 +205,8 @@ class _Linear:
     def _result(self, e) -> tuple[str, Places] | None:
         name, operands = e.primitive.name, [None if isinstance(a, jex.Literal) else self.known.get(a) for a in e.invars]
         first = operands[0]
-        if name in ("transpose", "broadcast_in_dim", "squeeze", "reshape") and first:
-            places = _moved(e, first[1])
+        if name in MOVING and first:
+            places = moved(e, first[1])
             return places and (first[0], places)
         if name == "sub" and all(operands):
             (kind, places), (other, levels) = operands
@@ -259,175 +241,3 @@ class _Linear:
         free = [places[d] for d in range(len(places)) if d not in (*contracted, *batch)]
         beside = [None] * (e.outvars[0].aval.ndim - len(batch) - len(free))
         return "sum", (*(places[d] for d in batch), *(free + beside if side == 0 else beside + free))
-
-
-def _moved(e, places: Places) -> Places | None:
-    """The places of a view's dimensions."""
-    p, shape, to = e.params, e.invars[0].aval.shape, e.outvars[0].aval.shape
-    match e.primitive.name:
-        case "transpose":
-            return tuple(places[d] for d in p["permutation"])
-        case "squeeze":
-            return tuple(q for d, q in enumerate(places) if d not in p["dimensions"])
-        case "broadcast_in_dim":
-            kept = {d: q for d, q, n in zip(p["broadcast_dimensions"], places, shape) if n == to[d]}
-            return tuple(kept.get(d) for d in range(len(to)))
-    if [n for n in shape if n > 1] != [n for n in to if n > 1] or p["dimensions"] is not None:
-        return None
-    rest = iter(q for q, n in zip(places, shape) if n > 1)
-    return tuple(next(rest) if n > 1 else None for n in to)
-
-
-# ---- at blocks
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of a pass: what it reads and computes. Spans may count in RUN.
-
-    Attributes:
-      requests: of the equations that the reductions' operands are made of.
-      products: the steps of the reductions on a run's columns; of the first pass the level's comes first.
-    """
-
-    requests: Requests
-    products: tuple[Step, ...]
-
-    def steps(self) -> list[Step]:
-        return [*self.requests.steps, *self.products]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """`count` full runs of COLUMNS columns, and a shorter last one, if any."""
-
-    full: Run
-    count: int
-    rest: Run | None
-
-    @property
-    def kept(self) -> list[Access]:
-        """The block of each reduction's result."""
-        return [s.out for s in self.full.products]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """An Online at the blocks of one program; `columns`: of a run; `after`: what follows the passes."""
-
-    online: Online
-    columns: int
-    first: Pass | None
-    second: Pass | None
-    after: Requests
-
-    def parts(self) -> dict:
-        """Value -> the part of its block that a run holds."""
-        steps = [s for p in (self.first, self.second) if p for s in p.full.steps()]
-        read = ((a, access) for s in steps for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal))
-        return dict.fromkeys((a for a, access in read if access and moves(access)), self.columns / self.online.columns)
-
-    def repeated(self) -> set:
-        """ids of equations that both passes compute."""
-        if self.first is None or self.second is None:
-            return set()
-        both = [{id(s.eqn) for s in p.full.requests.steps if moves(s.out)} for p in (self.first, self.second)]
-        return both[0] & both[1]
-
-
-def moves(access: Access) -> bool:
-    """Whether a block goes along with the runs."""
-    return any(RUN in s.start.symbols for s in access)
-
-
-def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | None:
-    """The runs of a program that makes these blocks; None where they do not suit."""
-    try:
-        after = request(online.after, outputs)
-        asked = [after]
-        second = _pass(online, online.totals, online.again, [_only(asked, v) for v in online.second])
-        first = None
-        if second is not None:
-            asked.append(second.full.requests)
-        if online.level is not None:
-            sums = [e for e, _ in online.sums]
-            kept = [_only(asked, v) for v in online.first]
-            first = _pass(online, sums, online.before, kept[1:], online.level, kept[0])
-            level = first.kept[0]
-            for access, (_, places) in zip(first.kept[1:], online.sums):
-                _check_aligned(level, online.places_of_level(), access, places)
-    except (NeedsWhole, Unfusable):
-        return None
-    left = {id(e) for e in online.after}
-    if any(id(s.eqn) in left and _has_rows(s.out) for p in (first, second) if p for s in p.full.requests.steps):
-        return None
-    return Blocks(online, COLUMNS, first, second, after)
-
-
-def _has_rows(access: Access) -> bool:
-    """Whether a run's block is more than a vector along its columns, such as their positions: results need no such value."""
-    return moves(access) and volume(access) > COLUMNS
-
-
-def _only(asked: Sequence[Requests], v) -> Access | None:
-    """The block that is asked for of a value; None for a value that nothing asks for. Raises Unfusable for several."""
-    hulls = list(dict.fromkeys(h for r in asked for h in r.hulls.get(v, ())))
-    if len(hulls) > 1:
-        raise Unfusable("a reduction in runs is needed at several places")
-    return hulls[0] if hulls else None
-
-
-def _pass(
-    online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access | None], level=None, of_level: Access | None = None
-) -> Pass | None:
-    """The runs that make these sums, and the level's. None for no sums at all. Raises Unfusable."""
-    if not sums:
-        return None
-    if None in kept:
-        raise Unfusable("a reduction in runs is not needed")
-    count, rest = divmod(online.columns, COLUMNS)
-    spans = [Span(Affine.symbol(RUN, COLUMNS), COLUMNS), Span(Affine((), count * COLUMNS), rest)]
-    full, last = (_run(sums, eqns, kept, s, level, of_level) if s.size else None for s in spans)
-    return Pass(full, count, last)
-
-
-def _run(sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, level, of_level: Access | None) -> Run:
-    """What the columns of one run are made of."""
-    products = [_narrowed(e, access, columns) for e, access in zip(sums, kept)]
-    wanted = [(a, access) for s in products for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal)]
-    requests = request(eqns, wanted)
-    if level is not None:
-        inner = _only([requests], level.outvars[0])
-        if inner is None or of_level not in (None, inner):
-            raise Unfusable("a maximum in runs is needed at several places")
-        products.insert(0, _narrowed(level, inner, columns))
-        requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
-        _only([requests], level.outvars[0])
-    made = {v for s in requests.steps for v in s.eqn.outvars}
-    read = [(v, h) for v, hulls in requests.hulls.items() if v not in made for h in hulls]  # also by the reductions themselves
-    return Run(replace(requests, inputs=read), tuple(products))
-
-
-def _narrowed(eqn, out: Access, columns: Span) -> Step:
-    """A reduction's step on some columns. Raises Unfusable where it does more than bind its operation."""
-    step = step_of(eqn, out)
-    pulled = step.pull
-    if pulled.compute is not None or step.out != out:
-        raise Unfusable("a reduction in runs would be computed otherwise")
-    name, p = eqn.primitive.name, eqn.params
-    over = p["dimension_numbers"][0] if name == "dot_general" else (p["axes"],)
-    inputs = []
-    for dims, access, a in zip(over, pulled.inputs, eqn.invars):
-        long = [d for d in dims if a.aval.shape[d] > 1]
-        if len(long) != 1 or not is_whole(access[long[0]], a.aval.shape[long[0]]):
-            raise Unfusable("a reduction in runs is not over one dimension")
-        inputs.append(tuple(columns if d == long[0] else s for d, s in enumerate(access)))
-    return Step(eqn, out, Pull(tuple(inputs), pulled.params))
-
-
-def _check_aligned(level: Access, of_level: Places, access: Access, places: Places) -> None:
-    """Raises Unfusable unless each row of a block of sums belongs to one row of the level's block."""
-    spans = dict(zip(of_level, level))
-    alike = all(p is None or spans[p] == s or s.size == 1 == spans[p].size for p, s in zip(places, access))
-    if not alike or not all(p in places or spans[p].size == 1 for p in of_level):
-        raise Unfusable("sums in runs have other blocks than their maximum")

@@ -15,10 +15,12 @@ from .._jax import ref_aval
 from ..dsl.kernel import Kernel, Scratch
 from ..dsl.primitives import ds, loop
 from ..dsl.trace import canonical_body
+from ..jaxprs import atoms, leading_to
 from .access import Access, block_shape
 from .blocks import BodyContext, Requests, Step, literal, run_steps
 from .emit import emit_kernel
-from .online import RUN, Blocks, Pass, Places, Run, moves
+from .online_blocks import RUN, Blocks, Pass, Run, moves
+from .places import Places
 
 
 def emit_online(name: str, grid: tuple[int, ...], requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks,
@@ -84,7 +86,7 @@ class _Body:
         late = self.online.level.outvars[:1] if turn == self.rise else []
         changing, moving = set(late), []
         for s in requests.steps:
-            if _moves(s) or any(a in changing for a in s.eqn.invars if not isinstance(a, jex.Literal)):
+            if _moves(s) or any(a in changing for a in atoms(s.eqn)):
                 changing.update(s.eqn.outvars)
                 moving.append(s)
         fixed = [s for s in requests.steps if s not in moving]
@@ -104,15 +106,16 @@ class _Body:
         """A run of the first pass: the level rises, and what was summed up before is measured by the new one."""
         requests, (level, *sums) = run.requests, run.products
         (m, access), (x, of_x) = (level.eqn.outvars[0], level.out), (level.eqn.invars[0], level.pull.inputs[0])
-        makes_x = _ancestors(steps, x)
-        found = self.computed(requests, [s for s in steps if s in makes_x], found, ids)
+        makers = set(map(id, leading_to([s.eqn for s in steps], {x})))
+        makes_x = [s for s in steps if id(s.eqn) in makers]
+        found = self.computed(requests, makes_x, found, ids)
         old = self.level[0][...]
         highest = lax.reduce_max_p.bind(_value(requests, found, x, of_x), **level.pull.params)
         new = lax.max(old, _as(highest, old.dtype))
         # Of a row of which all is -inf so far: its exponentials are 0, not those of -inf - -inf.
         base = lax.select(_is_least(new), lax.full_like(new, 0), new)
         found[m, access] = _as(base, m.aval.dtype)
-        found = self.computed(requests, [s for s in steps if s not in makes_x], found, ids)
+        found = self.computed(requests, [s for s in steps if id(s.eqn) not in makers], found, ids)
         share = getattr(lax, self.online.function)(old - base)
         for step, ref, (_, places) in zip(sums, self.sums, self.online.sums):
             ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(requests, found, step, ref.dtype)
@@ -182,15 +185,6 @@ def _covers(hull: Access, access: Access) -> bool:
         return h.start.terms == s.start.terms and 0 <= low and low + s.size <= h.size
 
     return all(map(covers, hull, access))
-
-
-def _ancestors(steps: Sequence[Step], x) -> list[Step]:
-    wanted, found = {x}, []
-    for s in reversed(steps):
-        if any(v in wanted for v in s.eqn.outvars):
-            found.append(s)
-            wanted.update(a for a in s.eqn.invars if not isinstance(a, jex.Literal))
-    return found
 
 
 def _value(requests: Requests, found: dict, atom, access: Access):

@@ -14,6 +14,7 @@ from jax.extend import core as jex
 
 from ..jaxprs import equations
 from .notes import Notes
+from .places import moved
 from .simplify import drop_dead, retrace
 
 
@@ -37,16 +38,14 @@ class _Quotients:
 
     def reduce_max(self, eqn, operands):
         """Noted of maxima: of what, and which of its dimensions each of theirs is; None for one along which they repeat."""
-        kept = [d for d in range(operands[0].ndim) if d not in eqn.params["axes"]]
+        kept = tuple(d for d in range(operands[0].ndim) if d not in eqn.params["axes"])
         return self._note("max", eqn, operands, operands[0], kept)
 
     def broadcast_in_dim(self, eqn, operands):
-        found, p = self.notes.find("max", operands[0]), eqn.params
+        found = self.notes.find("max", operands[0])
         if found is None or len(operands) > 1:
             return None
-        x, dims = found
-        follows = {to: d for to, d, n in zip(p["broadcast_dimensions"], dims, operands[0].shape) if n == p["shape"][to]}
-        return self._note("max", eqn, operands, x, [follows.get(d) for d in range(len(p["shape"]))])
+        return self._note("max", eqn, operands, found[0], moved(eqn, found[1]))
 
     def sub(self, eqn, operands):
         x, y = operands
@@ -73,15 +72,13 @@ class _Quotients:
         return self._note("quotient", eqn, operands, lax.convert_element_type(found[0], eqn.params["new_dtype"]), found[1])
 
     def transpose(self, eqn, operands):
-        order = eqn.params["permutation"]
         if (found := self.notes.find("max", operands[0])) is not None:
-            return self._note("max", eqn, operands, found[0], [found[1][d] for d in order])
-        return self._parts_moved(eqn, operands) or self._note("turned", eqn, operands, operands[0], order)
+            return self._note("max", eqn, operands, found[0], moved(eqn, found[1]))
+        return self._parts_moved(eqn, operands) or self._note("turned", eqn, operands, operands[0], eqn.params["permutation"])
 
     def squeeze(self, eqn, operands):
         if (found := self.notes.find("max", operands[0])) is not None:
-            kept = [d for n, d in enumerate(found[1]) if n not in eqn.params["dimensions"]]
-            return self._note("max", eqn, operands, found[0], kept)
+            return self._note("max", eqn, operands, found[0], moved(eqn, found[1]))
         return self._parts_moved(eqn, operands)
 
     def _parts_moved(self, eqn, operands):

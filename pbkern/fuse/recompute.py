@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 
 from jax.extend import core as jex
 
+from ..jaxprs import atoms, leading_to
 from .cost import is_heavy, nbytes
-from .nodes import Edge, Node, leading_to
+from .nodes import Edge, Node
 
 # A value is computed again only from values of so many times fewer elements.
 SMALLER = 4
@@ -87,7 +88,7 @@ def _rebuild(parts, values: set) -> bool:
         return False
     touched = [n for n in parts.nodes if n.kind == "group" and (values & n.reads() or values & set(n.outputs))]
     inner = {v for c in cones.values() for e in c for v in e.outvars}
-    stops = {a for c in cones.values() for e in c for a in e.invars if not isinstance(a, jex.Literal)} - inner
+    stops = {a for c in cones.values() for e in c for a in atoms(e)} - inner
     # Equations of each group, and what it must give the others.
     wanted = []
     for n in touched:
@@ -118,7 +119,7 @@ def _cone(v, makers: dict, indices: set) -> list | None:
         if id(eqn) in found:
             continue
         found[id(eqn)] = eqn
-        for a in (a for a in eqn.invars if not isinstance(a, jex.Literal)):
+        for a in atoms(eqn):
             if math.prod(a.aval.shape) > limit or (a in indices and a in makers):
                 waiting.append(a)
     return list(found.values())

@@ -22,7 +22,8 @@ from .access_scatter import owned
 from .access_windows import run_dimensions
 from .blocks import Requests, Unfusable, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
-from .online import Blocks, at, find
+from .online import find
+from .online_blocks import Blocks, at
 
 if TYPE_CHECKING:
     from .wavefront import Wave

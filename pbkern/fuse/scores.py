@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jax.extend import core as jex
-
+from ..jaxprs import atoms
 from .access import ELEMENTWISE
 from .cost import CONTRACTIONS, VIEWS
 
@@ -27,7 +26,7 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
     """Do values become exponentials, or were made of some, that are both summed up and multiplied? `eqns` in program order."""
     weights, ended = set(), set()
     for e in eqns:
-        reads = any(x in weights for x in _atoms(e))
+        reads = any(x in weights for x in atoms(e))
         if e.primitive.name in ("exp", "exp2") or reads and _passes(e):
             weights.update(e.outvars)
         elif reads:
@@ -35,12 +34,8 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
     leads = set(weights)
     for e in reversed(eqns):
         if _passes(e) and any(v in leads for v in e.outvars):
-            leads.update(_atoms(e))
+            leads.update(atoms(e))
     return {"sum", "product"} <= ended and any(v in leads for v in values)
-
-
-def _atoms(eqn) -> list:
-    return [a for a in eqn.invars if not isinstance(a, jex.Literal)]
 
 
 def _passes(eqn) -> bool:

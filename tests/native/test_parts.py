@@ -1,5 +1,6 @@
 """A program's kernels compile in parts, on threads, and equal ones once; what runs does not depend on it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ def built(f, *args):
 
 def check(compiled, f, *args):
     (got,) = compiled(*args)
-    np.testing.assert_allclose(got, f(*args), rtol=1e-4, atol=1e-4)
+    with jax.enable_x64(True):
+        want = np.asarray(f(*(np.asarray(a, np.float64) for a in args)))
+    np.testing.assert_allclose(got, want, rtol=0, atol=3e-5 * np.abs(want).max())
 
 
 def test_equal_kernels_are_lowered_once():
