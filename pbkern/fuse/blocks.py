@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,11 +78,12 @@ class Hulls:
             made.ask(access)
         return made
 
-    def ask(self, access: Access) -> None:
+    def ask(self, access: Access, linear: tuple | None = None) -> None:
+        """One more block that is needed; `linear`: its linear part, where that is known."""
         if id(access) in self.asked:
             return
         self.asked[id(access)] = access
-        kept = self.by_linear.setdefault(_linear(access), [])
+        kept = self.by_linear.setdefault(_linear(access) if linear is None else linear, [])
         if access in kept:
             return
         merged = access
@@ -108,6 +110,17 @@ class Step:
     out: Access
     pull: Pull
     price: object = field(default=None, compare=False)
+
+    @functools.cached_property
+    def linear(self) -> tuple:
+        """The linear part of `out`."""
+        return _linear(self.out)
+
+    @functools.cached_property
+    def asks(self) -> list[tuple[jex.Var, Access, tuple]]:
+        """(operand, block, linear part of the block) of all that it reads."""
+        return [(atom, access, _linear(access)) for atom, access in zip(self.eqn.invars, self.pull.inputs)
+                if access is not None and not isinstance(atom, jex.Literal)]
 
 
 class _Remembered:
@@ -200,11 +213,12 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         produced = Hulls()
         for out in asked:
             step = step_of(eqn, out)
-            produced.by_linear.setdefault(_linear(step.out), []).append(step.out)
+            produced.by_linear.setdefault(step.linear, []).append(step.out)
             steps.append(step)
-            for atom, access in zip(eqn.invars, step.pull.inputs):
-                if access is not None and not isinstance(atom, jex.Literal):
-                    hulls.setdefault(atom, Hulls()).ask(access)
+            for atom, access, linear in step.asks:
+                if atom not in hulls:
+                    hulls[atom] = Hulls()
+                hulls[atom].ask(access, linear)
         for v in eqn.outvars:
             hulls[v] = produced
     steps.reverse()

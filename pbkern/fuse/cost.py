@@ -438,12 +438,22 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
     )
 
 
-def elements_read(requests: Requests, v, access: Access) -> int:
-    """Elements of an input that one program reads: of a table that is only looked up, those it finds there."""
+def tables(requests: Requests) -> set:
+    """Values that a program looks up, or scatters."""
+    found: set = set()
+    for s in requests.steps:
+        name = s.eqn.primitive.name
+        if name in LOOKUPS or name in SCATTERS:
+            found.add(s.eqn.invars[0 if name in LOOKUPS else 2])
+    return found
+
+
+def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:
+    """Elements of an input that one program reads: of a table that is only looked up, those it finds there. `among`: tables."""
+    if v not in among:
+        return volume(access)
     looked_up = [s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
     scattered = [s for s in requests.steps if s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v]
-    if not looked_up and not scattered:
-        return volume(access)
     readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
     if scattered and len(scattered) == len(readers):
         return math.ceil(volume(access) * min(1.0, sum(_read_share(s, 2) for s in readers)))
@@ -481,8 +491,9 @@ def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:
     programs, last = math.prod(grid), len(grid) - 1
     far = near = 0.0
     moved = blocks = 0
+    looked_up = tables(requests)
     for v, access in requests.inputs:
-        size, block = nbytes(v.aval), elements_read(requests, v, access) * itemsize(v)
+        size, block = nbytes(v.aval), elements_read(requests, v, access, looked_up) * itemsize(v)
         waste = _line_waste(access, v.aval.shape, itemsize(v))
         total = int(block * programs * waste)
         read = int(_covered(access, grid, v.aval.shape) * itemsize(v) * waste)  # slices leave the rest where it is

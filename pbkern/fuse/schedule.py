@@ -21,7 +21,7 @@ from .access import Access, NeedsWhole, Span, whole
 from .access_scatter import owned
 from .access_windows import run_dimensions
 from .blocks import Requests, Unfusable, request, volume
-from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy
+from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy, tables
 from .online import find
 from .online_blocks import Blocks, at
 
@@ -223,8 +223,8 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
             break
     if {"owned", "beside"} & set(roles.values()):
         return least, roles, 1
-    moving = ((v, h) for v, h in requests.inputs if any(s.start.terms for s in h))
-    grain = max((min(_own_elements(h), elements_read(requests, v, h)) for v, h in moving), default=1)
+    moving, looked_up = [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)], tables(requests)
+    grain = max((min(_own_elements(h), elements_read(requests, v, h, looked_up)) for v, h in moving), default=1)
     return least, roles, grain
 
 
