@@ -277,7 +277,7 @@ def evaluate(
     per_program = repeated = needed = done = 0.0
     stored = _stored_values(requests, {v for v, _ in outputs})
     evaluated = _evaluated_shares(requests, outputs)
-    sizes: list[int] = []
+    temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
     tests: set = set()
     for step in requests.steps:
         price, share = _price(step, machine), evaluated[id(step)]
@@ -296,11 +296,12 @@ def evaluate(
         needed += operations / max(factor, 1e-9)
         if any(v in stored for v in step.eqn.outvars):
             size = volume(step.out) * itemsize(step.eqn.outvars[0])
+            temporaries += size
             sizes.append(int(size * parts.get(step.eqn.outvars[0], 1)))
     rounds = math.ceil(programs / machine.cores)
     compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
     far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
-    temporaries, scratch = sum(sizes), sum(sorted(sizes)[-LIVE_VALUES:])
+    scratch = sum(sorted(sizes)[-LIVE_VALUES:])
     blocks -= int(sum(volume(a) * itemsize(v) * (1 - parts[v]) for v, a in requests.inputs if v in parts))
     working_set = blocks + scratch
     trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs

@@ -96,6 +96,8 @@ def _hand_back(parts, maker: Node, reader: Node) -> None:
     passed = [v for e in moved for v in e.outvars if v in reader.outputs or _reads(rest, v)]
     if not moved or not rest or any(_reads(rest, v) for v in shared) or any(v in reader.outputs for v in passed):
         return
+    if sum(nbytes(v.aval) for v in passed) > sum(nbytes(v.aval) for v in shared):
+        return  # more would be stored than is read once instead of twice
     move, before = _moved(parts, maker, reader, moved, passed), maker.seconds + reader.seconds
     if move is not None and move.seconds < GAIN * before and _apply(parts, maker, reader, move):
         why = "it joined the kernel that reads the same array"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from .places import MOVING, Places, moved
 
 # Columns of a run: enough for deep products, few enough for a hundred rows of them to stay in L2.
 COLUMNS = 512
+# Columns of a run at least, and their number divides those of any.
+LEAST = 32
 EXPONENTIALS = ("exp", "exp2")
 
 _allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
@@ -120,7 +123,15 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online 
     if not products or any(v in second for e in again for v in e.outvars):
         return None
     after = leading_to(eqns, set(outputs), first | second)
-    return Online(columns, COLUMNS, level, first_pass[1], sums, tuple(before), tuple(totals), tuple(again), tuple(after))
+    run = _run_of(columns, totals)
+    return Online(columns, run, level, first_pass[1], sums, tuple(before), tuple(totals), tuple(again), tuple(after))
+
+
+def _run_of(columns: int, totals: Sequence) -> int:
+    """Columns of a run: fewer where sums go over other dimensions as well, such as the queries that share a key."""
+    over = [e.params["dimension_numbers"][0][0] if e.primitive.name == "dot_general" else e.params["axes"] for e in totals]
+    beside = max((math.prod(e.invars[0].aval.shape[d] for d in dims) // columns for e, dims in zip(totals, over)), default=1)
+    return COLUMNS if beside <= 1 else max(COLUMNS // beside // LEAST * LEAST, min(LEAST, COLUMNS))
 
 
 def _totals(eqns: Sequence, root) -> dict[int, list]:
@@ -145,7 +156,7 @@ def _totals(eqns: Sequence, root) -> dict[int, list]:
 
 
 def _summed_over(e, places: Sequence) -> list[int]:
-    """The dimension of the root that a sum or a product goes over, if it is one."""
+    """The dimensions of the root that a sum or a product goes over, if it goes over no other."""
     if e.primitive.name == "reduce_sum":
         over = [places[0][d] for d in e.params["axes"] if e.invars[0].aval.shape[d] > 1]
     elif e.primitive.name == "dot_general" and sum(map(bool, places)) == 1:
@@ -153,7 +164,7 @@ def _summed_over(e, places: Sequence) -> list[int]:
         over = [places[side][d] for d in e.params["dimension_numbers"][0][side] if e.invars[side].aval.shape[d] > 1]
     else:
         return []
-    return over if len(over) == 1 and over[0] is not None else []
+    return [] if None in over else over
 
 
 def _is_long(eqn) -> bool:

@@ -121,20 +121,22 @@ def _pass(
         raise Unfusable("a reduction in runs is not needed")
     count, rest = divmod(online.columns, online.run)
     spans = [Span(Affine.symbol(RUN, online.run), online.run), Span(Affine((), count * online.run), rest)]
-    full, last = (_run(sums, eqns, kept, s, level, of_level) if s.size else None for s in spans)
+    full, last = (_run(online, sums, eqns, kept, s, level, of_level) if s.size else None for s in spans)
     return Pass(full, count, last)
 
 
-def _run(sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, level, of_level: Access | None) -> Run:
+def _run(
+    online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, level, of_level: Access | None
+) -> Run:
     """What the columns of one run are made of."""
-    products = [_narrowed(e, access, columns) for e, access in zip(sums, kept)]
+    products = [_narrowed(e, access, columns, online.columns) for e, access in zip(sums, kept)]
     wanted = [(a, access) for s in products for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal)]
     requests = request(eqns, wanted)
     if level is not None:
         inner = _only([requests], level.outvars[0])
         if inner is None or of_level not in (None, inner):
             raise Unfusable("a maximum in runs is needed at several places")
-        products.insert(0, _narrowed(level, inner, columns))
+        products.insert(0, _narrowed(level, inner, columns, online.columns))
         requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
         _only([requests], level.outvars[0])
     made = {v for s in requests.steps for v in s.eqn.outvars}
@@ -142,20 +144,23 @@ def _run(sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, 
     return Run(replace(requests, inputs=read), tuple(products))
 
 
-def _narrowed(eqn, out: Access, columns: Span) -> Step:
-    """A reduction's step on some columns. Raises Unfusable where it does more than bind its operation."""
+def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
+    """A reduction's step on some of `total` columns. Raises Unfusable where it does more than bind its operation."""
     step = step_of(eqn, out)
     pulled = step.pull
     if pulled.compute is not None or step.out != out:
         raise Unfusable("a reduction in runs would be computed otherwise")
     name, p = eqn.primitive.name, eqn.params
     over = p["dimension_numbers"][0] if name == "dot_general" else (p["axes"],)
+    extents = [eqn.invars[0].aval.shape[d] for d in over[0]]
+    if total not in extents:
+        raise Unfusable("a reduction in runs is over other dimensions")
+    long = extents.index(total)
     inputs = []
     for dims, access, a in zip(over, pulled.inputs, eqn.invars):
-        long = [d for d in dims if a.aval.shape[d] > 1]
-        if len(long) != 1 or not is_whole(access[long[0]], a.aval.shape[long[0]]):
-            raise Unfusable("a reduction in runs is not over one dimension")
-        inputs.append(tuple(columns if d == long[0] else s for d, s in enumerate(access)))
+        if not all(is_whole(access[d], a.aval.shape[d]) for d in dims):
+            raise Unfusable("a reduction in runs is in parts")
+        inputs.append(tuple(columns if d == dims[long] else s for d, s in enumerate(access)))
     return Step(eqn, out, Pull(tuple(inputs), pulled.params))
 
 

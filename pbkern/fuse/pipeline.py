@@ -30,6 +30,7 @@ from .partition import partition
 from .precision import set_precision
 from .program import build_program
 from .quotients import divide_late
+from .row_sums import sum_results
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
 from .side_by_side import loops_as_one
 from .simplify import simplify
@@ -70,7 +71,7 @@ def plan(
     simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))
     fast = not getattr(options, "mlir_disable_fast_math", False)
     if fast:  # these reassociate
-        simple = split_reductions(divide_late(simple) if unsafe else simple, machine)
+        simple = split_reductions(sum_results(divide_late(simple)) if unsafe else simple, machine)
     simple = operands_as_equations(simple)
     with steps_remembered(), runs_allowed(fast):
         parts = partition(simple, machine, supports, options)

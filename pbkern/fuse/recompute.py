@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from jax.extend import core as jex
 
 from ..jaxprs import atoms, leading_to
-from .cost import is_heavy, nbytes
+from .cost import CONTRACTIONS, is_heavy, nbytes
 from .nodes import Edge, Node
+from .schedule import Schedule
 
 # A value is computed again only from values of so many times fewer elements.
 SMALLER = 4
@@ -110,19 +111,21 @@ def _made_of_indices(parts) -> set:
 
 
 def _cone(v, makers: dict, indices: set) -> list | None:
-    """Equations that make `v` from much smaller values and indices; None where a large one is nobody's in a group."""
-    limit, waiting, found = math.prod(v.aval.shape) / SMALLER, [v], {}
+    """Equations that make `v` from much smaller values and indices, products also beside what is in memory anyway, such as
+    biases of scores; None where it takes other large values.
+    """
+    limit, waiting, found, given = math.prod(v.aval.shape) / SMALLER, [v], {}, False
     while waiting:
         eqn = makers.get(waiting.pop())
-        if eqn is None:
-            return None
-        if id(eqn) in found:
+        given |= eqn is None
+        if eqn is None or id(eqn) in found:
             continue
         found[id(eqn)] = eqn
         for a in atoms(eqn):
             if math.prod(a.aval.shape) > limit or (a in indices and a in makers):
                 waiting.append(a)
-    return list(found.values())
+    products = any(e.primitive.name in CONTRACTIONS for e in found.values())
+    return None if given and not products else list(found.values())
 
 
 def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
@@ -139,22 +142,47 @@ def _once(parts, node: Node, outputs: list, wanted: list) -> list:
 
 def _apply(parts, wanted: list) -> bool:
     for node, eqns, outputs in wanted:
-        eqns = _needed(parts, eqns, outputs)
-        if not eqns:
+        if not outputs:
             parts.drop(node)
             continue
-        heavy = sum(is_heavy(e, parts.machine) for e in eqns)
-        accept = parts.fits_chain if heavy > 1 else lambda cost: True
-        schedule, _ = parts.attempt(eqns, outputs, None, eqns[-1], accept)
-        if schedule is None:
+        made = _groups(parts, eqns, outputs)
+        if not made:
             return False
-        parts.set_group(node, eqns, outputs, schedule)
+        parts.set_group(node, *made[0])
+        for each in made[1:]:
+            parts.set_group(parts.add_node(Node("group", [])), *each)
     groups = [n for n in parts.nodes if n.kind == "group"]
     for n in groups:
         if not any(v in parts.results or parts.users(v) for v in n.outputs):
             parts.drop(n)
     groups = [n for n in parts.nodes if n.kind == "group"]
     return not any(parts.reaches(parts.successors(n), n) for n in groups)
+
+
+_Group = tuple[list, list, Schedule]  # equations that lead to the outputs, outputs, their schedule
+
+
+def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
+    """Groups that make `outputs`: one, or as few as there must be; [] where one of them cannot be made."""
+    together = _scheduled(parts, eqns, outputs)
+    if together is not None:
+        return [together]
+    made: list[_Group] = []
+    for v in outputs if len(outputs) > 1 else ():
+        joined = ((n, _scheduled(parts, eqns, [*vs, v])) for n, (_, vs, _) in enumerate(made))
+        at, group = next(((n, g) for n, g in joined if g is not None), (len(made), None))
+        group = group or _scheduled(parts, eqns, [v])
+        if group is None:
+            return []
+        made[at : at + 1] = [group]
+    return made
+
+
+def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
+    eqns = _needed(parts, eqns, outputs)
+    heavy = sum(is_heavy(e, parts.machine) for e in eqns)
+    schedule, _ = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain if heavy > 1 else lambda cost: True)
+    return None if schedule is None else (eqns, outputs, schedule)
 
 
 # ---- groups that make the same values

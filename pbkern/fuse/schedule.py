@@ -22,7 +22,7 @@ from .access_scatter import owned
 from .access_windows import run_dimensions
 from .blocks import Requests, Unfusable, request, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy, tables
-from .online import find
+from .online import find, runs_allowed
 from .online_blocks import Blocks, at
 
 if TYPE_CHECKING:
@@ -354,6 +354,12 @@ def search(
         made = schedule_at(eqns, outputs, blocks, machine)
         return made if made is not None and accept(made.cost) else None
 
+    def whole(blocks):
+        """What runs would leave out is kept in L2, and not computed twice."""
+        with runs_allowed(False):
+            made = at(blocks)
+        return made if made is not None and made.cost.scratch <= machine.l2_bytes else None
+
     outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
@@ -364,6 +370,8 @@ def search(
             best = _descend(at, options, target)
             if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
+            if best is not None and best.online is not None:
+                best = _better(best, _descend(whole, options, target))
         except NeedsWhole as e:
             least.demand(e, e.axes, root.aval.shape)
             continue

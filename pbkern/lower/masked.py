@@ -22,7 +22,7 @@ from ..affine import Affine
 from ..machine import MASK_STRIP
 from . import arena
 from .nest import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
-from .spans import EVERYWHERE, Span, live_span, outside
+from .spans import Span, live_span, outside
 from .strips import JOINS, Chain, Run, Strips, Trips, inside, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
@@ -39,29 +39,37 @@ def skip_masked(stmts: list[Stmt], builder, vector_bits: int, elsewhere: set[Buf
     """
     out = inside(stmts, elsewhere, lambda body, others: skip_masked(body, builder, vector_bits, others))
     for low, high in list(runs(out))[::-1]:
-        if _masked(out[low:high])[0]:
-            others = elsewhere | arena.touched(out[:low] + out[high:])
-            out[low:high] = _without_masked(Run(out[low:high]), others, builder, vector_bits)
+        masks = _masks(out[low:high])
+        if masks:
+            run, others = Run(out[low:high]), elsewhere | arena.touched(out[:low] + out[high:])
+            ways = (_without_masked(run, seeds, span, others, builder, vector_bits) for seeds, span in masks)
+            out[low:high] = next((way for way in ways if way is not None), run)
     return out
 
 
-def _without_masked(run: Run, elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt]:
-    seeds, span = _masked(run)
-    chain = Chain.find(run, seeds) if seeds else None
+def _without_masked(
+    run: Run, seeds: dict[int, str], span: Span, elsewhere: set[Buf], builder, vector_bits: int
+) -> list[Stmt] | None:
+    chain = Chain.find(run, seeds)
     if chain is None or not all(_is_private(b, elsewhere) for b in _written_along(chain)):
-        return run  # where all of a result is wanted, nothing can be left out
+        return None  # where all of a result is wanted, nothing can be left out
     outer = _Outside(chain, span, builder.pool)
     if not outer.settle():
-        return run
+        return None
     strips = _LiveStrips(chain, outer, elsewhere, builder, vector_bits)
-    return run if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list)) else strips.statements()
+    return None if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list)) else strips.statements()
 
 
-def _masked(run: list[Nest]) -> tuple[dict[int, str], Span]:
-    """Position -> dimension of the nests with masks that move with the program, and the span of those masks."""
-    found = {(at, d): span for at, n in enumerate(run) for d, size in n.dims.items()
-             if size >= STRIP * MIN_STRIPS and (span := live_span(n, d))}
-    return ({at: d for at, d in found}, next(iter(found.values()))) if len(set(found.values())) == 1 else ({}, EVERYWHERE)
+def _masks(run: list[Nest]) -> list[tuple[dict[int, str], Span]]:
+    """Position -> dimension of the nests with masks that move with the program, and the span of those masks: along rows of
+    a block, along its columns, or either, longer ones first."""
+    found = [(size, at, d, span) for at, n in enumerate(run) for d, size in n.dims.items()
+             if size >= STRIP * MIN_STRIPS and (span := live_span(n, d))]
+    along: dict[tuple[int, Span], dict[int, str]] = {}
+    for size, at, d, span in found:
+        along.setdefault((size, span), {})[at] = d
+    ways = [(seeds, span) for (_, span), seeds in sorted(along.items(), key=lambda each: -each[0][0])]
+    return ways if all(len({s for z, s in along if z == size}) == 1 for size, _ in along) else []
 
 
 def _written_along(chain: Chain) -> list[Buf]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..affine import Affine
-from .nest import Expr, Nest, Pool
+from .nest import Expr, Nest, Pool, nodes
 from .predicates import BOOL, FAR
 
 
@@ -83,9 +83,14 @@ def _extreme(a: Affine, dims: Mapping[str, int], pick) -> Affine:
 def live_span(nest: Nest, dim: str) -> Span:
     """The span that the masked selects of a nest share and that moves with the program, or EVERYWHERE."""
     found = {mask_span(e.args[0], truth, dim, nest.dims) for e in nest.nodes() if _is_masked(e)
-             for truth in (True, False) if dim not in e.args[1 if truth else 2].symbols}
+             for truth in (True, False) if not _varies(e.args[1 if truth else 2], dim)}
     moving = [s for s in found if any(a.symbols for a in (*s.lows, *s.highs))]
     return moving[0] if len(moving) == 1 else EVERYWHERE
+
+
+def _varies(e: Expr, dim: str) -> bool:
+    """Whether an expression, or what a nest has reduced in it, may change along `dim`."""
+    return dim in e.symbols or any(x.kind == "acc" for x in nodes([e]))
 
 
 def _is_masked(e: Expr) -> bool:
@@ -93,7 +98,7 @@ def _is_masked(e: Expr) -> bool:
 
 
 def outside(e: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: Pool) -> Expr | None:
-    """The value of `e` beyond `span`, which does not depend on `dim`; None if it does.
+    """The value of `e` beyond `span`; None if it depends on `dim`, but for values of each index of `dim` alone.
 
     fill_of(load) -> (True, value beyond the span or None) for loads of buffers that are written in the span only, or
     (False, None).
@@ -118,11 +123,13 @@ def outside(e: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: 
             ours, fill = fill_of(x)
             if ours:
                 return fill
-        if x.kind == "acc" or dim in x.symbols and not x.args:
+        if x.kind == "acc" or dim in x.symbols and not x.args and x.kind != "load":
             return None
         args = tuple(map(go, x.args))
-        if any(a is None for a in args) or x.kind in ("load", "gather") and dim in x.symbols:
+        if any(a is None for a in args) or x.kind == "gather" and dim in x.symbols:
             return None
         return x if all(a is b for a, b in zip(args, x.args)) else pool.make(x.kind, x.dtype, x.info, args)
 
-    return go(e)
+    found = go(e)
+    others = {d for d, n in nest.dims.items() if n > 1 and d != dim}
+    return None if found is not None and dim in found.symbols and others & found.symbols else found

@@ -111,3 +111,34 @@ def test_masked_row_sums():
     kept = np.tril(np.exp(np.asarray(x, np.float64)))
     for got, want in zip(pbkern.jit(f)(x, w), (kept @ np.asarray(w, np.float64), kept.sum(1))):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+def for_keys(mask, fill, given):
+    """What gradients with respect to keys and values are made of: sums over the queries, whose maxima and sums are given."""
+    q, k, v = given
+
+    def f(m, total, g):
+        scores = jnp.where(mask(q.shape[1], k.shape[1]), jnp.einsum("hqd,hkd->hqk", q, k) * 0.25, fill)
+        p = jnp.exp(scores - m[..., None]) / total[..., None]
+        change = jnp.where(mask(q.shape[1], k.shape[1]), p * jnp.einsum("hqd,hkd->hqk", g, v), 0)
+        return jnp.einsum("hqk,hqd->hkd", p, g), jnp.einsum("hqk,hqd->hkd", change, q)
+
+    return f
+
+
+@pytest.mark.parametrize("mask", [causal, window])
+@pytest.mark.parametrize("fill", [-np.inf, -1e30, -5.0])
+def test_queries_that_do_not_see_a_key_are_skipped(mask, fill):
+    """Their exponentials are 0 unless what the mask leaves is not small: every query has a test of its own."""
+    q, k, v = operands(1024, 1024)
+    g = operands(1024, 1024)[2] * 0.5
+    scores = jnp.where(mask(1024, 1024), jnp.einsum("hqd,hkd->hqk", q, k) * 0.25, fill)
+    m = scores.max(-1)
+    args = m, jnp.exp(scores - m[..., None]).sum(-1), g
+    f = pbkern.jit(lambda q, k, v, *args: for_keys(mask, fill, (q, k, v))(*args))
+    assert is_cut(f, q, k, v, *args)
+    with jax.enable_x64(True):
+        wide = [np.asarray(a, np.float64) for a in (q, k, v, *args)]
+        want = for_keys(mask, fill, wide[:3])(*wide[3:])
+    for a, b in zip(f(q, k, v, *args), want):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
