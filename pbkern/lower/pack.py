@@ -309,7 +309,9 @@ class _Panels:
         value = self.pool.make("acc", r.dtype, 0)
         write = Write(shifts, (at, Affine.symbol(column)), value, inner=False)
         dims = ({panel: count} if count > 1 else {}) | {column: width} | {d: self.nest.dims[d] for d in self.reduced}
-        return Nest(dims, tuple(self.reduced), [r], [write], at=self.nest.at), shifts
+        sums = Nest(dims, tuple(self.reduced), [r], [write], at=self.nest.at)
+        sums.schedule = contraction_tile(sums, column, self.vector_bits)[1]
+        return sums, shifts
 
     def _index(self, panel: Affine, column: str) -> tuple[Affine, ...]:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)

@@ -36,6 +36,8 @@ TURNED = -0.5
 GATHERED = 0.05
 # Terms of a reduction beside which its store counts less and less.
 DEEP = 32
+# Lanes of the shortest vectors that instructions for products of words take.
+FEWEST_WORDS = 4
 
 
 # Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
@@ -161,7 +163,8 @@ def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, Ne
     """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
     sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
     full = max(vector_bits // register_bits(nest), 2)
-    sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    fewest = FEWEST_WORDS if any(r.op.startswith("dot_") for r in nest.reductions) else 1
+    sched.lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
     _tile_register(nest, sched)
     _cap(nest, sched)
     return sched.lanes * sched.unroll, sched

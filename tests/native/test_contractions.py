@@ -189,6 +189,7 @@ NARROW_TYPES = [
 ]  # fmt: skip
 NARROW_PRODUCTS = {
     "plain": ("mk,kn->mn", (64, 96), (96, 80)),
+    "one column more than panels": ("bmk,bnk->bmn", (12, 65, 64), (12, 65, 64)),
     "right turned": ("mk,nk->mn", (33, 64), (70, 64)),
     "left turned": ("km,kn->mn", (128, 40), (128, 100)),
     "batched": ("bmk,bkn->bmn", (3, 20, 32), (3, 32, 48)),
@@ -210,6 +211,14 @@ def test_narrow_integers_with_wide_sums(form, dtypes):
     f = pbkern.jit(lambda a, b: jnp.einsum(spec, a, b, preferred_element_type=jnp.int32) * 2 + 1)
     want = np.einsum(spec, a.astype(np.int32), b.astype(np.int32)) * 2 + 1
     np.testing.assert_array_equal(f(a, b), want)
+
+
+def test_one_column_behind_panels_of_bfloat16():
+    """Instructions for pairs take vectors of four words at least."""
+    a, b = draw((12, 65, 64), jnp.bfloat16), draw((12, 65, 64), jnp.bfloat16, 1)
+    f = pbkern.jit(lambda a, b: jnp.einsum("bik,bjk->bij", a, b, preferred_element_type=jnp.float32))
+    want = np.einsum("bik,bjk->bij", np.asarray(a, np.float64), np.asarray(b, np.float64))
+    np.testing.assert_allclose(f(a, b), want, rtol=1e-4, atol=1e-4)
 
 
 needs_vnni = pytest.mark.skipif(not has_vnni(), reason="the processor has no AVX512-VNNI")
