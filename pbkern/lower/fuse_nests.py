@@ -26,6 +26,7 @@ from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
+from .shared_sums import add_shared_first
 from .unmasked import choose_unmasked
 from .wide_products import use_wide_products
 
@@ -42,7 +43,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = _without_unread(_merge_all(take_apart(stmts, builder), builder), {b.root for b in kept})
     stmts = decide_tests(stmts, builder.pool, bounds)
-    stmts = use_wide_products(stmts, builder)
+    stmts = add_shared_first(use_wide_products(stmts, builder), builder)
     if options.vnni:
         stmts = read_narrow(stmts, builder, set(kept))
     aliases = builder.aliases
