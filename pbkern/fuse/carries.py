@@ -1,6 +1,7 @@
-"""ClosedJaxpr -> the same without carries of scans that nothing reads but themselves.
+"""ClosedJaxpr -> the same without carries of scans that nothing reads but themselves, and operands that bodies do not read.
 
-The counter of most fori_loops is one: each step would launch a kernel just to count.
+The counter of most fori_loops is such a carry: each step would launch a kernel just to count. Such operands are indices of
+updates whose places are known.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ def _live_carries(body: jex.Jaxpr, n_consts: int, n_carry: int, wanted: set[int]
     """Carries that reach a wanted one or a ys result, directly or over several steps."""
     live = set(wanted)
     while True:
-        read = {a for k, a in enumerate(body.outvars) if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)}
-        for eqn in reversed(body.eqns):
-            if eqn.effects or any(v in read for v in eqn.outvars):
-                read.update(a for a in eqn.invars if not isinstance(a, jex.Literal))
+        read = _needed(body, n_carry, live)
         more = live | {k for k in range(n_carry) if body.invars[n_consts + k] in read}
         if more == live:
             return live
         live = more
+
+
+def _needed(body: jex.Jaxpr, n_carry: int, live: set[int]) -> set:
+    """What the live carries and the ys results are computed from."""
+    read = {a for k, a in enumerate(body.outvars) if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)}
+    for eqn in reversed(body.eqns):
+        if eqn.effects or any(v in read for v in eqn.outvars):
+            read.update(a for a in eqn.invars if not isinstance(a, jex.Literal))
+    return read
 
 
 def _read(jaxpr: jex.Jaxpr) -> set:
@@ -34,7 +41,7 @@ def _read(jaxpr: jex.Jaxpr) -> set:
 
 
 def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Takes carries out of scans that nothing reads but themselves."""
+    """Takes carries out of scans that nothing reads but themselves, and then what bodies do not read in any step."""
     used = _read(closed.jaxpr)
 
     def rewrite(eqn, operands):
@@ -42,25 +49,22 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         n_consts, n_carry = p["num_consts"], p["num_carry"]
         wanted = {k for k in range(n_carry) if eqn.outvars[k] in used}
         kept = sorted(_live_carries(body.jaxpr, n_consts, n_carry, wanted))
-        if len(kept) == n_carry:
+        needed = _needed(body.jaxpr, n_carry, set(kept))
+        consts = [k for k in range(n_consts) if body.jaxpr.invars[k] in needed]
+        if len(kept) == n_carry and len(consts) == n_consts:
             return None
-        inner_types = [body.jaxpr.invars[n_consts + k].aval for k in range(n_carry)]
+        types = [v.aval for v in body.jaxpr.invars]
+        read = [*consts, *(n_consts + k for k in kept), *range(n_consts + n_carry, len(types))]
 
         def slim(*args):
-            # A dead carry's value is of no consequence.
-            carry = [jax.numpy.zeros(t.shape, t.dtype) for t in inner_types]
-            for k, x in zip(kept, args[n_consts:]):
-                carry[k] = x
-            results = jex.jaxpr_as_fun(body)(*args[:n_consts], *carry, *args[n_consts + len(kept) :])
+            given = dict(zip(read, args))  # the values of the others are of no consequence
+            others = {k: jax.numpy.zeros(t.shape, t.dtype) for k, t in enumerate(types) if k not in given}
+            results = jex.jaxpr_as_fun(body)(*((given | others)[k] for k in range(len(types))))
             return [results[k] for k in kept] + list(results[n_carry:])
 
-        ins = [v.aval for v in body.jaxpr.invars]
-        ins = ins[:n_consts] + [ins[n_consts + k] for k in kept] + ins[n_consts + n_carry :]
-        made = drop_dead(jax.make_jaxpr(slim)(*ins))
-        operands = (
-            operands[:n_consts] + [operands[n_consts + k] for k in kept] + operands[n_consts + n_carry :]
-        )
-        rebound = eqn.primitive.bind(*operands, **{**p, "jaxpr": made, "num_carry": len(kept)})
+        made = drop_dead(jax.make_jaxpr(slim)(*(types[k] for k in read)))
+        changed = {"jaxpr": made, "num_consts": len(consts), "num_carry": len(kept)}
+        rebound = eqn.primitive.bind(*(operands[k] for k in read), **{**p, **changed})
         # Nobody reads the results that are None.
         results: list = [None] * n_carry + list(rebound[len(kept) :])
         for k, x in zip(kept, rebound):

@@ -8,7 +8,7 @@ slice. top_k becomes a sort where lines are short, and where leaving it out woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -67,11 +67,12 @@ def _iota(dtype, shape, dim):
 
 
 class Constants:
-    """Values of index arithmetic that depends on literals alone."""
+    """Values of index arithmetic that depends on literals alone, also outside of the body that it is used in."""
 
     def __init__(self, closed: jex.ClosedJaxpr) -> None:
         self.makers: dict = {}
         self.known: dict = {}
+        self.given: dict = {}  # operand of a body, the same in every step -> what it is, wherever the body runs
         self._walk(closed)
 
     def _walk(self, closed: jex.ClosedJaxpr) -> None:
@@ -81,6 +82,8 @@ class Constants:
         for eqn in closed.jaxpr.eqns:
             if len(eqn.outvars) == 1 and eqn.primitive.name in ARITHMETIC:
                 self.makers[eqn.outvars[0]] = eqn
+            for v, outer in _handed_in(eqn):
+                self.given.setdefault(v, []).append(outer)
             for inner in inner_jaxprs(eqn):
                 self._walk(inner)
 
@@ -93,13 +96,36 @@ class Constants:
 
     def _evaluate(self, v) -> np.ndarray | None:
         eqn = self.makers.get(v)
-        if eqn is None or v.aval.size > SMALL or v.aval.dtype.kind not in "iub":
+        if v.aval.size > SMALL or v.aval.dtype.kind not in "iub":
             return None
+        if eqn is None:
+            return _agreed(map(self.value, self.given.get(v, ())))
         operands = [self.value(a) for a in eqn.invars]
         if any(x is None for x in operands):
             return None
         made = ARITHMETIC[eqn.primitive.name](eqn.params, *operands)
         return None if made is None else np.asarray(made, v.aval.dtype)
+
+
+def _handed_in(eqn) -> Iterator[tuple]:
+    """(operand of a body, the operand of the loop or conditional that it always is)."""
+    p = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            yield from zip(p["jaxpr"].jaxpr.invars[: p["num_consts"]], eqn.invars)
+        case "while":
+            first, second = p["cond_nconsts"], p["body_nconsts"]
+            yield from zip(p["cond_jaxpr"].jaxpr.invars[:first], eqn.invars)
+            yield from zip(p["body_jaxpr"].jaxpr.invars[:second], eqn.invars[first:])
+        case "cond":
+            for branch in p["branches"]:
+                yield from zip(branch.jaxpr.invars, eqn.invars[1:])
+
+
+def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
+    """The value that all are, if there is one."""
+    first, *others = [*values] or [None]
+    return first if first is not None and all(x is not None and np.array_equal(first, x) for x in others) else None
 
 
 def place_updates(closed: jex.ClosedJaxpr, strict: bool = False) -> jex.ClosedJaxpr:

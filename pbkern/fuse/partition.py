@@ -241,10 +241,11 @@ class Partitioner:
 
     def rides_along(self, eqn, along: list) -> bool:
         """Whether cheap arithmetic is read only by such of the same shape in one group, or by `along` that is to join it.
-        Of little data, such as random keys, so are its parts, and several groups may get copies.
+        So may be slices, such as the neighbours of a stencil; of little data, such as random keys, other parts too, and several
+        groups may get copies.
 
         It costs the group what it costs alone and saves its result. Asked one by one, each would price the whole group
-        anew: quadratic in the length of a generator's or a polynomial's arithmetic.
+        anew: quadratic in the length of a generator's, a polynomial's or a filter's arithmetic.
         """
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
@@ -253,7 +254,7 @@ class Partitioner:
         if small:
             like = all(e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS for e in (eqn, *consumers))
         else:
-            names = {e.primitive.name for e in (eqn, *consumers)}
+            names = {e.primitive.name for e in (eqn, *consumers)} - {"slice"}
             like = names <= ELEMENTWISE and all(c.outvars[0].aval.shape == v.aval.shape for c in consumers)
         if not consumers or not like or v in self.results or is_heavy(eqn, self.machine) or self.options_disable_fusion():
             return False

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from ..dsl.rewrites import SAID_OTHERWISE
+from ..dsl.rewrites import rewrite as said_otherwise
 from .access_windows import greatest, least
 from .dilated import by_phases
 from .pooling import scatter_to_winners
@@ -168,16 +170,6 @@ def _reshape(eqn, operands):
     return [lax.reshape(turned, eqn.params["new_sizes"])]
 
 
-def _split(eqn, operands):
-    (x,), p, results, start = operands, eqn.params, [], 0
-    for size in p["sizes"]:
-        lo = [start if d == p["axis"] else 0 for d in range(x.ndim)]
-        hi = [start + size if d == p["axis"] else n for d, n in enumerate(x.shape)]
-        results.append(lax.slice(x, lo, hi))
-        start += size
-    return results
-
-
 def _concatenate(eqn, operands):
     """Empty operands go."""
     kept = [x for x in operands if 0 not in x.shape]
@@ -186,9 +178,10 @@ def _concatenate(eqn, operands):
     return kept if len(kept) == 1 else [lax.concatenate(kept, eqn.params["dimension"])]
 
 
-def _stack(eqn, operands):
-    axis = next(v for v in eqn.params.values() if isinstance(v, int))
-    return [lax.concatenate([lax.expand_dims(x, (axis,)) for x in operands], axis)]
+def _pad(eqn, operands):
+    """Around an empty operand there is padding alone: derivatives of jnp.roll by 0 are of this kind."""
+    x, value = operands
+    return [lax.broadcast(value, eqn.outvars[0].aval.shape)] if 0 in x.shape else None
 
 
 # The value that a reduction starts from, where it changes nothing, by the operation that its body is.
@@ -263,6 +256,7 @@ def _window(identity: Callable):
 
 REWRITES: dict[str, Rewrite] = {
     **dict.fromkeys(FOLDED, _fold_scalars),
+    **dict.fromkeys(SAID_OTHERWISE, lambda eqn, operands: said_otherwise(eqn, *operands)),
     "convert_element_type": _convert,
     "stop_gradient": _same,
     "copy": _same,
@@ -278,14 +272,13 @@ REWRITES: dict[str, Rewrite] = {
     "select_n": _select,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
-    "split": _split,
     "reduce": _reduce,
     "select_and_scatter_add": scatter_to_winners,
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
     ),
-    "stack": _stack,
     "concatenate": _concatenate,
+    "pad": _pad,
     "conv_general_dilated": _conv,
     "reduce_window_sum": _window(lambda t: np.zeros((), t)),
     "reduce_window_max": _window(least),

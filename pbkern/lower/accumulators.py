@@ -24,6 +24,12 @@ LONG_ROW = 64
 # memory for accumulators that fill more than half of the registers: they start anew less often.
 LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, LONGEST_CHAIN_OF_FEW_PRODUCTS, FEW_ACCUMULATORS = 640, 256, 16
+# Products of words that hold several elements -> (type of these, its bits, LLVM's name of the instruction).
+WORD_PRODUCTS = {
+    "dot_bf16": ("bf16", 16, "avx512bf16.dpbf16ps"),
+    "dot_i16": ("i16", 16, "avx512.vpdpwssd"),
+    "dot_i8": ("i8", 8, "avx512.vpdpbusd"),
+}
 
 
 class Accumulators(Registers):
@@ -246,8 +252,8 @@ class Accumulators(Registers):
             case "dot":
                 fused = b.contract and args[0].el in ("f32", "f64")
                 return [b.fma(args[0], args[1], acc[0]) if fused else b.add(acc[0], b.mul(args[0], args[1]))]
-            case "dot_bf16" | "dot_i16":
-                return [self._pair_product(b, r.op, acc[0], args)]
+            case "dot_bf16" | "dot_i16" | "dot_i8":
+                return [self._product_of_words(b, r.op, acc[0], args)]
             case "sum":
                 return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
             case "prod":
@@ -270,12 +276,12 @@ class Accumulators(Registers):
                 return self._better(b, r, acc, args)
         raise AssertionError(r.op)
 
-    def _pair_product(self, b: Builder, op: str, acc: Ssa, args: list[Ssa]) -> Ssa:
-        """acc + a.low * b.low + a.high * b.high per lane, on words that hold two values."""
-        el, name = ("i16", "avx512.vpdpwssd") if op == "dot_i16" else ("bf16", "avx512bf16.dpbf16ps")
-        halves = f"vector<{2 * acc.lanes}x{el}>"
-        x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {halves}") for a in args)
-        types = f"({acc.type}, {halves}, {halves}) -> {acc.type}"
+    def _product_of_words(self, b: Builder, op: str, acc: Ssa, args: list[Ssa]) -> Ssa:
+        """acc + the products of the elements that words hold, per lane; of bytes, the first argument's are unsigned."""
+        el, bits, name = WORD_PRODUCTS[op]
+        parts = f"vector<{32 // bits * acc.lanes}x{el}>"
+        x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {parts}") for a in args)
+        types = f"({acc.type}, {parts}, {parts}) -> {acc.type}"
         call = f'llvm.call_intrinsic "llvm.x86.{name}.{32 * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
         return acc._replace(name=b.emit(call))
 
@@ -340,7 +346,7 @@ class Accumulators(Registers):
 
     def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
-        kind = {**dict.fromkeys(("dot", "dot_bf16", "dot_i16", "sum"), "add"),
+        kind = {**dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
                 "prod": "mul", "and": "and", "or": "or", "xor": "xor",
                 "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
                 "min": "minimumf" if isfloat else "minui" if unsigned else "minsi", "greatest_number": "maxnumf"}[r.op]

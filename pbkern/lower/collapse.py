@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from ..affine import Affine
+from .flat import flat_index
 from .nest import Buf, Expr, Nest, Pool, Reduction, Write
 
 Access = tuple[Buf, tuple, bool]
@@ -48,7 +49,7 @@ def _joinable(nest: Nest, a: str, b: str) -> bool:
         return False
     size = nest.dims[b]
     for e in nest.nodes():
-        if e.kind in ("index", "range") and e.symbols & {a, b}:
+        if e.kind in ("index", "range") and not _counts_as_one(_counted(e), a, b, size):
             return False
         if e.kind == "moved" and any(d == b for d, _ in e.info):
             return False
@@ -59,11 +60,18 @@ def _joinable(nest: Nest, a: str, b: str) -> bool:
     return all(_walks_as_one(nest, (w.buf, w.index, w.guard), a, b, size) for w in nest.writes)
 
 
+def _counted(e: Expr) -> Affine:
+    """The integer that an index is, or that a test of a range asks for."""
+    return e.info if e.kind == "index" else e.info[0]
+
+
+def _counts_as_one(i: Affine, a: str, b: str, size: int) -> bool:
+    return i.coefficient(a) == i.coefficient(b) * size
+
+
 def _walks_as_one(nest: Nest, access: Access, a: str, b: str, size: int) -> bool:
     buf, index, guard = access
-    flat_a = sum(i.coefficient(a) * s for i, s in zip(index, buf.strides))
-    flat_b = sum(i.coefficient(b) * s for i, s in zip(index, buf.strides))
-    if flat_a != flat_b * size:
+    if not _counts_as_one(flat_index(buf, index), a, b, size):
         return False
     axes = [k for k, i in enumerate(index) if i.symbols & {a, b}]
     if not axes:
@@ -105,6 +113,9 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
         if e.kind == "moved":
             steps = tuple((b, k * size) if d == a else (d, k) for d, k in e.info)
             return pool.make("moved", e.dtype, steps, e.args)
+        if e.kind in ("index", "range"):
+            counted = _counted(e).substitute({a: Affine()}.get)
+            return pool.make(e.kind, e.dtype, counted if e.kind == "index" else (counted, *e.info[1:]))
         if e.kind != "load":
             return None
         buf, index = access(e.info[0], e.info[1])

@@ -19,13 +19,14 @@ from .in_place import store_in_place
 from .inline import inline_stages
 from .levels import level_exponentials
 from .masked import skip_masked
+from .narrow import read_narrow
 from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .pack import Staged, pack
-from .pairs import read_narrow
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
+from .shared_sums import add_shared_first
 from .unmasked import choose_unmasked
 from .wide_products import use_wide_products
 
@@ -42,8 +43,8 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = _without_unread(_merge_all(take_apart(stmts, builder), builder), {b.root for b in kept})
     stmts = decide_tests(stmts, builder.pool, bounds)
-    stmts = use_wide_products(stmts, builder)
-    if options.int16_pairs:
+    stmts = add_shared_first(use_wide_products(stmts, builder), builder)
+    if options.vnni:
         stmts = read_narrow(stmts, builder, set(kept))
     aliases = builder.aliases
     if options.contract:  # sums are added up strip by strip

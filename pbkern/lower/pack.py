@@ -10,7 +10,7 @@ Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplica
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from ..affine import Affine
 from .fetch import is_far, rows_ahead
 from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
-from .pairs import pair_products
+from .pairs import Words, pair_products
+from .quads import quad_products
 from .schedule import NestSchedule, contraction_tile, register_bits
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
@@ -68,14 +69,25 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     rows = _stage_rows(nest, still, moving, vector, builder, out, staged)
     if rows is not None:
         nest, still = rows
-    paired = pair_products(nest, moving, still, builder, options) if _reuse(nest, moving) >= 4 else None
-    if paired is not None and _panel_pays(*paired[1:], vector, depth // 2, width):
-        return out + paired[0] + _panels(*paired[1:], vector, width, builder, vector_bits)
+    words = _in_words(nest, moving, still, vector, width, builder, options)
+    if words is not None:
+        return out + words.before + _panels(words.nest, words.packed, vector, width, builder, vector_bits, words.shift)
     if not _panel_pays(nest, moving, vector, depth, width):
         if rows is not None:
             nest.schedule = tile
         return [*out, nest]
     return out + _panels(nest, moving, vector, width, builder, vector_bits)
+
+
+def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, builder, options) -> Words | None:
+    """The product over words of the most elements that suit its operands, if panels of them pay."""
+    if _reuse(nest, moving) < 4:
+        return None
+    for words in (quad_products, pair_products):
+        found = words(nest, moving, still, builder, options)
+        if found is not None and _panel_pays(found.nest, found.packed, vector, found.depth, width):
+            return found
+    return None
 
 
 def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
@@ -99,9 +111,7 @@ def _in_pairs(nest: Nest, moving: Expr, still: Expr, builder, options) -> tuple[
     paired = pair_products(nest, moving, still, builder, options) if still.dtype.name == "bfloat16" else None
     if paired is None:
         return nest, moving, still
-    _, nest, moving = paired
-    (still,) = (a for a in nest.reductions[0].args if a is not moving)
-    return nest, moving, still
+    return paired.nest, paired.packed, paired.still
 
 
 def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, builder, vector_bits: int) -> list[Stmt] | None:
@@ -218,12 +228,17 @@ def _replace_operand(nest: Nest, old: Expr, new: Expr, builder) -> Nest:
     return Nest(dict(nest.dims), nest.rdims, [Reduction(r.op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
 
 
-def _panels(nest: Nest, moving: Expr, vector: str, width: int, builder, vector_bits: int) -> list[Stmt]:
-    """for batch..., for group of panels: pack the group, then the contraction over each; a last, narrower panel."""
+def _panels(
+    nest: Nest, moving: Expr, vector: str, width: int, builder, vector_bits: int, shift: Reduction | None = None
+) -> list[Stmt]:
+    """for batch..., for group of panels: pack the group, then the contraction over each; a last, narrower panel.
+
+    `shift`: a reduction of packed elements that is subtracted from the results.
+    """
     outer = [d for d in nest.dims if d in moving.symbols and d != vector and d not in nest.rdims and nest.dims[d] > 1]
     counters = {d: builder.names("%i") for d in outer}
     full, rest = divmod(nest.dims[vector], width)
-    panels = _Panels(nest, moving, vector, counters, builder, vector_bits)
+    panels = _Panels(nest, moving, vector, counters, builder, vector_bits, shift)
     size = _group_size(nest, moving, vector, full)
     stmts: list[Stmt] = []
     if full // size:
@@ -253,8 +268,11 @@ def _loads(e: Expr) -> list[Expr]:
 class _Panels:
     """The statements of one contraction's panels."""
 
-    def __init__(self, nest: Nest, moving: Expr, vector: str, counters: dict[str, str], builder, vector_bits: int):
-        self.nest, self.moving, self.vector, self.counters = nest, moving, vector, counters
+    def __init__(
+        self, nest: Nest, moving: Expr, vector: str, counters: dict[str, str], builder, vector_bits: int,
+        shift: Reduction | None,
+    ):  # fmt: skip
+        self.nest, self.moving, self.vector, self.counters, self.shift = nest, moving, vector, counters, shift
         self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
         self.reduced = [d for d in nest.rdims if nest.dims[d] > 1]
         self.tile = 0  # vectors of a full panel's register tile; full panels come first
@@ -271,11 +289,29 @@ class _Panels:
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
         copy = Nest(dims, writes=[copied], at=self.nest.at)
         copy.fetch = {b: n for e in copy.loads() if e.kind == "load" for b, n in rows_ahead(e, self.reduced[-1]).items()}
+        before, shifts = [copy], None
+        if self.shift is not None:
+            sums, shifts = self._shifts(buf, count, width)
+            before.append(sums)
         if count == 1:
-            return [copy, self._product(buf, Affine(), start, width)]
+            return [*before, self._product(buf, Affine(), start, width, shifts)]
         counter = self.builder.names("%i")
         at = Affine.symbol(counter)
-        return [copy, For(counter, count, [self._product(buf, at, start + at * width, width)])]
+        return [*before, For(counter, count, [self._product(buf, at, start + at * width, width, shifts)])]
+
+    def _shifts(self, buf: Buf, count: int, width: int) -> tuple[Nest, Buf]:
+        """What is subtracted from the results, by panel and column."""
+        panel, column = self.builder.names("d"), self.builder.names("d")
+        at = Affine.symbol(panel) if count > 1 else Affine()
+        packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))
+        r = replace(self.shift, args=tuple(packed if a is self.moving else a for a in self.shift.args))
+        shifts = self.builder.new_buffer((count, width), r.dtype).buf
+        value = self.pool.make("acc", r.dtype, 0)
+        write = Write(shifts, (at, Affine.symbol(column)), value, inner=False)
+        dims = ({panel: count} if count > 1 else {}) | {column: width} | {d: self.nest.dims[d] for d in self.reduced}
+        sums = Nest(dims, tuple(self.reduced), [r], [write], at=self.nest.at)
+        sums.schedule = contraction_tile(sums, column, self.vector_bits)[1]
+        return sums, shifts
 
     def _index(self, panel: Affine, column: str) -> tuple[Affine, ...]:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)
@@ -283,13 +319,19 @@ class _Panels:
     def _renaming(self, column: Affine) -> dict[str, Affine]:
         return {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
 
-    def _product(self, buf: Buf, panel: Affine, start: Affine, width: int) -> Nest:
+    def _product(self, buf: Buf, panel: Affine, start: Affine, width: int, shifts: Buf | None) -> Nest:
         nest, pool, column = self.nest, self.pool, self.builder.names("d")
         rename = self._renaming(start + Affine.symbol(column))
         packed = pool.make("load", self.moving.dtype, (buf, self._index(panel, column), False))
 
+        def shifted(e: Expr) -> Expr | None:
+            if e.kind != "acc" or shifts is None:
+                return None
+            shift = pool.make("load", e.dtype, (shifts, (panel, Affine.symbol(column)), False))
+            return self.builder.op("sub", e.dtype, e, shift)
+
         def renamed(e: Expr) -> Expr:
-            return pool.rename(e, rename)
+            return pool.rewrite(pool.rename(e, rename), shifted)
 
         dims = {d: n for d, n in nest.dims.items() if d not in self.counters and d != self.vector and d not in nest.rdims}
         dims |= {column: width} | {d: nest.dims[d] for d in nest.rdims}

@@ -48,7 +48,7 @@ class LowerOptions:
     prefetch_steps: int = 0
     avx512: bool = False  # the machine has AVX-512F
     bf16_pairs: bool = False  # the machine has AVX512-BF16
-    int16_pairs: bool = False  # the machine has AVX512-VNNI
+    vnni: bool = False  # the machine has AVX512-VNNI
     l1_bytes: int = 32 << 10
     stream_bytes: int = NEVER  # results of this size and more are written past the caches; they start at a cache line
 

@@ -212,7 +212,8 @@ for _name, _op, _identity in (("reduce_window_sum", "sum", lambda d: 0), ("reduc
     CONTRACTIONS.register(_name)(_window(_op, _identity))
 
 IDENTITY = {
-    "sum": lambda d: 0, "dot": lambda d: 0, "dot_bf16": lambda d: 0, "dot_i16": lambda d: 0, "prod": lambda d: 1,
+    "sum": lambda d: 0, "dot": lambda d: 0, "dot_bf16": lambda d: 0, "dot_i16": lambda d: 0, "dot_i8": lambda d: 0,
+    "prod": lambda d: 1,
     "max": lowest, "min": highest, "greatest_number": lowest,
     "and": lambda d: True if d.kind == "b" else -1, "or": lambda d: 0, "xor": lambda d: 0,
     "logaddexp": lambda d: -np.inf, "argmax": lowest, "argmin": highest,

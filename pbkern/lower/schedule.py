@@ -36,6 +36,12 @@ TURNED = -0.5
 GATHERED = 0.05
 # Terms of a reduction beside which its store counts less and less.
 DEEP = 32
+# Lanes of the shortest vectors that instructions for products of words take.
+FEWEST_WORDS = 4
+# Points along one side of a tile whose vectors run along the reduction, at most.
+SIDE = 6
+# The part of the time of a tile of one dimension's points at which another dimension's join it.
+CLEARLY_LESS = 0.9
 
 
 # Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
@@ -161,7 +167,8 @@ def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, Ne
     """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
     sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
     full = max(vector_bits // register_bits(nest), 2)
-    sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    fewest = FEWEST_WORDS if any(r.op.startswith("dot_") for r in nest.reductions) else 1
+    sched.lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
     _tile_register(nest, sched)
     _cap(nest, sched)
     return sched.lanes * sched.unroll, sched
@@ -246,6 +253,29 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
     if shared and any(r.op == "dot" for r in nest.reductions):
         sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
         sched.unroll = min(4, vectors)
+        _tile_both_sides(nest, sched)
+
+
+def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
+    """A register tile of points of which some share one operand, others the other one: gradients of a convolution's weights."""
+    if len(nest.reductions) != 1:
+        return
+    left, right = (e.symbols for e in nest.reductions[0].args)
+    free = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
+    sides = [[d for d in free if d in mine and d not in other] for mine, other in ((left, right), (right, left))]
+    if not all(sides) or sched.vector not in left & right:
+        return
+    (a, m), (b, n) = ((side[-1], nest.dims[side[-1]]) for side in sides)
+    tiles = [(i, j, u) for i in range(1, min(m, SIDE) + 1) for j in range(1, min(n, SIDE) + 1)
+             for u in range(1, min(4, _vectors(nest, sched)) + 1) if i * j * u <= ACCUMULATOR_REGISTERS - min(i, j)]
+
+    def cycles(tile: tuple[int, int, int]) -> float:
+        i, j, u = tile
+        step = lambda i, j, v: max(i * j * v / 2, (i + j) * v / 2, 4.0 if i * j * v < 8 else 0.0) + 0.35  # noqa: E731
+        return _tiled(m, i, lambda x: _tiled(n, j, lambda y: _tiled(_vectors(nest, sched), u, lambda v: step(x, y, v))))
+
+    i, j, sched.unroll = min(tiles, key=cycles)
+    sched.jam = {d: k for d, k in ((a, i), (b, j)) if k > 1}
 
 
 def is_long_point(nest: Nest) -> bool:
@@ -272,8 +302,28 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
             cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v)))
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
-    _, j, sched.unroll = best
+    cost, j, sched.unroll = best
     sched.jam = {jam: j} if j > 1 else {}
+    if j == rows:
+        _jam_second(nest, sched, jam, cost, room)
+
+
+def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> None:
+    """Points of one more dimension in a tile that holds all of the first: windows of a few rows and columns."""
+    first, vectors = nest.dims[jam], _vectors(nest, sched)
+    others = [d for d in _sharing_dims(nest, sched.vector) if d != jam]
+    if not others:
+        return
+    second = others[-1]
+    rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
+    for unroll in range(1, min(4, vectors) + 1):
+        for j in range(2, min(room // (unroll * first), ((REGISTERS - 1) // unroll - 1) // first, rows) + 1):
+            together = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r * first, v)))
+            if together < best[0] * CLEARLY_LESS:
+                best = (together, j, unroll)
+    if best[1] > 1:
+        _, sched.jam[second], sched.unroll = best
+        sched.jam[jam] = first
 
 
 def _tiled(size: int, tile: int, cost) -> float:
@@ -289,11 +339,16 @@ def _step_cycles(rows: int, vectors: int) -> float:
 def _jam_dim(nest: Nest, vector: str) -> str | None:
     """A result dimension whose points share the vector operand of the reduction."""
     inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
-    candidates = [d for d, n in nest.dims.items() if n > 1 and d != vector and d not in nest.rdims
-                  and any(vector in e.symbols and d not in e.symbols for e in inside)]
+    candidates = _sharing_dims(nest, vector)
     if not candidates and len(inside) == 1 and not nest.ordered:
         return _stencil_like(nest, vector, inside[0])
     return max(candidates, key=lambda d: (min(nest.dims[d], 6), list(nest.dims).index(d)), default=None)
+
+
+def _sharing_dims(nest: Nest, vector: str) -> list[str]:
+    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
+    return [d for d, n in nest.dims.items() if n > 1 and d != vector and d not in nest.rdims
+            and any(vector in e.symbols and d not in e.symbols for e in inside)]
 
 
 def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:

@@ -64,6 +64,31 @@ def test_updates_inside_a_loop():
     check(f, X, kernels=1)
 
 
+def smooth(_, a):
+    return a.at[1:-1, 1:-1].set(0.5 * (a[:-2, 1:-1] + a[2:, 1:-1]))
+
+
+LOOPS = {
+    "derivative of a loop": jax.grad(lambda x: (lax.fori_loop(0, 5, smooth, x) ** 2).sum()),
+    "derivative of a scan": jax.grad(lambda x: (lax.scan(lambda a, _: (smooth(0, a), None), x, None, length=5)[0] ** 2).sum()),
+    "given to a while loop": lambda x, n: (lambda at: lax.while_loop(
+        lambda s: s[0] < n, lambda s: (s[0] + 1, s[1].at[at, 2:].set(s[1][0, 2:] * 2)), (0, x))[1])(jnp.array([3])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_places_are_known_inside_loops_that_are_given_them(name):
+    """Derivatives compute the indices of updates before the loop."""
+    f, args = LOOPS[name], (X, jnp.int32(3))[: 1 + (name == "given to a while loop")]
+    plan = check(f, *args)
+    assert "scatter" not in str(plan.jaxpr) and "concatenate" not in str(plan.jaxpr)
+
+
+def test_one_body_that_is_given_different_places():
+    repeat = jax.jit(lambda at, x: lax.scan(lambda a, _: (a.at[at].set(a[0] + 1.0), None), x, None, length=2)[0])
+    check(lambda x: repeat(jnp.array([7]), repeat(jnp.array([3]), x)), X)
+
+
 def test_reductions_with_bodies():
     def f(x, y):
         return lax.reduce((x, y), (0.0, 2.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (1,))

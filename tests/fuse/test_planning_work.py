@@ -67,6 +67,24 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
     assert equations >= 600 and sum(priced) < 20 * equations  # each alone: half the square of their number
 
 
+def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
+    priced = []
+    schedule_at = partition.schedule_at
+
+    def counted(eqns, *args):
+        priced.append(len(eqns))
+        return schedule_at(eqns, *args)
+
+    def filtered(x):
+        return sum((k + 0.5) * x[k // 12 : k // 12 + 52, k % 12 : k % 12 + 52] for k in range(144))
+
+    monkeypatch.setattr(partition, "schedule_at", counted)
+    plan = planned(filtered, np.ones((64, 64), np.float32))
+    assert len(plan.kernels()) == 1
+    equations = len(plan.jaxpr.eqns)
+    assert equations >= 400 and sum(priced) < 20 * equations
+
+
 def test_blocks_of_equations_are_worked_out_once(monkeypatch):
     pulled = []
 

@@ -8,7 +8,7 @@ from jax import lax
 
 import pbkern
 from pbkern.lower.program import LowerOptions, lower_kernel
-from pbkern.targets.cpu.machine import has_bf16_pairs, has_int16_pairs
+from pbkern.targets.cpu.machine import has_bf16_pairs, has_vnni
 
 
 def draw(shape, dtype=np.float32, seed=0):
@@ -184,11 +184,16 @@ def test_fast_math_off_keeps_the_order_of_products(columns):
     np.testing.assert_array_equal(f(a, b), want)
 
 
+NARROW_TYPES = [
+    ("int8", "int8"), ("uint8", "int8"), ("int8", "uint8"), ("uint8", "uint8"), ("int16", "int16"), ("int8", "int16"),
+]  # fmt: skip
 NARROW_PRODUCTS = {
     "plain": ("mk,kn->mn", (64, 96), (96, 80)),
+    "one column more than panels": ("bmk,bnk->bmn", (12, 65, 64), (12, 65, 64)),
     "right turned": ("mk,nk->mn", (33, 64), (70, 64)),
     "left turned": ("km,kn->mn", (128, 40), (128, 100)),
     "batched": ("bmk,bkn->bmn", (3, 20, 32), (3, 32, 48)),
+    "depth of pairs": ("mk,kn->mn", (40, 34), (34, 40)),
     "odd depth": ("mk,kn->mn", (40, 31), (31, 40)),
     "two depths": ("mkl,kln->mn", (24, 6, 16), (6, 16, 72)),
     "few rows": ("mk,kn->mn", (2, 64), (64, 200)),
@@ -197,7 +202,7 @@ NARROW_PRODUCTS = {
 
 
 @pytest.mark.parametrize("form", NARROW_PRODUCTS)
-@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "int8"), ("int16", "int16"), ("int8", "int16")], ids="-".join)
+@pytest.mark.parametrize("dtypes", NARROW_TYPES, ids="-".join)
 def test_narrow_integers_with_wide_sums(form, dtypes):
     """Every value of the type occurs, and sums of int16 wrap as NumPy's do."""
     rng = np.random.default_rng(2)
@@ -208,15 +213,75 @@ def test_narrow_integers_with_wide_sums(form, dtypes):
     np.testing.assert_array_equal(f(a, b), want)
 
 
-@pytest.mark.skipif(not has_int16_pairs(), reason="the processor has no AVX512-VNNI")
-def test_narrow_integers_are_multiplied_in_pairs():
-    a, b = jax.ShapeDtypeStruct((256, 256), jnp.int8), jax.ShapeDtypeStruct((256, 256), jnp.int8)
-    f = pbkern.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32))
-    assert "dot_i16=" in f.as_text(a, b, stage="nests")
+def test_one_column_behind_panels_of_bfloat16():
+    """Instructions for pairs take vectors of four words at least."""
+    a, b = draw((12, 65, 64), jnp.bfloat16), draw((12, 65, 64), jnp.bfloat16, 1)
+    f = pbkern.jit(lambda a, b: jnp.einsum("bik,bjk->bij", a, b, preferred_element_type=jnp.float32))
+    want = np.einsum("bik,bjk->bij", np.asarray(a, np.float64), np.asarray(b, np.float64))
+    np.testing.assert_allclose(f(a, b), want, rtol=1e-4, atol=1e-4)
+
+
+needs_vnni = pytest.mark.skipif(not has_vnni(), reason="the processor has no AVX512-VNNI")
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtypes, words, instruction", [
+    (("int8", "int8"), "dot_i8=", "vpdpbusd"),
+    (("uint8", "int8"), "dot_i8=", "vpdpbusd"),
+    (("int8", "int16"), "dot_i16=", "vpdpwssd"),
+])
+def test_narrow_integers_are_multiplied_in_words(dtypes, words, instruction):
+    a, b = (jax.ShapeDtypeStruct((256, 256), d) for d in dtypes)
+    f = pbkern.jit(lambda a, b: lax.dot(a.astype(jnp.int32), b.astype(jnp.int32)))
+    assert words in f.as_text(a, b, stage="nests")
+    assert instruction in f.as_text(a, b, stage="asm")
+
+
+@needs_vnni
+def test_unsigned_times_signed_bytes_need_no_copy_of_the_rows():
+    a, b = jax.ShapeDtypeStruct((64, 256), jnp.uint8), jax.ShapeDtypeStruct((256, 64), jnp.int8)
+    nests = pbkern.jit(lambda a, b: lax.dot(a, b, preferred_element_type=jnp.int32)).as_text(a, b, stage="nests")
+    assert "%a0.words" in nests and "xor" not in nests
+
+
+def quantised(x, w, scale):
+    """A layer whose activations are quantised row by row."""
+    step = jnp.abs(x).max(-1, keepdims=True) / 127
+    rounded = jnp.clip(jnp.round(x / step), -127, 127).astype(jnp.int8)
+    return lax.dot(rounded, w, preferred_element_type=jnp.int32).astype(jnp.float32) * step * scale
+
+
+def convolution(layout, stride=1):
+    dims = {"NHWC": ("NHWC", "HWIO", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}[layout]
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, (stride, stride), "SAME", dimension_numbers=dims, preferred_element_type=jnp.int32)
+
+
+NARROW_LAYERS = {
+    "quantised on the way": (quantised, ((40, 64), np.float32), ((64, 48), np.int8), ((48,), np.float32)),
+    "convolution": (convolution("NHWC"), ((2, 9, 11, 16), np.int8), ((3, 3, 16, 24), np.int8)),
+    "convolution with stride": (convolution("NHWC", 2), ((2, 9, 11, 16), np.uint8), ((3, 3, 16, 24), np.uint8)),
+    "channels first": (convolution("NCHW"), ((2, 16, 9, 11), np.int8), ((24, 16, 3, 3), np.int8)),
+}
+
+
+@pytest.mark.parametrize("name", NARROW_LAYERS)
+def test_what_is_more_than_a_copy_of_narrow_integers_stays_narrow(name):
+    """Padded images and activations that were quantised in the same kernel lie in scratch of 8 bits."""
+    f, *operands = NARROW_LAYERS[name]
+    args = [draw(s, d, k) if d == np.float32 else np.random.default_rng(k).integers(-128, 128, s).astype(d)
+            for k, (s, d) in enumerate(operands)]
+    f = pbkern.jit(f)
+    wide = [a if a.dtype == np.float32 else a.astype(np.int32) for a in args]
+    want = NARROW_LAYERS[name][0](*(wide if name != "quantised on the way" else args))
+    np.testing.assert_allclose(f(*args), want, rtol=1e-6)
+    if has_vnni():
+        nests = f.as_text(*args, stage="nests")
+        assert "dot_i8=" in nests and "dot=" not in nests
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 32), (40, 32, 50)])
-def test_blocks_of_narrow_integers_are_products_of_pairs(shape):
+def test_blocks_of_narrow_integers_are_products_of_words(shape):
     """Operands of one shape are converted in one nest; blocks at the edges are guarded."""
     m, k, n = shape
     rng = np.random.default_rng(0)
@@ -231,8 +296,8 @@ def test_blocks_of_narrow_integers_are_products_of_pairs(shape):
         in_specs=[pbkern.BlockSpec((32, 32), lambda i, j: (i, 0)), pbkern.BlockSpec((32, 32), lambda i, j: (0, j))],
     ).trace(x, y)  # fmt: skip
     np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
-    nests = lower_kernel(kernel, "k", LowerOptions(int16_pairs=True)).nests
-    assert "dot_i16" in nests and "dot=" not in nests
+    nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
+    assert "dot_i8" in nests and "dot=" not in nests
 
 
 def test_float16_is_converted_once():
@@ -260,7 +325,7 @@ def test_operands_at_edges_are_tested_once():
     assert products and not any("]?" in line for line in products)
 
 
-def test_products_of_narrow_integers_in_loops_are_of_pairs():
+def test_products_of_narrow_integers_in_loops_are_of_words():
     def body(x, y, o):
         def step(k, total):
             part = pbkern.ds(k * 32, 32)
@@ -272,5 +337,5 @@ def test_products_of_narrow_integers_in_loops_are_of_pairs():
     x, y = rng.integers(-128, 128, (16, 96)).astype(np.int8), rng.integers(-128, 128, (96, 32)).astype(np.int8)
     kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((16, 32), "int32")).trace(x, y)
     np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
-    nests = lower_kernel(kernel, "k", LowerOptions(int16_pairs=True)).nests
-    assert "dot_i16" in nests and "dot=" not in nests
+    nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
+    assert "dot_i8" in nests and "dot=" not in nests

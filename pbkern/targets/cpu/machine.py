@@ -96,8 +96,8 @@ def has_avx512dq() -> bool:
 
 
 @functools.cache
-def has_int16_pairs() -> bool:
-    """Whether the processor multiplies pairs of int16 (AVX512-VNNI, with the shorter vectors of AVX512-VL)."""
+def has_vnni() -> bool:
+    """Whether the processor multiplies words of narrow integers (AVX512-VNNI, with the shorter vectors of AVX512-VL)."""
     return {"avx512_vnni", "avx512vl"} <= cpu_flags(_read(CPUINFO))
 
 

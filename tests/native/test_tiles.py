@@ -1,0 +1,49 @@
+"""Register tiles hold points of two dimensions where those of one would leave the processor waiting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pbkern
+from pbkern.affine import Affine
+from pbkern.lower.nest import Buf, Nest, Pool, Reduction, Write
+from pbkern.lower.schedule import choose
+
+F32 = np.dtype(np.float32)
+LAYOUTS = {"NHWC": ("NHWC", "HWIO", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}
+
+
+def weight_gradient(vector_last: bool) -> Nest:
+    """out[h, w, c] = sum of image[n, h + y, w + x] * change[n, y, x, c], or change[n, c, y, x]."""
+    pool, at = Pool(), {d: Affine.symbol(d) for d in "chwyxn"}
+    dims = {"h": 3, "w": 3, "c": 32} if vector_last else {"c": 32, "h": 3, "w": 3}
+    image, out = Buf("image", (8, 30, 30), F32), Buf("out", tuple(dims.values()), F32)
+    change = Buf("change", (8, 28, 28, 32) if vector_last else (8, 32, 28, 28), F32)
+    left = pool.make("load", F32, (image, (at["n"], at["h"] + at["y"], at["w"] + at["x"]), False))
+    right = pool.make("load", F32, (change, tuple(at[d] for d in ("nyxc" if vector_last else "ncyx")), False))
+    write = Write(out, tuple(at[d] for d in dims), pool.make("acc", F32, 0), inner=False)
+    return Nest(dims | {"y": 28, "x": 28, "n": 8}, ("y", "x", "n"), [Reduction("dot", (left, right), F32)], [write])
+
+
+def test_all_places_of_a_window_share_the_vectors():
+    schedule = choose(weight_gradient(vector_last=True))
+    assert schedule.vector == "c" and schedule.jam == {"w": 3, "h": 3}
+
+
+def test_tiles_along_the_reduction_have_points_on_both_sides():
+    schedule = choose(weight_gradient(vector_last=False))
+    assert schedule.vector == "x" and schedule.jam.get("w") == 3 and schedule.jam.get("c", 1) > 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_weights(layout):
+    def f(x, w, y):
+        conv = lambda w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[layout])  # noqa: E731
+        return jax.vjp(conv, w)[1](y)[0]
+
+    rng = np.random.default_rng(0)
+    shapes = {"NHWC": ((2, 9, 11, 5), (3, 3, 5, 21), (2, 9, 11, 21)), "NCHW": ((2, 5, 9, 11), (7, 5, 3, 3), (2, 7, 9, 11))}
+    x, w, y = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in shapes[layout])
+    np.testing.assert_allclose(pbkern.jit(f)(x, w, y), f(x, w, y), rtol=1e-4, atol=1e-4)
