@@ -30,8 +30,9 @@ def built(f, *args):
 
 
 def check(compiled, f, *args):
-    (got,) = compiled(*args)
-    np.testing.assert_allclose(got, f(*args), rtol=1e-4, atol=1e-4)
+    (got,), want = compiled(*args), f(*args)
+    most = max(float(np.abs(want).max()), 10)  # where sums cancel, what is left has fewer digits
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * most)
 
 
 def test_equal_kernels_are_lowered_once():
