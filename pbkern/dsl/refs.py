@@ -168,10 +168,10 @@ def compose(shape: tuple[int, ...], indexers: Sequence[tuple], add, mul) -> tupl
 
 def narrow(outer: Range, raw, add, mul) -> Index:
     """The positions of `outer` that one entry of JAX's index tuple takes."""
-    return _within(outer, _index(raw, outer.size), add, mul)
+    return _within(outer, as_index(raw, outer.size), add, mul)
 
 
-def _index(raw, extent: int) -> Index:
+def as_index(raw, extent: int) -> Index:
     """One entry of JAX's index tuple. Constant negative points count from the end, as in NumPy."""
     if _jax.is_slice(raw):
         return Range(_static(raw.start), int(raw.size), int(raw.stride) if raw.size > 1 else 1)

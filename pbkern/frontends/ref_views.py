@@ -23,9 +23,9 @@ from ..dsl.atomics import positions
 from ..dsl.random_keys import WORD, is_key, words_of
 from ..dsl.refs import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow, stays
 from ..errors import UnsupportedOp
-from . import bits
 from .float8 import decode, encode, in_body, is_float8, quantise
 from .ref_exchange import before, runs, shape_after
+from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stays_inside
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class View:
     @property
     def writes_back(self) -> bool:
         """Whether a store writes elements that it leaves as they are."""
-        return any(isinstance(t, _jax.NDIndexer) and not _has_arrays(t) for t in self.rest)
+        return any(isinstance(t, _jax.NDIndexer) and not has_arrays(t) for t in self.rest)
 
     @property
     def stays(self) -> bool:
-        """Whether no part of it can lie outside the Ref."""
-        return bool(self.rest) or all(map(stays, self.indices, self.ref_shape))
+        """Whether no part of it can lie outside the Ref, or outside of what a transform is taken of."""
+        return all(map(stays, self.indices, self.ref_shape)) and all(map(stays_inside, self.rest))
 
     @property
     def ref_shape(self) -> tuple[int, ...]:
@@ -57,21 +57,24 @@ class View:
 
     def load(self):
         (value,) = bind_access(_jax.REF_PRIMITIVES["get"], self.ref_shape, [self.ref], self.indices)
-        return _apply_all(self._out(value), self.dtype, self.rest)
+        return apply_all(self._out(value), self.dtype, self.rest)
 
     def swap(self, value, want_old: bool):
         """Stores a value; the old one if it is wanted."""
-        if any(map(_has_arrays, self.rest)):
+        if any(map(has_arrays, self.rest)):
             old = self.load() if want_old else None
             self._gathered().swap(value, want_old=False)
             return old
         if not self.rest:
             (old,) = bind_access(_jax.REF_PRIMITIVES["swap"], self.ref_shape, [self.ref, self._back(value)], self.indices)
             return self._out(old) if want_old else None
-        head = View(self.ref, self.dtype, self.indices, self.perm, ())
-        whole = head.load()
-        head.swap(_replace(whole, self.dtype, self.rest, value), want_old=False)
-        return _apply_all(whole, self.dtype, self.rest) if want_old else None
+        whole = self._head().load()
+        self._head().swap(replaced(whole, self.dtype, self.rest, value), want_old=False)
+        return apply_all(whole, self.dtype, self.rest) if want_old else None
+
+    def _head(self) -> View:
+        """The view without the transforms of values."""
+        return View(self.ref, self.dtype, self.indices, self.perm, ())
 
     def add(self, value) -> None:
         if self.rest or is_float8(self.dtype):
@@ -81,9 +84,10 @@ class View:
             bind_access(_jax.REF_PRIMITIVES["addupdate"], self.ref_shape, [self.ref, self._back(value)], self.indices)
 
     def masked_load(self, mask, other):
+        """What the mask chooses, else `other`. Slices stay where they are: what lies outside is anything."""
         other = in_body(other)
         if self.rest:
-            value = self.load()
+            value = apply_all(self._whole(), self.dtype, self.rest, fixed=True)
             return lax.select(jnp.broadcast_to(mask, value.shape), value, jnp.broadcast_to(other, value.shape))
         shape = self._shape()
         mask, other = (self._back(jnp.broadcast_to(x, shape)) for x in (mask, other))
@@ -91,21 +95,36 @@ class View:
         return self._out(value)
 
     def masked_store(self, value, mask) -> None:
-        if any(map(_has_arrays, self.rest)):
-            self._gathered().masked_store(value, mask)
-        elif self.rest:
-            old = self.load()
-            self.swap(lax.select(jnp.broadcast_to(mask, old.shape), value, old), want_old=False)
+        """Stores what the mask chooses and lies inside."""
+        if any(map(has_arrays, self.rest)):
+            at, inside = self._gathered_inside()
+            at.masked_store(value, jnp.broadcast_to(mask, value.shape) & inside)
+        elif any(isinstance(t, _jax.NDIndexer | _jax.BitcastTransform) for t in self.rest):
+            whole = self._whole()
+            old = apply_all(whole, self.dtype, self.rest, fixed=True)
+            new = lax.select(jnp.broadcast_to(mask, old.shape), value, old)
+            self._head().masked_store(replaced(whole, self.dtype, self.rest, new, fixed=True), np.bool_(True))
+        elif self.rest:  # elements in another order
+            like = lax.full(self._shape(), False)
+            mask = replaced(like, like.dtype, self.rest, jnp.broadcast_to(mask, value.shape))
+            self._head().masked_store(replaced(like, self.dtype, self.rest, value), mask)
         else:
             mask = self._back(jnp.broadcast_to(mask, value.shape))
             bind_access(primitives.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
+
+    def _whole(self):
+        """The head's elements, those that lie inside where they are."""
+        head = self._head()
+        if head.stays:
+            return head.load()
+        return head.masked_load(np.bool_(True), np.zeros((), jax.eval_shape(head.load).dtype))
 
     def update(self, combine, values: Sequence, mask):
         """elements = combine(elements, *values), one after the other where an array index may name one twice.
 
         Returns what was there.
         """
-        if any(isinstance(i, Gather) for i in self.indices) or any(map(_has_arrays, self.rest)):
+        if any(isinstance(i, Gather) for i in self.indices) or any(map(has_arrays, self.rest)):
             return (self._gathered() if self.rest else self)._update_each(combine, values, mask)
         old = self.load() if mask is None else self.masked_load(mask, np.zeros((), self.dtype))
         new = combine(old, *values)
@@ -131,15 +150,26 @@ class View:
 
     def _gathered(self) -> View:
         """The same elements, each named by array indices alone."""
+        return self._places(fixed=False)[0]
+
+    def _gathered_inside(self) -> tuple[View, jax.Array]:
+        """The same with slices that stay where they are, and which elements lie inside."""
+        return self._places(fixed=True)
+
+    def _places(self, fixed: bool) -> tuple[View, jax.Array]:
         if any(isinstance(t, _jax.BitcastTransform) for t in self.rest):
             raise UnsupportedOp("a store through an array index after a bitcast", hint="index before the bitcast")
-        shape, head = self.ref_shape, View(self.ref, self.dtype, self.indices, self.perm, ())
-        places = positions(self.indices, head._natural_shape())
+        shape = self.ref_shape
+        places = positions(self.indices, self._head()._natural_shape())
         strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
         flat = functools.reduce(lax.add, (p * np.int32(s) for p, s in zip(places, strides)))
-        flat = _apply_all(flat if self.perm is None else lax.transpose(flat, self.perm), flat.dtype, self.rest)
+        if fixed:
+            inside = (lax.ge(p, np.int32(0)) & lax.lt(p, np.int32(n)) for p, n in zip(places, shape))
+            flat = lax.select(functools.reduce(lax.bitwise_and, inside), flat, lax.full_like(flat, -1))
+        flat = flat if self.perm is None else lax.transpose(flat, self.perm)
+        flat = apply_all(flat, flat.dtype, self.rest, fixed, fill=-1)
         at = (lax.rem(lax.div(flat, lax.full_like(flat, s)), lax.full_like(flat, n)) for s, n in zip(strides, shape))
-        return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ())
+        return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(flat, np.int32(0))
 
     def _natural_shape(self) -> tuple[int, ...]:
         """Shape of the value as the access gives it."""
@@ -239,7 +269,7 @@ class _Access:
             if isinstance(r, _jax.NDIndexer):
                 return None
             shapes.append(shape_after(r, shapes[-1], dtypes[-1]))
-            dtypes.append(_dtype_after(dtypes[-1], r))
+            dtypes.append(dtype_after(dtypes[-1], r))
         rest = []
         for r, shape, kind in zip(self.rest[::-1], shapes[-2::-1], dtypes[-2::-1]):
             found = before(r, shape, kind, taken)
@@ -263,98 +293,8 @@ def _from_start(raw, extent: int):
     return lax.select(lax.lt(raw, lax.full_like(raw, 0)), lax.add(raw, lax.full_like(raw, extent)), raw)
 
 
-def _has_arrays(t) -> bool:
-    """Whether a transform is an index with arrays in it."""
-    return isinstance(t, _jax.NDIndexer) and any(not _jax.is_slice(i) and np.ndim(i) for i in t.indices)
-
-
 def _composes(t, indices: list, order: list) -> bool:
     """Whether the indexer can join the access: no array index before it, and array indices only in the Ref's own order."""
     if any(isinstance(i, Gather) for i in indices):
         return False
-    return not _has_arrays(t) or order == list(range(len(indices)))
-
-
-# --- transforms of values ------------------------------------------------------------------------------------------
-
-
-def _apply_all(value, dtype: np.dtype, transforms: Sequence):
-    """`dtype` is what the body takes the elements for, which is not the value's for 8-bit floats."""
-    for t in transforms:
-        value, dtype = _apply(value, dtype, t), _dtype_after(dtype, t)
-    return value
-
-
-def _dtype_after(dtype: np.dtype, t) -> np.dtype:
-    return np.dtype(t.dtype) if isinstance(t, _jax.BitcastTransform) else dtype
-
-
-def _apply(value, dtype: np.dtype, t):
-    match t:
-        case _jax.ReshapeTransform(shape=shape):
-            return lax.reshape(value, tuple(shape))
-        case _jax.TransposeTransform(permutation=p):
-            return lax.transpose(value, tuple(p))
-        case _jax.BitcastTransform():
-            return bits.rows(value, dtype, _dtype_after(dtype, t))
-        case _jax.NDIndexer():
-            return _index_value(value, t)
-    raise UnsupportedOp(f"Ref transform {type(t).__name__}", hint="index, reshape, transpose and bitcast are supported")
-
-
-def _replace(value, dtype: np.dtype, transforms: Sequence, new):
-    """The value with the part that `transforms` select replaced by `new`."""
-    if not transforms:
-        return new
-    t, rest = transforms[0], transforms[1:]
-    inner = _replace(_apply(value, dtype, t), _dtype_after(dtype, t), rest, new)
-    match t:
-        case _jax.ReshapeTransform():
-            return lax.reshape(inner, value.shape)
-        case _jax.TransposeTransform(permutation=p):
-            return lax.transpose(inner, tuple(np.argsort(p)))
-        case _jax.BitcastTransform():
-            return bits.rows(inner, _dtype_after(dtype, t), dtype)
-    return _update_value(value, t, inner)
-
-
-def _index_value(value, t):
-    if _has_arrays(t):
-        for d, i in enumerate(t.indices):
-            if _jax.is_slice(i):
-                span = (i.size - 1) * i.stride + 1 if i.size else 0
-                window = lax.dynamic_slice_in_dim(value, jnp.asarray(i.start, np.int32), span, d)
-                value = lax.slice_in_dim(window, 0, span, i.stride, d)
-        return value[tuple(slice(None) if _jax.is_slice(i) else i for i in t.indices)]
-    starts, spans, strides, points = _slices(t)
-    window = lax.dynamic_slice(value, [jnp.asarray(s, np.int32) for s in starts], spans)
-    window = lax.slice(window, [0] * window.ndim, spans, strides)
-    return lax.squeeze(window, points)
-
-
-def _update_value(value, t, new):
-    starts, spans, strides, points = _slices(t)
-    starts = [jnp.asarray(s, np.int32) for s in starts]
-    new = lax.expand_dims(new, points)
-    if math.prod(strides) != 1:  # widen with what lies between
-        window = lax.dynamic_slice(value, starts, spans)
-        config = [(0, n - ((m - 1) * s + 1), s - 1) for n, m, s in zip(spans, new.shape, strides)]
-        inside = lax.pad(jnp.ones(new.shape, bool), np.False_, config)
-        new = lax.select(inside, lax.pad(new, np.zeros((), new.dtype), config), window)
-    return lax.dynamic_update_slice(value, new, starts)
-
-
-def _slices(t) -> tuple[list, list[int], list[int], list[int]]:
-    """(starts, spans, strides, dimensions to drop) of an indexer without array indices."""
-    starts, spans, strides, points = [], [], [], []
-    for d, i in enumerate(t.indices):
-        if _jax.is_slice(i):
-            starts.append(i.start)
-            spans.append((i.size - 1) * i.stride + 1 if i.size else 0)
-            strides.append(i.stride)
-        else:
-            starts.append(i)
-            spans.append(1)
-            strides.append(1)
-            points.append(d)
-    return starts, spans, strides, points
+    return not has_arrays(t) or order == list(range(len(indices)))

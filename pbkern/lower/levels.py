@@ -15,6 +15,7 @@ and weights are 0, inf or NaN as without strips. excess.py says which nests thes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -48,8 +49,11 @@ def level_exponentials(stmts: list[Stmt], builder, vector_bits: int, strip_bytes
     """
     out = inside(stmts, elsewhere,
                  lambda body, others: level_exponentials(body, builder, vector_bits, strip_bytes, others))
+    touched = [arena.touched([s]) for s in out]
+    times = Counter(b for found in touched for b in found)
     for low, high in list(runs(out))[::-1]:
-        others = elsewhere | arena.touched(out[:low] + out[high:])
+        mine = Counter(b for found in touched[low:high] for b in found)
+        others = elsewhere.union(b for b, n in times.items() if n > mine[b])
         found = next(find_excess(out[low:high], FEWEST_STRIPS * strip_bytes, builder.pool, vector_bits, others), None)
         if found is not None:
             out[low:high] = _Levels(found, strip_bytes, builder).statements()

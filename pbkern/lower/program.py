@@ -1,13 +1,14 @@
 """dsl.Kernel -> one MLIR function that runs programs [low, high) of its parallel grid dimensions.
 
 The sequential grid dimensions are loops inside. Where blocks do not divide an array, the last block is moved back if the
-body allows it (shift.py). Otherwise a body some of whose blocks cross an edge is lowered twice: once for blocks that lie
-inside (no masks), once guarded; the test is on the block's start.
+body allows it (shift.py). Otherwise a body some of whose blocks cross an edge is lowered for several cases, of which each
+program finds its own (edges.py): for blocks that lie inside, without masks, and for those at the ends of arrays.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +17,22 @@ from ..affine import Affine
 from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from ..errors import UnsupportedOp
 from ..scatter import SCATTERS
-from . import arena, fuse_nests, nest, registers, shift, traces
+from . import arena, edges, fuse_nests, nest, registers, shift, traces
 from .build import BodyBuilder, RefView
 from .builder import ELEMENTS, SUB_BYTE
+from .edges import Extent, Variant
 from .emit import NestEmitter
 from .flat import flat_index
 from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .outline import ARENA, ARENA_TYPE, Outliner, Segment
 from .parallel import parallel_dimensions
 from .places import memref
+from .predicates import Bounds
+from .restarts import restarting_dimension
 from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
+from .trim import Body, trim
 from .uniform import narrow, narrowed_buffers, uniform_axes
 from .values import Literal, Value
 
@@ -190,22 +195,42 @@ class KernelLowering:
             _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
             limit = self.text.index(s.limit)
             block.values[shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
-        views, tests, certain = self._views(block)
+        views = self._views(block)
         if self.options.prefetch_steps:
             self._prefetch(block, views)
-        if not tests:
-            (stmts,) = self._bodies(views, (certain,))
-            self._body(block, stmts, certain)
+        blocks = list(dict.fromkeys(e for _, offsets, _, m in views for e in edges.extents(offsets, m.dims, m.array.shape)))
+        bounds = self._bounds()
+        ragged = edges.ragged_dimensions(blocks, bounds, self.kernel)
+        if ragged:
+            cases = edges.variants(ragged, blocks, bounds, self.kernel)
+            self._choose(block, ragged, list(zip(cases, self._bodies(views, cases))))
             return
-        condition = tests[0]
-        for t in tests[1:]:
-            condition = self.text.put(block, f"arith.andi {condition}, {t} : i1")
-        inside, guarded = self._bodies(views, (False, True))
-        self.text.when(block, condition, lambda b: self._body(b, inside, False), lambda b: self._body(b, guarded, True))
+        states = {e: e.lies_inside(bounds) for e in blocks}
+        if None not in states.values() or False in states.values():
+            cases = [Variant(bounds, False in states.values())]
+            (stmts,) = self._bodies(views, cases)
+            self._body(block, stmts, cases[0])
+            return
+        condition = self._all_inside(block, [e for e, state in states.items() if state is None])
+        cases = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
+        inside, guarded = self._bodies(views, cases)
+        self.text.when(block, condition, lambda b: self._body(b, inside, cases[0]), lambda b: self._body(b, guarded, cases[1]))
 
-    def _views(self, block: Block) -> tuple[list, list[str], bool]:
-        """Per operand (buf, offsets, axes); scalar tests that all blocks lie inside; whether none can."""
-        views, tests, never_inside = [], [], False
+    def _choose(self, block: Block, ragged: Sequence[int], bodies: list[tuple[Variant, list[Stmt]]]) -> None:
+        """The body for the programs at this place of the grid."""
+        if not ragged:
+            ((variant, stmts),) = bodies
+            self._body(block, stmts, variant)
+            return
+        d, *rest = ragged
+        last = self.text.index(self.kernel.grid[d] - 1)
+        test = self.text.put(block, f"arith.cmpi ult, {self._name(block.lookup(f'%g{d}')[1])}, {last} : index")
+        before, at_end = ([(v, s) for v, s in bodies if (d in v.last) is end] for end in (False, True))
+        self.text.when(block, test, lambda b: self._choose(b, rest, before), lambda b: self._choose(b, rest, at_end))
+
+    def _views(self, block: Block) -> list[tuple]:
+        """Per operand (buf, offsets, axes, mapping)."""
+        views = []
         for m, buf in zip((*self.kernel.inputs, *self.kernel.outputs), self.bufs):
             offsets = self._starts(block, m)
             axes, k = [], 0
@@ -213,13 +238,7 @@ class KernelLowering:
                 axes.append(None if isinstance(d, Squeezed) else k)
                 k += not isinstance(d, Squeezed)
             views.append((buf, offsets, tuple(axes), m))
-            for start, d, extent in zip(offsets, m.dims, m.array.shape):
-                state = self._inside(start, d.size, extent)
-                if state is False:
-                    never_inside = True
-                elif state is None:
-                    tests += self._inside_tests(block, start, d.size, extent)
-        return views, [] if never_inside else list(dict.fromkeys(tests)), never_inside
+        return views
 
     def _prefetch(self, block: Block, views: list) -> None:
         """Asks for the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line. Those never fault,
@@ -254,28 +273,18 @@ class KernelLowering:
 
         walk(block, 0)
 
-    def _inside(self, start: Affine, size: int, extent: int) -> bool | None:
-        """Whether the block lies inside for every program, for none, or for some (None)."""
-        if not all(str(s)[:2] in ("%g", "%h") for s in start.symbols):
-            return None
-        low, high = start.bounds(self._extent)
-        if low >= 0 and high + size <= extent:
-            return True
-        return False if high < 0 or low + size > extent else None
-
-    def _extent(self, symbol: str) -> int:
-        """Number of values of a grid index (%g) or of a shifted block start (%h)."""
-        d = int(symbol[2:])
-        return self.kernel.grid[d] if symbol.startswith("%g") else self.shifts[d].limit + 1
-
-    def _inside_tests(self, block: Block, start: Affine, size: int, extent: int) -> list[str]:
-        _, name = self.text.affine(block, start)
-        key = ("inside", name, size, extent)
-        if key not in block.memo:
+    def _all_inside(self, block: Block, blocks: list[Extent]) -> str:
+        """Whether these lie inside their arrays."""
+        tests = []
+        for e in blocks:
+            _, name = self.text.affine(block, e.start)
             a = self.text.put(block, f"arith.cmpi sge, {name}, {self.text.index(0)} : index")
-            b = self.text.put(block, f"arith.cmpi sle, {name}, {self.text.index(extent - size)} : index")
-            block.memo[key] = self.text.put(block, f"arith.andi {a}, {b} : i1")
-        return [block.memo[key]]
+            b = self.text.put(block, f"arith.cmpi sle, {name}, {self.text.index(e.length - e.size)} : index")
+            tests.append(self.text.put(block, f"arith.andi {a}, {b} : i1"))
+        condition, *rest = dict.fromkeys(tests)
+        for t in rest:
+            condition = self.text.put(block, f"arith.andi {condition}, {t} : i1")
+        return condition
 
     def _starts(self, block: Block, m: BlockMapping) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps are computed here as scalars."""
@@ -300,55 +309,59 @@ class KernelLowering:
         rank = len(buf.shape)
         return RefView(buf, buf.shape, buf.dtype, (Affine(),) * rank, tuple(range(rank)))
 
-    def _bodies(self, views: list, guards: tuple[bool, ...]) -> list[list[Stmt]]:
-        """The body's statements, for each of `guards`; they agree about uniform scratch, which all of them use."""
-        built = [self._build(views, guarded) for guarded in guards]
+    def _bodies(self, views: list, cases: list[Variant]) -> list[list[Stmt]]:
+        """The body's statements, for each case; they agree about uniform scratch, which all of them use."""
+        built = [self._build(views, case) for case in cases]
         axes = uniform_axes([stmts for _, stmts in built])
         made = narrowed_buffers(axes)
         self.offsets = {made.get(b, b): offset for b, offset in self.offsets.items()}
         self.kept = frozenset(made.get(b, b) for b in self.kept)
-        return [self._finish(b, narrow(stmts, axes, made, b.pool), b.bounds | self._bounds(views, guarded))
-                for (b, stmts), guarded in zip(built, guards)]
+        narrowed = [narrow(stmts, axes, made, b.pool) for b, stmts in built]
+        if any(case.guarded for case in cases):
+            narrowed = trim([Body(stmts, b.pool, b.bounds, self._handed_on(case, made))
+                             for (b, _), stmts, case in zip(built, narrowed, cases)])
+        return [self._finish(b, stmts, b.bounds | case.bounds) for (b, _), stmts, case in zip(built, narrowed, cases)]
 
-    def _body(self, block: Block, stmts: list[Stmt], guarded: bool) -> None:
+    def _handed_on(self, case: Variant, made: dict[Buf, Buf]) -> dict[Buf, tuple]:
+        """Scratch -> what is equal for cases whose programs may hand it to each other: their place before its dimension."""
+        found = {}
+        for n, (s, buf) in enumerate(zip(self.kernel.scratch, self.scratch)):
+            first = len(self.kernel.grid) if s.scoped else restarting_dimension(self.kernel, n)
+            found[made.get(buf, buf)] = (n, frozenset(d for d in case.last if d < first))
+        return found
+
+    def _body(self, block: Block, stmts: list[Stmt], case: Variant) -> None:
         if self._scatters_much():  # into what it has stored, which stays in the caches
             self.emitter.streamed -= arena.read(stmts)
-        self.nests.append(("guarded:\n" if guarded else "") + nest.show(stmts))
+        self.nests.append(case.title + nest.show(stmts))
         self._statements(block, stmts)
 
-    def _build(self, views: list, guarded: bool) -> tuple[BodyBuilder, list[Stmt]]:
+    def _build(self, views: list, case: Variant) -> tuple[BodyBuilder, list[Stmt]]:
         builder = BodyBuilder(self.names)
-        builder.kernel, builder.operands, builder.bounds = self.kernel, self.handed, self._bounds(views, guarded)
+        builder.kernel, builder.operands, builder.bounds = self.kernel, self.handed, dict(case.bounds)
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
         dynamic = dict(self.kernel.dynamic_grid)
         builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
                                    for d, n in enumerate(self.kernel.grid))
-        refs = [RefView(buf, m.ref_shape, m.array.dtype, offsets, axes, guarded and self._may_cross(m, offsets))
+        refs = [RefView(buf, m.ref_shape, m.array.dtype, offsets, axes, self._may_cross(m, offsets, case))
                 for buf, offsets, axes, m in views]
         refs += [self._whole(b) for b in self.scratch]
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
         return builder, shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
 
+    def _may_cross(self, m: BlockMapping, offsets, case: Variant) -> bool:
+        return case.guarded and any(not e.lies_inside(case.bounds) for e in edges.extents(offsets, m.dims, m.array.shape))
+
     def _scatters_much(self) -> bool:
         """Whether a scatter combines more elements than its result has."""
         scatters = [e for e in self.kernel.body.jaxpr.eqns if e.primitive.name in SCATTERS]
         return any(e.invars[2].aval.size > e.invars[0].aval.size for e in scatters)
 
-    def _may_cross(self, m: BlockMapping, offsets) -> bool:
-        return any(self._inside(o, d.size, n) is not True for o, d, n in zip(offsets, m.dims, m.array.shape))
-
-    def _bounds(self, views: list, guarded: bool) -> dict[str, tuple[int, int]]:
-        """(smallest, largest) of grid indices and shifted starts; where all blocks lie inside, only what allows that."""
+    def _bounds(self) -> dict[str, tuple[int, int]]:
+        """(smallest, largest) of grid indices and shifted starts."""
         bounds = {f"%g{d}": (0, n - 1) for d, n in enumerate(self.kernel.grid)}
-        bounds |= {shift.symbol(d): (0, s.limit) for d, s in self.shifts.items()}
-        for _, offsets, _, m in () if guarded else views:
-            for start, d, extent in zip(offsets, m.dims, m.array.shape):
-                if len(start.terms) == 1 and start.terms[0][1] > 0 and start.terms[0][0] in bounds:
-                    symbol, c = start.terms[0]
-                    low, high = bounds[symbol]
-                    bounds[symbol] = (max(low, -(start.const // c)), min(high, (extent - d.size - start.const) // c))
-        return bounds
+        return bounds | {shift.symbol(d): (0, s.limit) for d, s in self.shifts.items()}
 
     def _finish(self, builder: BodyBuilder, stmts: list[Stmt], bounds: dict | None = None) -> list[Stmt]:
         stmts = fuse_nests.optimise(stmts, builder, self.options, bounds or {}, self.kept)
@@ -490,6 +503,17 @@ class KernelLowering:
         calls = {sized(p.declaration) for p in self.outliner.pieces if p.call in text}
         calls |= {traces.DECLARATION} if traces.TRACE in text else set()
         return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)
+
+
+def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
+    """What is left of the bounds where all blocks lie inside."""
+    found = dict(bounds)
+    for e in blocks:
+        if len(e.start.terms) == 1 and e.start.terms[0][1] > 0 and e.start.terms[0][0] in found:
+            symbol, c = e.start.terms[0]
+            low, high = found[symbol]
+            found[symbol] = (max(low, -(e.start.const // c)), min(high, (e.length - e.size - e.start.const) // c))
+    return found
 
 
 def check_dtypes(kernel: Kernel) -> None:

@@ -5,6 +5,7 @@ only for bodies that are functions of their inputs: whole outputs written once, 
 what they store at a place must not depend on where their block starts (positions.py). And both programs must run the same
 code: what rounds differently would make results depend on who stores last. So nothing is moved where a program at the edge
 needs guards anyway, for an operand's halo, and variants without masks (unmasked.py) are not for tests of moved blocks.
+Nor where much would be multiplied twice: the last programs then compute what lies inside (edges.py).
 Every use of the grid index g must be a multiple of the block: g * block becomes min(g * block, extent - block).
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from ..affine import Affine
 from ..dsl.kernel import BlockMapping, Kernel, Squeezed
 from ..dsl.refs import Range, is_ref_access, ref_access
+from ..jaxprs import equations
 from .nest import Expr, Fetch, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
 from .positions import depend_on_places_alone
 
@@ -32,6 +34,9 @@ class Shift:
 
 
 PREFIX = "%h"
+# A part of an extent that bodies with products do not compute twice: their time is that of multiplying.
+MOST_TWICE = 1 / 16
+PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
 def symbol(dim: int) -> str:
@@ -90,7 +95,8 @@ def _shift(kernel: Kernel, d: int) -> Shift | None:
     if len(blocks) != 1:
         return None
     ((size, extent),) = blocks
-    if kernel.grid[d] * size <= extent:
+    twice = kernel.grid[d] * size - extent
+    if twice <= 0 or twice > extent * MOST_TWICE and any(e.primitive.name in PRODUCTS for e in equations(kernel.body.jaxpr)):
         return None
     starts = [s for m in (*kernel.inputs, *kernel.outputs) for s in m.starts]
     if any(s is None or s.coefficient(d) % size for s in starts):

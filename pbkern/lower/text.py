@@ -14,6 +14,8 @@ from .builder import Value as Ssa
 
 NAME = re.compile(r"%v\d+")
 BRANCH = re.compile(r"\bscf\.(if|while)\b")
+# Vector constants that choose an instruction: amounts of shifts, and masks of 64-bit factors of 32 bits.
+CHOOSING = re.compile(r"\barith\.(?:sh\w+ \S+, (%v\d+) : vector|andi \S+, (%v\d+) : vector<\d+xi64>)")
 # Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), and how many:
 # the rest holds values. Loops of few trips leave theirs to the loop around them.
 PINNED = tuple(f" : vector<{bits // int(el[1:])}x{el}>" for bits in (128, 256, 512) for el in ("f32", "f64", "i32", "i64"))
@@ -158,13 +160,14 @@ class Text:
 
         LLVM hoists constants out of whole loop nests, finds too many for the registers, and then loads those of the
         hottest loop in every step. What an (empty) assembly statement has returned is no constant to it, and one with side
-        effects stays where it is.
+        effects stays where it is. Constants by which LLVM chooses instructions remain constants.
         """
         if any(BRANCH.search(line) for line in inner.lines):
             return
         vectors = {name: text.rsplit(" : ", 1)[1] for text, name in self.constants.items()
                    if text.startswith("arith.constant dense<") and text.endswith(PINNED)}
-        used = dict.fromkeys(n for line in inner.lines for n in NAME.findall(line) if n in vectors)
+        choosing = {n for line in inner.lines for found in CHOOSING.findall(line) for n in found}
+        used = dict.fromkeys(n for line in inner.lines for n in NAME.findall(line) if n in vectors and n not in choosing)
         if not used or len(used) > MAX_PINNED:
             return
         keep = 'llvm.inline_asm has_side_effects "", "=v,0"'

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pbkern
-from pbkern.lower import fuse_nests, outline, strips, uniform, waiting
+from pbkern.lower import arena, fuse_nests, outline, strips, uniform, waiting
 from pbkern.lower.emit import NestEmitter
 from pbkern.lower.nest import MAX_HEIGHT
 from pbkern.lower.program import lower_kernel
@@ -200,3 +201,25 @@ def test_a_reshape_outlives_what_it_was_made_of():
     kept = (X * 2).reshape(4, 96)
     want = kept + kept[:, ::-1] + (X * 3).reshape(4, 96)
     np.testing.assert_allclose(got, want.reshape(SHAPE), rtol=1e-5, atol=1e-5)
+
+
+def test_what_statements_touch_is_looked_at_in_proportion_to_their_number(monkeypatch):
+    """Loops with nests between them: what is touched around each run of nests is known from all statements at once."""
+
+    def looked_at(times: int) -> int:
+        def body(n, x, o):
+            for k in range(times):
+                o[k] = x[k] * 2 - x[k].max()
+                o[k + times] = x[k] + o[k]
+                lax.fori_loop(0, n[0], lambda i, _, k=k: o.__setitem__(k, o[k] + x[i]), None)
+
+        shape = jax.ShapeDtypeStruct((2 * times, 256), "float32")
+        kernel = pbkern.kernel(body, out_shape=shape).trace(jax.ShapeDtypeStruct((1,), "int32"), shape)
+        seen, touched = [], arena.touched
+        with monkeypatch.context() as m:
+            m.setattr(arena, "touched", lambda stmts: seen.append(len(stmts)) or touched(stmts))
+            lower_kernel(kernel, "k")
+        return sum(seen)
+
+    counts = looked_at(20), looked_at(40)
+    assert counts[1] < 2.5 * counts[0], counts

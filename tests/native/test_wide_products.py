@@ -1,12 +1,14 @@
 """Wide products made of 16-bit halves become one operation, in any form; what only looks like one does not."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.program import lower_kernel
+from pbkern.lower.program import LowerOptions, lower_kernel
 
 from .running import native
 
@@ -57,3 +59,19 @@ def test_upper_and_lower_halves(halves, is_product, second):
         np.testing.assert_array_equal(high, (wide >> np.uint64(32)).astype(np.uint32))
     # Of a number whose halves are both 1, the terms of two unknowns fall together: it is not found.
     assert ("mulhi" in lower_kernel(k, "k").nests) is (is_product and second != 65537)
+
+
+def test_what_chooses_the_instruction_of_products_stays_constant():
+    """64-bit factors of 32 bits have an instruction of their own, and shifts by constants: LLVM has to see which they are."""
+
+    def body(x, o):
+        for _ in range(6):
+            x = by_carry(x[...], jnp.uint32(0xCD9E8D57))[0] ^ 7
+        o[...] = x
+
+    x = np.arange(4096, dtype=np.uint32)
+    k = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(x.shape, "uint32")).trace(x)
+    text = lower_kernel(k, "k", LowerOptions(avx512=True)).text
+    constants = dict(re.findall(r"(%v\d+) = arith.constant (dense<.*>) : vector<\d+xi64>", text))
+    kept = re.findall(r'inline_asm has_side_effects "", "=v,0" (%v\d+)', text)
+    assert set(constants.values()) >= {"dense<32>", "dense<4294967295>"} and not set(kept) & constants.keys()
