@@ -124,37 +124,36 @@ class _Seen:
         of_g = tuple(place.get(x, x) for x in product.labels[1 - side])
         contracted = [x for x in of_v if not isinstance(x, int)]
         shorter = SHORTER * math.prod(v.shape[of_v.index(x)] for x in contracted) <= math.prod(p.shape[d] for d in axes)
-        if not shorter or not set(axes) <= set(of_v) or set(axes) & set(of_g):
+        order = [*(d for d in range(p.ndim) if d not in axes), *contracted]
+        if not shorter or not set(axes) <= set(of_v) or not _has(of_g, order):
             return None
         for known in self.products:
-            of_known = self._labels_of(known, p, v, of_v, axes)
-            if of_known is not None and known.result.dtype == g.dtype == p.dtype:
-                kept = [d for d in range(p.ndim) if d not in axes]
-                a, b = (_in_order(x, labels, [*kept, *contracted]) for x, labels in ((g, of_g), (known.result, of_known)))
-                return lax.reduce_sum(lax.mul(a, b), tuple(range(len(kept), len(kept) + len(contracted))))
+            of_known = self._labels_of(known, p, v, of_v)
+            if of_known is not None and _has(of_known, order) and known.result.dtype == g.dtype == p.dtype:
+                a, b = (lax.transpose(x, [labels.index(d) for d in order])
+                        for x, labels in ((g, of_g), (known.result, of_known)))
+                return lax.reduce_sum(lax.mul(a, b), tuple(range(len(order) - len(contracted), len(order))))
         return None
 
-    def _labels_of(self, known: _Product, p, v, of_v: tuple, axes: Sequence[int]) -> tuple | None:
-        """Labels of the result of a product of p and v over `axes`; None if this is another one."""
+    def _labels_of(self, known: _Product, p, v, of_v: tuple) -> tuple | None:
+        """Labels of the result of a product of p and v, whose labels are given; None if this is another one."""
         for side in (0, 1):
             x, order = self.notes.find("turned", known.operands[side]) or (known.operands[side], range(p.ndim))
             if x is not p or known.operands[1 - side] is not v:
                 continue
             name = dict(zip(known.labels[side], order)) | {
                 x: label for x, label in zip(known.labels[1 - side], of_v) if not isinstance(label, int)}
-            labels = [name.get(x) for x in known.of_result]
-            kept = {d for d in range(p.ndim) if d not in axes}
-            if tuple(name.get(x) for x in known.labels[1 - side]) == of_v and kept <= set(labels):
-                return tuple(labels)
+            if tuple(name.get(x) for x in known.labels[1 - side]) == of_v:
+                return tuple(name.get(x) for x in known.of_result)
         return None
 
     def _bind(self, kind: str, eqn, operands, *what) -> list:
         return self.notes.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
 
 
-def _in_order(x, labels: Sequence, order: Sequence):
-    """The array with its dimensions as `order` names them."""
-    return lax.transpose(x, [labels.index(each) for each in order])
+def _has(labels: Sequence, wanted: Sequence) -> bool:
+    """Whether an array has just these dimensions."""
+    return len(labels) == len(wanted) and set(labels) == set(wanted)
 
 
 def _scaled(x, factors: _Factors, axes: Sequence[int]):
