@@ -568,7 +568,7 @@ class Partitioner:
             # read, or over what both read must outweigh all other traffic.
             shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
             slack = SCORES_SLACK if scores else CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
-            twice = {id(e) for e in heavy if e in a.eqns and e in b.eqns}  # computed once together
+            twice = set(map(id, heavy)) & set(map(id, a.eqns)) & set(map(id, b.eqns))  # computed once together
             large = 2 * between > moved or shared > 0.5 * moved or scores or twice
             # Where both only stream their operands, as for a single query, no register tile is at stake.
             streams = self.streams(a) and self.streams(b)
