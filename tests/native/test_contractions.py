@@ -1,5 +1,7 @@
 """Contractions through every path of lowering: packed panels, staged rows, pairs of bfloat16, matrix-vector, convolutions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,18 @@ def test_convolution(name, layout, dtype):
         x, w = x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1)
     f = lambda x, w: lax.conv_general_dilated(x, w, dimension_numbers=layout, **CONVOLUTIONS[name])  # noqa: E731
     check(f, (x, w), 1e-5 if dtype == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("filters, order", [("OIHW", [64, 3, 5]), ("HWIO", [3, 5, 64])])
+def test_filters_are_read_in_their_order(filters, order):
+    """Of many channels, each filter is read once from beginning to end, not once for each place of the window."""
+    shape = {"O": 48, "I": 64, "H": 3, "W": 5}
+    x, w = draw((2, 64, 9, 11), seed=1), draw([shape[c] for c in filters], seed=2)
+    f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NCHW", filters, "NCHW"))  # noqa: E731
+    nests = pbkern.jit(f).as_text(x, w, stage="nests").splitlines()
+    (product,) = (line for line in nests if line.count("*") == 3 and line.startswith("nest"))
+    assert [int(n) for n in re.findall(r"<(\d+)\*", product)] == order
+    check(f, (x, w), 1e-5)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 7, 8, 10, 13, 16, 17, 40])
