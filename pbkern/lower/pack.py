@@ -58,14 +58,16 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     if found is None:
         return [nest]
     vector, moving, still = found
-    narrow = None
+    narrow, out = None, list[Stmt]()
     if options.contract:  # lanes would be partial sums: only where sums may be reassociated
         narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, vector_bits)
-    if narrow is not None or nest.dims[vector] < MIN_COLUMNS:
-        return narrow or [nest]
+    if narrow is not None:
+        return narrow
+    if nest.dims[vector] < MIN_COLUMNS:
+        rows = _stage_filters(nest, still, builder, out)
+        return [*out, rows[0] if rows is not None else nest]
     width, tile = contraction_tile(nest, vector, vector_bits)
     depth = math.prod(nest.dims[d] for d in nest.rdims)
-    out: list[Stmt] = []
     rows = _stage_rows(nest, still, moving, vector, builder, out, staged)
     if rows is not None:
         nest, still = rows
@@ -73,7 +75,9 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     if words is not None:
         return out + words.before + _panels(words.nest, words.packed, vector, width, builder, vector_bits, words.shift)
     if not _panel_pays(nest, moving, vector, depth, width):
+        rows = rows or _stage_filters(nest, still, builder, out)
         if rows is not None:
+            nest = rows[0]
             nest.schedule = tile
         return [*out, nest]
     return out + _panels(nest, moving, vector, width, builder, vector_bits)
@@ -218,6 +222,28 @@ def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out
         out.append(Nest({m: nest.dims[m], k: nest.dims[k]}, writes=[Write(buf, index, still)], at=nest.at))
         if source.root not in staged.written:
             staged.copies[key] = buf
+    copy = builder.pool.make("load", still.dtype, (buf, index, False))
+    return _replace_operand(nest, still, copy, builder), copy
+
+
+def _stage_filters(nest: Nest, still: Expr, builder, out: list[Stmt]) -> tuple[Nest, Expr] | None:
+    """Copies filters of bfloat16, of several dimensions each, to float32 where no words of them are read: elements are
+    converted once, instead of whenever one is broadcast.
+    """
+    rows = [d for d in nest.dims if d in still.symbols and d not in nest.rdims]
+    inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
+    if still.kind != "load" or still.dtype.name != "bfloat16" or len(rows) != 1 or len(inner) < 2:
+        return None
+    source, places, _ = still.info
+    strides = {d: math.prod(nest.dims[e] for e in inner[n + 1 :]) for n, d in enumerate(inner)}
+    columns = strides[inner[0]] * nest.dims[inner[0]]
+    apart = _row_bytes(nest, still, rows[0]) >= columns * source.dtype.itemsize  # not windows that overlap
+    contiguous = all(flat_coefficient(source, places, d) == stride for d, stride in strides.items())
+    if not apart or not contiguous or _reuse(nest, still) < MIN_ROW_REUSE:
+        return None
+    index = (Affine.symbol(rows[0]), Affine.make(strides, 0))
+    buf = builder.new_buffer((nest.dims[rows[0]], columns + PADDING), np.dtype(np.float32)).buf
+    out.append(Nest({d: nest.dims[d] for d in (*rows, *inner)}, writes=[Write(buf, index, still)], at=nest.at))
     copy = builder.pool.make("load", still.dtype, (buf, index, False))
     return _replace_operand(nest, still, copy, builder), copy
 

@@ -121,6 +121,16 @@ def test_filters_are_read_in_their_order(filters, order):
     check(f, (x, w), 1e-5)
 
 
+def test_filters_of_bfloat16_are_converted_once():
+    """Where channels come first, no words of two features can be read: each element of a filter would be converted anew."""
+    x, w = draw((2, 24, 9, 20), "bfloat16", 1), draw((32, 24, 3, 5), "bfloat16", 2)
+    f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))  # noqa: E731
+    nests = pbkern.jit(f).as_text(x, w, stage="nests")
+    (copy,) = re.findall(r"dot= .*(%t\d+)\[d\d+, 5\*k\d+ \+ k\d+ \+ 15\*k\d+\]", nests)
+    assert re.search(rf"nest \[d\d+<16, k\d+<360\]\n  {copy}\[", nests)
+    check(f, (x, w), 1e-2)
+
+
 @pytest.mark.parametrize("columns", [1, 2, 3, 7, 8, 10, 13, 16, 17, 40])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_few_columns(columns, transposed):
