@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 from jax.extend import core as jex
 
-from ..jaxprs import inner_jaxprs
+from ..jaxprs import atoms, inner_jaxprs
 from .simplify import drop_dead, retrace
 
 
@@ -29,7 +29,7 @@ def _needed(body: jex.Jaxpr, n_carry: int, live: set[int]) -> set:
     read = {a for k, a in enumerate(body.outvars) if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)}
     for eqn in reversed(body.eqns):
         if eqn.effects or any(v in read for v in eqn.outvars):
-            read.update(a for a in eqn.invars if not isinstance(a, jex.Literal))
+            read.update(atoms(eqn))
     return read
 
 

@@ -16,6 +16,7 @@ from .places import Places
 # The run's number, beside the grid axes that spans count in.
 RUN = 1 << 16
 
+
 @dataclass(frozen=True)
 class Run:
     """One run of a pass: what it reads and computes. Spans may count in RUN.

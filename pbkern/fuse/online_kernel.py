@@ -154,7 +154,9 @@ class _Body:
         return {(v, a): self.block(v, a, ids or {}) for v, a in wanted if ids is not None or not moves(a)}
 
     def block(self, v, access: Access, ids: dict):
-        n, hull = next((n, h) for n, (w, h) in enumerate(self.requests.inputs) if w is v and _covers(h, access))
+        holds = [(n, h) for n, (w, h) in enumerate(self.requests.inputs) if w is v and _covers(h, access)]
+        assert holds, "a run reads what no block of its operand holds"
+        n, hull = holds[0]
         ctx = BodyContext(ids)
         starts = [s.start.const - h.start.const if not _runs(s) else ctx.affine(s.start - h.start, np.int32)
                   for s, h in zip(access, hull)]

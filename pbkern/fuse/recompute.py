@@ -96,7 +96,7 @@ def _rebuild(parts, values: set) -> bool:
         made = dict.fromkeys(v for e in n.eqns for v in e.outvars)
         outputs = [v for v in n.outputs if v not in values] + [v for v in made if v in stops and v not in n.outputs]
         known = {id(e): e for e in (*n.eqns, *(e for v in values & (n.reads() | made.keys()) for e in cones[v]))}
-        wanted.append((n, _needed(parts, known.values(), outputs), outputs))
+        wanted.append((n, list(known.values()), outputs))
     wanted = [(n, eqns, _once(parts, n, outputs, wanted)) for n, eqns, outputs in wanted]
     return _apply(parts, wanted)
 
