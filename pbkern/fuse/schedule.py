@@ -354,7 +354,7 @@ def search(
         made = schedule_at(eqns, outputs, blocks, machine)
         return made if made is not None and accept(made.cost) else None
 
-    def whole(blocks):
+    def stored(blocks):
         """What runs would leave out is kept in L2, and not computed twice."""
         with runs_allowed(False):
             made = at(blocks)
@@ -371,7 +371,7 @@ def search(
             if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
-                best = _better(best, _descend(whole, options, target))
+                best = _better(best, _descend(stored, options, target))
         except NeedsWhole as e:
             least.demand(e, e.axes, root.aval.shape)
             continue

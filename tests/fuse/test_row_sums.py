@@ -15,7 +15,7 @@ from .checking import rand
 
 
 def plain(p, g, v):
-    """What is known, and the sum: of rows of 40 columns, over 8 elements instead."""
+    """What is known, and the sum: of rows of 40 columns, over 2 elements instead."""
     o = jnp.einsum("bqk,bkd->bqd", p, v)
     return o, (p * jnp.einsum("bqd,bkd->bqk", g, v)).sum(-1)
 
@@ -35,7 +35,7 @@ def scaled(p, g, v):
 
 def over_two(p, g, v):
     """Rows of two dimensions."""
-    p, v = p.reshape(2, 6, 5, 8), v.reshape(2, 5, 8, 8)
+    p, v = p.reshape(2, 6, 5, 8), v.reshape(2, 5, 8, 2)
     o = jnp.einsum("bqkl,bkld->bqd", p, v)
     return o, (p * jnp.einsum("bqd,bkld->bqkl", g, v)).sum((2, 3))
 
@@ -75,14 +75,21 @@ def not_summed(p, g, v):
 
 def beside_columns(p, g, v):
     """Not all of v's columns are summed up."""
-    p, v = p.reshape(2, 6, 5, 8), v.reshape(2, 5, 8, 8)
+    p, v = p.reshape(2, 6, 5, 8), v.reshape(2, 5, 8, 2)
     o = jnp.einsum("bqkl,bkld->bqld", p, v)
     return o, (p * jnp.einsum("bqd,bkld->bqkl", g, v)).sum(2)
 
 
+def crossed(p, g, v):
+    """Known is a product over the same two dimensions, each with the other."""
+    p, v = p[..., :36].reshape(2, 6, 6, 6), v[:, :36].reshape(2, 6, 6, 2)
+    o = jnp.einsum("bqkl,blkd->bqd", p, v)
+    return o, (p * jnp.einsum("bqd,bkld->bqkl", g, v)).sum((2, 3))
+
+
 def rewritten(f):
     """(what a function does, with the sum rewritten if it can be; whether it was). Looked for only beside exponentials."""
-    args = rand(2, 6, 40), rand(2, 6, 8, seed=1), rand(2, 40, 8, seed=2)
+    args = rand(2, 6, 40), rand(2, 6, 2, seed=1), rand(2, 40, 2, seed=2)
     closed = jax.make_jaxpr(lambda p, g, v: f(jnp.exp(p), g, v))(*args)
     closed = jax.make_jaxpr(jax.jit(lambda *a: jex.jaxpr_as_fun(closed)(*a), inline=True))(*args)
     made = sum_results(closed)
@@ -101,7 +108,7 @@ def test_the_product_is_left_out(f):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("f", [by_columns, of_another, weighed, unknown, other_pairs, not_summed, beside_columns])
+@pytest.mark.parametrize("f", [by_columns, of_another, weighed, unknown, other_pairs, not_summed, beside_columns, crossed])
 def test_other_sums_stay(f):
     assert not rewritten(f)[-1]
 
