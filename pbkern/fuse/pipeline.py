@@ -32,6 +32,7 @@ from .program import build_program
 from .quotients import divide_late
 from .row_sums import sum_results
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
+from .short_loops import write_out_loops
 from .side_by_side import loops_as_one
 from .simplify import simplify
 from .stages import split_reductions
@@ -67,7 +68,10 @@ def plan(
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = sink_masks(count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name))))
     strict = bool(getattr(options, "strict_target", False))
-    simple = compute_once(walk_counters(drop_dead_carries(place_updates(simple, strict))), machine)
+    simple = drop_dead_carries(place_updates(simple, strict))
+    if not getattr(options, "disable_affine_fusion", False):
+        simple = write_out_loops(simple)
+    simple = compute_once(walk_counters(simple), machine)
     simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))
     fast = not getattr(options, "mlir_disable_fast_math", False)
     if fast:  # these reassociate

@@ -37,7 +37,7 @@ LOOPS = {
         (X.reshape(3, 2, 9),),
         Loop,
     ),
-    "fori": (lambda x: lax.fori_loop(0, 5, lambda i, c: jnp.sin(c) + i, x), (X,), Loop),
+    "fori": (lambda x: lax.fori_loop(0, 5, lambda i, c: jnp.roll(jnp.sin(c), 1) + i, x), (X,), Loop),
     "while": (
         lambda x: lax.while_loop(lambda c: c[0].sum() < 100.0, lambda c: (c[0] * 1.5 + 1, c[1] + 1), (x, 0)),
         (X,),
