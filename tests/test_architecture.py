@@ -18,7 +18,9 @@ BELOW = {
     "frontends": {"foundation", "dsl", "targets"},  # targets: what other systems' CompilerParams become
     "api": {"foundation", "dsl", "fuse", "lower", "targets", "frontends"},
 }
-FOUNDATION = set("errors rules jaxprs affine machine _jax config options cache progress scatter gathers reshapes top_k".split())
+FOUNDATION = set(
+    "errors rules jaxprs affine machine _jax config options cache progress scatter gathers reshapes top_k sorting".split()
+)
 FOLDERS = set(BELOW) - {"foundation", "api"}
 FILES = sorted(ROOT.rglob("*.py"))
 

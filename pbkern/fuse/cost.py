@@ -17,8 +17,9 @@ from types import MappingProxyType
 import numpy as np
 from jax.extend import core as jex
 
-from ..machine import Machine, sorts_in_registers
+from ..machine import Machine
 from ..scatter import SCATTERS
+from ..sorting import line_cycles, sorts_in_registers
 from .access import ELEMENTWISE, Access, block_shape
 from .access_scatter import share
 from .blocks import Requests, Step, volume
@@ -138,7 +139,8 @@ def operations_per_element(eqn, machine: Machine) -> float:
         length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
         if sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
             return EXCHANGE_OPERATIONS * (length - 1) / 2
-        return machine.cycles(name) * math.log2(length)
+        cycles = line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
+        return cycles / max(length, 1) * machine.vector_bits / 32
     return machine.cycles(name)
 
 

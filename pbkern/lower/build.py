@@ -21,8 +21,8 @@ from .. import _jax, jaxprs
 from ..affine import Affine
 from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
-from ..machine import sorts_in_registers
 from ..scatter import SCATTERS
+from ..sorting import sorts_in_registers
 from . import decide, elementwise
 from .builder import ELEMENTS
 from .collapse import Aliases
@@ -36,6 +36,7 @@ from .predicates import Folder
 from .reductions import CONTRACTIONS
 from .scatters import scatter
 from .shapes import VIEWS, index_value, joined
+from .sort import scratch
 from .steps import Steps
 from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
 from .waiting import Waiting
@@ -683,7 +684,7 @@ class BodyBuilder:
             for t, o in zip(targets, operands):
                 b.store_value(t, o, lambda ix: tuple(ix[k] for k in perm))
             flat = [b.reinterpret(t, (lines, length)) for t in targets]
-            spare = [b.new_buffer((length,), o.dtype) for o in operands]
+            spare = [b.new_buffer(shape, dtype) for shape, dtype in scratch(length, [o.dtype for o in operands], keys)]
             b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys))
             for t in targets:
                 stored = Stored(shape, t.dtype, t.buf, lambda ix: tuple(ix[k] for k in perm))

@@ -347,7 +347,7 @@ class While:
 class Sort:
     """Sorts lines of equal length in place, stably, ascending by the first `num_keys` buffers.
 
-    `buffers` are contiguous arrays [lines, length]; `spare` are as large as one line each.
+    `buffers` are contiguous arrays [lines, length]; `spare` is what sort.scratch asks for.
     """
 
     buffers: list[Buf]

@@ -1,99 +1,281 @@
-"""Sort statement -> text: a stable bottom-up merge sort of each line, keys compared as JAX does.
+"""Sort statement -> text: a stable radix sort of each line, from the least significant digit of the last key on.
 
-Floats: NaN last, -0 equal to 0. Lines are contiguous; `spare` holds one line of each operand.
+Keys become unsigned integers that rise as the keys do. A pass counts how often each digit occurs, which tells where its
+elements begin, and moves elements there in order, from one half of the scratch buffers to the other; what all elements have
+in common takes no pass. Integers that nothing travels with are read off their keys at the end; else places travel with the
+keys, and tell where operands are read. Source: Knuth, The Art of Computer Programming 3, algorithm 5.2.5R.
+
+Floats: NaN last, -0 and subnormal numbers equal to 0, as XLA has it.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..affine import Affine
+from ..sorting import RANK_VECTOR_BITS, digit_bits, key_bits, word_bits
+from .builder import BITS, Builder, int_el, is_float
 from .builder import Value as Ssa
-from .builder import storage_el
-from .nest import Sort
+from .nest import Buf, Sort
 from .places import memref
 from .text import Block, Text
 
+# Bits of the mantissa, below those of the exponent.
+MANTISSA = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
+
+
+def word_dtype(dtype) -> np.dtype:
+    """Of the integers that stand for keys."""
+    return np.dtype(f"uint{word_bits(key_bits(dtype))}")
+
+
+def _keeps_places(dtypes, keys: int) -> bool:
+    """Do places travel with the keys, because one key alone does not tell the results?"""
+    return len(dtypes) > 1 or keys > 1 or "float" in np.dtype(dtypes[0]).name
+
+
+def _word_dtypes(dtypes, keys: int) -> list[np.dtype]:
+    return list(dict.fromkeys(map(word_dtype, dtypes[:keys])))
+
+
+def scratch(length: int, dtypes, keys: int) -> list[tuple[tuple[int], np.dtype]]:
+    """(shape, dtype) of what a Sort needs: counts, words of each width, places, and a line of each operand."""
+    digits = [digit_bits(length, key_bits(d)) for d in dtypes[:keys]]
+    counts = max(1 << n if n else length + _lanes(d) for n, d in zip(digits, dtypes))
+    keeps = _keeps_places(dtypes, keys)
+    # Vectors of keys reach past the last one.
+    words = [((2 * length + RANK_VECTOR_BITS // 32,), d) for d in _word_dtypes(dtypes, keys)]
+    places = [((2 * length,), np.dtype(np.int32)), *(((length,), d) for d in dtypes)] if keeps else []
+    return [((counts,), np.dtype(np.int32)), *words, *places]
+
+
+def _lanes(dtype) -> int:
+    """Words of keys in a vector."""
+    return RANK_VECTOR_BITS // (8 * word_dtype(dtype).itemsize)
+
 
 def emit_sort(text: Text, block: Block, s: Sort) -> None:
-    """Appends the loops over lines and merge widths to `block`."""
+    """Appends the loop over lines to `block`."""
     lines, length = s.buffers[0].shape
-    if lines == 0 or length < 2:
-        return
+    if lines and length > 1:
+        text.loop(block, "%line", 0, lines, 1, lambda b, _: _Line(text, s, length).emit(b))
 
-    def line(inner: Block, _) -> list:
-        _, base = text.affine(inner, Affine.symbol("%line") * length)
-        width = 1
-        while width < length:
-            _pass(text, inner, s, base, width, length)
-            width *= 2
+
+class _Line:
+    """Sorts one line. `source` is where the elements lie now: from 0 or from `length` on."""
+
+    def __init__(self, text: Text, s: Sort, length: int):
+        self.text, self.s, self.length = text, s, length
+        dtypes = [b.dtype for b in s.buffers]
+        widths = len(_word_dtypes(dtypes, s.num_keys))
+        self.counts, self.words = s.spare[0], s.spare[1 : 1 + widths]
+        self.places, *self.kept = s.spare[1 + widths :] or [None]
+
+    def emit(self, block: Block) -> list:
+        _, base = self.text.affine(block, Affine.symbol("%line") * self.length)
+        source = self.text.index(0)
+        last = self.s.num_keys - 1
+        for n in range(last, -1, -1):
+            self._make_keys(block, n, base, source, first=n == last)
+            source = self._sort_by(block, n, source)
+        self._write(block, base, source)
         return []
 
-    text.loop(block, "%line", 0, lines, 1, line)
+    # ------------------------------------------------------------------ memory
+
+    def _load(self, block: Block, buf: Buf, at: str) -> Ssa:
+        el = memref(buf).rstrip(">").rsplit("x", 1)[1]
+        return Ssa(self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"), el, 0)
+
+    def _store(self, block: Block, buf: Buf, at: str, v: Ssa) -> None:
+        block.lines.append(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
+
+    def _each(self, block: Block, count: int, fill, carried=()) -> list[Ssa]:
+        """`fill(inner block, index, carried)` for every index below `count`."""
+        return self.text.loop(block, "%at", 0, count, 1, lambda b, c: fill(b, b.lookup("%at")[1], c) or [], list(carried))
+
+    def _plus(self, block: Block, *terms: str) -> str:
+        total = terms[0]
+        for t in terms[1:]:
+            total = self.text.put(block, f"arith.addi {total}, {t} : index")
+        return total
+
+    def _as_index(self, block: Block, v: Ssa) -> str:
+        return self.text.put(block, f"arith.index_castui {v.name} : {v.el} to index")
+
+    def _as_count(self, block: Block, index: str) -> Ssa:
+        return Ssa(self.text.put(block, f"arith.index_cast {index} : index to i32"), "i32", 0)
+
+    # ------------------------------------------------------------------ keys
+
+    def _word(self, n: int) -> Buf:
+        wanted = word_dtype(self.s.buffers[n].dtype)
+        return next(w for w in self.words if w.dtype == wanted)
+
+    def _make_keys(self, block: Block, n: int, base: str, source: str, *, first: bool) -> None:
+        """Words of key `n` in the order so far."""
+        buf, word = self.s.buffers[n], self._word(n)
+
+        def fill(b: Block, i: str, _):
+            at = self._plus(b, source, i)
+            place = i if first else self._as_index(b, self._load(b, self.places, at))
+            key = rising(self.text.builder(b, 0), self._load(b, buf, self._plus(b, base, place)), buf.dtype)
+            self._store(b, word, at, key)
+            if first and self.places is not None:
+                self._store(b, self.places, at, self._as_count(b, i))
+
+        self._each(block, self.length, fill)
+
+    # ------------------------------------------------------------------ passes
+
+    def _sort_by(self, block: Block, n: int, source: str) -> str:
+        """Sorts by key `n`; returns where the elements lie then."""
+        bits = key_bits(self.s.buffers[n].dtype)
+        digit = digit_bits(self.length, bits)
+        if digit is None:
+            self._rank(block, n, source)
+            return self._move(block, n, source, lambda b, i, _: self._load(b, self.counts, i))
+        found = self.text.loop(
+            block, f"%shift{n}", 0, bits, digit,
+            lambda b, c: [self._pass(b, n, digit, b.lookup(f"%shift{n}")[1], c[0].name)], [Ssa(source, "index", 0)],
+        )  # fmt: skip
+        return found[0].name
+
+    def _pass(self, block: Block, n: int, digit: int, shift: str | int, source: str) -> Ssa:
+        """One pass over the digit from bit `shift` on."""
+        word, values = self._word(n), 1 << digit
+        el = f"i{8 * word.dtype.itemsize}"
+        shift = self.text.index(shift) if isinstance(shift, int) else shift
+        amount = Ssa(self.text.put(block, f"arith.index_cast {shift} : index to {el}"), el, 0)
+        zero, one = self._count(0), self._count(1)
+
+        def digit_of(b: Block, key: Ssa) -> str:
+            ops = self.text.builder(b, 0)
+            return self._as_index(b, ops.and_(ops.shr(key, amount), ops.c(values - 1, el)))
+
+        def count(b: Block, i: str, _):
+            d = digit_of(b, self._load(b, word, self._plus(b, source, i)))
+            self._store(b, self.counts, d, self.text.builder(b, 0).add(self._load(b, self.counts, d), one))
+
+        def begin(b: Block, i: str, place):
+            found = self._load(b, self.counts, i)
+            self._store(b, self.counts, i, place[0])
+            return [self.text.builder(b, 0).add(place[0], found)]
+
+        def next_place(b: Block, _, key: Ssa) -> Ssa:
+            d = digit_of(b, key)
+            place = self._load(b, self.counts, d)
+            self._store(b, self.counts, d, self.text.builder(b, 0).add(place, one))
+            return place
+
+        self._each(block, values, lambda b, i, _: self._store(b, self.counts, i, zero))
+        self._each(block, self.length, count)
+        common = self._load(block, self.counts, digit_of(block, self._load(block, word, source)))
+        all_equal = self.text.builder(block, 0).cmp("eq", common, self._count(self.length))
+        moved, stayed = Block(block), Block(block)
+        self._each(moved, values, begin, [zero])
+        target = Ssa(self._move(moved, n, source, next_place), "index", 0)
+        return Ssa(self.text.either(block, all_equal.name, stayed, Ssa(source, "index", 0), moved, target), "index", 0)
+
+    def _count(self, value: int) -> Ssa:
+        return Ssa(self.text.const(f"arith.constant {value} : i32"), "i32", 0)
+
+    def _rank(self, block: Block, n: int, source: str) -> None:
+        """Writes how many keys go before each: those that are smaller, and of equal ones those further left."""
+        word, lanes = self._word(n), _lanes(self.s.buffers[n].dtype)
+        el = f"i{8 * word.dtype.itemsize}"
+        places = range(0, self.length, lanes)
+        ops = self.text.builder(block, lanes)
+        starts = [self._plus(block, source, self.text.index(p)) for p in places]
+        loads = [f"vector.load {word.root.name}[{at}] : {memref(word)}, vector<{lanes}x{el}>" for at in starts]
+        vectors = [Ssa(self.text.put(block, load), el, lanes) for load in loads]
+        numbers = [self.text.const(f"arith.constant dense<{[*range(p, p + lanes)]}> : vector<{lanes}xi32>") for p in places]
+
+        def compare(b: Block, i: str, ranks):
+            inner = self.text.builder(b, lanes)
+            key = inner.broadcast(self._load(b, word, self._plus(b, source, i)))
+            number = inner.broadcast(self._as_count(b, i))
+            found = []
+            for rank, others, own in zip(ranks, vectors, numbers):
+                smaller = inner.cmp("lt", key, others, unsigned=True)
+                further_left = inner.cmp("lt", number, Ssa(own, "i32", lanes))
+                before = inner.or_(smaller, inner.and_(inner.cmp("eq", key, others), further_left))
+                found.append(inner.add(rank, inner.int_resize(before, "i32", unsigned=True)))
+            return found
+
+        ranks = self._each(block, self.length, compare, [ops.c(0, "i32") for _ in places])
+        for p, rank in zip(places, ranks):
+            at = self.text.index(p)
+            block.lines.append(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
+
+    def _move(self, block: Block, n: int, source: str, place_of) -> str:
+        """Moves words and places to the other half, from the first element on to the places that `place_of` tells."""
+        word = self._word(n)
+        target = self.text.put(block, f"arith.subi {self.text.index(self.length)}, {source} : index")
+
+        def move(b: Block, i: str, _):
+            at = self._plus(b, source, i)
+            key = self._load(b, word, at)
+            to = self._plus(b, target, self._as_index(b, place_of(b, i, key)))
+            self._store(b, word, to, key)
+            if self.places is not None:
+                self._store(b, self.places, to, self._load(b, self.places, at))
+
+        self._each(block, self.length, move)
+        return target
+
+    # ------------------------------------------------------------------ results
+
+    def _write(self, block: Block, base: str, source: str) -> None:
+        if self.places is None:
+            (buf,) = self.s.buffers
+
+            def read_off(b: Block, i: str, _):
+                word = self._load(b, self._word(0), self._plus(b, source, i))
+                self._store(b, buf, self._plus(b, base, i), risen(self.text.builder(b, 0), word, buf.dtype))
+
+            self._each(block, self.length, read_off)
+            return
+        for buf, spare in zip(self.s.buffers, self.kept):
+
+            def keep(b: Block, i: str, _, buf=buf, spare=spare):
+                self._store(b, spare, i, self._load(b, buf, self._plus(b, base, i)))
+
+            def pick(b: Block, i: str, _, buf=buf, spare=spare):
+                place = self._as_index(b, self._load(b, self.places, self._plus(b, source, i)))
+                self._store(b, buf, self._plus(b, base, i), self._load(b, spare, place))
+
+            self._each(block, self.length, keep)
+            self._each(block, self.length, pick)
 
 
-def _pass(text: Text, block: Block, s: Sort, base: str, width: int, length: int) -> None:
-    """Merges neighbouring sorted runs of `width` into the spare line, then copies it back."""
-    one, n = text.index(1), text.index(length)
-
-    def runs(b: Block, _) -> list:
-        _, low = text.affine(b, Affine.symbol("%run"))
-        mid = text.put(b, f"arith.minsi {text.put(b, f'arith.addi {low}, {text.index(width)} : index')}, {n} : index")
-        high = text.put(b, f"arith.minsi {text.put(b, f'arith.addi {low}, {text.index(2 * width)} : index')}, {n} : index")
-        i, j, out = text.name(), text.name(), text.name()
-        step = Block(b)
-        take_left = _take_left(text, step, s, base, i, j, mid, high)
-        source = text.put(step, f"arith.select {take_left}, {i}, {j} : index")
-        at = text.put(step, f"arith.addi {base}, {source} : index")
-        for buf, spare in zip(s.buffers, s.spare):
-            v = text.put(step, f"memref.load {buf.root.name}[{at}] : {memref(buf)}")
-            step.lines.append(f"memref.store {v}, {spare.name}[{out}] : {memref(spare)}")
-        i1 = text.put(step, f"arith.addi {i}, {one} : index")
-        j1 = text.put(step, f"arith.addi {j}, {one} : index")
-        i2 = text.put(step, f"arith.select {take_left}, {i1}, {i} : index")
-        j2 = text.put(step, f"arith.select {take_left}, {j}, {j1} : index")
-        name = text.name()
-        head = f"{name}:2 = scf.for {out} = {low} to {high} step {one}"
-        b.lines += [f"{head} iter_args({i} = {low}, {j} = {mid}) -> (index, index) {{",
-                    *step.lines, f"scf.yield {i2}, {j2} : index, index", "}"]
-        return []
-
-    text.loop(block, "%run", 0, length, 2 * width, runs)
-
-    def copy(b: Block, _) -> list:
-        _, k = text.affine(b, Affine.symbol("%copy"))
-        at = text.put(b, f"arith.addi {base}, {k} : index")
-        for buf, spare in zip(s.buffers, s.spare):
-            v = text.put(b, f"memref.load {spare.name}[{k}] : {memref(spare)}")
-            b.lines.append(f"memref.store {v}, {buf.root.name}[{at}] : {memref(buf)}")
-        return []
-
-    text.loop(block, "%copy", 0, length, 1, copy)
+def rising(b: Builder, x: Ssa, dtype) -> Ssa:
+    """A stored key -> an unsigned word of `word_dtype` that rises as the keys do."""
+    if is_float(x.el):
+        x = _rising_bits(b, x)
+    elif np.dtype(dtype).name.startswith("int"):
+        x = b.xor(x, b.c(1 << (BITS[x.el] - 1), x.el))
+    return b.int_resize(x, f"i{8 * word_dtype(dtype).itemsize}", unsigned=True)
 
 
-def _take_left(text: Text, block: Block, s: Sort, base: str, i: str, j: str, mid: str, high: str) -> str:
-    """i < mid and (j >= high or not right < left), reading only inside the line."""
-    b = text.builder(block, 0)
-    last = text.index(s.buffers[0].shape[1] - 1)
-    left = text.put(block, f"arith.addi {base}, {text.put(block, f'arith.minsi {i}, {last} : index')} : index")
-    right = text.put(block, f"arith.addi {base}, {text.put(block, f'arith.minsi {j}, {last} : index')} : index")
-    less = equal = None
-    for buf in s.buffers[: s.num_keys]:
-        x, y = (b.from_storage(Ssa(text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"),
-                                   storage_el(buf.dtype), 0), buf.dtype) for at in (right, left))
-        lt, eq = _compare(b, x, y, buf.dtype.kind == "u")
-        less = lt if less is None else b.or_(less, b.and_(equal, lt))
-        equal = eq if equal is None else b.and_(equal, eq)
-    has_left = Ssa(text.put(block, f"arith.cmpi slt, {i}, {mid} : index"), "i1", 0)
-    no_right = Ssa(text.put(block, f"arith.cmpi sge, {j}, {high} : index"), "i1", 0)
-    return b.and_(has_left, b.or_(no_right, b.not_(less))).name
+def _rising_bits(b: Builder, x: Ssa) -> Ssa:
+    """Negative floats, whose bits rise as the numbers fall, are complemented; zeros are one number, and all NaNs.
+
+    Subnormal numbers are zeros to comparisons in registers, which those of 16 bits enter as f32.
+    """
+    width, el = BITS[x.el], int_el(x.el)
+    sign = 1 << (width - 1)
+    infinity = sign - (1 << MANTISSA[x.el])
+    bits = b.bitcast(x, el)
+    size = b.and_(bits, b.c(sign - 1, el))
+    least = 1 if x.el == "f16" else 1 << MANTISSA[x.el]
+    bits = b.select(b.cmp("lt", size, b.c(least, el), unsigned=True), b.c(0, el), bits)
+    bits = b.select(b.cmp("lt", b.c(infinity, el), size, unsigned=True), b.c(sign - 1, el), bits)
+    return b.xor(bits, b.or_(b.sar(bits, b.c(width - 1, el)), b.c(sign, el)))
 
 
-def _compare(b, x: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ssa]:
-    """(x < y, x == y) with NaN above every number and equal to itself."""
-    if x.el == "i1":
-        x, y, unsigned = b.int_resize(x, "i8", unsigned=True), b.int_resize(y, "i8", unsigned=True), True
-    less, equal = b.cmp("lt", x, y, unsigned=unsigned), b.cmp("eq", x, y)
-    if x.el in ("f32", "f64"):
-        nan_x, nan_y = b.is_nan(x), b.is_nan(y)
-        less = b.or_(less, b.and_(nan_y, b.not_(nan_x)))
-        equal = b.or_(equal, b.and_(nan_x, nan_y))
-    return less, equal
+def risen(b: Builder, word: Ssa, dtype) -> Ssa:
+    """An integer as it is stored, from its word: the inverse of `rising`."""
+    width = 8 * np.dtype(dtype).itemsize
+    x = b.int_resize(word, f"i{width}", unsigned=True)
+    return b.xor(x, b.c(1 << (width - 1), x.el)) if np.dtype(dtype).name.startswith("int") else x

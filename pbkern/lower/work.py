@@ -8,6 +8,7 @@ from jax.extend import core as jex
 
 from .. import jaxprs
 from ..dsl.kernel import Kernel
+from ..sorting import line_cycles
 from .costs import COST
 
 CYCLES_PER_NS = 3.5
@@ -38,7 +39,8 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
             spec = eqn.params["dimension_numbers"].rhs_spec
             total += size * math.prod(eqn.invars[1].aval.shape[a] for a in spec[1:]) / (2 * LANES)
         elif name == "sort":
-            total += size * 20.0 * math.log2(max(size, 2))
+            length = max(eqn.outvars[0].aval.shape[eqn.params["dimension"]], 1)
+            total += size / length * line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
         elif name.startswith(("reduce", "arg", "cum")):
             total += math.prod(eqn.invars[0].aval.shape) / LANES
         else:
