@@ -56,6 +56,7 @@ class LowerOptions:
     vnni: bool = False  # the machine has AVX512-VNNI
     l1_bytes: int = 32 << 10
     stream_bytes: int = NEVER  # results of this size and more are written past the caches; they start at a cache line
+    stream_traffic: int = 0  # if operands and results are more than this many bytes
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,9 @@ class KernelLowering:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
         if not kernel.aliases and shift.is_function(kernel):
             results = zip(kernel.outputs, self.bufs[len(kernel.inputs):])
-            self.emitter.streamed = frozenset(b for m, b in results if m.array.nbytes >= options.stream_bytes)
+            traffic = sum(m.array.nbytes for m in mappings)
+            least = options.stream_bytes if traffic > options.stream_traffic else NEVER
+            self.emitter.streamed = frozenset(b for m, b in results if m.array.nbytes >= least)
         # What failed checks hand over; of operands that the kernel updates, the copy that the launch makes before.
         handed = kernel.in_types if traces.hands_over_operands(kernel) else ()
         self.copies = {i: Buf(f"%before{i}", handed[i].shape, handed[i].dtype) for i, _ in kernel.aliases if handed}

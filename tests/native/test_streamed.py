@@ -31,3 +31,10 @@ def test_large_results_only():
     assert "nontemporal" in text(lambda x: x + 1, large)
     assert "nontemporal" not in text(lambda x: x + 1, jnp.zeros((64, 4096)))
     assert "nontemporal" not in text(lambda x: x.sum(1), large)
+
+
+def test_what_the_cache_holds_with_its_operands_stays():
+    rows = pbkern.cpu.machine().l3_bytes // 2 // 16384
+    column, row = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in (rows, 4096))
+    assert "nontemporal" not in text(jnp.outer, column, row)
+    assert "nontemporal" in text(lambda x: x + 1, jax.ShapeDtypeStruct((rows, 4096), jnp.float32))
