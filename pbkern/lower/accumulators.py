@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import elementwise
-from .builder import Builder, compute_el
+from .builder import BITS, Builder, compute_el, int_el
 from .builder import Value as Ssa
 from .flat import flat_coefficient
 from .nest import Expr, Reduction
@@ -345,14 +345,31 @@ class Accumulators(Registers):
         return v._replace(name=self.text.put(block, f"vector.shuffle {v.name}, {v.name} {order} : {v.type}, {v.type}"))
 
     def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
-        v, unsigned, isfloat = x[0], r.dtype.kind == "u", x[0].el in ("f32", "f64")
+        v, sign = x[0], "u" if r.dtype.kind == "u" else "s"
+        if r.op in ("max", "min") and v.el in ("f32", "f64"):
+            return [self._extreme_across(block, r.op, v)]
         kind = {**dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
                 "prod": "mul", "and": "and", "or": "or", "xor": "xor",
-                "max": "maximumf" if isfloat else "maxui" if unsigned else "maxsi",
-                "min": "minimumf" if isfloat else "minui" if unsigned else "minsi", "greatest_number": "maxnumf"}[r.op]
+                "max": f"max{sign}i", "min": f"min{sign}i", "greatest_number": "maxnumf"}[r.op]
         if v.el == "i1":
             kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
-        return [Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)]
+        return [self._reduced(block, kind, v)]
+
+    def _reduced(self, block: Block, kind: str, v: Ssa) -> Ssa:
+        return Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)
+
+    def _extreme_across(self, block: Block, op: str, v: Ssa) -> Ssa:
+        """The extreme of the lanes, found among integers in the order of the floats, NaN behind all: a comparison of floats
+        takes four instructions each time, for NaN and zeros of both signs."""
+        b, one, el = self.text.builder(block, v.lanes), self.text.builder(block, 0), int_el(v.el)
+        last, most = BITS[el] - 1, (1 << (BITS[el] - 1)) - 1
+
+        def turned(b: Builder, x: Ssa) -> Ssa:  # sign and magnitude to two's complement, and back
+            return b.xor(x, b.and_(b.sar(x, b.c(last, el)), b.c(most, el)))
+
+        behind = b.c(most if op == "max" else ~most, el)
+        ordered = b.select(b.is_nan(v), behind, turned(b, b.bitcast(v, el)))
+        return one.bitcast(turned(one, self._reduced(block, f"{op}si", ordered)), v.el)
 
     def _across_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         """Lane by lane: log2(lanes) shuffles of (value, index)."""

@@ -82,15 +82,19 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
     return max([w for w in widths if w > 1], default=8)
 
 
+# Reductions of floats whose results depend on the order of the elements.
+ROUNDED = ("sum", "dot", "prod")
+
+
 def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     """How well vectors along `dim` suit the nest: contiguous accesses gain, strided ones lose."""
     size = nest.dims[dim]
     reduced = dim in nest.rdims
-    if reduced and not reassociate and any(r.op in ("sum", "dot") and r.dtype.kind not in "iub" for r in nest.reductions):
+    if reduced and not reassociate and any(r.op in ROUNDED and r.dtype.kind not in "iub" for r in nest.reductions):
         return -1.0  # lanes would be partial sums
     if nest.ordered and reduced:
         return -1.0
-    if reduced and any(r.op in ("prod", "logaddexp") for r in nest.reductions):
+    if reduced and any(r.op == "logaddexp" for r in nest.reductions):
         return -1.0
     score = 0.0
     inner = nest_frequency(nest)

@@ -1,0 +1,64 @@
+"""Reductions of rows of every length: extremes with NaN and zeros of both signs, products in lanes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+
+LENGTHS = (1, 2, 5, 8, 16, 20, 33, 64, 100, 257)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32", "uint8"])
+def test_extremes(dtype, length, rng):
+    x = rng.integers(0, 200, (60, length)).astype(dtype)
+    if x.dtype.kind not in "iu":
+        x = rng.standard_normal((60, length)).astype(jnp.dtype(dtype))
+        x[:20][rng.random((20, length)) < 0.3] = np.nan
+        x[10:20][rng.random((10, length)) < 0.3] = -np.nan
+        x[20:40] = np.where(rng.random((20, length)) < 0.5, 0.0, -0.0)
+        x[40:50][rng.random((10, length)) < 0.5] = np.inf
+        x[45:55][rng.random((10, length)) < 0.5] = -np.inf
+    f = lambda x: (x.max(-1), x.min(-1))  # noqa: E731
+    for got, pick in zip(pbkern.jit(f)(x), (-1, 0)):
+        # In the total order, by sign and then by size, the last element is the maximum with -0 < 0, and the first the minimum.
+        by_sign = np.sort(x.astype(np.float64), -1)
+        want = by_sign[:, pick]
+        want = np.where(np.isnan(by_sign[:, -1]), np.nan, want)
+        np.testing.assert_array_equal(np.asarray(got, np.float64), want)
+    for got, sign in zip(pbkern.jit(f)(x[20:40]), (np.min, np.max)):  # a negative sign is the larger sign bit
+        if x.dtype.kind not in "iu":
+            np.testing.assert_array_equal(np.signbit(np.asarray(got, np.float64)), sign(np.signbit(x[20:40].astype(float)), -1))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8", "int64"])
+def test_products(dtype, length, rng):
+    x = rng.integers(1, 7, (50, length)) if "int" in dtype else np.exp(rng.uniform(-0.5, 0.5, (50, length)))
+    x = x.astype(dtype)
+    got = pbkern.jit(lambda x: x.prod(-1))(x)
+    if "int" in dtype:
+        np.testing.assert_array_equal(got, x.prod(-1, dtype=got.dtype))
+    else:
+        np.testing.assert_allclose(got, x.astype(np.float64).prod(-1), rtol=length * np.finfo(dtype).eps)
+    assert pbkern.jit(lambda x: x.prod(-1))(x[:, :0]).tolist() == [1] * 50
+
+
+def test_products_in_order_without_fast_math(rng):
+    """Lanes would multiply numbers far apart: large ones with large ones."""
+    x = np.tile(np.float32([1e30, 1e-30]), (20, 32))
+    exact = pbkern.jit(lambda x: x.prod(-1), compile_options={"mlir_disable_fast_math": True})(x)
+    np.testing.assert_allclose(exact, np.ones(20), rtol=1e-5)
