@@ -361,24 +361,37 @@ class Accumulators(Registers):
     def _extreme_across(self, block: Block, op: str, v: Ssa) -> Ssa:
         """The extreme of the lanes, found among integers in the order of the floats, NaN behind all: a comparison of floats
         takes four instructions each time, for NaN and zeros of both signs."""
-        b, one, el = self.text.builder(block, v.lanes), self.text.builder(block, 0), int_el(v.el)
-        last, most = BITS[el] - 1, (1 << (BITS[el] - 1)) - 1
-
-        def turned(b: Builder, x: Ssa) -> Ssa:  # sign and magnitude to two's complement, and back
-            return b.xor(x, b.and_(b.sar(x, b.c(last, el)), b.c(most, el)))
-
-        behind = b.c(most if op == "max" else ~most, el)
-        ordered = b.select(b.is_nan(v), behind, turned(b, b.bitcast(v, el)))
-        return one.bitcast(turned(one, self._reduced(block, f"{op}si", ordered)), v.el)
+        one = self.text.builder(block, 0)
+        best = self._reduced(block, f"{op}si", _ordered(self.text.builder(block, v.lanes), op, v))
+        return one.bitcast(_turned(one, best), v.el)
 
     def _across_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
-        """Lane by lane: log2(lanes) shuffles of (value, index)."""
+        """The best of the lanes, and the smallest of the indices that have it."""
         b, (v, i) = self.text.builder(block, x[0].lanes), x
-        half = v.lanes // 2
-        while half:
-            v, i = self._combine(b, r, [v, i], [self._turned(block, s, half) for s in (v, i)])
-            half //= 2
-        return [Ssa(self.text.put(block, f"vector.extract {s.name}[0] : {s.el} from {s.type}"), s.el, 0) for s in (v, i)]
+        op, sign, el = r.op.removeprefix("arg"), "u" if r.dtype.kind == "u" else "s", v.el
+        if el in ("f32", "f64"):
+            v = _ordered(b, op, b.add(v, b.c(0, el)))  # zeros of both signs are equal
+        elif el == "i1":
+            v, sign = b.int_resize(v, "i8", unsigned=True), "u"
+        best = self._reduced(block, f"{op}{sign}i", v)
+        none = b.c((1 << (BITS[i.el] - 1)) - 1, i.el)
+        index = self._reduced(block, "minsi", b.select(b.cmp("eq", v, b.broadcast(best)), i, none))
+        one = self.text.builder(block, 0)
+        if el in ("f32", "f64"):
+            return [one.bitcast(_turned(one, best), el), index]
+        return [one.int_resize(best, el), index]
+
+
+def _turned(b: Builder, x: Ssa) -> Ssa:
+    """Sign and magnitude to two's complement, and back."""
+    return b.xor(x, b.and_(b.sar(x, b.c(BITS[x.el] - 1, x.el)), b.c((1 << (BITS[x.el] - 1)) - 1, x.el)))
+
+
+def _ordered(b: Builder, op: str, v: Ssa) -> Ssa:
+    """Integers in the order of floats, -0 before 0; NaN wins, whether `op` is max or min."""
+    el = int_el(v.el)
+    most = (1 << (BITS[el] - 1)) - 1
+    return b.select(b.is_nan(v), b.c(most if op == "max" else ~most, el), _turned(b, b.bitcast(v, el)))
 
 
 def _run_length(trips: int, terms: int, limit: int) -> int:
