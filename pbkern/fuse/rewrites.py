@@ -193,25 +193,55 @@ MONOIDS = {
 }
 
 
-def _reduce(eqn, operands):
-    """Reductions side by side whose bodies are one operation each: x, y -> sum(x), max(y)."""
-    p = eqn.params
-    count, body = len(operands) // 2, p["jaxpr"].jaxpr
+def _monoids(eqn, operands):
+    """(equation of the body, operand, start) of reductions side by side whose bodies are one operation each, else None."""
+    count, body = len(operands) // 2, eqn.params["jaxpr"]
+    body = getattr(body, "jaxpr", body)
     makers = {v: e for e in body.eqns for v in e.outvars}
-    results = []
+    found = []
     for k, (x, init) in enumerate(zip(operands[:count], operands[count:])):
         made = makers.get(body.outvars[k])
         pair = {body.invars[k], body.invars[count + k]}
         if made is None or made.primitive.name not in MONOIDS or set(made.invars) != pair:
             return None
+        found.append((made, x, init))
+    return found
+
+
+def _reduce(eqn, operands):
+    """x, y -> sum(x), max(y)."""
+    results = []
+    for made, x, init in _monoids(eqn, operands) or ():
         reducer, identity = MONOIDS[made.primitive.name]
         sharding = {"out_sharding": None} if reducer is lax.reduce_sum_p else {}
-        reduced = reducer.bind(x, axes=tuple(p["dimensions"]), **sharding)
+        reduced = reducer.bind(x, axes=tuple(eqn.params["dimensions"]), **sharding)
         # A sum of one element is that element plus the start, whose sign of zero may matter.
         if not _is_scalar_constant(init, identity(x.dtype)):
             reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
         results.append(reduced)
-    return results
+    return results or None
+
+
+WINDOWS = {"add": lax.reduce_window_sum_p, "max": lax.reduce_window_max_p, "min": lax.reduce_window_min_p}
+
+
+def _reduce_window(eqn, operands):
+    """Windows of a body that is one operation. The start counts once, as XLA has it on CPUs: padding counts nothing."""
+    kept = ("window_dimensions", "window_strides", "window_dilation")
+    results = []
+    for made, x, init in _monoids(eqn, operands) or ():
+        p, name = eqn.params, made.primitive.name
+        if name not in WINDOWS or 0 in x.shape:
+            return None
+        config = tuple((lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], p["base_dilation"]))
+        identity = MONOIDS[name][1](x.dtype)
+        x = lax.pad_p.bind(x, identity, padding_config=config) if any(c != (0, 0, 0) for c in config) else x
+        plain = {"padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim}
+        reduced = WINDOWS[name].bind(x, **{k: p[k] for k in kept}, **plain)
+        if not _is_scalar_constant(init, identity):
+            reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
+        results.append(reduced)
+    return results or None
 
 
 def _reduce_units(eqn, operands):
@@ -220,6 +250,12 @@ def _reduce_units(eqn, operands):
     if x.dtype != eqn.outvars[0].aval.dtype or any(x.shape[d] != 1 for d in axes):
         return None
     return [lax.squeeze(x, axes) if axes else x]
+
+
+def _arg_units(eqn, operands):
+    """Along a dimension of size 1 the first element wins."""
+    (out,) = (v.aval for v in eqn.outvars)
+    return [lax.full(out.shape, 0, out.dtype)] if all(operands[0].shape[d] == 1 for d in eqn.params["axes"]) else None
 
 
 def _conv(eqn, operands):
@@ -273,10 +309,12 @@ REWRITES: dict[str, Rewrite] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "reduce": _reduce,
+    "reduce_window": _reduce_window,
     "select_and_scatter_add": scatter_to_winners,
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
     ),
+    **dict.fromkeys(("argmax", "argmin"), _arg_units),
     "concatenate": _concatenate,
     "pad": _pad,
     "conv_general_dilated": _conv,

@@ -30,8 +30,8 @@ FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
 STRIDED = 0.2
-# What is left of the gain of vectors along short rows after the step across their lanes. Measured with 4 to 16 elements: vectors
-# along the rows instead take less time for sums and extremes of up to 7, and for all that look for indices.
+# What is left of the gain of vectors along short rows after the step across their lanes. Measured with 4 to 16 elements:
+# vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
 ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), 0.75), **dict.fromkeys(("argmax", "argmin"), 0.5)}
 # What a square of rows that is turned in registers costs.
 TURNED = -0.5

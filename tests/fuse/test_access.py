@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from .checking import check, check_blocks, ints, rand
+from .checking import check, check_blocks, compare, ints, planned, rand
 
 X = rand(13, 22)
 Y = rand(4, 7, 10)
@@ -128,3 +128,28 @@ def test_double_precision():
         x = jnp.asarray(np.random.default_rng(0).normal(size=(13, 22)))
         plan = check(lambda x: jax.nn.softmax(jnp.pad(x, 1)) / 3 + jnp.arange(24), x, tolerance=1e-12)
         assert len(plan.kernels()) == 1
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME", ((1, 0), (2, 3))])
+@pytest.mark.parametrize("first", [0.0, -np.inf, 2.5])
+def test_windows_whose_start_is_an_array(first, padding):
+    """Their bodies are jaxprs: one operation, or two side by side."""
+
+    def one(x):
+        return lax.reduce_window(x, jnp.asarray(first, x.dtype), lax.max, (3, 2), (2, 1), padding)
+
+    def two(x):
+        start = (jnp.asarray(1.0, x.dtype), jnp.asarray(first, x.dtype))
+        both = lambda a, b: (a[0] + b[0], jnp.minimum(a[1], b[1]))  # noqa: E731
+        return lax.reduce_window((x, x * 2), start, both, (2, 3), (1, 2), padding, window_dilation=(2, 1))
+
+    for f in (one, two):
+        plan = planned(f, rand(9, 11))
+        assert not [left for s in plan.segments for left in s.left]
+        compare(plan, f, (rand(9, 11),), 1e-6)
+
+
+def test_windows_of_other_bodies_stay_with_xla():
+    f = lambda x: lax.reduce_window(x, jnp.float32(0), lambda a, b: a + b * 0.5, (2, 2), (1, 1), "VALID")  # noqa: E731
+    plan = planned(f, rand(9, 11))
+    assert [left.op for s in plan.segments for left in s.left] == ["reduce_window"]

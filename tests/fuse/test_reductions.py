@@ -10,7 +10,7 @@ from jax import lax
 
 import pbkern
 
-from .checking import check, planned, rand
+from .checking import check, compare, planned, rand
 from .reduction_forms import FORMS
 
 
@@ -187,3 +187,11 @@ def test_the_place_in_rows_of_one_element_is_zero(dtype):
 
     for got, want in zip(pbkern.jit(f)(x, w, y), jax.jit(f)(x, w, y), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 30), (1, 0), (1,)])
+def test_indices_along_one_element_are_zero(shape):
+    f = lambda x: (jnp.argmax(x, 0), jnp.argmin(x, 0))  # noqa: E731
+    plan = planned(f, rand(*shape))
+    assert not any("arg" in e.primitive.name for e in plan.jaxpr.eqns)
+    compare(plan, f, (rand(*shape),), 0)
