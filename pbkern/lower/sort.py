@@ -57,29 +57,39 @@ def _lanes(dtype) -> int:
 def emit_sort(text: Text, block: Block, s: Sort) -> None:
     """Appends the loop over lines to `block`."""
     lines, length = s.buffers[0].shape
+
+    def line(inner: Block, _) -> list:
+        _, base = text.affine(inner, Affine.symbol("%line") * length)
+        _Line(text, s, base, length).sort(inner, length)
+        return []
+
     if lines and length > 1:
-        text.loop(block, "%line", 0, lines, 1, lambda b, _: _Line(text, s, length).emit(b))
+        text.loop(block, "%line", 0, lines, 1, line)
 
 
 class _Line:
-    """Sorts one line. `source` is where the elements lie now: from 0 or from `length` on."""
+    """Sorts the elements from address `base` on, of which there are at most `length`.
 
-    def __init__(self, text: Text, s: Sort, length: int):
-        self.text, self.s, self.length = text, s, length
+    In scratch they lie from `source` on: from 0, or from `length`.
+    """
+
+    def __init__(self, text: Text, s: Sort, base: str, length: int):
+        self.text, self.s, self.base, self.length = text, s, base, length
         dtypes = [b.dtype for b in s.buffers]
         widths = len(_word_dtypes(dtypes, s.num_keys))
         self.counts, self.words = s.spare[0], s.spare[1 : 1 + widths]
         self.places, *self.kept = s.spare[1 + widths :] or [None]
+        self.count: int | str = length
 
-    def emit(self, block: Block) -> list:
-        _, base = self.text.affine(block, Affine.symbol("%line") * self.length)
+    def sort(self, block: Block, count: int | str) -> None:
+        """Sorts the first `count` elements, a number or the name of one."""
+        self.count = count
         source = self.text.index(0)
         last = self.s.num_keys - 1
         for n in range(last, -1, -1):
-            self._make_keys(block, n, base, source, first=n == last)
+            self._make_keys(block, n, source, first=n == last)
             source = self._sort_by(block, n, source)
-        self._write(block, base, source)
-        return []
+        self._write(block, source)
 
     # ------------------------------------------------------------------ memory
 
@@ -90,7 +100,7 @@ class _Line:
     def _store(self, block: Block, buf: Buf, at: str, v: Ssa) -> None:
         block.lines.append(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
 
-    def _each(self, block: Block, count: int, fill, carried=()) -> list[Ssa]:
+    def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
         """`fill(inner block, index, carried)` for every index below `count`."""
         return self.text.loop(block, "%at", 0, count, 1, lambda b, c: fill(b, b.lookup("%at")[1], c) or [], list(carried))
 
@@ -112,19 +122,19 @@ class _Line:
         wanted = word_dtype(self.s.buffers[n].dtype)
         return next(w for w in self.words if w.dtype == wanted)
 
-    def _make_keys(self, block: Block, n: int, base: str, source: str, *, first: bool) -> None:
+    def _make_keys(self, block: Block, n: int, source: str, *, first: bool) -> None:
         """Words of key `n` in the order so far."""
         buf, word = self.s.buffers[n], self._word(n)
 
         def fill(b: Block, i: str, _):
             at = self._plus(b, source, i)
             place = i if first else self._as_index(b, self._load(b, self.places, at))
-            key = rising(self.text.builder(b, 0), self._load(b, buf, self._plus(b, base, place)), buf.dtype)
+            key = rising(self.text.builder(b, 0), self._load(b, buf, self._plus(b, self.base, place)), buf.dtype)
             self._store(b, word, at, key)
             if first and self.places is not None:
                 self._store(b, self.places, at, self._as_count(b, i))
 
-        self._each(block, self.length, fill)
+        self._each(block, self.count, fill)
 
     # ------------------------------------------------------------------ passes
 
@@ -153,7 +163,7 @@ class _Line:
             ops = self.text.builder(b, 0)
             return self._as_index(b, ops.and_(ops.shr(key, amount), ops.c(values - 1, el)))
 
-        def count(b: Block, i: str, _):
+        def bump(b: Block, i: str, _):
             d = digit_of(b, self._load(b, word, self._plus(b, source, i)))
             self._store(b, self.counts, d, self.text.builder(b, 0).add(self._load(b, self.counts, d), one))
 
@@ -169,9 +179,10 @@ class _Line:
             return place
 
         self._each(block, values, lambda b, i, _: self._store(b, self.counts, i, zero))
-        self._each(block, self.length, count)
+        self._each(block, self.count, bump)
         common = self._load(block, self.counts, digit_of(block, self._load(block, word, source)))
-        all_equal = self.text.builder(block, 0).cmp("eq", common, self._count(self.length))
+        count = self.text.index(self.count) if isinstance(self.count, int) else self.count
+        all_equal = self.text.builder(block, 0).cmp("eq", common, self._as_count(block, count))
         moved, stayed = Block(block), Block(block)
         self._each(moved, values, begin, [zero])
         target = Ssa(self._move(moved, n, source, next_place), "index", 0)
@@ -203,7 +214,7 @@ class _Line:
                 found.append(inner.add(rank, inner.int_resize(before, "i32", unsigned=True)))
             return found
 
-        ranks = self._each(block, self.length, compare, [ops.c(0, "i32") for _ in places])
+        ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
         for p, rank in zip(places, ranks):
             at = self.text.index(p)
             block.lines.append(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
@@ -221,32 +232,32 @@ class _Line:
             if self.places is not None:
                 self._store(b, self.places, to, self._load(b, self.places, at))
 
-        self._each(block, self.length, move)
+        self._each(block, self.count, move)
         return target
 
     # ------------------------------------------------------------------ results
 
-    def _write(self, block: Block, base: str, source: str) -> None:
+    def _write(self, block: Block, source: str) -> None:
         if self.places is None:
             (buf,) = self.s.buffers
 
             def read_off(b: Block, i: str, _):
                 word = self._load(b, self._word(0), self._plus(b, source, i))
-                self._store(b, buf, self._plus(b, base, i), risen(self.text.builder(b, 0), word, buf.dtype))
+                self._store(b, buf, self._plus(b, self.base, i), risen(self.text.builder(b, 0), word, buf.dtype))
 
-            self._each(block, self.length, read_off)
+            self._each(block, self.count, read_off)
             return
         for buf, spare in zip(self.s.buffers, self.kept):
 
             def keep(b: Block, i: str, _, buf=buf, spare=spare):
-                self._store(b, spare, i, self._load(b, buf, self._plus(b, base, i)))
+                self._store(b, spare, i, self._load(b, buf, self._plus(b, self.base, i)))
 
             def pick(b: Block, i: str, _, buf=buf, spare=spare):
                 place = self._as_index(b, self._load(b, self.places, self._plus(b, source, i)))
-                self._store(b, buf, self._plus(b, base, i), self._load(b, spare, place))
+                self._store(b, buf, self._plus(b, self.base, i), self._load(b, spare, place))
 
-            self._each(block, self.length, keep)
-            self._each(block, self.length, pick)
+            self._each(block, self.count, keep)
+            self._each(block, self.count, pick)
 
 
 def rising(b: Builder, x: Ssa, dtype) -> Ssa:
