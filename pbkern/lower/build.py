@@ -35,6 +35,7 @@ from .network import sorted_lines
 from .predicates import Folder
 from .reductions import CONTRACTIONS
 from .scatters import scatter
+from .selection import elements_read
 from .shapes import VIEWS, index_value, joined
 from .sort import scratch
 from .steps import Steps
@@ -255,7 +256,8 @@ class BodyBuilder:
 
                 control_flow.RULES.lookup(name)(self, eqn, env)
             else:
-                results = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
+                ins = [self.read(env, a) for a in eqn.invars]
+                results = self._sort(eqn, ins, elements_read(jaxpr, eqn)) if name == "sort" else self.value_of(eqn, ins)
                 env.update(zip(eqn.outvars, results))
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
@@ -278,8 +280,6 @@ class BodyBuilder:
             return [self.grid[eqn.params["axis"]]]
         if name == "num_programs":
             return [self.grid_sizes[eqn.params["axis"]]]
-        if name == "sort":
-            return self._sort(eqn, ins)
         if name in SCATTERS:
             return [self.new(scatter(self, eqn, ins))]
         if name in VIEWS:
@@ -669,7 +669,8 @@ class BodyBuilder:
 
     # ---------------------------------------------------------------- sort
 
-    def _sort(self, eqn, ins: list[Value]) -> list[Value]:
+    def _sort(self, eqn, ins: list[Value], first: int) -> list[Value]:
+        """Sorted operands, of whose lines `first` elements are read."""
         axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
         shape = ins[0].shape
         if shape[axis] and sorts_in_registers(shape[axis], keys, len(ins)):
@@ -684,8 +685,9 @@ class BodyBuilder:
             for t, o in zip(targets, operands):
                 b.store_value(t, o, lambda ix: tuple(ix[k] for k in perm))
             flat = [b.reinterpret(t, (lines, length)) for t in targets]
-            spare = [b.new_buffer(shape, dtype) for shape, dtype in scratch(length, [o.dtype for o in operands], keys)]
-            b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys))
+            sizes = scratch(length, [o.dtype for o in operands], keys, first)
+            spare = [b.new_buffer(shape, dtype) for shape, dtype in sizes]
+            b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys, first))
             for t in targets:
                 stored = Stored(shape, t.dtype, t.buf, lambda ix: tuple(ix[k] for k in perm))
                 b._keep.append(stored)

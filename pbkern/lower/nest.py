@@ -347,12 +347,14 @@ class While:
 class Sort:
     """Sorts lines of equal length in place, stably, ascending by the first `num_keys` buffers.
 
-    `buffers` are contiguous arrays [lines, length]; `spare` is what sort.scratch asks for.
+    `buffers` are contiguous arrays [lines, length]; `spare` is what sort.scratch asks for. Of each line only the `first`
+    elements are read.
     """
 
     buffers: list[Buf]
     spare: list[Buf]
     num_keys: int
+    first: int
 
 
 @dataclass
@@ -420,8 +422,9 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
                 rows.append(f"{indent}trace {k}: {', '.join(b.name for b in bufs)}")
             case Fetch(buf=b, index=i, count=n):
                 rows.append(f"{indent}fetch {n} of {b.name}[{', '.join(map(str, i))}]")
-            case Sort(buffers=bufs, num_keys=k):
-                rows.append(f"{indent}sort {', '.join(b.name for b in bufs)} by {k}")
+            case Sort(buffers=bufs, num_keys=k, first=n):
+                which = f", first {n}" if n < bufs[0].shape[1] else ""
+                rows.append(f"{indent}sort {', '.join(b.name for b in bufs)} by {k}{which}")
     return "\n".join(r for r in rows if r)
 
 

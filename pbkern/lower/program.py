@@ -24,7 +24,7 @@ from .edges import Extent, Variant
 from .emit import NestEmitter
 from .flat import flat_index
 from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
-from .outline import ARENA, ARENA_TYPE, Outliner, Segment
+from .outline import ARENA, ARENA_TYPE, Made, Outliner, Segment
 from .parallel import parallel_dimensions
 from .places import memref
 from .predicates import Bounds
@@ -33,6 +33,7 @@ from .shapes import index_value
 from .sort import emit_sort
 from .text import Block, Text
 from .trim import Body, trim
+from .twins import CALL
 from .uniform import narrow, narrowed_buffers, uniform_axes
 from .values import Literal, Value
 
@@ -390,7 +391,7 @@ class KernelLowering:
             else:
                 runs[-1].append(self._segment(block, s))
                 scalar |= runs[-1][-1].scalar
-        cut = self.outliner.outline(block, runs, {b.name for b in self.offsets})
+        cut = self.outliner.outline(block, runs, lambda: {b.name: memref(b) for b in self.offsets})
         self.emitter.has_scalar_loops = before | (scalar and not cut)
 
     def _segment(self, block: Block, s: Stmt) -> Segment:
@@ -493,17 +494,17 @@ class KernelLowering:
         main = [f"func.func @{self.name}({', '.join(args)}) {{", *constants, *head, *self.text.top.lines,
                 f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", *fence, "return", "}"]
         attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
-        views = {b.name: f"{b.name}_at = arith.constant {offset} : index\n"
-                         f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}"
-                 for b, offset in self.offsets.items()}
-        made = [self._function(p.name, p.text(attributes, views), p.declaration, p.scalar) for p in self.outliner.pieces]
-        return self._function(self.name, "\n".join(main), "", self.emitter.has_scalar_loops), tuple(made)
+        views = {b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}" for b in self.offsets}
+        made = self.outliner.functions(attributes, views, {b.name: offset for b, offset in self.offsets.items()})
+        pieces = tuple(self._function(m.name, m.text, m.declaration, m.scalar, made) for m in made)
+        return self._function(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, made), pieces
 
-    def _function(self, name: str, text: str, declaration: str, scalar: bool) -> Function:
+    def _function(self, name: str, text: str, declaration: str, scalar: bool, made: list[Made]) -> Function:
         def sized(text: str) -> str:
             return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
-        calls = {sized(p.declaration) for p in self.outliner.pieces if p.call in text}
+        text = "\n".join(self.outliner.calls.get(line, line) for line in text.splitlines())
+        calls = {sized(m.declaration) for m in made if f"{CALL}{m.name}(" in text}
         calls |= {traces.DECLARATION} if traces.TRACE in text else set()
         return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)
 

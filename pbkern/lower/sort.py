@@ -3,7 +3,8 @@
 Keys become unsigned integers that rise as the keys do. A pass counts how often each digit occurs, which tells where its
 elements begin, and moves elements there in order, from one half of the scratch buffers to the other; what all elements have
 in common takes no pass. Integers that nothing travels with are read off their keys at the end; else places travel with the
-keys, and tell where operands are read. Source: Knuth, The Art of Computer Programming 3, algorithm 5.2.5R.
+keys, and tell where operands are read. Where only first elements are read, selection.py finds them. Source: Knuth, The Art
+of Computer Programming 3, algorithm 5.2.5R.
 
 Floats: NaN last, -0 and subnormal numbers equal to 0, as XLA has it.
 """
@@ -18,6 +19,7 @@ from .builder import BITS, Builder, int_el, is_float
 from .builder import Value as Ssa
 from .nest import Buf, Sort
 from .places import memref
+from .selection import Selection, head_length
 from .text import Block, Text
 
 # Bits of the mantissa, below those of the exponent.
@@ -38,8 +40,12 @@ def _word_dtypes(dtypes, keys: int) -> list[np.dtype]:
     return list(dict.fromkeys(map(word_dtype, dtypes[:keys])))
 
 
-def scratch(length: int, dtypes, keys: int) -> list[tuple[tuple[int], np.dtype]]:
-    """(shape, dtype) of what a Sort needs: counts, words of each width, places, and a line of each operand."""
+def scratch(length: int, dtypes, keys: int, first: int) -> list[tuple[tuple[int], np.dtype]]:
+    """(shape, dtype) of what a Sort needs: counts, words of each width, places, and a line of each operand.
+
+    Where only `first` elements are read, lines are as short as the head that selection.py sorts.
+    """
+    length = head_length(length, first) or length
     digits = [digit_bits(length, key_bits(d)) for d in dtypes[:keys]]
     counts = max(1 << n if n else length + _lanes(d) for n, d in zip(digits, dtypes))
     keeps = _keeps_places(dtypes, keys)
@@ -58,9 +64,14 @@ def emit_sort(text: Text, block: Block, s: Sort) -> None:
     """Appends the loop over lines to `block`."""
     lines, length = s.buffers[0].shape
 
+    head = head_length(length, s.first)
+
     def line(inner: Block, _) -> list:
         _, base = text.affine(inner, Affine.symbol("%line") * length)
-        _Line(text, s, base, length).sort(inner, length)
+        if head is None:
+            _Line(text, s, base, length).sort(inner, length)
+        else:
+            Selection(text, s, base, head, _Line(text, s, base, head).sort).emit(inner)
         return []
 
     if lines and length > 1:
