@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 # Lines of up to this many elements are sorted in registers, side by side, if that takes no more operations than one nest holds.
@@ -56,3 +58,25 @@ def line_cycles(length: int, dtypes, keys: int) -> float:
     """Scalar cycles of sorting one line of operands by the first `keys`."""
     passes = sum(_key_cycles(length, key_bits(d)) for d in dtypes[:keys])
     return passes + length * ENDS_CYCLES * len(dtypes)
+
+
+# Candidates for each element that is wanted where lines are not sorted as a whole, and at least.
+CANDIDATES, FEWEST_CANDIDATES = 4, 64
+
+
+def head_length(length: int, first: int) -> int | None:
+    """How many candidates for the `first` elements of a sorted line are sorted together; None: all of the line's elements."""
+    head = max(CANDIDATES * first, FEWEST_CANDIDATES)
+    return head if 0 < first and 2 * head <= length else None
+
+
+def first_cycles(length: int, first: int, dtypes, keys: int) -> float:
+    """Cycles of finding the `first` elements of a sorted line: heads are sorted whenever candidates have filled one.
+
+    Of elements in random order, first / i of those at place i become candidates.
+    """
+    head = head_length(length, first)
+    if head is None:
+        return line_cycles(length, dtypes, keys)
+    heads = 2 + first * math.log(length / head) / (head - first)
+    return length + heads * line_cycles(head, dtypes, keys)

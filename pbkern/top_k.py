@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
 
-def by_sorting(eqn, operands) -> list | None:
+def first_of_sorted(operands, *, dimension: int, num_keys: int, first: int) -> list:
+    """The first elements of lines along a dimension, after a stable sort."""
+    return [lax.slice_in_dim(v, 0, first, axis=dimension) for v in lax.sort(operands, dimension=dimension, num_keys=num_keys)]
+
+
+def by_sorting(eqn, operands, sort: Callable[..., list] = first_of_sorted) -> list | None:
     """The first elements and their places after a stable sort; None where there is nothing to do or no order."""
     (x,), axis, k = operands, eqn.params["axis"], eqn.params["k"]
     if k == 0 or x.dtype.kind == "c":
         return None
     places = lax.broadcasted_iota(eqn.outvars[1].aval.dtype, x.shape, axis)
-    keys, places = (lax.slice_in_dim(v, 0, k, axis=axis) for v in lax.sort((_falling(x), places), dimension=axis, num_keys=1))
+    keys, places = sort((_falling(x), places), dimension=axis, num_keys=1, first=k)
     return [_of_falling(keys, x.dtype), places]
 
 

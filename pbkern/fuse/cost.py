@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from ..machine import Machine
 from ..scatter import SCATTERS
-from ..sorting import line_cycles, sorts_in_registers
+from ..sorting import first_cycles, line_cycles, sorts_in_registers
 from .access import ELEMENTWISE, Access, block_shape
 from .access_scatter import share
 from .blocks import Requests, Step, volume
@@ -141,6 +141,11 @@ def operations_per_element(eqn, machine: Machine) -> float:
             return EXCHANGE_OPERATIONS * (length - 1) / 2
         cycles = line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
         return cycles / max(length, 1) * machine.vector_bits / 32
+    if name == "first_sorted":
+        p = eqn.params
+        shape = eqn.invars[0].aval.shape
+        cycles = first_cycles(shape[p["dimension"]], p["first"], [a.aval.dtype for a in eqn.invars], p["num_keys"])
+        return cycles / p["first"] * machine.vector_bits / 32
     return machine.cycles(name)
 
 
@@ -149,7 +154,7 @@ def is_heavy(eqn, machine: Machine) -> bool:
     name = eqn.primitive.name
     if name in SCATTERS:
         return True
-    return (name in CONTRACTIONS or name.startswith("reduce_") or name == "sort") and (
+    return (name in CONTRACTIONS or name.startswith("reduce_") or name in ("sort", "first_sorted")) and (
         operations_per_element(eqn, machine) >= HEAVY_OPERATIONS
     )
 

@@ -3,7 +3,7 @@
 `x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is known, or each
 window is one element wide where it is not, the result is a select on index ranges: blocks of it can be tiled and
 fused, and lowering cuts its nests at the boundaries. Other scatters stay. A gather of one window at a known place is a
-slice. top_k becomes a sort where lines are short, and where leaving it out would leave out a whole loop.
+slice. top_k is the first elements of a sort.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from ..jaxprs import inner_jaxprs
 from ..scatter import SCATTERS, scatter_combines
 from ..top_k import by_sorting
 from .access_windows import REDUCERS
+from .first_sorted import first_sorted
 from .simplify import retrace
 
 # Index arithmetic larger than this is data.
 SMALL = 4096
-# top_k of longer lines is XLA's, which selects instead of sorting: measured with 32 to 1000 elements.
-MAX_SORTED_LINE = 64
 
 # Scatter -> (combine, what leaves an element as it is). Adding -0 keeps the sign of a zero, adding 0 does not.
 COMBINE: dict[str, tuple[Callable, Callable]] = {
@@ -129,8 +128,8 @@ def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
     return first if first is not None and all(x is not None and np.array_equal(first, x) for x in others) else None
 
 
-def place_updates(closed: jex.ClosedJaxpr, strict: bool = False) -> jex.ClosedJaxpr:
-    """Rewrites the updates and dynamic slices whose places allow it; `strict` where XLA may take nothing."""
+def place_updates(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
     names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 
     def has_any(c: jex.ClosedJaxpr) -> bool:
@@ -145,11 +144,8 @@ def place_updates(closed: jex.ClosedJaxpr, strict: bool = False) -> jex.ClosedJa
         # In a loop XLA writes a moving window in place; a select would touch the whole array each step.
         return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
 
-    def top_k(eqn, operands):
-        is_long = operands[0].shape[eqn.params["axis"]] > MAX_SORTED_LINE
-        return None if is_long and id(eqn) in outer and not strict else by_sorting(eqn, operands)
-
-    rewrites: dict = {**dict.fromkeys(SCATTERS, scatter), "top_k": top_k}
+    rewrites: dict = dict.fromkeys(SCATTERS, scatter)
+    rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
     rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
     rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
     rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(eqn, operands, constants)

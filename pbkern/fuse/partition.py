@@ -26,6 +26,7 @@ from .complex_views import VIEWS_OF_COMPLEX
 from .copies import copy_masks, share_copies
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
 from .donation import scatter_into_carries
+from .first_sorted import first_sorted_p
 from .handover import hand_over
 from .last_stages import join_last_stages
 from .literals import operands_as_equations, outputs_as_equations
@@ -235,8 +236,8 @@ class Partitioner:
             for v in eqn.outvars
         ):
             return "xla", f"element type {eqn.outvars[0].aval.dtype}"
-        # A first reduction stage becomes an ordinary reduction in its body: it is ours on every target.
-        reason = None if eqn.primitive is partial_reduce_p else self.supports(eqn)
+        # They become ordinary reductions and sorts in bodies: they are ours on every target.
+        reason = None if eqn.primitive in (partial_reduce_p, first_sorted_p) else self.supports(eqn)
         return ("xla", reason) if reason else None
 
     def rides_along(self, eqn, along: list) -> bool:

@@ -68,7 +68,7 @@ def plan(
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
     simple = sink_masks(count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name))))
     strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(place_updates(simple, strict))
+    simple = drop_dead_carries(place_updates(simple))
     if not getattr(options, "disable_affine_fusion", False):
         simple = write_out_loops(simple)
     simple = compute_once(walk_counters(simple), machine)

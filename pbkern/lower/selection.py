@@ -21,8 +21,6 @@ from .places import memref
 from .text import Block, Text
 
 LANES = 16
-# Candidates for each element that is wanted, and of the shortest head.
-SPARE, SHORTEST = 4, 64
 
 
 def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
@@ -41,12 +39,6 @@ def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
                 return length
             found = max(found, user.params["limit_indices"][axis])
     return found
-
-
-def head_length(length: int, first: int) -> int | None:
-    """Elements in the head of a line; None where it is better sorted as a whole."""
-    head = max(SPARE * first, SHORTEST)
-    return head if 0 < first and 2 * head <= length else None
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..affine import Affine
-from ..sorting import RANK_VECTOR_BITS, digit_bits, key_bits, word_bits
+from ..sorting import RANK_VECTOR_BITS, digit_bits, head_length, key_bits, word_bits
 from .builder import BITS, Builder, int_el, is_float
 from .builder import Value as Ssa
 from .nest import Buf, Sort
 from .places import memref
-from .selection import Selection, head_length
+from .selection import Selection
 from .text import Block, Text
 
 # Bits of the mantissa, below those of the exponent.
@@ -113,7 +113,12 @@ class _Line:
 
     def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
         """`fill(inner block, index, carried)` for every index below `count`."""
-        return self.text.loop(block, "%at", 0, count, 1, lambda b, c: fill(b, b.lookup("%at")[1], c) or [], list(carried))
+
+        def body(b: Block, values: list[Ssa]) -> list[Ssa]:
+            at = b.lookup("%at")[1]
+            return fill(b, self.text.index(at) if isinstance(at, int) else at, values) or []
+
+        return self.text.loop(block, "%at", 0, count, 1, body, list(carried))
 
     def _plus(self, block: Block, *terms: str) -> str:
         total = terms[0]
@@ -249,6 +254,7 @@ class _Line:
     # ------------------------------------------------------------------ results
 
     def _write(self, block: Block, source: str) -> None:
+        """Puts the elements that are read in their places: of the first `count`, of which there are no fewer."""
         if self.places is None:
             (buf,) = self.s.buffers
 
@@ -256,7 +262,7 @@ class _Line:
                 word = self._load(b, self._word(0), self._plus(b, source, i))
                 self._store(b, buf, self._plus(b, self.base, i), risen(self.text.builder(b, 0), word, buf.dtype))
 
-            self._each(block, self.count, read_off)
+            self._each(block, self.s.first, read_off)
             return
         for buf, spare in zip(self.s.buffers, self.kept):
 
@@ -268,7 +274,7 @@ class _Line:
                 self._store(b, buf, self._plus(b, self.base, i), self._load(b, spare, place))
 
             self._each(block, self.count, keep)
-            self._each(block, self.count, pick)
+            self._each(block, self.s.first, pick)
 
 
 def rising(b: Builder, x: Ssa, dtype) -> Ssa:

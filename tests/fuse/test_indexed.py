@@ -99,8 +99,10 @@ def test_reductions_with_bodies():
 def test_top_k():
     x = jnp.asarray([[3.0, 1, 3, jnp.nan, 2], [0, 0, 5, 5, -1]])
     check(lambda x: lax.top_k(x, 3), x, strict_target=True)
-    check(lambda x: lax.top_k(x, 4), ints(7, 40), strict_target=True)
-    check(lambda x: lax.top_k(x, 4), ints(7, 40), left=True)
+    check(lambda x: lax.top_k(x, 4), ints(7, 40))
+    check(lambda x: lax.top_k(jnp.exp(x), 5), rand(3000), kernels=1)
+    check(lambda x: lax.top_k(x, 4), rand(40, 7, 300).swapaxes(0, 2).astype(jnp.bfloat16))
+    check(lambda x: [v * 2 for v in lax.top_k(x * 3, 7)], rand(2, 7))
     check(lambda x: lax.scan(lambda c, r: (c, lax.top_k(r + c, 2)), x[0], x)[1], X)
 
 
