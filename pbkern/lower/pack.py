@@ -17,10 +17,11 @@ import numpy as np
 from ..affine import Affine
 from .fetch import is_far, rows_ahead
 from .flat import flat_coefficient
-from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from .pairs import Words, pair_products
 from .quads import quad_products
 from .schedule import NestSchedule, contraction_tile, register_bits
+from .turned import turned
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
@@ -55,14 +56,18 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
     """The nest alone, or with copies of operands before it. `options`: LowerOptions."""
     vector_bits = options.vector_bits
     found = product_operands(nest)
+    if found is not None and options.contract:  # lanes would be partial sums: only where sums may be reassociated
+        vector, moving, still = found
+        narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, vector_bits)
+        if narrow is not None:
+            return narrow
+    other = turned(nest, found and found[0], builder, options)
+    if other is not None:
+        products, copy = other
+        return [*_packed(products, builder, options, staged), copy]
     if found is None:
         return [nest]
-    vector, moving, still = found
-    narrow, out = None, list[Stmt]()
-    if options.contract:  # lanes would be partial sums: only where sums may be reassociated
-        narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, vector_bits)
-    if narrow is not None:
-        return narrow
+    (vector, moving, still), out = found, list[Stmt]()
     if nest.dims[vector] < MIN_COLUMNS:
         rows = _stage_filters(nest, still, builder, out)
         return [*out, rows[0] if rows is not None else nest]
@@ -81,6 +86,15 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
             nest.schedule = tile
         return [*out, nest]
     return out + _panels(nest, moving, vector, width, builder, vector_bits)
+
+
+def _packed(stmts: list[Stmt], builder, options, staged: Staged) -> list[Stmt]:
+    """The statements with every product in them packed."""
+    out = []
+    for s in stmts:
+        s = with_bodies(s, lambda inner: _packed(inner, builder, options, staged))
+        out += pack(s, builder, options, staged) if isinstance(s, Nest) and s.reductions else [s]
+    return out
 
 
 def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, builder, options) -> Words | None:

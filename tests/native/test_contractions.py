@@ -113,7 +113,7 @@ def test_convolution(name, layout, dtype):
 def test_filters_are_read_in_their_order(filters, order):
     """Of many channels, each filter is read once from beginning to end, not once for each place of the window."""
     shape = {"O": 48, "I": 64, "H": 3, "W": 5}
-    x, w = draw((2, 64, 9, 11), seed=1), draw([shape[c] for c in filters], seed=2)
+    x, w = draw((2, 64, 9, 36), seed=1), draw([shape[c] for c in filters], seed=2)  # 32 results fill their vectors
     f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NCHW", filters, "NCHW"))  # noqa: E731
     nests = pbkern.jit(f).as_text(x, w, stage="nests").splitlines()
     (product,) = (line for line in nests if line.count("*") == 3 and line.startswith("nest"))
@@ -123,7 +123,7 @@ def test_filters_are_read_in_their_order(filters, order):
 
 def test_filters_of_bfloat16_are_converted_once():
     """Where channels come first, no words of two features can be read: each element of a filter would be converted anew."""
-    x, w = draw((2, 24, 9, 20), "bfloat16", 1), draw((32, 24, 3, 5), "bfloat16", 2)
+    x, w = draw((2, 24, 9, 32), "bfloat16", 1), draw((32, 24, 3, 5), "bfloat16", 2)
     f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))  # noqa: E731
     nests = pbkern.jit(f).as_text(x, w, stage="nests")
     (copy,) = re.findall(r"dot= .*(%t\d+)\[d\d+, 5\*k\d+ \+ k\d+ \+ 15\*k\d+\]", nests)
