@@ -21,12 +21,13 @@ from .levels import level_exponentials
 from .masked import skip_masked
 from .narrow import read_narrow
 from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
-from .pack import Staged, pack
+from .pack import pack
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
 from .shared_sums import add_shared_first
+from .staged import Staged
 from .unmasked import choose_unmasked
 from .wide_products import use_wide_products
 
