@@ -2,8 +2,8 @@
 
 The operand that varies along the vector dimension is packed panel by panel, [reduction][panel width], so that the
 microkernel streams contiguous memory; this also transposes operands stored the other way round and evaluates producers
-once (the prologue). The operand that is broadcast gets rows of padded length if its own stride would map the rows of a
-register tile to one cache set. Copies of float16 are float32: an element is converted once, not wherever it is read.
+once (the prologue). The operand that is broadcast is copied where its rows would fall into one cache set (staged.py).
+Copies of small floats are float32: an element is converted once, not wherever it is read.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
 """
 
@@ -48,7 +48,7 @@ def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
         narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, vector_bits)
         if narrow is not None:
             return narrow
-    other = turned(nest, found and found[0], builder, options)
+    other = turned(nest, found and found[0], builder, options, staged)
     if other is not None:
         products, copy = other
         return [*_packed(products, builder, options, staged), copy]
@@ -98,7 +98,7 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     """(vector dimension, operand along it, the other one) of a single product worth a register tile."""
     if len(nest.reductions) != 1 or nest.reductions[0].op != "dot" or nest.ordered or not nest.writes:
         return None
-    vector = _contiguous_dim(nest)
+    vector = _nearest_dim(nest)
     if vector is None:
         return None
     a, b = nest.reductions[0].args
@@ -151,12 +151,11 @@ def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, builder
     return [*copies, product]
 
 
-def _contiguous_dim(nest: Nest) -> str | None:
+def _nearest_dim(nest: Nest) -> str | None:
+    """The dimension along which results are contiguous, or else nearest to one another."""
     w = nest.writes[0]
-    for d, n in nest.dims.items():
-        if n > 1 and d not in nest.rdims and flat_coefficient(w.buf, w.index, d) == 1:
-            return d
-    return None
+    steps = {d: abs(flat_coefficient(w.buf, w.index, d)) for d, n in nest.dims.items() if n > 1 and d not in nest.rdims}
+    return min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
 def _reuse(nest: Nest, e: Expr) -> int:

@@ -16,18 +16,23 @@ from dataclasses import replace
 
 from ..affine import Affine
 from .flat import flat_coefficient
-from .nest import Buf, For, Nest, Reduction, Stmt, Write
+from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from .schedule import choose, contraction_tile, is_product, product_cycles
+from .staged import Staged, copied_as, stage
 
 # Cycles per element that is turned in registers, on its way from cache to cache.
 TURN = 0.5
+# Cycles per element that is copied from between others, one by one.
+COPY = 1.5
+# Neighbours that are worth turning in registers.
+SHORTEST_RUN = 8
 # The part of the time that is left by turning, at most.
 LESS = 0.95
 # Panels of turned operands: deeper products are cut into runs, each of which adds to the sums.
 PANEL_BYTES = 192 << 10
 
 
-def turned(nest: Nest, usual: str | None, builder, options) -> tuple[list[Stmt], Nest] | None:
+def turned(nest: Nest, usual: str | None, builder, options, staged: Staged) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     operands = nest.reductions[0].args if is_product(nest) else ()
     if any(w.inner for w in nest.writes) or not operands or not all(e.kind == "load" for e in operands):
@@ -38,14 +43,19 @@ def turned(nest: Nest, usual: str | None, builder, options) -> tuple[list[Stmt],
     vector = min(others, key=others.__getitem__, default=None)
     if vector is None or others[vector] + TURN * _results(nest) > LESS * _usual_cycles(nest, usual, options):
         return None
-    product = _product(nest, vector, builder.pool)
+    product, before = _product(nest, vector, builder.pool), list[Stmt]()
+    moving = a if vector in a.symbols else b
+    if not _is_run(product, moving):
+        copy = stage(product, moving, copied_as(moving.info[0].dtype), builder, before, staged)
+        (r,) = product.reductions
+        product.reductions = [replace(r, args=tuple(copy or e if e is moving else e for e in r.args))]
     sums = builder.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype).buf
     product.writes = [replace(w, buf=sums) for w in product.writes]
     value = builder.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
     rewrite = builder.pool.rewriter(lambda e: value if e.kind == "acc" else None)
     writes = [replace(w, value=rewrite(w.value), inner=True, mask=w.mask and rewrite(w.mask)) for w in nest.writes]
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
-    return _in_runs(product, vector, builder, options), Nest(free, writes=writes, at=nest.at)
+    return before + _in_runs(product, vector, builder, options), Nest(free, writes=writes, at=nest.at)
 
 
 def _product(nest: Nest, vector: str, pool) -> Nest:
@@ -69,7 +79,18 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     if flat_coefficient(moving.info[0], moving.info[1], vector) == 1:
         return product_cycles(nest, sched)
     elements = math.prod(n for d, n in nest.dims.items() if d in moving.symbols)
-    return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + TURN * elements)
+    packing = elements * (TURN if _is_run(nest, moving) else COPY + TURN)
+    return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + packing)
+
+
+def _is_run(nest: Nest, load: Expr) -> bool:
+    """Whether a load walks a run of neighbours along reduced dimensions: those are turned in registers, others copied first."""
+    steps = sorted((abs(flat_coefficient(load.info[0], load.info[1], d)), nest.dims[d]) for d in nest.rdims if nest.dims[d] > 1)
+    length = 1
+    for step, n in steps:
+        if step == length:
+            length *= n
+    return length >= SHORTEST_RUN
 
 
 def _usual_cycles(nest: Nest, usual: str | None, options) -> float:
