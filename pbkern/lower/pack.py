@@ -20,7 +20,7 @@ from .pairs import Words, pair_products
 from .quads import quad_products
 from .schedule import NestSchedule, contraction_tile, register_bits
 from .staged import CONFLICT_BYTES, Staged, copied_as, is_dear, rows_collide, stage
-from .turned import turned
+from .turned import summed_apart, turned
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
@@ -39,38 +39,49 @@ MIN_COLUMNS, FEW_COLUMNS = 8, 15
 SIDE_BY_SIDE = 6, 4
 
 
-def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
-    """The nest alone, or with copies of operands before it. `options`: LowerOptions."""
-    vector_bits = options.vector_bits
+def pack(nest: Nest, builder, options, staged: Staged, turn: bool = True) -> list[Stmt]:
+    """The nest alone, or with copies of operands before it. `options`: LowerOptions; `turn`: vectors may be moved."""
     found = product_operands(nest)
     if found is not None and options.contract:  # lanes would be partial sums: only where sums may be reassociated
         vector, moving, still = found
-        narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, vector_bits)
+        narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, options.vector_bits)
         if narrow is not None:
             return narrow
-    other = turned(nest, found and found[0], builder, options, staged)
+    other = turned(nest, found and found[0], builder, options, staged) if turn else None
     if other is not None:
         products, copy = other
         return [*_packed(products, builder, options, staged), copy]
     if found is None:
         return [nest]
-    (vector, moving, still), out = found, list[Stmt]()
+    vector, moving, still = found
     if nest.dims[vector] < MIN_COLUMNS:
+        out = list[Stmt]()
         nest, _ = _stage_still(nest, still, True, builder, out, staged)
         return [*out, nest]
-    width, _ = contraction_tile(nest, vector, vector_bits)
-    trial = Staged(staged.written, dict(staged.copies))
+    return _along_columns(nest, vector, moving, still, builder, options, staged)
+
+
+def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, builder, options, staged: Staged) -> list[Stmt]:
+    """A product with vectors along columns: of panels, in words or elements, or of operands where they lie."""
+    width, tile = contraction_tile(nest, vector, options.vector_bits)
+    out, trial = list[Stmt](), Staged(staged.written, dict(staged.copies))
     spread, apart = _stage_still(nest, still, False, builder, out, trial)
     words = _in_words(spread, moving, apart, vector, width, builder, options)
     if words is not None:
         staged.copies = trial.copies
-        return out + words.before + _panels(words.nest, words.packed, vector, width, builder, vector_bits, words.shift)
+        panels = _panels(words.nest, words.packed, vector, width, builder, options.vector_bits, words.shift)
+        return out + words.before + panels
+    depth = math.prod(nest.dims[d] for d in nest.rdims)
+    pays, fits = _panel_pays(nest, moving, vector, depth), depth * width * 4 <= PANEL_BYTES
+    if pays and not fits and options.contract and not any(w.inner for w in nest.writes):
+        products, copy = summed_apart(nest, vector, builder, options)
+        return [*_packed(products, builder, options, staged), copy]
     out = []
     nest, _ = _stage_still(nest, still, True, builder, out, staged)
-    if _panel_pays(nest, moving, vector, math.prod(nest.dims[d] for d in nest.rdims), width):
-        return out + _panels(nest, moving, vector, width, builder, vector_bits)
+    if pays and fits:
+        return out + _panels(nest, moving, vector, width, builder, options.vector_bits)
     if out:
-        nest.schedule = contraction_tile(nest, vector, vector_bits)[1]
+        nest.schedule = tile
     return [*out, nest]
 
 
@@ -79,7 +90,7 @@ def _packed(stmts: list[Stmt], builder, options, staged: Staged) -> list[Stmt]:
     out = []
     for s in stmts:
         s = with_bodies(s, lambda inner: _packed(inner, builder, options, staged))
-        out += pack(s, builder, options, staged) if isinstance(s, Nest) and s.reductions else [s]
+        out += pack(s, builder, options, staged, turn=False) if isinstance(s, Nest) and s.reductions else [s]
     return out
 
 
@@ -89,7 +100,9 @@ def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, bu
         return None
     for words in (quad_products, pair_products):
         found = words(nest, moving, still, builder, options)
-        if found is not None and _panel_pays(found.nest, found.packed, vector, found.depth, width):
+        if found is None or found.depth * width * 4 > PANEL_BYTES:
+            continue
+        if _panel_pays(found.nest, found.packed, vector, found.depth):
             return found
     return None
 
@@ -162,8 +175,8 @@ def _reuse(nest: Nest, e: Expr) -> int:
     return math.prod(n for d, n in nest.dims.items() if d not in nest.rdims and d not in e.symbols)
 
 
-def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, width: int) -> bool:
-    if depth < 8 or depth * width * 4 > PANEL_BYTES or not set(nest.rdims) & moving.symbols:
+def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
+    if depth < 8 or not set(nest.rdims) & moving.symbols:
         return False
     if any(d not in moving.symbols and nest.dims[d] > 1 for d in nest.rdims):
         return False
@@ -184,9 +197,7 @@ def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
     return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
 
 
-def _stage_still(
-    nest: Nest, still: Expr, converted: bool, builder, out: list[Stmt], staged: Staged
-) -> tuple[Nest, Expr]:  # fmt: skip
+def _stage_still(nest: Nest, still: Expr, converted: bool, builder, out: list[Stmt], staged: Staged) -> tuple[Nest, Expr]:
     """The product with a copy of its broadcast operand, and that, where its rows collide in the cache, or, with `converted`,
     where reading it is dear; else as they are."""
     if still.kind != "load":

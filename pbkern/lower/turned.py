@@ -26,6 +26,8 @@ TURN = 0.5
 COPY = 1.5
 # Neighbours that are worth turning in registers.
 SHORTEST_RUN = 8
+# Elements that panels are made of. Bytes are packed in words (quads.py).
+FEWEST_BYTES = 2
 # The part of the time that is left by turning, at most.
 LESS = 0.95
 # Panels of turned operands: deeper products are cut into runs, each of which adds to the sums.
@@ -34,28 +36,36 @@ PANEL_BYTES = 192 << 10
 
 def turned(nest: Nest, usual: str | None, builder, options, staged: Staged) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
-    operands = nest.reductions[0].args if is_product(nest) else ()
-    if any(w.inner for w in nest.writes) or not operands or not all(e.kind == "load" for e in operands):
+    if not is_product(nest) or any(w.inner for w in nest.writes):
         return None
-    a, b = operands
+    a, b = nest.reductions[0].args
+    if not all(e.kind == "load" and e.dtype.itemsize >= FEWEST_BYTES for e in (a, b)):
+        return None
     rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims and (d in a.symbols) != (d in b.symbols)]
     others = {d: _cycles(_product(nest, d, builder.pool), d, options.vector_bits) for d in rows if d != usual}
     vector = min(others, key=others.__getitem__, default=None)
-    if vector is None or others[vector] + TURN * _results(nest) > LESS * _usual_cycles(nest, usual, options):
+    results = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
+    if vector is None or others[vector] + TURN * results > LESS * _usual_cycles(nest, usual, options):
         return None
-    product, before = _product(nest, vector, builder.pool), list[Stmt]()
-    moving = a if vector in a.symbols else b
-    if not _is_run(product, moving):
-        copy = stage(product, moving, copied_as(moving.info[0].dtype), builder, before, staged)
-        (r,) = product.reductions
-        product.reductions = [replace(r, args=tuple(copy or e if e is moving else e for e in r.args))]
+    moving, before = a if vector in a.symbols else b, list[Stmt]()
+    if not _is_run(nest, moving):
+        copy = stage(nest, moving, copied_as(moving.info[0].dtype), builder, before, staged)
+        (r,) = nest.reductions
+        nest = replace(nest, reductions=[replace(r, args=tuple(copy or e if e is moving else e for e in r.args))])
+    products, behind = summed_apart(nest, vector, builder, options)
+    return before + products, behind
+
+
+def summed_apart(nest: Nest, vector: str, builder, options) -> tuple[list[Stmt], Nest]:
+    """(products whose sums lie in an array of their own, contiguous along `vector`, the copy behind them)."""
+    product = _product(nest, vector, builder.pool)
     sums = builder.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype).buf
     product.writes = [replace(w, buf=sums) for w in product.writes]
     value = builder.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
     rewrite = builder.pool.rewriter(lambda e: value if e.kind == "acc" else None)
     writes = [replace(w, value=rewrite(w.value), inner=True, mask=w.mask and rewrite(w.mask)) for w in nest.writes]
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
-    return before + _in_runs(product, vector, builder, options), Nest(free, writes=writes, at=nest.at)
+    return _in_runs(product, vector, builder, options), Nest(free, writes=writes, at=nest.at)
 
 
 def _product(nest: Nest, vector: str, pool) -> Nest:
@@ -66,10 +76,6 @@ def _product(nest: Nest, vector: str, pool) -> Nest:
     sums = Buf("sums", tuple(free.values()), r.dtype, arena=True)
     write = Write(sums, tuple(map(Affine.symbol, free)), pool.make("acc", r.dtype, 0), inner=False)
     return Nest(dims, nest.rdims, [Reduction(r.op, r.args, r.dtype)], [write], at=nest.at)
-
-
-def _results(nest: Nest) -> int:
-    return math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
 
 
 def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:

@@ -365,3 +365,16 @@ def test_products_of_narrow_integers_in_loops_are_of_words():
     np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
     nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
     assert "dot_i8" in nests and "dot=" not in nests
+
+
+@pytest.mark.parametrize("form", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn"])
+@pytest.mark.parametrize("depth", [8192, 8195])
+def test_deep_products_are_packed_in_runs(form, depth):
+    """A panel of all 8192 rows would leave the nearest caches: each run's panel is packed, and adds to the sums."""
+    x, w = draw((256, depth), seed=1), draw((depth, 512), seed=2)
+    x, w = x.T if form[0] == "k" else x, w.T if form[3] == "n" else w
+    f = lambda x, w: jnp.tanh(jnp.einsum(form, x, w) / 100)  # noqa: E731
+    nests = pbkern.jit(f).as_text(x, w, stage="nests")
+    depths = [int(n) for n in re.findall(r"k\d+<(\d+)\*", nests)]
+    assert depths and max(depths) <= 2048 and re.search(r"= add\(%t\d+\[.*, acc0\)", nests)
+    check(f, (x, w), 1e-5)

@@ -113,3 +113,9 @@ def test_small_images_share_what_is_made_of_filters():
     (kernel,) = pbkern.jit(f).kernels(x, w)
     assert kernel.outputs[0].dims[0].size >= 4
     assert min(d.size for d in pbkern.jit(gradient).kernels(x, w)[-1].outputs[0].dims[:2]) >= 4
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
+def test_integers_wrap(dtype):
+    x, w = (jnp.asarray(np.random.default_rng(0).integers(0, 100, s), dtype) for s in ((2, 40, 7, 7), (33, 40, 3, 3)))
+    np.testing.assert_array_equal(pbkern.jit(convolution())(x, w), convolution()(x, w))
