@@ -51,6 +51,8 @@ REPEATED_SHARE = 0.02
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
+# Of an element of a contraction that is turned, in registers, on its way from cache to cache.
+TURN_CYCLES = 0.5
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
 UNBALANCED = 0.05
 # Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way
@@ -171,10 +173,9 @@ def _step_seconds(step: Step, machine: Machine) -> float:
     lanes = machine.lanes(dtype.itemsize)
     if eqn.primitive.name in CONTRACTIONS and contracted_size(eqn) >= 16:
         operand = np.dtype(eqn.invars[0].aval.dtype)
-        peak = machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY
-        columns = _columns(eqn, shape)
-        fill = columns / (math.ceil(columns / lanes) * lanes)
-        return operations / (peak * max(fill, 1 / lanes))
+        seconds = operations / (machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY)
+        usual = seconds / _fill(_columns(eqn, shape), lanes)
+        return min([usual, *_turned_seconds(step, seconds, lanes, machine)])
     extents = eqn.outvars[0].aval.shape
     if eqn.primitive.name.startswith(("reduce_", "arg", "partial")) and eqn.params.get("axes"):
         shape, extents = block_shape(step.pull.inputs[0]), eqn.invars[0].aval.shape
@@ -186,6 +187,26 @@ def _step_seconds(step: Step, machine: Machine) -> float:
             break
     fill = run / (math.ceil(run / lanes) * lanes)
     return operations / lanes / fill / machine.clock_hz
+
+
+def _fill(columns: int, lanes: int) -> float:
+    """The part of the lanes that so many elements use."""
+    return max(columns, 1) / (math.ceil(max(columns, 1) / lanes) * lanes)
+
+
+def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
+    """A convolution with vectors along channels or images, where those are not its last dimension: the operand that they
+    belong to is turned, and so are the results. `full`: the time of its arithmetic where all lanes are used."""
+    if step.eqn.primitive.name != "conv_general_dilated":
+        return []
+    found, shape = [], block_shape(step.out)
+    results = math.prod(shape)
+    for operand, d in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
+        if d < len(shape) - 1:
+            columns = shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
+            turned = results + volume(step.pull.inputs[operand])
+            found.append(full / _fill(columns, lanes) + TURN_CYCLES * turned / machine.clock_hz)
+    return found
 
 
 def _columns(eqn, shape: Sequence[int]) -> int:

@@ -40,6 +40,9 @@ OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 BESIDE = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension of a contraction that one program may take together.
 MOST_OUTER = 64
+# Results per image and channel up to which several images share what a program makes of the filters. More of them only fill
+# its cache: copies of filters are little work beside what is done with them.
+FEW_PLACES = 64
 # Programs that touch more than this part of L2 take long reductions in runs.
 NEAR = 0.5
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
@@ -265,7 +268,8 @@ def _contraction_roles(eqn) -> list[str]:
         return names
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
-    names[spec[0]], names[spec[1]] = "batch", "channel"
+    places = math.prod(eqn.outvars[0].aval.shape[d] for d in spec[2:])
+    names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "batch", "channel"
     first = spec[2] if rank > 2 else spec[0]
     if rank > 3:
         names[first] = "line"
@@ -276,6 +280,8 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     match role:
         case "batch" | "run":
             return [1], 1
+        case "image":  # several share what is made of the filters
+            return _powers(extent, (1, 4, 16)), 1
         case "outer":  # whole where an operand or the result is contiguous along it
             return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
         case "row":

@@ -21,12 +21,13 @@ from .levels import level_exponentials
 from .masked import skip_masked
 from .narrow import read_narrow
 from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
-from .pack import Staged, pack
+from .pack import pack
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
 from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
 from .shared_sums import add_shared_first
+from .staged import Staged
 from .unmasked import choose_unmasked
 from .wide_products import use_wide_products
 
@@ -72,11 +73,19 @@ def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: s
         if not isinstance(s, Nest):
             out.append(s)
             continue
-        for t in pack(collapse(s, builder.pool, aliases), builder, options, staged):
-            if isinstance(t, Nest) and t.schedule is None:
-                t = collapse(t, builder.pool, aliases)
-                fetch_rows(t, options.vector_bits)
-            out.append(t)
+        out += _joined_copies(pack(collapse(s, builder.pool, aliases), builder, options, staged), builder, options, aliases)
+    return out
+
+
+def _joined_copies(stmts: list[Stmt], builder, options, aliases: Aliases) -> list[Stmt]:
+    """Joins dimensions of nests that packing left without a schedule, also inside its loops."""
+    out: list[Stmt] = []
+    for s in stmts:
+        s = with_bodies(s, lambda inner: _joined_copies(inner, builder, options, aliases))
+        if isinstance(s, Nest) and s.schedule is None:
+            s = collapse(s, builder.pool, aliases)
+            fetch_rows(s, options.vector_bits)
+        out.append(s)
     return out
 
 

@@ -94,11 +94,11 @@ def _suits(s: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     """Whether a nest is a product of enough narrow integers, once `narrow` scratch is."""
     if len(s.reductions) != 1 or s.reductions[0].op != "dot" or s.reductions[0].dtype != INT32:
         return False
-    args, k = s.reductions[0].args, depth_dim(s)
+    args = s.reductions[0].args
     if not all(is_narrow_integer(e) or e.kind == "load" and e.info[0].root in narrow for e in args):
         return False
-    long = k is not None and s.dims[k] % 2 == 0 and MIN_DEPTH <= s.dims[k] <= MAX_DEPTH
-    return long and all(_points_per_element(s, e) >= MIN_REUSE for e in args)
+    depths = [s.dims[k] for k in (depth_dim(s, e, 2) for e in args) if k is not None]  # either may be the broadcast one
+    return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(_points_per_element(s, e) >= MIN_REUSE for e in args)
 
 
 def _points_per_element(nest: Nest, e: Expr) -> int:

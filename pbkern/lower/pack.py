@@ -2,34 +2,30 @@
 
 The operand that varies along the vector dimension is packed panel by panel, [reduction][panel width], so that the
 microkernel streams contiguous memory; this also transposes operands stored the other way round and evaluates producers
-once (the prologue). The operand that is broadcast gets rows of padded length if its own stride would map the rows of a
-register tile to one cache set. Copies of float16 are float32: an element is converted once, not wherever it is read.
+once (the prologue). The operand that is broadcast is copied where its rows would fall into one cache set (staged.py).
+Copies of small floats are float32: an element is converted once, not wherever it is read.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from ..affine import Affine
 from .fetch import is_far, rows_ahead
 from .flat import flat_coefficient
-from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from .pairs import Words, pair_products
 from .quads import quad_products
 from .schedule import NestSchedule, contraction_tile, register_bits
+from .staged import CONFLICT_BYTES, Staged, copied_as, is_dear, rows_collide, stage
+from .turned import summed_apart, turned
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
-# Points that must share an element before copying it pays.
+# Points that must share an element before a panel, or a row, of it pays.
 MIN_REUSE, MIN_ROW_REUSE = 24, 16
-# Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
-CONFLICT_BYTES = 2048
-# Rows of the broadcast operand up to this long take few lines of each set; a copy of them pays where it is read often.
-SHORT_ROW_BYTES, SHORT_ROW_REUSE = 256, 128
 PADDING = 16
 # Panels that are packed at once.
 MAX_GROUP = 8
@@ -43,44 +39,59 @@ MIN_COLUMNS, FEW_COLUMNS = 8, 15
 SIDE_BY_SIDE = 6, 4
 
 
-@dataclass
-class Staged:
-    """Copies of operands that were made earlier in a list of statements; `written` buffers may have changed since."""
-
-    written: set[Buf]
-    copies: dict[tuple, Buf] = field(default_factory=dict)
-
-
-def pack(nest: Nest, builder, options, staged: Staged) -> list[Stmt]:
-    """The nest alone, or with copies of operands before it. `options`: LowerOptions."""
-    vector_bits = options.vector_bits
+def pack(nest: Nest, builder, options, staged: Staged, turn: bool = True) -> list[Stmt]:
+    """The nest alone, or with copies of operands before it. `options`: LowerOptions; `turn`: vectors may be moved."""
     found = product_operands(nest)
+    if found is not None and options.contract:  # lanes would be partial sums: only where sums may be reassociated
+        vector, moving, still = found
+        narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, options.vector_bits)
+        if narrow is not None:
+            return narrow
+    other = turned(nest, found and found[0], builder, options, staged) if turn else None
+    if other is not None:
+        products, copy = other
+        return [*_packed(products, builder, options, staged), copy]
     if found is None:
         return [nest]
     vector, moving, still = found
-    narrow, out = None, list[Stmt]()
-    if options.contract:  # lanes would be partial sums: only where sums may be reassociated
-        narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, vector_bits)
-    if narrow is not None:
-        return narrow
     if nest.dims[vector] < MIN_COLUMNS:
-        rows = _stage_filters(nest, still, builder, out)
-        return [*out, rows[0] if rows is not None else nest]
-    width, tile = contraction_tile(nest, vector, vector_bits)
-    depth = math.prod(nest.dims[d] for d in nest.rdims)
-    rows = _stage_rows(nest, still, moving, vector, builder, out, staged)
-    if rows is not None:
-        nest, still = rows
-    words = _in_words(nest, moving, still, vector, width, builder, options)
-    if words is not None:
-        return out + words.before + _panels(words.nest, words.packed, vector, width, builder, vector_bits, words.shift)
-    if not _panel_pays(nest, moving, vector, depth, width):
-        rows = rows or _stage_filters(nest, still, builder, out)
-        if rows is not None:
-            nest = rows[0]
-            nest.schedule = tile
+        out = list[Stmt]()
+        nest, _ = _stage_still(nest, still, True, builder, out, staged)
         return [*out, nest]
-    return out + _panels(nest, moving, vector, width, builder, vector_bits)
+    return _along_columns(nest, vector, moving, still, builder, options, staged)
+
+
+def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, builder, options, staged: Staged) -> list[Stmt]:
+    """A product with vectors along columns: of panels, in words or elements, or of operands where they lie."""
+    width, tile = contraction_tile(nest, vector, options.vector_bits)
+    out, trial = list[Stmt](), Staged(staged.written, dict(staged.copies))
+    spread, apart = _stage_still(nest, still, False, builder, out, trial)
+    words = _in_words(spread, moving, apart, vector, width, builder, options)
+    if words is not None:
+        staged.copies = trial.copies
+        panels = _panels(words.nest, words.packed, vector, width, builder, options.vector_bits, words.shift)
+        return out + words.before + panels
+    depth = math.prod(nest.dims[d] for d in nest.rdims)
+    pays, fits = _panel_pays(nest, moving, vector, depth), depth * width * 4 <= PANEL_BYTES
+    if pays and not fits and options.contract and not any(w.inner for w in nest.writes):
+        products, copy = summed_apart(nest, vector, builder, options)
+        return [*_packed(products, builder, options, staged), copy]
+    out = []
+    nest, _ = _stage_still(nest, still, True, builder, out, staged)
+    if pays and fits:
+        return out + _panels(nest, moving, vector, width, builder, options.vector_bits)
+    if out:
+        nest.schedule = tile
+    return [*out, nest]
+
+
+def _packed(stmts: list[Stmt], builder, options, staged: Staged) -> list[Stmt]:
+    """The statements with every product in them packed."""
+    out = []
+    for s in stmts:
+        s = with_bodies(s, lambda inner: _packed(inner, builder, options, staged))
+        out += pack(s, builder, options, staged, turn=False) if isinstance(s, Nest) and s.reductions else [s]
+    return out
 
 
 def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, builder, options) -> Words | None:
@@ -89,7 +100,9 @@ def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, bu
         return None
     for words in (quad_products, pair_products):
         found = words(nest, moving, still, builder, options)
-        if found is not None and _panel_pays(found.nest, found.packed, vector, found.depth, width):
+        if found is None or found.depth * width * 4 > PANEL_BYTES:
+            continue
+        if _panel_pays(found.nest, found.packed, vector, found.depth):
             return found
     return None
 
@@ -98,7 +111,7 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     """(vector dimension, operand along it, the other one) of a single product worth a register tile."""
     if len(nest.reductions) != 1 or nest.reductions[0].op != "dot" or nest.ordered or not nest.writes:
         return None
-    vector = _contiguous_dim(nest)
+    vector = _nearest_dim(nest)
     if vector is None:
         return None
     a, b = nest.reductions[0].args
@@ -151,27 +164,26 @@ def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, builder
     return [*copies, product]
 
 
-def _contiguous_dim(nest: Nest) -> str | None:
+def _nearest_dim(nest: Nest) -> str | None:
+    """The dimension along which results are contiguous, or else nearest to one another."""
     w = nest.writes[0]
-    for d, n in nest.dims.items():
-        if n > 1 and d not in nest.rdims and flat_coefficient(w.buf, w.index, d) == 1:
-            return d
-    return None
+    steps = {d: abs(flat_coefficient(w.buf, w.index, d)) for d, n in nest.dims.items() if n > 1 and d not in nest.rdims}
+    return min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
 def _reuse(nest: Nest, e: Expr) -> int:
     return math.prod(n for d, n in nest.dims.items() if d not in nest.rdims and d not in e.symbols)
 
 
-def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, width: int) -> bool:
-    if depth < 8 or depth * width * 4 > PANEL_BYTES or not set(nest.rdims) & moving.symbols:
+def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
+    if depth < 8 or not set(nest.rdims) & moving.symbols:
         return False
     if any(d not in moving.symbols and nest.dims[d] > 1 for d in nest.rdims):
         return False
     reuse = _reuse(nest, moving)
     if moving.kind != "load":
         return reuse > 1
-    if _is_dear(moving) and reuse >= MIN_REUSE:
+    if is_dear(moving) and reuse >= MIN_REUSE:
         return True
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
@@ -180,72 +192,20 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, width: int) -
     return reuse >= MIN_REUSE and depth >= 128 and step >= CONFLICT_BYTES
 
 
-def _is_dear(e: Expr) -> bool:
-    """A load of float16, or one that may lie outside its array: each is converted, or tested."""
-    return e.kind == "load" and (e.info[0].dtype == np.float16 or e.info[2])
-
-
-def _copied_as(dtype: np.dtype) -> np.dtype:
-    """Elements of a copy: float16 in the type that it is multiplied in."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
-
-
 def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
     buf = load.info[0]
     return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
 
 
-def _stage_rows(nest: Nest, still: Expr, moving: Expr, vector: str, builder, out: list[Stmt], staged: Staged):
-    """Copies the broadcast operand to rows of padded length when its rows collide in the cache, or reading it is dear."""
+def _stage_still(nest: Nest, still: Expr, converted: bool, builder, out: list[Stmt], staged: Staged) -> tuple[Nest, Expr]:
+    """The product with a copy of its broadcast operand, and that, where its rows collide in the cache, or, with `converted`,
+    where reading it is dear; else as they are."""
     if still.kind != "load":
-        return None
-    rows = [d for d in nest.dims if d in still.symbols and d not in nest.rdims]
-    inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
-    if len(rows) != 1 or len(inner) != 1 or nest.dims[rows[0]] < 4:
-        return None
-    collides = _row_bytes(nest, still, rows[0]) % CONFLICT_BYTES == 0
-    length = nest.dims[inner[0]] * still.dtype.itemsize
-    least = MIN_ROW_REUSE if length >= CONFLICT_BYTES else SHORT_ROW_REUSE
-    pays = collides and length >= SHORT_ROW_BYTES and _reuse(nest, still) >= least
-    if not pays and not (_is_dear(still) and _reuse(nest, still) >= MIN_ROW_REUSE):
-        return None
-    if flat_coefficient(still.info[0], still.info[1], inner[0]) != 1:
-        return None
-    m, k = rows[0], inner[0]
-    index = (Affine.symbol(m), Affine.symbol(k))
-    source = still.info[0]
-    names = {m: Affine.symbol("row"), k: Affine.symbol("column")}
-    key = (source, tuple(i.substitute(names.get) for i in still.info[1]), nest.dims[m], nest.dims[k])
-    buf = staged.copies.get(key)
-    if buf is None:
-        buf = builder.new_buffer((nest.dims[m], nest.dims[k] + PADDING), _copied_as(source.dtype)).buf
-        out.append(Nest({m: nest.dims[m], k: nest.dims[k]}, writes=[Write(buf, index, still)], at=nest.at))
-        if source.root not in staged.written:
-            staged.copies[key] = buf
-    copy = builder.pool.make("load", still.dtype, (buf, index, False))
-    return _replace_operand(nest, still, copy, builder), copy
-
-
-def _stage_filters(nest: Nest, still: Expr, builder, out: list[Stmt]) -> tuple[Nest, Expr] | None:
-    """Copies filters of bfloat16, of several dimensions each, to float32 where no words of them are read: elements are
-    converted once, instead of whenever one is broadcast.
-    """
-    rows = [d for d in nest.dims if d in still.symbols and d not in nest.rdims]
-    inner = [d for d in nest.rdims if d in still.symbols and nest.dims[d] > 1]
-    if still.kind != "load" or still.dtype.name != "bfloat16" or len(rows) != 1 or len(inner) < 2:
-        return None
-    source, places, _ = still.info
-    strides = {d: math.prod(nest.dims[e] for e in inner[n + 1 :]) for n, d in enumerate(inner)}
-    columns = strides[inner[0]] * nest.dims[inner[0]]
-    apart = _row_bytes(nest, still, rows[0]) >= columns * source.dtype.itemsize  # not windows that overlap
-    contiguous = all(flat_coefficient(source, places, d) == stride for d, stride in strides.items())
-    if not apart or not contiguous or _reuse(nest, still) < MIN_ROW_REUSE:
-        return None
-    index = (Affine.symbol(rows[0]), Affine.make(strides, 0))
-    buf = builder.new_buffer((nest.dims[rows[0]], columns + PADDING), np.dtype(np.float32)).buf
-    out.append(Nest({d: nest.dims[d] for d in (*rows, *inner)}, writes=[Write(buf, index, still)], at=nest.at))
-    copy = builder.pool.make("load", still.dtype, (buf, index, False))
-    return _replace_operand(nest, still, copy, builder), copy
+        return nest, still
+    reuse, dtype = _reuse(nest, still), still.info[0].dtype
+    pays = rows_collide(nest, still, reuse) or converted and is_dear(still) and reuse >= MIN_ROW_REUSE
+    copy = stage(nest, still, copied_as(dtype) if converted else dtype, builder, out, staged) if pays else None
+    return (nest, still) if copy is None else (_replace_operand(nest, still, copy, builder), copy)
 
 
 def _replace_operand(nest: Nest, old: Expr, new: Expr, builder) -> Nest:
@@ -307,7 +267,7 @@ class _Panels:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
         moving, sizes = self.moving, {d: self.nest.dims[d] for d in self.reduced}
         dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
-        buf: Buf = self.builder.new_buffer((count, *sizes.values(), width), _copied_as(dtype)).buf
+        buf: Buf = self.builder.new_buffer((count, *sizes.values(), width), copied_as(dtype)).buf
         panel, column = self.builder.names("d"), self.builder.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         place = self._renaming(start + at * width + Affine.symbol(column))

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..affine import Affine
-from .flat import flat_index
-from .nest import Buf, Expr, Nest, Reduction, Stmt, Write
+from .flat import flat_coefficient, flat_index
+from .nest import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
 
 UINT8, UINT16, UINT32, INT32 = (np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.int32))
 BFLOAT16, INT16 = "dot_bf16", "dot_i16"
@@ -47,8 +47,8 @@ class Words:
 
 def pair_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Words | None:
     """None if the operands are not of 16 bits, or cannot be widened to them, or of odd depth."""
-    r, k = nest.reductions[0], depth_dim(nest)
-    if k is None or nest.dims[k] % 2:
+    r, k = nest.reductions[0], depth_dim(nest, still, 2)
+    if k is None:
         return None
     if options.bf16_pairs and r.dtype == np.float32 and _is_plain_bfloat16(moving) and _is_plain_bfloat16(still):
         broadcast = _words_in_place(still, k, builder)
@@ -59,15 +59,24 @@ def pair_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Wo
     return None
 
 
-def depth_dim(nest: Nest) -> str | None:
-    return next((d for d in reversed(nest.rdims) if nest.dims[d] > 1), None)
+def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
+    """The reduced dimension of which `count` neighbours are a word: the one along which the broadcast operand is contiguous, so
+    that its words can be read in place, or else the innermost one that words divide."""
+    divided = [d for d in reversed(nest.rdims) if nest.dims[d] > 1 and nest.dims[d] % count == 0]
+    loads = [e for e in nodes([still]) if e.kind == "load"]
+    inner = [d for d in divided if loads and all(flat_coefficient(e.info[0], e.info[1], d) == 1 for e in loads)]
+    return next(iter(inner or divided), None)
+
+
+def over_words(nest: Nest, k: str, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
+    """(dimensions, reduced ones) of a product over words of `count` elements along k, which come one after the other."""
+    return {d: n for d, n in nest.dims.items() if d != k} | {k: nest.dims[k] // count}, (*(d for d in nest.rdims if d != k), k)
 
 
 def _over_pairs(nest: Nest, op: str, k: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]) -> Words:
     r = nest.reductions[0]
     args = tuple(broadcast if a is still else packed for a in r.args)
-    dims = {d: n // 2 if d == k else n for d, n in nest.dims.items()}
-    product = Nest(dims, nest.rdims, [Reduction(op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
+    product = Nest(*over_words(nest, k, 2), [Reduction(op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
     return Words(before, product, packed, broadcast)
 
 

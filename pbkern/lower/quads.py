@@ -19,7 +19,7 @@ import numpy as np
 from ..affine import Affine
 from .flat import flat_index
 from .nest import Buf, Expr, Nest, Reduction, Stmt, Write
-from .pairs import INT32, UINT8, Words, depth_dim, is_narrow_integer
+from .pairs import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
 
 QUAD = 4
 DOT = "dot_i8"
@@ -31,8 +31,8 @@ PADDING = 64
 
 def quad_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Words | None:
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
-    k = depth_dim(nest)
-    if not options.vnni or k is None or nest.dims[k] % QUAD or nest.reductions[0].dtype != INT32:
+    k = depth_dim(nest, still, QUAD)
+    if not options.vnni or k is None or nest.reductions[0].dtype != INT32:
         return None
     if not all(is_narrow_integer(e) and e.args[0].dtype.itemsize == 1 for e in (moving, still)):
         return None
@@ -48,10 +48,9 @@ def quad_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Wo
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
         return Reduction(DOT, (packed, first) if moving.args[0].dtype == UINT8 else (first, packed), INT32)
 
-    dims = {d: n // QUAD if d == k else n for d, n in nest.dims.items()}
     shift = product(builder.const(SIGN_BITS, INT32)) if flipped else None
-    over_words = Nest(dims, nest.rdims, [product(words)], list(nest.writes), nest.ordered, nest.at)
-    return Words(before, over_words, packed, words, shift)
+    quads = Nest(*over_words(nest, k, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at)
+    return Words(before, quads, packed, words, shift)
 
 
 def _words(load: Expr, k: str, builder) -> Expr | None:

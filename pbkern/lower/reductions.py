@@ -152,11 +152,8 @@ def _conv(builder, eqn, ins):
         at = dims.index(o_dim)
         dims[at : at + 1] = [(str(group.terms[0][0]), max(groups, batch_groups))] if group.terms else []
         dims += [(str((channel - group * out_per_group).terms[0][0]), out_per_group)] if out_per_group > 1 else []
-    reduced = [*window, feature]  # narrow types are multiplied in words of several features, bfloat16 where channels are last
-    channels_last = dn.out_spec[1] == len(shape) - 1
-    if rhs.dtype == dtype and (dtype.itemsize >= 4 or dtype.name == "bfloat16" and not channels_last):
-        # In the order of the filters in memory: where there are many channels, they are many times as much as caches hold.
-        reduced = [d for _, d in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), reduced))]
+    # In the order of the filters in memory: where there are many channels, they are many times as much as caches hold.
+    reduced = [d for _, d in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), [*window, feature]))]
     return Contract(tuple(out.shape), dtype, (*dims, *reduced), tuple(d for d, _ in reduced), tuple(index),
                     (builder.cast(lhs, acc), builder.cast(rhs, acc)), (tuple(left), tuple(right)), "dot", acc,
                     at_line=builder.line(eqn))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .builder import BITS, compute_el, storage_el
 from .costs import COST
 from .flat import flat_coefficient
-from .nest import Expr, Nest
+from .nest import Expr, Nest, nodes
 from .strides import MAX_STEP, is_strided, joint_stores
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
@@ -32,7 +32,7 @@ LONG_POINT = 8.0
 STRIDED = 0.2
 # What is left of the gain of vectors along short rows after the step across their lanes. Measured with 4 to 16 elements:
 # vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
-ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), 0.75), **dict.fromkeys(("argmax", "argmin"), 0.5)}
+LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), 0.75), **dict.fromkeys(("argmax", "argmin"), 0.5)}
 # What a square of rows that is turned in registers costs.
 TURNED = -0.5
 # What is gained for elements at computed places: the places are computed in vectors.
@@ -43,6 +43,8 @@ DEEP = 32
 FEWEST_WORDS = 4
 # Points along one side of a tile whose vectors run along the reduction, at most.
 SIDE = 6
+# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of a vector's lanes: cycles.
+LATENCY, STEP, ACROSS = 8, 0.35, 10
 # The part of the time of a tile of one dimension's points at which another dimension's join it.
 CLEARLY_LESS = 0.9
 
@@ -113,7 +115,7 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
         else:
             score += weight * (2.0 if c == 1 else 1.0 if id(w) in joint else -3.0)
     if reduced and score > 0 and size <= MAX_STEP:
-        score *= min((ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
+        score *= min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
     return score if score <= 0 else score * min(1.0, size / 8)
 
 
@@ -154,15 +156,24 @@ def nest_frequency(nest: Nest):
 def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> NestSchedule:
     """The schedule of one nest. Without `reassociate`, sums of floats are added up in the order of their elements."""
     live = [d for d, n in nest.dims.items() if n > 1]
-    best = max(live, key=lambda d: (_score(nest, d, reassociate), list(nest.dims).index(d)), default=None)
-    if best is None or _score(nest, best, reassociate) <= 0 or nest.dims[best] < 2:
-        best = None
-    sched = NestSchedule(vector=best, order=tuple(d for d in nest.dims if d != best))
-    if best is None:
-        return sched
-    full = max(vector_bits // register_bits(nest, best), 2)
-    sched.lanes = min(full, 1 << (nest.dims[best] - 1).bit_length())
-    if nest.reductions and best in nest.rdims:
+    scores = {d: _score(nest, d, reassociate) for d in live}
+    best = max(live, key=lambda d: (scores[d], list(nest.dims).index(d)), default=None)
+    if best is None or scores[best] <= 0 or nest.dims[best] < 2:
+        return NestSchedule(order=tuple(nest.dims))
+    found = along(nest, best, vector_bits)
+    if not is_product(nest) or best not in nest.rdims:
+        return found
+    # Both operands may be contiguous along a short reduced dimension: few lanes, which are then added to one another.
+    others = [along(nest, d, vector_bits) for d in live if scores[d] > 0 and d not in nest.rdims]
+    return min([found, *others], key=lambda sched: product_cycles(nest, sched))
+
+
+def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
+    """The schedule with vectors along one dimension."""
+    sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
+    full = max(vector_bits // register_bits(nest, vector), 2)
+    sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    if nest.reductions and vector in nest.rdims:
         _tile_horizontal(nest, sched)
     elif nest.reductions and nest.rdims:
         _tile_register(nest, sched)
@@ -170,6 +181,51 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
         _tile_elementwise(nest, sched)
     _cap(nest, sched)
     return sched
+
+
+def is_product(nest: Nest) -> bool:
+    """Whether the nest is one sum of products."""
+    return len(nest.reductions) == 1 and nest.reductions[0].op == "dot" and bool(nest.rdims) and not nest.ordered
+
+
+def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) -> float:
+    """Cycles of a sum of products, by the model of its tiles: multiply-adds and loads, and what becomes of the sums.
+
+    `packed`: an operand of which vectors are contiguous wherever it lies.
+    """
+    if sched.vector is None:
+        return math.prod(nest.dims.values())
+    operands, lanes = nest.reductions[0].args, sched.lanes
+
+    def loads(e: Expr, tile: dict[str, int], vectors: int) -> int:
+        points = math.prod(n for d, n in tile.items() if d in e.symbols)
+        if sched.vector not in e.symbols:
+            return points
+        return points * vectors * (1 if e is packed else _accesses(nest, e, sched))
+
+    def step(tile: dict[str, int], vectors: int) -> float:
+        products = math.prod(tile.values()) * vectors
+        return max(products, sum(loads(e, tile, vectors) for e in operands), LATENCY if products < LATENCY else 0) / 2 + STEP
+
+    def tiled(jam: list[tuple[str, int]], tile: dict[str, int]) -> float:
+        if not jam:
+            return _tiled(_vectors(nest, sched), sched.unroll, lambda v: step(tile, v))
+        (d, n), *rest = jam
+        return _tiled(nest.dims[d], n, lambda rows: tiled(rest, tile | {d: rows}))
+
+    looped = math.prod(n for d, n in nest.dims.items() if d != sched.vector and d not in sched.jam)
+    sums = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
+    if sched.vector in nest.rdims:
+        return looped * tiled([*sched.jam.items()], {}) + sums * ACROSS
+    stores = max((1 if flat_coefficient(w.buf, w.index, sched.vector) == 1 else lanes for w in nest.writes), default=1)
+    vectors = sums // nest.dims[sched.vector] * _vectors(nest, sched)
+    return looped * tiled([*sched.jam.items()], {}) + vectors * stores
+
+
+def _accesses(nest: Nest, e: Expr, sched: NestSchedule) -> int:
+    """Loads that make one vector of an operand: one, if its elements are neighbours."""
+    inside = [x for x in nodes([e]) if x.kind in ("load", "gather") and sched.vector in x.symbols]
+    return max((1 if flat_coefficient(x.info[0], x.info[1], sched.vector) == 1 else sched.lanes for x in inside), default=1)
 
 
 def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
@@ -280,7 +336,7 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
 
     def cycles(tile: tuple[int, int, int]) -> float:
         i, j, u = tile
-        step = lambda i, j, v: max(i * j * v / 2, (i + j) * v / 2, 4.0 if i * j * v < 8 else 0.0) + 0.35  # noqa: E731
+        step = lambda i, j, v: max(i * j * v, (i + j) * v, LATENCY if i * j * v < LATENCY else 0) / 2 + STEP  # noqa: E731
         return _tiled(m, i, lambda x: _tiled(n, j, lambda y: _tiled(_vectors(nest, sched), u, lambda v: step(x, y, v))))
 
     i, j, sched.unroll = min(tiles, key=cycles)
@@ -342,7 +398,8 @@ def _tiled(size: int, tile: int, cost) -> float:
 
 def _step_cycles(rows: int, vectors: int) -> float:
     """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4."""
-    return max(rows * vectors / 2, (rows + vectors) / 2, 4.0 if rows * vectors < 8 else 0.0) + 0.35
+    products = rows * vectors
+    return max(products, rows + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
 
 
 def _jam_dim(nest: Nest, vector: str) -> str | None:
