@@ -368,7 +368,7 @@ class Accumulators(Registers):
     def _across_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         """The best of the lanes, and the smallest of the indices that have it."""
         b, (v, i) = self.text.builder(block, x[0].lanes), x
-        op, sign, el = r.op.removeprefix("arg"), "u" if r.dtype.kind == "u" else "s", v.el
+        op, sign, el = r.op.removeprefix("arg"), "u" if r.args[0].dtype.kind == "u" else "s", v.el
         if el in ("f32", "f64"):
             v = _ordered(b, op, b.add(v, b.c(0, el)))  # zeros of both signs are equal
         elif el == "i1":

@@ -367,6 +367,8 @@ class Builder:
 
     def select(self, mask: Value, x: Value, y: Value) -> Value:
         """x where the mask is true, else y. A scalar mask chooses whole vectors."""
+        if x.name == y.name:
+            return x
         types = f"{mask.type}, {x.type}" if mask.lanes else x.type
         out = x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
         if one := self.known.narrow.get(x.name) or self.known.narrow.get(y.name):

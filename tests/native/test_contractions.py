@@ -378,3 +378,18 @@ def test_deep_products_are_packed_in_runs(form, depth):
     depths = [int(n) for n in re.findall(r"k\d+<(\d+)\*", nests)]
     assert depths and max(depths) <= 2048 and re.search(r"= add\(%t\d+\[.*, acc0\)", nests)
     check(f, (x, w), 1e-5)
+
+
+def test_filters_gradient_of_bfloat16_whose_padding_is_chosen_from_equal_values():
+    """LLVM once folded what is stored in the padding to a constant after it had stopped looking for instructions."""
+    shapes = {"window_strides": (1, 3), "padding": [(0, 2), (1, 0)], "rhs_dilation": (1, 2)}
+    layout = {"dimension_numbers": ("NCHW", "HWIO", "NHWC"), "feature_group_count": 3}
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(s)) for s in ((3, 9, 7, 14), (2, 3, 3, 6)))
+
+    def loss(w, x):
+        return jnp.sin(lax.conv_general_dilated(x, w, **shapes, **layout).astype(jnp.float32)).sum()
+
+    got = pbkern.jit(jax.grad(loss))(w.astype(jnp.bfloat16), x.astype(jnp.bfloat16))
+    exact = jax.grad(loss)(w.astype(jnp.bfloat16).astype(jnp.float32), x.astype(jnp.bfloat16).astype(jnp.float32))
+    assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(jnp.abs(exact).max())

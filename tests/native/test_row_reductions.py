@@ -62,3 +62,12 @@ def test_products_in_order_without_fast_math(rng):
     x = np.tile(np.float32([1e30, 1e-30]), (20, 32))
     exact = pbkern.jit(lambda x: x.prod(-1), compile_options={"mlir_disable_fast_math": True})(x)
     np.testing.assert_allclose(exact, np.ones(20), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "bool", "int8", "uint32", "float64", "bfloat16"])
+@pytest.mark.parametrize("length", [3, 7, 17, 40])
+def test_places_of_extremes(dtype, length, rng):
+    x = rng.integers(0, 2 if dtype == "bool" else 250, (30, length)).astype(dtype)
+    for f, want in ((jnp.argmax, np.argmax), (jnp.argmin, np.argmin)):
+        np.testing.assert_array_equal(pbkern.jit(lambda x, f=f: f(x, -1))(x), want(x.astype(np.float64), -1))
+        np.testing.assert_array_equal(pbkern.jit(lambda x, f=f: f(x, -1))(x[0]), want(x[0].astype(np.float64)))
