@@ -288,7 +288,7 @@ class NestEmitter(Loads, Accumulators):
         self._under(block, conditions, fill)
 
     def _opaque(self, block: Block, v: Ssa) -> Ssa:
-        """A 16-bit float that LLVM takes for no constant: it has no instruction to store one that it finds late (LLVM 22)."""
+        """A 16-bit float that LLVM takes for no constant: it has no instruction to store one that it finds late (LLVM 24)."""
         b = self.text.builder(block, 0)
         same = self.text.put(block, f'llvm.inline_asm "", "=r,0" {b.bitcast(v, "i16").name} : (i16) -> i16')
         return b.bitcast(Ssa(same, "i16", 0), v.el)
