@@ -57,6 +57,7 @@ class _Decision:
         self.windows: dict[object, frozenset] = {}
         self.contracts = {id(v) for v in items if isinstance(v, Contract)}
         self.products = {id(v) for v in items if isinstance(v, Contract) and v.op == "dot"}
+        self.ordered = {id(v) for v in items if isinstance(v, Contract) and v.ordered}
         self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
         self.layouts: dict[int, tuple[int, ...]] = {}
         self.costs = self._costs(items)
@@ -188,6 +189,8 @@ class _Decision:
             return False
         if cost * (len(places) - 1) > STORE_WORTH:
             return True
+        if cost > STORE_WORTH and any(root in self.ordered and self._walked_along(root, ix) for root, ix in places):
+            return True  # one element after the other there, vectors here
         if cost > 2 * STORE_WORTH and any(0 < self._row(root, ix) <= SHORT_ROW for root, ix in places):
             return True
         return cost > STORE_WORTH and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
@@ -201,6 +204,10 @@ class _Decision:
                 return row
             row = max(row, 1) * n
         return row
+
+    def _walked_along(self, root, ix) -> bool:
+        """Whether the root's reduced dimension walks the value's last axis."""
+        return bool(ix) and bool(ix[-1].symbols & self.windows[root])
 
     def _is_contract_operand(self, root) -> bool:
         return root in self.products and bool(self.roots[root])

@@ -393,3 +393,17 @@ def test_filters_gradient_of_bfloat16_whose_padding_is_chosen_from_equal_values(
     got = pbkern.jit(jax.grad(loss))(w.astype(jnp.bfloat16), x.astype(jnp.bfloat16))
     exact = jax.grad(loss)(w.astype(jnp.bfloat16).astype(jnp.float32), x.astype(jnp.bfloat16).astype(jnp.float32))
     assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(jnp.abs(exact).max())
+
+
+def test_one_pair_of_features_is_packed():
+    """The gradient of an image with two output features: a reduced dimension of one word."""
+    layout = {"padding": [(0, 2), (2, 2), (2, 0)], "dimension_numbers": ("NDHWC", "DHWIO", "NDHWC")}
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((8, 5, 8, 5, 64), (1, 5, 3, 64, 2)))
+
+    def loss(x, w):
+        y = lax.conv_general_dilated(x, w, (3, 1, 1), lhs_dilation=(2, 1, 1), rhs_dilation=(2, 1, 1), **layout)
+        return jnp.sin(y.astype(jnp.float32)).sum()
+
+    got, exact = pbkern.jit(jax.grad(loss))(x, w), jax.grad(loss)(x.astype(jnp.float32), w.astype(jnp.float32))
+    assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(jnp.abs(exact).max())

@@ -71,3 +71,14 @@ def test_places_of_extremes(dtype, length, rng):
     for f, want in ((jnp.argmax, np.argmax), (jnp.argmin, np.argmin)):
         np.testing.assert_array_equal(pbkern.jit(lambda x, f=f: f(x, -1))(x), want(x.astype(np.float64), -1))
         np.testing.assert_array_equal(pbkern.jit(lambda x, f=f: f(x, -1))(x[0]), want(x[0].astype(np.float64)))
+
+
+def test_functions_before_sums_along_rows_are_computed_in_vectors(rng):
+    """The sums go from one element to the next."""
+    x = rng.standard_normal((30, 70))
+    f = lambda x: jnp.cumsum(jnp.tanh(x) * jnp.exp(x), 1)  # noqa: E731
+    np.testing.assert_allclose(pbkern.jit(f)(x), np.cumsum(np.tanh(x) * np.exp(x), 1), rtol=1e-12, atol=1e-12)
+    (ordered,) = (nest for nest in pbkern.jit(f).as_text(x, stage="nests").split("nest ") if "] ordered" in nest)
+    assert "tanh" not in ordered and "exp" not in ordered
+    cheap = pbkern.jit(lambda x: jnp.cumsum(x * 2 + 1, 1)).as_text(x, stage="nests")
+    assert cheap.count("nest [") == 1
