@@ -17,6 +17,7 @@ from ..dsl.rewrites import rewrite as said_otherwise
 from .access_windows import greatest, least
 from .dilated import by_phases
 from .pooling import scatter_to_winners
+from .powers import write_out
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
 
@@ -322,4 +323,7 @@ REWRITES: dict[str, Rewrite] = {
     "reduce_window_max": _window(least),
     "reduce_window_min": _window(greatest),
 }
-UNSAFE: dict[str, Rewrite] = {"div": _first(_fold_scalars, _div_unsafe)}
+UNSAFE: dict[str, Rewrite] = {
+    "div": _first(_fold_scalars, _div_unsafe),
+    "pow": write_out,
+}

@@ -35,7 +35,8 @@ def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str
     def careful(name: str) -> Rewrite:
         def rewrite(eqn, operands):
             x = eqn.invars[0]
-            return (REWRITES if not isinstance(x, jex.Literal) and x in sums else UNSAFE)[name](eqn, operands)
+            rules = REWRITES if not isinstance(x, jex.Literal) and x in sums else UNSAFE
+            return rules[name](eqn, operands) if name in rules else None
 
         return rewrite
 
