@@ -27,7 +27,7 @@ def by_sorting(eqn, operands, sort: Callable[..., list] = first_of_sorted) -> li
 def _falling(x):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.bitwise_not(x)
-    x = x if x.dtype == np.float64 else lax.convert_element_type(x, np.float32)
+    x = x if x.dtype.itemsize > 1 else lax.convert_element_type(x, np.float32)
     bits = lax.bitcast_convert_type(x, np.dtype(f"int{8 * x.dtype.itemsize}"))
     return lax.bitwise_not(_without_sign(bits))
 
@@ -36,8 +36,8 @@ def _of_falling(keys, dtype):
     """The inverse of `_falling`."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return lax.bitwise_not(keys)
-    bits = _without_sign(lax.bitwise_not(keys))
-    return lax.convert_element_type(lax.bitcast_convert_type(bits, np.dtype(f"float{8 * keys.dtype.itemsize}")), dtype)
+    bits, kept = _without_sign(lax.bitwise_not(keys)), dtype if np.dtype(dtype).itemsize > 1 else np.float32
+    return lax.convert_element_type(lax.bitcast_convert_type(bits, kept), dtype)
 
 
 def _without_sign(bits):

@@ -28,6 +28,7 @@ from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
 from .shared_sums import add_shared_first
 from .staged import Staged
+from .tiled_rows import tile_rows
 from .unmasked import choose_unmasked
 from .wide_products import use_wide_products
 
@@ -73,7 +74,9 @@ def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: s
         if not isinstance(s, Nest):
             out.append(s)
             continue
-        out += _joined_copies(pack(collapse(s, builder.pool, aliases), builder, options, staged), builder, options, aliases)
+        for nest in tile_rows(collapse(s, builder.pool, aliases), builder, options.vector_bits):
+            joined = collapse(nest, builder.pool, aliases)
+            out += _joined_copies(pack(joined, builder, options, staged), builder, options, aliases)
     return out
 
 

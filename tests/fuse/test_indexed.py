@@ -103,6 +103,7 @@ def test_top_k():
     check(lambda x: lax.top_k(jnp.exp(x), 5), rand(3000), kernels=1)
     check(lambda x: lax.top_k(x, 4), rand(40, 7, 300).swapaxes(0, 2).astype(jnp.bfloat16))
     check(lambda x: [v * 2 for v in lax.top_k(x * 3, 7)], rand(2, 7))
+    check(lambda x: lax.top_k(x * 2 + 1, 9), rand(20, 300).astype(jnp.bfloat16))  # rounded before it is compared
     check(lambda x: lax.scan(lambda c, r: (c, lax.top_k(r + c, 2)), x[0], x)[1], X)
 
 
