@@ -14,6 +14,21 @@ from .rewrites import FOLDED
 SPREADING = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "copy", "copy_p"}
 # Rewrites make a scalar of scalars.
 FOLDING = {*FOLDED, "convert_element_type", "select_n"}
+# What one such operand makes of the other, whatever that is: of booleans.
+ABSORBING = {"and": False, "or": True}
+# Comparisons of an unsigned number with 0.
+OF_UNSIGNED = {"lt": False, "ge": True}
+
+
+def _whatever_the_other(eqn, operands, scalars) -> np.bool_ | None:
+    """The result of an operation that one operand decides; remainders of unsigned numbers are compared with 0."""
+    name = eqn.primitive.name
+    if name in ABSORBING and eqn.outvars[0].aval.dtype == bool:
+        decided = any(s is not None and bool(s) == ABSORBING[name] for s in scalars)
+        return np.bool_(ABSORBING[name]) if decided else None
+    if name in OF_UNSIGNED and operands[0].dtype.kind == "u" and scalars[1] is not None and scalars[1] == 0:
+        return np.bool_(OF_UNSIGNED[name])
+    return None
 
 
 class Uniform:
@@ -41,13 +56,16 @@ class Uniform:
         if eqn.primitive.name not in FOLDING & self.rewrites.keys():
             return None
         out, scalars = eqn.outvars[0].aval, [self.scalar(x) for x in operands]
-        if not out.shape or any(s is None for s in scalars):
+        if not out.shape:
             return None
-        results = self.rewrites[eqn.primitive.name](eqn, scalars)
-        if results is None or self.scalar(results[0]) is None:
+        found = _whatever_the_other(eqn, operands, scalars)
+        if found is None and not any(s is None for s in scalars):
+            results = self.rewrites[eqn.primitive.name](eqn, scalars)
+            found = self.scalar(results[0]) if results is not None else None
+        if found is None:
             return None
-        value = lax.full(out.shape, results[0], out.dtype)
-        self._known[id(value)] = value, results[0]
+        value = lax.full(out.shape, found, out.dtype)
+        self._known[id(value)] = value, found
         return [value]
 
     def as_scalars(self, eqn, operands) -> list:

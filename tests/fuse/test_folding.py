@@ -150,3 +150,12 @@ def test_numbers_in_products_keep_what_overflows():
     for got, want in zip(pbkern.jit(f)(x), [x.at[0].set(jnp.inf), jnp.where(jnp.isinf(x), x, x * 0), x, x * 0.0, x * -0.0]):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-38)
         assert (np.signbit(got) == np.signbit(want))[[0, 1, 4]].all()
+
+
+def test_remainders_of_unsigned_numbers_need_no_test_of_their_sign():
+    x = jnp.arange(3000, dtype=jnp.uint32) * 1234567
+    f = lambda x: (x % 65521, x // 7, jnp.where((x >= 0) | (x == 5), x, 1), (x < 0) & (x > 7))  # noqa: E731
+    plan = planned(f, x)
+    assert not {"lt", "ge", "select_n", "or", "and"} & {e.primitive.name for e in plan.jaxpr.eqns}
+    check(f, x)
+    check(lambda x: lax.fori_loop(0, 6, lambda i, c: c * c % 65521, x), x)
