@@ -66,6 +66,8 @@ SKIPPED_ROWS_CYCLES = 600.0
 LINE_BYTES = 64
 # Operands of rows this many bytes long, and of at least so many, are copied by every program that reads them.
 PACKED_ROW_BYTES = 2048
+# Columns for which rows are copied.
+PACKED_COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,8 +442,8 @@ def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Mac
 def _packing_seconds(step: Step, machine: Machine) -> float:
     """Copies of a contraction's operands that one program makes, on one core.
 
-    Rows whose length is a multiple of PACKED_ROW_BYTES fall into few cache sets, and columns of long rows are gathered
-    into panels.
+    Rows whose length is a multiple of PACKED_ROW_BYTES fall into few cache sets and are copied for many columns, and columns
+    of long rows are gathered into panels.
     """
     eqn = step.eqn
     if eqn.primitive.name != "dot_general" or not step.out or step.out[-1].size == 1:
@@ -449,7 +451,7 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
     (_, contracted), _ = eqn.params["dimension_numbers"]
     lhs, rhs = (a.aval.shape for a in eqn.invars)
     copied = 0
-    if lhs[-1] * itemsize(eqn.invars[0]) % PACKED_ROW_BYTES == 0:
+    if lhs[-1] * itemsize(eqn.invars[0]) % PACKED_ROW_BYTES == 0 and step.out[-1].size >= PACKED_COLUMNS:
         copied += volume(step.pull.inputs[0]) * itemsize(eqn.invars[0])
     if len(rhs) - 1 in contracted or rhs[-1] * itemsize(eqn.invars[1]) >= PACKED_ROW_BYTES:
         copied += volume(step.pull.inputs[1]) * itemsize(eqn.invars[1])

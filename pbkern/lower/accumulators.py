@@ -223,8 +223,9 @@ class Accumulators(Registers):
         masked = tail is not None and w.sched.vector in w.nest.rdims
         for k, p in enumerate(points):
             mine, at = accs[k * width : (k + 1) * width], 0
+            live = tail and tail.of(p, w.sched.vector)
             for r in w.nest.reductions:
-                args = [self._wide(b, self._value(w, block, e, p, tail), lanes) for e in r.args]
+                args = [self._wide(b, self._value(w, block, e, p, live), lanes) for e in r.args]
                 count = 2 if r.op in ("argmax", "argmin") else 1
                 old = mine[at : at + count]
                 new = self._combine(b, r, old, args)

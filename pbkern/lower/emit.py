@@ -99,7 +99,7 @@ class NestEmitter(Loads, Accumulators):
     def _chunk(self, w: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]) -> dict[tuple, Ssa]:
         """Steps along the vector dimension. `known` before, and the result after it: values that steps hand on."""
         vector, lanes = w.sched.vector, w.sched.lanes
-        step, tail = chunk.vectors * lanes, None if chunk.tail is None else Tail(chunk.tail)
+        step, tail = chunk.vectors * lanes, None if chunk.tail is None else Tail(chunk.tail, (chunk.vectors - 1) * lanes)
         tile = [{**p, vector: lanes * u} for p in points for u in range(chunk.vectors)]
         carried = Visits(w.nest, w.sched, chunk.vectors).carried if w.moves else {}
         w.first = chunk.low if chunk.is_one_step(w.sched) else None
@@ -199,7 +199,7 @@ class NestEmitter(Loads, Accumulators):
                     if len(values) == flat.coefficient(w.sched.vector):
                         self._store_joint(block, buf, flat, first, [v for _, v in sorted(values.items())], tail)
                 elif write.inner == inner:
-                    self._write(w, block, write, p, tail, bound, scalar)
+                    self._write(w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar)
 
     def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
         """What a write stores, in the buffer's element type."""

@@ -63,7 +63,7 @@ def pack(nest: Nest, builder, options, staged: Staged, turn: bool = True) -> lis
 
 def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, builder, options, staged: Staged) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they lie."""
-    width, tile = contraction_tile(nest, vector, options.vector_bits)
+    width, _ = contraction_tile(nest, vector, options.vector_bits)
     out, trial = list[Stmt](), Staged(staged.written, dict(staged.copies))
     spread, apart = _stage_still(nest, still, False, builder, out, trial)
     words = _in_words(spread, moving, apart, vector, width, builder, options)
@@ -81,7 +81,7 @@ def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, builder, 
     if pays and fits:
         return out + _panels(nest, moving, vector, width, builder, options.vector_bits)
     if out:
-        nest.schedule = tile
+        nest.schedule = contraction_tile(nest, vector, options.vector_bits)[1]
     return [*out, nest]
 
 

@@ -19,9 +19,14 @@ INDEX_BITS_32 = 2**31 - 1
 
 @dataclass
 class Tail:
-    """The last, partial vector: how many lanes are live."""
+    """The last, partial vector: how many lanes are live, and where it starts behind the first vector of its step."""
 
     live: int
+    start: int = 0
+
+    def of(self, p: Point, vector: str | None) -> Tail | None:
+        """What of it a point of the register tile has: all vectors of a step but the last are whole."""
+        return self if p.get(vector, 0) >= self.start else None
 
 
 @dataclass

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from .builder import BITS, compute_el, storage_el
+from .cache_sets import fit, rows_apart
 from .costs import COST
 from .flat import flat_coefficient
 from .nest import Expr, Nest, nodes
@@ -359,12 +360,11 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
         few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
         sched.unroll = min(FEW_COLUMN_VECTORS if few else MAX_COLUMN_VECTORS, vectors, room)
         return
-    rows = nest.dims[jam]
-    best = None
+    rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.vector)
+    operands, best = _operand_registers(nest, sched), None
     for unroll in range(1, min(4, vectors) + 1):
-        # A step holds its vectors and one broadcast element beside the accumulators.
-        for j in range(1, min(room // unroll, (REGISTERS - 1) // unroll - 1, rows) + 1):
-            cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v)))
+        for j in range(1, min(room // unroll, (REGISTERS - operands) // unroll - 1, rows) + 1):
+            cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v, apart)))
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
     cost, j, sched.unroll = best
@@ -381,8 +381,9 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
         return
     second = others[-1]
     rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
+    registers = REGISTERS - _operand_registers(nest, sched)
     for unroll in range(1, min(4, vectors) + 1):
-        for j in range(2, min(room // (unroll * first), ((REGISTERS - 1) // unroll - 1) // first, rows) + 1):
+        for j in range(2, min(room // (unroll * first), (registers // unroll - 1) // first, rows) + 1):
             together = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r * first, v)))
             if together < best[0] * CLEARLY_LESS:
                 best = (together, j, unroll)
@@ -391,15 +392,24 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
         sched.jam[jam] = first
 
 
+def _operand_registers(nest: Nest, sched: NestSchedule) -> int:
+    """Registers that a step needs beside accumulators and vectors: one element that is broadcast, and for a partial vector the
+    zeros that it is filled with and what is loaded of it."""
+    return 3 if nest.dims[sched.vector] % sched.lanes else 1
+
+
 def _tiled(size: int, tile: int, cost) -> float:
     full, rest = divmod(size, tile)
     return full * cost(tile) + (cost(rest) if rest else 0.0)
 
 
-def _step_cycles(rows: int, vectors: int) -> float:
-    """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4."""
-    products = rows * vectors
-    return max(products, rows + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
+def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
+    """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4.
+
+    `apart`: bytes between the rows that are broadcast. Loads of those that evict one another go to the second cache.
+    """
+    products, loads = rows * vectors, rows if fit(rows, apart) else 2 * rows
+    return max(products, loads + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
 
 
 def _jam_dim(nest: Nest, vector: str) -> str | None:

@@ -18,9 +18,10 @@ from .nest import Buf, Expr, Nest, Stmt, Write
 
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
 CONFLICT_BYTES = 2048
-# Points that must share a row before copying it pays. Rows up to a length take few lines of each set; others of less than
-# CONFLICT_BYTES pay where they are read often.
-SHORT_ROW_BYTES, SHORT_ROW_REUSE, LONG_ROW_REUSE = 256, 128, 16
+# Points that must share a row before copying it pays: register tiles hold few rows that would evict one another, and read them
+# from the second cache where they must. Of rows whose elements lie apart, lines are read more often. Shorter rows take few
+# lines of each set.
+SHORT_ROW_BYTES, SPREAD_ROW_REUSE, ROW_REUSE = 256, 128, 256
 # Rows that fall into one set, at least.
 FEWEST_ROWS = 4
 PADDING = 16
@@ -99,7 +100,8 @@ def rows_collide(nest: Nest, load: Expr, reuse: int) -> bool:
     length = math.prod(s.size for s in row) * buf.dtype.itemsize
     if apart % CONFLICT_BYTES or length < SHORT_ROW_BYTES:
         return False
-    return reuse >= (LONG_ROW_REUSE if length >= CONFLICT_BYTES else SHORT_ROW_REUSE)
+    is_spread = row[-1].step * buf.strides[row[-1].axis] > 1
+    return reuse >= (SPREAD_ROW_REUSE if is_spread else ROW_REUSE)
 
 
 def _split(spans: list[_Span], nest: Nest) -> tuple[list[_Span], list[_Span]]:

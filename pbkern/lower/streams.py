@@ -21,6 +21,7 @@ from .costs import COST
 from .flat import flat_coefficient, flat_index, is_written
 from .nest import Buf, Expr, Nest, Pool, Write
 from .schedule import NestSchedule, choose
+from .strides import is_strided
 
 VECTOR_BYTES = 64
 # Cache accesses that a shuffle costs.
@@ -132,7 +133,10 @@ class Chunk(NamedTuple):
 
 
 def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
-    """What a nest's vector dimension is cut into."""
+    """What a nest's vector dimension is cut into.
+
+    The partial vector of a register tile joins the whole ones before it, which share the other operand with it.
+    """
     size, lanes, unroll = nest.dims[sched.vector], sched.lanes, sched.unroll
     full, tail = divmod(size, lanes)
     main = full // unroll * unroll
@@ -142,9 +146,19 @@ def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
     while full - main > unroll:
         found.append(Chunk(main * lanes, (main + unroll) * lanes, unroll))
         main += unroll
+    if tail and full > main and _is_register_tile(nest, sched.vector):
+        return [*found, Chunk(main * lanes, size, full - main + 1, tail)]
     if full > main:
         found.append(Chunk(main * lanes, full * lanes, full - main))
     return found + ([Chunk(full * lanes, size, 1, tail)] if tail else [])
+
+
+def _is_register_tile(nest: Nest, vector: str) -> bool:
+    """Whether sums of several vectors are kept beside each other, none of which share loads or stores of their elements."""
+    if not nest.rdims or vector in nest.rdims or nest.ordered or nest.moves():
+        return False
+    accesses = [e.info[:2] for e in nest.loads() if e.kind == "load"] + [(w.buf, w.index) for w in nest.writes]
+    return not any(is_strided(buf, index, vector) for buf, index in accesses)
 
 
 def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int:
