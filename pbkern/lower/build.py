@@ -140,6 +140,7 @@ class BodyBuilder:
         self.unstored: set[int] = set()  # ids of values that are not stored for it
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
+        self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
         self._keep: list = []
         self.aliases = Aliases()
         self._infos: dict = {}
@@ -368,8 +369,9 @@ class BodyBuilder:
         if finish is not None:
             finish(env)
         items = self.items
-        plan, layouts = decide.decide(items, self)
+        plan, layouts, over = decide.decide(items, self)
         self._layouts |= layouts
+        self._over |= over
         self._waiting.add(items, self._prefix)
         for k, item in enumerate(items):
             self._now = (*self._prefix, k)
@@ -494,6 +496,9 @@ class BodyBuilder:
     def _buffer_for(self, v: Value) -> Stored:
         """Scratch for a value, its axes in the order that its readers walk them."""
         order = self._layouts.get(id(v))
+        before = self.resolve(self._over[id(v)]) if id(v) in self._over else None
+        if isinstance(before, Stored) and before.buf.arena and before.buf.shape == v.shape and before.dtype == v.dtype:
+            return self.whole(before.buf)
         if order is None:
             return self.new_buffer(v.shape, v.dtype)
         buf = self.new_buffer(tuple(v.shape[a] for a in order), v.dtype).buf
