@@ -145,6 +145,7 @@ class BodyBuilder:
         self.aliases = Aliases()
         self._infos: dict = {}
         self._order: dict[int, tuple] = {}
+        self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
         self._now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
         self._waiting = Waiting(self.resolve, lambda v: self._order.get(id(v), ()))
@@ -202,7 +203,10 @@ class BodyBuilder:
         affine = known_index(self, value, clamp)
         if affine is not None:
             return affine
-        name = self.names("%s")
+        if (name := self._named_indices.get((id(value), clamp))) is not None:
+            return Affine.symbol(name)  # what one place is read and written by is one place
+        name = self._named_indices[id(value), clamp] = self.names("%s")
+        self._keep.append(value)
         self.items.append(LetItem(name, value, clamp))
         if clamp is not None:
             self.bounds[name] = known_bounds(self, value, clamp)
@@ -360,8 +364,8 @@ class BodyBuilder:
 
     def region(self, jaxpr: jex.Jaxpr, env: dict, finish: Callable[[dict], None] | None = None) -> list[Stmt]:
         """Statements of a jaxpr whose inputs are in `env`; `finish(env)` may add items after the last equation."""
-        outer = self.items, self.stmts, self._prefix
-        self.items, self.stmts, self._prefix = [], [], self._now
+        outer = self.items, self.stmts, self._prefix, self._named_indices
+        self.items, self.stmts, self._prefix, self._named_indices = [], [], self._now, {}
         for v in env.values():
             self._order.setdefault(id(v), ())
         self._keep.append(env)
@@ -378,7 +382,7 @@ class BodyBuilder:
             self._run(item, plan)
         stmts = self.stmts
         self._now = self._prefix
-        self.items, self.stmts, self._prefix = outer
+        self.items, self.stmts, self._prefix, self._named_indices = outer
         return stmts
 
     def _run(self, item: Item, plan) -> None:
