@@ -176,6 +176,7 @@ class _Retrace:
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
         env = {v: _constant(self.constant(c)) for v, c in zip(jaxpr.constvars, consts)} | dict(zip(jaxpr.invars, args))
         live, producers = live_equations(jaxpr), {v: e for e in jaxpr.eqns for v in e.outvars}
+        wanted = _read_variables(jaxpr, live)
 
         def read(atom):
             return self.constant(literal_value(atom)) if isinstance(atom, jex.Literal) else env[atom]
@@ -186,11 +187,11 @@ class _Retrace:
                     if eqn.primitive.name == "cond":
                         results = self.cond(eqn, *selector(eqn, producers), read)
                     else:
-                        results = self.step(eqn, [read(a) for a in eqn.invars])
+                        results = self.step(eqn, [read(a) for a in eqn.invars], wanted)
                 env.update(zip(eqn.outvars, results))
         return [read(a) for a in jaxpr.outvars]
 
-    def step(self, eqn, operands: list) -> Sequence:
+    def step(self, eqn, operands: list, wanted: set) -> Sequence:
         inner = called_jaxpr(eqn)
         if inner is not None:
             return self.run(inner.jaxpr, inner.consts, operands)
@@ -198,7 +199,7 @@ class _Retrace:
         if results is not None:
             return results
         if eqn.primitive.name == "scan":
-            return self.scan(eqn, operands)
+            return self.scan(eqn, operands, wanted)
         if eqn.primitive.name == "while":
             return self.while_loop(eqn, operands)
         if eqn.primitive.name in IDENTITIES or _keeps_value(eqn):
@@ -217,8 +218,10 @@ class _Retrace:
         results = eqn.primitive.bind(*operands, **eqn.params)
         return results if eqn.primitive.multiple_results else [results]
 
-    def scan(self, eqn, operands: list) -> Sequence:
+    def scan(self, eqn, operands: list, wanted: set) -> Sequence:
+        """The loop, without what it stacks for nobody, of which each round would store a part."""
         p = eqn.params
+        stacked = [v in wanted for v in eqn.outvars[p["num_carry"] :]]
         inner, carries = p["jaxpr"], p["num_consts"] + p["num_carry"]
         consts, init, xs = (
             operands[: p["num_consts"]],
@@ -228,12 +231,13 @@ class _Retrace:
 
         def step(carry, x):
             out = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *x])
-            return tuple(out[: p["num_carry"]]), tuple(out[p["num_carry"] :])
+            return tuple(out[: p["num_carry"]]), tuple(y for y, kept in zip(out[p["num_carry"] :], stacked) if kept)
 
         carry, ys = jax.lax.scan(
             step, tuple(init), tuple(xs), length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
         )
-        return [*carry, *ys]
+        kept = iter(ys)
+        return [*carry, *(next(kept) if used else None for used in stacked)]
 
     def while_loop(self, eqn, operands: list) -> Sequence:
         p = eqn.params
@@ -299,6 +303,12 @@ def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
     return live[::-1]
 
 
+def _read_variables(jaxpr: jex.Jaxpr, live: Sequence[bool]) -> set:
+    """Variables that live equations or the results read."""
+    atoms = [a for eqn, used in zip(jaxpr.eqns, live) if used for a in eqn.invars]
+    return {a for a in (*atoms, *jaxpr.outvars) if isinstance(a, jex.Var)}
+
+
 def _acts(eqn) -> bool:
     """Whether an equation does more than to give results. Some of Pallas's primitives do not tell what their jaxprs do."""
     return not only_reads(eqn) or any(_acts(e) for inner in inner_jaxprs(eqn) for e in inner.jaxpr.eqns)
@@ -309,8 +319,12 @@ def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
     selecting = {
         e.invars[0] for e in jaxpr.eqns if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)
     }
-    for eqn, used in zip(jaxpr.eqns, live_equations(jaxpr)):
+    live = live_equations(jaxpr)
+    wanted = _read_variables(jaxpr, live)
+    for eqn, used in zip(jaxpr.eqns, live):
         if not used and not any(v in selecting for v in eqn.outvars):
+            return True
+        if eqn.primitive.name == "scan" and not wanted.issuperset(eqn.outvars[eqn.params["num_carry"] :]):
             return True
         if any(_has_dead_equations(inner.jaxpr) for inner in inner_jaxprs(eqn)):
             return True

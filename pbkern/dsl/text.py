@@ -240,8 +240,8 @@ class _Printer:
         """Lines of `def name(params)`. `bound`: names of (some) inputs; `unpack`: lines before the equations."""
         self.scope.names |= {v: Expr(n) for v, n in bound.items()}
         lines = [*unpack, *self.equations(jaxpr)]
-        if jaxpr.outvars:
-            lines.append(f"return {result(jaxpr.outvars, self.scope)}")
+        if returned := result(jaxpr.outvars, self.scope):
+            lines.append(f"return {returned}")
         return [f"def {name}({', '.join(params)}):", *(f"    {line}" for line in lines or ["pass"])]
 
     def equations(self, jaxpr: jex.Jaxpr) -> list[str]:

@@ -140,10 +140,12 @@ class BodyBuilder:
         self.unstored: set[int] = set()  # ids of values that are not stored for it
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
+        self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
         self._keep: list = []
         self.aliases = Aliases()
         self._infos: dict = {}
         self._order: dict[int, tuple] = {}
+        self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
         self._now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
         self._waiting = Waiting(self.resolve, lambda v: self._order.get(id(v), ()))
@@ -201,7 +203,10 @@ class BodyBuilder:
         affine = known_index(self, value, clamp)
         if affine is not None:
             return affine
-        name = self.names("%s")
+        if (name := self._named_indices.get((id(value), clamp))) is not None:
+            return Affine.symbol(name)  # what one place is read and written by is one place
+        name = self._named_indices[id(value), clamp] = self.names("%s")
+        self._keep.append(value)
         self.items.append(LetItem(name, value, clamp))
         if clamp is not None:
             self.bounds[name] = known_bounds(self, value, clamp)
@@ -359,8 +364,8 @@ class BodyBuilder:
 
     def region(self, jaxpr: jex.Jaxpr, env: dict, finish: Callable[[dict], None] | None = None) -> list[Stmt]:
         """Statements of a jaxpr whose inputs are in `env`; `finish(env)` may add items after the last equation."""
-        outer = self.items, self.stmts, self._prefix
-        self.items, self.stmts, self._prefix = [], [], self._now
+        outer = self.items, self.stmts, self._prefix, self._named_indices
+        self.items, self.stmts, self._prefix, self._named_indices = [], [], self._now, {}
         for v in env.values():
             self._order.setdefault(id(v), ())
         self._keep.append(env)
@@ -368,15 +373,16 @@ class BodyBuilder:
         if finish is not None:
             finish(env)
         items = self.items
-        plan, layouts = decide.decide(items, self)
+        plan, layouts, over = decide.decide(items, self)
         self._layouts |= layouts
+        self._over |= over
         self._waiting.add(items, self._prefix)
         for k, item in enumerate(items):
             self._now = (*self._prefix, k)
             self._run(item, plan)
         stmts = self.stmts
         self._now = self._prefix
-        self.items, self.stmts, self._prefix = outer
+        self.items, self.stmts, self._prefix, self._named_indices = outer
         return stmts
 
     def _run(self, item: Item, plan) -> None:
@@ -494,6 +500,9 @@ class BodyBuilder:
     def _buffer_for(self, v: Value) -> Stored:
         """Scratch for a value, its axes in the order that its readers walk them."""
         order = self._layouts.get(id(v))
+        before = self.resolve(self._over[id(v)]) if id(v) in self._over else None
+        if isinstance(before, Stored) and before.buf.arena and before.buf.shape == v.shape and before.dtype == v.dtype:
+            return self.whole(before.buf)
         if order is None:
             return self.new_buffer(v.shape, v.dtype)
         buf = self.new_buffer(tuple(v.shape[a] for a in order), v.dtype).buf

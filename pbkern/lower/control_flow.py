@@ -180,7 +180,11 @@ def _scan(builder, eqn, env: dict) -> None:
                         _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
         row = Affine.symbol(counter) if not p["reverse"] else Affine.symbol(counter) * -1 + (length - 1)
         for v, a in zip(invars[nc + ncar :], xs):
-            stored = builder.in_memory(builder.read(env, a))
+            value = builder.read(env, a)
+            if isinstance(value, Literal):
+                local[v] = Literal(tuple(v.aval.shape), value.dtype, value.scalar)
+                continue
+            stored = builder.in_memory(value)
             local[v] = Stored(tuple(v.aval.shape), stored.dtype, stored.buf,
                               lambda ix, s=stored: s.place((row, *ix)), stored.guard)
 

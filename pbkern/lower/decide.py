@@ -34,15 +34,16 @@ def uses(item) -> tuple[Value, ...]:
     return (item.value,) if mask is None else (item.value, mask)
 
 
-def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]]]:
-    """(ids of the values to store, order of axes in memory where it is not the usual one).
+def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]], dict[int, Value]]:
+    """(ids of the values to store, order of axes in memory where it is not the usual one, partial sums that values may be
+    stored over).
 
     Values of no effect are left out.
     """
     made = _Decision(items, builder, set())
     while tall := made.too_tall(items):
         made = _Decision(items, builder, made.cuts | tall)
-    return made.stored, made.layouts
+    return made.stored, made.layouts, made.over
 
 
 class _Decision:
@@ -60,6 +61,8 @@ class _Decision:
         self.ordered = {id(v) for v in items if isinstance(v, Contract) and v.ordered}
         self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
         self.layouts: dict[int, tuple[int, ...]] = {}
+        self.partial: set[int] = set()  # ids of values stored because they take a product
+        self.over: dict[int, Value] = {}  # id of one of these -> that before it, of which it is the only reader
         self.costs = self._costs(items)
         for item in reversed(items):
             self._visit(item)
@@ -149,7 +152,10 @@ class _Decision:
 
     def _visit_lazy(self, v: Lazy, r: Requests) -> None:
         places = list(r.places)
-        if r.forced or id(v) in self.cuts or self._worth_storing(v, places):
+        partial = not r.forced and self._takes_product(v, places)
+        if partial:
+            self._note_partial(v, places[0])
+        if partial or r.forced or id(v) in self.cuts or self._worth_storing(v, places):
             self.stored.add(id(v))
             dims = [(f"r{k}", n) for k, n in enumerate(v.shape)]
             order = self._lay_out(v, r)
@@ -158,6 +164,26 @@ class _Decision:
         for root, ix in places:
             for a, i in zip(v.operands, v.route(ix)):
                 self._ask(a, (root, tuple(i)))
+
+    def _takes_product(self, v: Lazy, places: list) -> bool:
+        """Whether to store v rather than a product that only v wants, which cannot be part of the nest of v's reader.
+
+        So each product of a sum is added where its accumulators end, and sums are passed on instead of products.
+        """
+        if len(places) != 1 or v.is_view or v.guard or math.prod(v.shape) < SMALL:
+            return False
+        ((root, ix),) = places
+        if root not in self.hosts and all(i.const == 0 and len(i.terms) <= 1 for i in ix):
+            return False
+        return any(id(a) in self.products and a.shape == v.shape and id(a) not in self.requests
+                   and not self._sums_lanes(a) for a in v.operands)
+
+    def _note_partial(self, v: Lazy, place) -> None:
+        """Notes which partial sum may be stored over v: the next one, if it reads v at the points where it is stored."""
+        root, ix = place
+        self.partial.add(id(v))
+        if root in self.partial and ix == dims_index([(f"r{k}", n) for k, n in enumerate(v.shape)]):
+            self.over[root] = v
 
     def _lay_out(self, v: Value, r: Requests) -> tuple[int, ...]:
         """Axes from outermost to innermost in memory: as all readers walk them, if they agree."""

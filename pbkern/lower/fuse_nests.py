@@ -166,8 +166,6 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     """One nest that does both, or None."""
     if first.ordered or second.ordered or any(r.op == "dot" for r in first.reductions + second.reductions):
         return None
-    if first.reductions and not second.reductions:
-        return None  # the second runs after the first's loops: it would need their results
     live = _matched(first, second)
     if live is None or max(len(n.nodes()) for n in (first, second)) > MAX_NODES:
         return None
@@ -176,7 +174,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     own = {d: Affine() for d, n in first.dims.items() if n == 1}
     rdims = {d for d in first.rdims if first.dims[d] > 1}
     theirs = {rename[d].terms[0][0] for d in second.rdims if second.dims[d] > 1}
-    if first.reductions and rdims != theirs:
+    if first.reductions and (rdims != theirs if second.reductions else first.moves() or second.moves()):
         return None
     second = _renamed(second, rename, pool)
     first = _renamed(first, own, pool)
@@ -241,7 +239,8 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
 
 
 def _independent(first: Nest, second: Nest) -> bool:
-    """The second reads the first's results only at the point that wrote them, and overwrites nothing that either reads."""
+    """The second reads the first's results only at the point that wrote them. It overwrites nothing that either reads, but for
+    what the first's reductions take at that very point: they come before writes there."""
     made: dict[Buf, list[Write]] = {}
     for w in first.writes:
         made.setdefault(w.buf.root, []).append(w)
@@ -250,13 +249,25 @@ def _independent(first: Nest, second: Nest) -> bool:
             return False
     overwritten = {w.buf.root for w in second.writes}
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
-    for buf, index in [(w.buf, w.index) for w in first.writes] + [e.info[:2] for e in first.loads()]:
+    taken = Nest({}, reductions=first.reductions).loads()
+    for buf, index in [(w.buf, w.index) for w in first.writes] + [e.info[:2] for e in Nest({}, writes=first.writes).loads()]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))
     for mine in second.writes:
         if not all(_apart(buf, index, mine) for buf, index in places[mine.buf.root]):
             return False
+        for e in taken:
+            buf, index, *_ = e.info
+            if buf.root is mine.buf.root and not _apart(buf, index, mine) and not _at_its_point(first, e, mine):
+                return False
     return True
+
+
+def _at_its_point(nest: Nest, e: Expr, write: Write) -> bool:
+    """Whether a load reads, at each point of a nest, the element that is written there and at no other point."""
+    buf, index = e.info[:2]
+    own = {i.terms[0][0] for i in write.index if len(i.terms) == 1}
+    return e.kind == "load" and buf is write.buf and index == write.index and own >= nest.dims.keys()
 
 
 def _is_forwarded(first: Nest, writes: list[Write], e: Expr) -> bool:
