@@ -358,6 +358,7 @@ class NestEmitter(Loads, Accumulators):
         b = self.text.builder(block, lanes)
         args = [self._wide(b, a, lanes) for a in args]
         if product is None:
+            b = b.strict() if _may_cancel(e) else b
             return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
         x, y, z = args
         if e.info.primitive == "sub":
@@ -370,7 +371,8 @@ class NestEmitter(Loads, Accumulators):
         LLVM would decide by how often the product is used, which differs from row to row of a block; results must not. Products
         that other loops compute stay there.
         """
-        if not self.text.contract or e.info.primitive not in ("add", "add_any", "sub") or e.dtype not in FUSED:
+        sums = e.info.primitive in ("add", "add_any", "sub") and not _may_cancel(e)
+        if not self.text.contract or not sums or e.dtype not in FUSED:
             return None
         for k, a in enumerate(e.args):
             if a.kind == "op" and a.info.primitive == "mul" and a.dtype == e.dtype:
@@ -389,6 +391,20 @@ class NestEmitter(Loads, Accumulators):
         order = list(range(lane, lane + lanes))
         both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
         return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+
+
+def _may_cancel(e: Expr) -> bool:
+    """A difference of scaled numbers, such as pixels / 255: equal ones cancel only if both products are rounded."""
+    return e.info.primitive == "sub" and all(map(_is_scaled, e.args))
+
+
+def _is_scaled(e: Expr) -> bool:
+    """A product with a constant, or one of several numbers of which some are."""
+    if e.kind != "op" or e.info.primitive not in ("mul", "max", "min"):
+        return False
+    if e.info.primitive == "mul":
+        return any(a.kind == "const" for a in e.args)
+    return any(map(_is_scaled, e.args))
 
 
 def _memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:

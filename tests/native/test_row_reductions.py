@@ -82,3 +82,10 @@ def test_functions_before_sums_along_rows_are_computed_in_vectors(rng):
     assert "tanh" not in ordered and "exp" not in ordered
     cheap = pbkern.jit(lambda x: jnp.cumsum(x * 2 + 1, 1)).as_text(x, stage="nests")
     assert cheap.count("nest [") == 1
+
+
+def test_equal_scaled_numbers_cancel(rng):
+    x = rng.integers(0, 256, (300, 3)).astype(np.uint8)
+    x[:, 2] = x[:, 1]
+    f = lambda x: (x[:, 1].astype(jnp.float32) / 255 - x[:, 2].astype(jnp.float32) / 255) % 6  # noqa: E731
+    np.testing.assert_array_equal(pbkern.jit(f)(x), np.zeros(300))
