@@ -12,7 +12,9 @@ LINE, SETS, WAYS = 64, 64, 8
 
 
 def fit(rows: int, apart: int) -> bool:
-    """Whether lines of so many rows, `apart` bytes from one another, stay in the cache."""
+    """Whether lines of so many rows, `apart` bytes from one another, stay in the cache; 0 bytes: that is not known."""
+    if not apart:
+        return True
     sets = SETS * LINE // math.gcd(apart, SETS * LINE)
     return rows <= WAYS * min(sets, SETS)
 

@@ -20,7 +20,7 @@ from ..affine import Affine
 from .costs import COST
 from .flat import flat_coefficient, flat_index, is_written
 from .nest import Buf, Expr, Nest, Pool, Write
-from .schedule import NestSchedule, choose
+from .schedule import NestSchedule, choose, is_long_point
 from .strides import is_strided
 
 VECTOR_BYTES = 64
@@ -154,8 +154,11 @@ def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
 
 
 def _is_register_tile(nest: Nest, vector: str) -> bool:
-    """Whether sums of several vectors are kept beside each other, none of which share loads or stores of their elements."""
-    if not nest.rdims or vector in nest.rdims or nest.ordered or nest.moves():
+    """Whether sums of several vectors are kept beside each other, none of which share loads or stores of their elements.
+
+    Points of functions that fill the registers are taken one by one.
+    """
+    if not nest.rdims or vector in nest.rdims or nest.ordered or nest.moves() or is_long_point(nest):
         return False
     accesses = [e.info[:2] for e in nest.loads() if e.kind == "load"] + [(w.buf, w.index) for w in nest.writes]
     return not any(is_strided(buf, index, vector) for buf, index in accesses)
