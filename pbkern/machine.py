@@ -19,6 +19,8 @@ DEFAULT_OP_CYCLES: Mapping[str, float] = {
     "argmax": 3, "argmin": 3, "rev": 2, "population_count": 2, "clz": 2,
 }  # fmt: skip
 
+# Of an element of a contraction that is turned, in registers, on its way from cache to cache.
+TURN_CYCLES = 0.5
 # Keys of attention that are left out together where a mask silences them. A power of two: strip numbers are shifts.
 MASK_STRIP = 64
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 from jax.extend import core as jex
 
-from ..machine import Machine
+from ..machine import TURN_CYCLES, Machine
 from ..scatter import SCATTERS
 from ..sorting import first_cycles, line_cycles, sorts_in_registers
 from .access import ELEMENTWISE, Access, block_shape
@@ -51,8 +51,6 @@ REPEATED_SHARE = 0.02
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
-# Of an element of a contraction that is turned, in registers, on its way from cache to cache.
-TURN_CYCLES = 0.5
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
 UNBALANCED = 0.05
 # Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way

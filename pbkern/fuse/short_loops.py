@@ -11,6 +11,7 @@ from __future__ import annotations
 from jax import lax
 from jax.extend import core as jex
 
+from ..jaxprs import equations
 from .access import ELEMENTWISE
 from .rewrites import REWRITES
 from .simplify import retrace
@@ -20,8 +21,9 @@ MAX_EQUATIONS = 200
 
 
 def write_out_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Writes out scans that stack nothing, whose steps are element-wise, and that are no longer than MAX_EQUATIONS."""
-    short = any(e.primitive.name == "scan" and _is_short(e) for e in closed.jaxpr.eqns)
+    """Writes out scans, at any depth, that stack nothing, whose steps are element-wise, and that are no longer than
+    MAX_EQUATIONS."""
+    short = any(e.primitive.name == "scan" and _is_short(e) for e in equations(closed.jaxpr))
     return retrace(closed, REWRITES | {"scan": _written_out}) if short else closed
 
 

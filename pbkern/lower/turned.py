@@ -15,13 +15,12 @@ import math
 from dataclasses import replace
 
 from ..affine import Affine
+from ..machine import TURN_CYCLES
 from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from .schedule import choose, contraction_tile, is_product, product_cycles
 from .staged import Staged, copied_as, stage
 
-# Cycles per element that is turned in registers, on its way from cache to cache.
-TURN = 0.5
 # Cycles per element that is copied from between others, one by one.
 COPY = 1.5
 # Neighbours that are worth turning in registers.
@@ -45,7 +44,7 @@ def turned(nest: Nest, usual: str | None, builder, options, staged: Staged) -> t
     others = {d: _cycles(_product(nest, d, builder.pool), d, options.vector_bits) for d in rows if d != usual}
     vector = min(others, key=others.__getitem__, default=None)
     results = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
-    if vector is None or others[vector] + TURN * results > LESS * _usual_cycles(nest, usual, options):
+    if vector is None or others[vector] + TURN_CYCLES * results > LESS * _usual_cycles(nest, usual, options):
         return None
     moving, before = a if vector in a.symbols else b, list[Stmt]()
     if not _is_run(nest, moving):
@@ -85,7 +84,7 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     if flat_coefficient(moving.info[0], moving.info[1], vector) == 1:
         return product_cycles(nest, sched)
     elements = math.prod(n for d, n in nest.dims.items() if d in moving.symbols)
-    packing = elements * (TURN if _is_run(nest, moving) else COPY + TURN)
+    packing = elements * (TURN_CYCLES if _is_run(nest, moving) else COPY + TURN_CYCLES)
     return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + packing)
 
 

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern.jaxprs import equations
 
 from .checking import compare, planned, rand
 
@@ -54,6 +55,8 @@ def test_of_nothing():
 
 
 def test_a_short_loop_in_a_long_one():
+    loops = [e for e in equations(planned(nested, X).jaxpr) if e.primitive.name == "scan"]
+    assert [e.params["length"] for e in loops] == [50]
     np.testing.assert_allclose(pbkern.jit(nested)(X), jax.jit(nested)(X), rtol=1e-5, atol=1e-5)
 
 

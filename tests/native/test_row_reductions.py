@@ -1,24 +1,13 @@
 """Reductions of rows of every length: extremes with NaN and zeros of both signs, products in lanes."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pbkern
 
+pytestmark = pytest.mark.usefixtures("wide_types")
 LENGTHS = (1, 2, 5, 8, 16, 20, 33, 64, 100, 257)
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(3)
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.parametrize("length", LENGTHS)

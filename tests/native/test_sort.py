@@ -1,6 +1,5 @@
 """Sorts of lines against NumPy's stable sorts: every type of key, lines of all lengths, several keys, what travels along."""
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -10,6 +9,7 @@ from jax import lax
 import pbkern
 from pbkern.sorting import digit_bits, sorts_in_registers
 
+pytestmark = pytest.mark.usefixtures("wide_types")
 DTYPES = (
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 bfloat16 float16 float32 float64 int4 uint4".split()
 )
@@ -48,17 +48,6 @@ def order(keys: list[np.ndarray]) -> np.ndarray:
 def bits(x):
     x = np.asarray(x)
     return x.view(f"u{x.itemsize}")
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(5)
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 def check(keys, others, axis=-1):

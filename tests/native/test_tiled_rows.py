@@ -16,11 +16,6 @@ def nests(f, *args) -> str:
     return pbkern.jit(f).as_text(*args, stage="nests")
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(2)
-
-
 @pytest.mark.parametrize("rows", [1, 100, 128, 1000, 1003, 4099])
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 12, 16, 20, 33])
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16"])
