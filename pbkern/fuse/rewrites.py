@@ -228,21 +228,26 @@ WINDOWS = {"add": lax.reduce_window_sum_p, "max": lax.reduce_window_max_p, "min"
 
 def _reduce_window(eqn, operands):
     """Windows of a body that is one operation. The start counts once, as XLA has it on CPUs: padding counts nothing."""
-    kept = ("window_dimensions", "window_strides", "window_dilation")
+    kept = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
     results = []
     for made, x, init in _monoids(eqn, operands) or ():
-        p, name = eqn.params, made.primitive.name
+        name = made.primitive.name
         if name not in WINDOWS or 0 in x.shape:
             return None
-        config = tuple((lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], p["base_dilation"]))
         identity = MONOIDS[name][1](x.dtype)
-        x = lax.pad_p.bind(x, identity, padding_config=config) if any(c != (0, 0, 0) for c in config) else x
-        plain = {"padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim}
-        reduced = WINDOWS[name].bind(x, **{k: p[k] for k in kept}, **plain)
+        reduced = _padded_windows(WINDOWS[name], x, {k: eqn.params[k] for k in kept}, identity)
         if not _is_scalar_constant(init, identity):
             reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
         results.append(reduced)
     return results or None
+
+
+def _padded_windows(primitive, x, params: dict, identity):
+    """Windows whose padding and input dilation are a pad."""
+    config = tuple((lo, hi, d - 1) for (lo, hi), d in zip(params["padding"], params["base_dilation"]))
+    if any(c != (0, 0, 0) for c in config):
+        x = lax.pad_p.bind(x, identity, padding_config=config)
+    return primitive.bind(x, **{**params, "padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim})
 
 
 def _reduce_units(eqn, operands):
@@ -280,13 +285,8 @@ def _conv(eqn, operands):
 
 def _window(identity: Callable):
     def rewrite(eqn, operands):
-        (x,), p = operands, eqn.params
-        config = tuple((lo, hi, d - 1) for (lo, hi), d in zip(p["padding"], p["base_dilation"]))
-        if 0 in x.shape or all(c == (0, 0, 0) for c in config):
-            return None
-        x = lax.pad_p.bind(x, identity(x.dtype), padding_config=config)
-        plain = {**p, "padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim}
-        return [eqn.primitive.bind(x, **plain)]
+        (x,) = operands
+        return None if 0 in x.shape else [_padded_windows(eqn.primitive, x, eqn.params, identity(x.dtype))]
 
     return rewrite
 
