@@ -11,6 +11,7 @@ from . import elementwise
 from .builder import BITS, Builder, compute_el, int_el
 from .builder import Value as Ssa
 from .flat import flat_coefficient
+from .interleave import interleaved
 from .nest import Expr, Reduction
 from .places import Point, Tail, Walk
 from .reductions import IDENTITY
@@ -221,7 +222,8 @@ class Accumulators(Registers):
         lanes = w.sched.lanes
         b = self.text.builder(block, lanes)
         masked = tail is not None and w.sched.vector in w.nest.rdims
-        for k, p in enumerate(points):
+
+        def point(k: int, p: Point) -> None:
             mine, at = accs[k * width : (k + 1) * width], 0
             live = tail and tail.of(p, w.sched.vector)
             for r in w.nest.reductions:
@@ -232,11 +234,23 @@ class Accumulators(Registers):
                 if masked and not self._adds_zeros(w, r):
                     mask = self._tail_mask(tail, lanes)
                     new = [b.select(mask, n, o) for n, o in zip(new, old)]
-                out += new
+                out.extend(new)
                 at += count
+
+        self._in_turn(w, block, points, point)
         if any(x.inner for x in w.nest.writes):
             self._writes(w, block, points, tail, out if w.nest.ordered else [], inner=True)
         return out
+
+    def _in_turn(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
+        """fill(number, point) for each, with the lines of several points in turn where none reads what another one stores."""
+        lines, filled = block.lines, []
+        for k, p in enumerate(points):
+            block.lines = []
+            fill(k, p)
+            filled.append(block.lines)
+        free = w.sched.vector is not None and not w.nest.ordered and not w.nest.over and not w.rewrites
+        block.lines = lines + (interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one])
 
     def _adds_zeros(self, w: Walk, r: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""

@@ -188,7 +188,8 @@ class NestEmitter(Loads, Accumulators):
         width = len(accs) // len(points) if accs else 0
         joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
         parts: dict[tuple, dict[int, Ssa]] = {}
-        for k, p in enumerate(points):
+
+        def point(k: int, p: Point) -> None:
             bound = None if inner and not w.nest.ordered else self._bind_accumulators(w, accs[k * width : (k + 1) * width])
             for n, write in enumerate(w.nest.writes):
                 if (n, k) in joint:
@@ -200,6 +201,8 @@ class NestEmitter(Loads, Accumulators):
                         self._store_joint(block, buf, flat, first, [v for _, v in sorted(values.items())], tail)
                 elif write.inner == inner:
                     self._write(w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar)
+
+        self._in_turn(w, block, points, point)
 
     def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
         """What a write stores, in the buffer's element type."""

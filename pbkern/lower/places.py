@@ -48,6 +48,11 @@ class Walk:
         """Whether some value is taken at a distance."""
         return self.nest.moves()
 
+    @cached_property
+    def rewrites(self) -> bool:
+        """Whether the nest reads, anywhere, an array that it writes."""
+        return any(e.info[0].root in self.written for e in self.nest.loads())
+
     def reach(self, dim: str) -> int:
         """How far from the nest's points values are taken, and computed in vain."""
         furthest = max((r.get(dim, 0) for r in self.reaches.values()), default=0)

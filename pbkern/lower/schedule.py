@@ -27,6 +27,11 @@ MAX_TILE_NODES = 1200
 MAX_COLUMN_VECTORS = 16
 # Of so few rows it keeps fewer vectors: what else lies in memory needs registers as well, and rows are read side by side.
 FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
+# Vector operations of a point beyond which two points, and beyond twice as many one, are enough in a step.
+LONG_CHAIN = 150.0
+# The same of points with functions that branch where an element is rare, by the number of functions.
+FEW_OPS, MANY_OPS = 12, 40
+BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
@@ -254,12 +259,20 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
         sched.lanes = min(sched.lanes, 16 // step)  # squares of each of the elements between fill the registers
         sched.jam = {sched.transpose: sched.lanes}
         return
-    nodes = sum(1 for e in nest.nodes() if e.kind == "op")
-    sched.unroll = min(4 if nodes < 12 else 2 if nodes < 40 else 1, _vectors(nest, sched))
+    sched.unroll = min(_points_in_turn(nest), _vectors(nest, sched))
     dim = _stencil_dim(nest, sched.vector)
     if dim is not None:
         rows = STENCIL_ROWS if _halo(nest, dim) <= STENCIL_ROWS // 2 else 2 * STENCIL_ROWS
         sched.jam, sched.unroll = {dim: min(rows, nest.dims[dim])}, 1
+
+
+def _points_in_turn(nest: Nest) -> int:
+    """Vectors per step: several are under way together, if their lines are taken in turn (interleave.py)."""
+    ops = [e.info.primitive for e in nest.nodes() if e.kind == "op"]
+    if BRANCHING.intersection(ops):
+        return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
+    work = sum(COST.get(p, 1.0) for p in ops)
+    return 4 if work < LONG_CHAIN else 2 if work < 2 * LONG_CHAIN else 1
 
 
 def _halo(nest: Nest, dim: str) -> int:

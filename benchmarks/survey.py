@@ -1,0 +1,147 @@
+"""Hundreds of functions beside jax.jit, to find what pbkern makes slow or wrong.
+
+    python -m benchmarks.survey [words in names] [--below 0.95] [--seconds 0.3]
+
+A case is a name, a function and its arguments as text such as `f32[1000,20]` or `i32[100]<7` (drawn below 7);
+benchmarks/surveyed/ holds them by subject. Each is compared with jax.jit first, then both are called in turn, and
+every case whose ratio (jax's least time over pbkern's) is under `--below` is printed, worst first, with the geometric
+mean of all. Large ratios that do not belong to a workload's kind are as suspicious as small ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import pkgutil
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pbkern
+
+from . import surveyed
+
+DTYPES = {"f32": "float32", "f64": "float64", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "i8": "int8",
+          "u8": "uint8", "u32": "uint32", "i64": "int64", "i16": "int16", "bool": "bool", "c64": "complex64"}  # fmt: skip
+SPEC = re.compile(r"(\w+)\[([\d,]*)\](?:<(\d+))?(?:>(\S+))?")
+Cases = Mapping[str, tuple]
+# Largest difference from jax.jit that counts as agreement, relative to the largest element of a result.
+TOLERANCES = {"bfloat16": 4e-2, "float16": 5e-3, "float32": 3e-4, "complex64": 3e-4}
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: jax's least time over pbkern's, both in seconds, and the largest relative difference."""
+
+    name: str
+    ratio: float
+    ours: float
+    jax: float
+    difference: float
+
+
+def draw(spec: str, rng: np.random.Generator) -> jax.Array:
+    """The array that a text stands for: integers below `<high`, floats above `>low` where given, else normal."""
+    match = SPEC.fullmatch(spec)
+    if match is None:
+        raise ValueError(f"not an argument: {spec!r}; write f32[20,30], i32[20]<7 or f32[20]>0.1")
+    name, sizes, high, low = match.groups()
+    shape = tuple(int(s) for s in sizes.split(",") if s)
+    dtype = DTYPES[name]
+    if dtype == "bool":
+        return jnp.asarray(rng.random(shape) < 0.5)
+    if name[0] in "iu":
+        return jnp.asarray(rng.integers(0, int(high or 100), shape), dtype)
+    values = rng.standard_normal(shape, np.float32)
+    if dtype == "complex64":
+        return jnp.asarray(values + 1j * rng.standard_normal(shape, np.float32), dtype)
+    return jnp.asarray(values if low is None else np.abs(values) + np.float32(low), dtype)
+
+
+def difference(got, want) -> float:
+    """Largest difference of two pytrees over TOLERANCES, relative to the largest finite element of each leaf."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return math.inf
+        tolerance = TOLERANCES.get(str(b.dtype), 1e-9)
+        wide = np.complex128 if a.dtype.kind == "c" else np.float64
+        x, y = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        if same.all():
+            continue
+        scale = max(np.max(np.abs(y), where=np.isfinite(y), initial=0), 1e-30)
+        with np.errstate(invalid="ignore"):
+            worst = max(worst, float(np.max(np.where(same, 0, np.abs(x - y)))) / scale / tolerance)
+    return worst
+
+
+def measure(name: str, function: Callable, specs: Sequence[str], seconds: float) -> Result:
+    with jax.enable_x64(any(spec.startswith(("f64", "i64")) for spec in specs)):
+        return compare(name, function, specs, seconds)
+
+
+def compare(name: str, function: Callable, specs: Sequence[str], seconds: float) -> Result:
+    rng = np.random.default_rng(0)
+    arguments = [draw(spec, rng) for spec in specs]
+    ours, theirs = pbkern.jit(function), jax.jit(function)
+    apart = difference(jax.block_until_ready(ours(*arguments)), jax.block_until_ready(theirs(*arguments)))
+    least, end, rounds = {ours: math.inf, theirs: math.inf}, time.perf_counter() + seconds, 0
+    while rounds < ROUNDS or time.perf_counter() < end:
+        for f in least:
+            begin = time.perf_counter()
+            jax.block_until_ready(f(*arguments))
+            least[f] = min(least[f], time.perf_counter() - begin)
+        rounds += 1
+    return Result(name, least[theirs] / least[ours], least[ours], least[theirs], apart)
+
+
+def cases(words: Sequence[str]) -> dict[str, tuple]:
+    """Every case whose name, `subject.name`, contains one of the words; all of them without words."""
+    found = {}
+    for module in pkgutil.iter_modules(surveyed.__path__):
+        listed: Cases = importlib.import_module(f"{surveyed.__name__}.{module.name}").CASES
+        found |= {f"{module.name}.{name}": case for name, case in listed.items()}
+    return {name: case for name, case in found.items() if not words or any(w in name for w in words)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the slow, the failing and the differing cases; the status is 1 where a result differs or a case fails."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.survey", description=__doc__)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--below", type=float, default=0.95, help="print the cases whose ratio is less")
+    parser.add_argument("--seconds", type=float, default=0.3, help="to spend on the calls of one case")
+    chosen = parser.parse_args(arguments)
+    results, wrong = [], 0
+    for number, (name, (function, *specs)) in enumerate(listed := cases(chosen.words).items()):
+        if sys.stderr.isatty():
+            print(f"\r{number + 1} of {len(listed)}: {name:60}", end="", file=sys.stderr)
+        try:
+            result = measure(name, function, specs, chosen.seconds)
+        except Exception as e:
+            wrong += 1
+            print(f"FAILS   {name}: {type(e).__name__}: {str(e).splitlines()[0]}", flush=True)
+            continue
+        results.append(result)
+        if result.difference > 1:
+            wrong += 1
+            print(f"DIFFERS {name}: {result.difference:.1f} times the tolerance", flush=True)
+    for r in sorted((r for r in results if r.ratio < chosen.below), key=lambda r: r.ratio):
+        print(f"{r.ratio:6.2f}  {r.ours * 1e3:9.3f} ms, jax {r.jax * 1e3:9.3f} ms  {r.name}")
+    if results:
+        mean = statistics.geometric_mean(r.ratio for r in results)
+        print(f"{len(results)} cases, geometric mean {mean:.2f}, least {min(r.ratio for r in results):.2f}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
