@@ -403,11 +403,16 @@ def _may_cancel(e: Expr) -> bool:
 
 def _is_scaled(e: Expr) -> bool:
     """A product with a constant, or one of several numbers of which some are."""
-    if e.kind != "op" or e.info.primitive not in ("mul", "max", "min"):
-        return False
-    if e.info.primitive == "mul":
-        return any(a.kind == "const" for a in e.args)
-    return any(map(_is_scaled, e.args))
+    waiting, seen = [e], {e}
+    while waiting:
+        e = waiting.pop()
+        name = e.info.primitive if e.kind == "op" else None
+        if name == "mul" and any(a.kind == "const" for a in e.args):
+            return True
+        if name in ("max", "min"):
+            waiting += [a for a in e.args if a not in seen]
+            seen.update(e.args)
+    return False
 
 
 def _memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:

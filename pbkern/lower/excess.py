@@ -144,7 +144,7 @@ class _Pair:
 
     def _is_free(self, e: Expr) -> bool:
         """Whether an expression does not depend on the exponential."""
-        return e is not self.found.exponential and all(map(self._is_free, e.args))
+        return all(x is not self.found.exponential for x in nodes([e]))
 
     def _is_left_out(self, test: Expr, branch: int) -> bool:
         return (self._normal(test), branch) in self.left_out

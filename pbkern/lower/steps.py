@@ -34,19 +34,50 @@ UNKNOWN = Steps(None)
 
 def steps_along(e: Expr, dim: str) -> Steps:
     """How an expression moves along a dimension."""
-    if dim not in e.symbols:
-        return Steps(0)
-    if e.kind == "index":
-        return Steps(e.info.coefficient(dim))
-    if e.kind == "load":
-        return _loaded(e, dim)
-    if e.kind != "op" or e.dtype.kind not in "iu" or e.dtype.itemsize < 4:
-        return UNKNOWN
-    parts = [steps_along(a, dim) for a in e.args]
-    if e.info.primitive == "select_n":
-        return _chosen(e, parts[1:], dim)
-    found = None if any(p.step is None for p in parts) else _step(e, [p.step for p in parts])
-    return _together(found, parts, e if e.info.primitive in ("max", "min", "rem") else None)
+    return _Along(dim)(e)
+
+
+class _Along:
+    """Steps along one dimension. Expressions are looked at once: as a tree, one that shares its parts is exponential."""
+
+    def __init__(self, dim: str) -> None:
+        self.dim = dim
+        self.known: dict[Expr, Steps] = {}
+
+    def __call__(self, e: Expr) -> Steps:
+        if e not in self.known:
+            self.known[e] = self._steps(e)
+        return self.known[e]
+
+    def _steps(self, e: Expr) -> Steps:
+        if self.dim not in e.symbols:
+            return Steps(0)
+        if e.kind == "index":
+            return Steps(e.info.coefficient(self.dim))
+        if e.kind == "load":
+            return _loaded(e, self.dim)
+        if e.kind != "op" or e.dtype.kind not in "iu" or e.dtype.itemsize < 4:
+            return UNKNOWN
+        parts = [self(a) for a in e.args]
+        if e.info.primitive == "select_n":
+            return self._chosen(e, parts[1:])
+        found = None if any(p.step is None for p in parts) else _step(e, [p.step for p in parts])
+        return _together(found, parts, e if e.info.primitive in ("max", "min", "rem") else None)
+
+    def _chosen(self, e: Expr, cases: list[Steps]) -> Steps:
+        """Of a choice between cases that move alike, by a comparison or by what does not move."""
+        test, step = e.args[0], cases[0].step
+        if any(c.step != step for c in cases):
+            return UNKNOWN
+        if self.dim not in test.symbols:
+            return _together(step, cases)
+        if test.kind == "range" and (test.info[1] <= -FAR or test.info[2] >= FAR):
+            return _together(step, cases, choice=(test,))
+        if test.kind != "op" or test.info.primitive not in ORDERS:
+            return UNKNOWN
+        compared = [self(a) for a in test.args]
+        ordered = None not in (c.step for c in compared) and 0 in (c.step for c in compared)
+        return _together(step if ordered else None, [*cases, *compared], choice=(test,))
 
 
 def _together(step: int | None, parts: list[Steps], bend: Expr | None = None, choice: tuple[Expr, ...] = ()) -> Steps:
@@ -85,19 +116,3 @@ def _step(e: Expr, steps: list[int]) -> int | None:
         case "rem" if steps[1] == 0:
             return steps[0]
     return None
-
-
-def _chosen(e: Expr, cases: list[Steps], dim: str) -> Steps:
-    """Of a choice between cases that move alike, by a comparison or by what does not move."""
-    test, step = e.args[0], cases[0].step
-    if any(c.step != step for c in cases):
-        return UNKNOWN
-    if dim not in test.symbols:
-        return _together(step, cases)
-    if test.kind == "range" and (test.info[1] <= -FAR or test.info[2] >= FAR):
-        return _together(step, cases, choice=(test,))
-    if test.kind != "op" or test.info.primitive not in ORDERS:
-        return UNKNOWN
-    compared = [steps_along(a, dim) for a in test.args]
-    ordered = None not in (c.step for c in compared) and 0 in (c.step for c in compared)
-    return _together(step if ordered else None, [*cases, *compared], choice=(test,))

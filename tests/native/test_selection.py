@@ -89,3 +89,20 @@ def test_lines_that_are_read_whole_are_sorted_whole():
     assert ", first" not in lower_kernel(made.trace(np.ones((2, 600), "f")), "k").nests
     kernel, arrays = sorted_slices([(2, 0, 5)])
     assert "by 2, first 5" in lower_kernel(kernel.trace(*arrays), "k").nests
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
+def test_few_first_are_found_without_sorting(k, dtype):
+    """Ties, both zeros, NaN of both signs and the ends of the integers, along both dimensions."""
+    x = RNG.integers(0, 9, (6, 11)).astype(dtype)
+    if np.dtype(dtype).kind != "i" and dtype != "uint8":
+        x[0, :5], x[1] = [0.0, -0.0, np.nan, -np.nan, np.inf], np.nan
+    else:
+        x[0], x[1, ::2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    for axis in (0, 1):
+        f = pbkern.jit(lambda x, axis=axis: lax.top_k(x, k, axis=axis))
+        for got, want in zip(f(x), lax.top_k(x, k, axis=axis)):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(np.asarray(got, "f8"), np.asarray(want, "f8"))
+        assert "sort" not in f.as_text(x, stage="nests")
