@@ -8,7 +8,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-
 # First elements that are found one after the other, without sorting: at most, of lines of so many elements and of longer ones.
 # Measured on Zen 4: 2 of 64 take a twelfth of the time, 4 of 1000 half of it, 4 of 32000 1.3 times as long.
 FEW, SHORT, FEW_OF_LONG = 4, 4096, 2
