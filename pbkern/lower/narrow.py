@@ -97,7 +97,9 @@ def _suits(s: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     args = s.reductions[0].args
     if not all(is_narrow_integer(e) or e.kind == "load" and e.info[0].root in narrow for e in args):
         return False
-    depths = [s.dims[k] for k in (depth_dim(s, e, 2) for e in args) if k is not None]  # either may be the broadcast one
+    inner = [d for d in s.rdims if s.dims[d] > 1]  # one alone need not be divided (pairs.in_whole_words)
+    along = inner if len(inner) == 1 else [depth_dim(s, e, 2) for e in args]  # either may be the broadcast one
+    depths = [s.dims[k] for k in along if k is not None]
     return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(_points_per_element(s, e) >= MIN_REUSE for e in args)
 
 

@@ -16,8 +16,8 @@ from ..affine import Affine
 from .fetch import is_far, rows_ahead
 from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
-from .pairs import Words, pair_products
-from .quads import quad_products
+from .pairs import PAIR, Words, in_whole_words, pair_products
+from .quads import QUAD, quad_products
 from .schedule import NestSchedule, contraction_tile, register_bits
 from .staged import CONFLICT_BYTES, Staged, copied_as, is_dear, rows_collide, stage
 from .turned import summed_apart, turned
@@ -98,8 +98,8 @@ def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, bu
     """The product over words of the most elements that suit its operands, if panels of them pay."""
     if _reuse(nest, moving) < 4:
         return None
-    for words in (quad_products, pair_products):
-        found = words(nest, moving, still, builder, options)
+    for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
+        found = words(in_whole_words(nest, count, builder), moving, still, builder, options)
         if found is None or found.depth * width * 4 > PANEL_BYTES:
             continue
         if _panel_pays(found.nest, found.packed, vector, found.depth):

@@ -10,8 +10,9 @@ sums wrap as those of single products do. Of bytes alone, quads.py makes words o
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from .nest import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
 UINT8, UINT16, UINT32, INT32 = (np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.int32))
 BFLOAT16, INT16 = "dot_bf16", "dot_i16"
 NARROW = ("int8", "uint8", "int16")
+# A word of 16-bit elements; words of the shallowest product that takes elements left over for itself.
+PAIR, SHALLOW = 2, 4
 # Elements of unequal rows that keep them from falling into one cache set.
 PADDING = 16
 
@@ -71,6 +74,24 @@ def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
 def over_words(nest: Nest, k: str, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
     """(dimensions, reduced ones) of a product over words of `count` elements along k, which come one after the other."""
     return {d: n for d, n in nest.dims.items() if d != k} | {k: nest.dims[k] // count}, (*(d for d in nest.rdims if d != k), k)
+
+
+def in_whole_words(nest: Nest, count: int, builder) -> Nest:
+    """A product of integers whose depth words of `count` elements divide: what is left over is added to the sums."""
+    r, inner = nest.reductions[0], [d for d in nest.rdims if nest.dims[d] > 1]
+    rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
+    if not rest or nest.dims[inner[0]] < SHALLOW * count or r.dtype != INT32 or any(w.inner for w in nest.writes):
+        return nest
+    depth = nest.dims[inner[0]] - rest
+    places = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
+    terms = [builder.op("mul", INT32, *(builder.pool.rename(a, at) for a in r.args)) for at in places]
+
+    def added(e: Expr) -> Expr | None:
+        return functools.reduce(lambda x, y: builder.op("add", INT32, x, y), terms, e) if e.kind == "acc" else None
+
+    whole = builder.pool.rewriter(added)
+    writes = [replace(w, value=whole(w.value), mask=w.mask and whole(w.mask)) for w in nest.writes]
+    return replace(nest, dims=nest.dims | {inner[0]: depth}, writes=writes)
 
 
 def _over_pairs(nest: Nest, op: str, k: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]) -> Words:

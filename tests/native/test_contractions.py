@@ -249,6 +249,26 @@ def test_one_column_behind_panels_of_bfloat16():
 needs_vnni = pytest.mark.skipif(not has_vnni(), reason="the processor has no AVX512-VNNI")
 
 
+@pytest.mark.parametrize("depth", [16, 17, 30, 199, 1023])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_depths_that_words_do_not_divide(depth, dtype, turned):
+    """What is left over is added to the sums, which an epilogue reads; all values of the type, so that sums are exact."""
+    limits, rng = np.iinfo(dtype), np.random.default_rng(depth)
+    a, b = (rng.integers(limits.min, limits.max + 1, s).astype(dtype) for s in ((61, depth), (depth, 75)))
+
+    def f(a, b):
+        b = b.T if turned else b
+        return jnp.minimum(lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32) + 3, 10**6)
+
+    want = np.minimum((a.astype(np.int64) @ b).astype(np.int32) + np.int32(3), 10**6)
+    fused = pbkern.jit(f)
+    given = a, b.T.copy() if turned else b
+    np.testing.assert_array_equal(fused(*given), want)
+    if has_vnni() and depth > 16:
+        assert re.search("dot_i8=|dot_i16=", fused.as_text(*given, stage="nests"))
+
+
 @needs_vnni
 @pytest.mark.parametrize("dtypes, words, instruction", [
     (("int8", "int8"), "dot_i8=", "vpdpbusd"),
