@@ -104,7 +104,7 @@ class _Needs:
 
     def limits(self, body: Body, nest: Nest, bounds: Bounds) -> dict[str, int]:
         """Points of the nest along each dimension that matter."""
-        if nest.ordered or nest.moves():
+        if nest.moves():
             return dict(nest.dims)
         found = dict.fromkeys(nest.dims, 0)
         for w in nest.writes:
@@ -142,6 +142,9 @@ class _Needs:
                     inside = {**bounds, **{d: (0, n - 1) for d, n in limits.items()}}
                     for e in s.loads():
                         self._read(body, e, inside)
+                    for w in s.writes:  # where no point is left out, all that is written must have a place
+                        uncut = [s.moves() or bool(i.symbols & {*s.rdims}) for i in w.index]
+                        self._require(body, w.buf, [n if whole else 0 for n, whole in zip(w.buf.shape, uncut)])
             case Let(value=value):
                 for e in nodes([value]):
                     if e.kind in ("load", "gather"):

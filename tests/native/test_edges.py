@@ -135,3 +135,17 @@ def test_a_masked_operand_alone_ends_no_product():
     want = np.full((16, 40), 20.0)
     want[:, 39] = np.nan
     np.testing.assert_array_equal(native(kernel, x, y)[0], want)
+
+
+@pytest.mark.parametrize("rows", [1, 36, 100, 129])
+@pytest.mark.parametrize("cumulative", [jnp.cumsum, lambda x, d: lax.cummax(x, d), lambda x, d: lax.cumsum(x, d, reverse=True)])
+def test_cumulative_rows_that_are_all_alike(rows, cumulative):
+    """What the last block of rows has no place for is left out, although nothing that is read tells rows apart."""
+    row, x = RNG.standard_normal(257).astype("f"), RNG.standard_normal((rows, 257)).astype("f")
+
+    def f(row, x):
+        alike = jnp.broadcast_to(row, x.shape)
+        return cumulative(alike, 1) * 0.5, cumulative(alike, 0)[:, :40] * x[:, :40], cumulative(jnp.sin(x), 1)[:, :3] * 2
+
+    for got, want in zip(pbkern.jit(f)(row, x), f(row, x)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
