@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+from .avx512 import in_registers
 from .builder import Builder, Value
-from .math_exp import exp, exp2_unchecked, fit, log
+from .horner import fit
+from .math_exp import exp, exp2_unchecked, log
+from .math_tables import odd_by_pieces
 
 
 def erf(b: Builder, x: Value) -> Value:
     """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
     b = b.strict()
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, partial(odd_by_pieces, name="erf"))
     el = x.el
     a, one = b.abs(x), b.c(1, el)
     z = b.mul(x, x)
