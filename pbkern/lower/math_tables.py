@@ -38,10 +38,11 @@ def odd_by_pieces(b: Builder, x: Value, name: str) -> Value:
 
 
 def _log_of_parts(b: Builder, u: Value, lost: Value | None = None) -> Value:
-    """log(u + lost): k ln 2 + T + log(1 + r), r = m / c - 1, with u = 2**k m, 3/4 <= m < 3/2, and from tables 1 / c and T = log c.
+    """log(u + lost) = k ln 2 + log c + log(1 + r), r = m / c - 1, where u = 2**k m, 3/4 <= m < 3/2.
 
-    The method is that of P. T. P. Tang, "Table-driven implementation of the logarithm function", ACM TOMS 16, 1990. k ln 2 + T is
-    exact: see LOG_GRID. c is 1 around 1, where T = 0 and r is exact. Zeros, infinities and NaN become right by themselves.
+    Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation of the logarithm function", ACM TOMS
+    16, 1990. The first sum is exact (see LOG_GRID), with the high part of ln 2. Around 1, c = 1 and r is exact. Zero, infinity
+    and NaN come out right by themselves.
     """
     el = u.el
     m = mantissa(b, u)

@@ -167,7 +167,7 @@ FITS = {
     "exp2_by_table_f32": (exp2_p, -mp.mpf("0.0313"), mp.mpf("0.0313"), lambda x: x / 2**x, 2, None),
     "exp2_by_table_f64": (exp2_p, -mp.mpf("0.0626"), mp.mpf("0.0626"), lambda x: x / 2**x, None, 6),
     "log": (log_p, 1 / SQ - 1, SQ - 1, lambda x: x**3 / mp.log1p(x) if abs(x) > 1e-9 else x * x, 7, None),
-    "log_by_table_f32": (log_q, -mp.mpf(1) / 16, mp.mpf(1) / 8, lambda x: x * x / mp.log1p(x) if abs(x) > 1e-12 else x, 4, None),
+    "log_by_table_f32": (log_q, -mp.mpf(1) / 16, mp.mpf(1) / 8, lambda x: x * x / mp.log1p(x) if x else x, 4, None),
     "atanh": (atanh_p, 0, S2, lambda z: z, None, 6),
     "atanh_rest": (atanh_rest, 0, S2, lambda z: z * z, None, 7),
     "log2": (log2_atanh, 0, S2, lambda z: 1, None, 5),  # for pow in f32, which computes in f64
@@ -217,7 +217,7 @@ def exact_point(f, x):
 
 
 def piece(f, low, high, degree):
-    """(point, coefficients, error) of the polynomial in x - point for f in low .. high; the first value is the float f(point)."""
+    """(point, coefficients, error) of the polynomial in x - point for f in low .. high; it begins with f(point), a float."""
     point = exact_point(f, (low + high) / 2)
     value, pad = f(point), (high - low) / 10**4  # an interval's end is rounded
 
@@ -230,10 +230,13 @@ def piece(f, low, high, degree):
 
 def first_piece(f, high, degree, slope, own):
     """The same from 0, where f is odd: of f(x) - x if `own`, else of f, whose slope is 1."""
+    def weight(x):
+        return x / f(x) if x else 1 / slope
+
     if own:
-        c, worst = minimax(lambda x: f(x) / x - 1 if x > 1e-20 else slope - 1, 0, high, degree - 1, lambda x: x / f(x) if x else 1)
+        c, worst = minimax(lambda x: f(x) / x - 1 if x > 1e-20 else slope - 1, 0, high, degree - 1, weight)
         return 0, [0, *c], worst
-    c, worst = minimax(lambda x: (f(x) - x) / x**2 if x > 1e-12 else 0, 0, high, degree - 2, lambda x: x * x / f(x) if x else 0)
+    c, worst = minimax(lambda x: (f(x) - x) / x**2 if x > 1e-12 else 0, 0, high, degree - 2, lambda x: x * weight(x))
     return 0, [0, 1, *c], worst
 
 
@@ -287,8 +290,8 @@ def print_table(name):
     print(f'    # {-float(mp.log(worst, 2)):.1f} bits\n    "{name}": (')
     for row in rows:
         numbers = [f"{float(x):.9g}" for x in row]
-        lines = [", ".join(numbers[i : i + 8]) for i in (0, 8)]
-        print(f"        ({lines[0]},\n         {lines[1]}),")
+        lines = [", ".join(numbers[i : i + 6]) for i in range(0, 16, 6)]
+        print("        ({}),".format(",\n         ".join(lines)))
     print("    ),", flush=True)
 
 

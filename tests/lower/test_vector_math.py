@@ -11,6 +11,7 @@ import pytest
 import scipy.special
 
 from pbkern.lower.elementwise import RULES, EqnInfo, supports
+from pbkern.lower.tables import PIECES
 from pbkern.lower.vector_math import APPROX_RELATIVE, BINARY, ERROR_ULP, UNARY
 from pbkern.targets.cpu.machine import detected_machine
 
@@ -215,11 +216,11 @@ IN_F32 = ("log", "log1p", "tanh", "erf")
 @has_avx512
 @pytest.mark.parametrize("name", [*IN_F32, "asinh", "acosh", "atanh", "erf_inv"])
 def test_functions_by_table(name):
-    x = inputs(F32, 1_000_000)
-    edges = [np.float32(2) ** k * (1 + np.arange(33, dtype=F32) / 32) - offset for k in range(-4, 4) for offset in (0, 0.625, 1.375)]
-    near = np.concatenate(edges).astype(F32).view(np.int32)[:, None] + np.arange(-4, 5)
-    x = np.concatenate([x, near.astype(np.int32).view(F32).ravel()])
-    x = np.concatenate([x, -x])
+    """Also around the places where a piece may begin."""
+    steps = np.outer(2.0 ** np.arange(-4, 4), 1 + np.arange(32) / 32).ravel()
+    edges = np.concatenate([steps - offset for offset in (0, *(p.offset for p in PIECES.values()))]).astype(F32)
+    near = (edges.view(np.int32)[:, None] + np.arange(-4, 5, dtype=np.int32)).ravel().view(F32)
+    x = np.concatenate([inputs(F32, 1_000_000), near, -near])
     x = x[: len(x) // 16 * 16]
     kernel, _ = check(name, F32, [x], reference(name, x), avx512=True)
     assert "vperm" in kernel.assembly()
