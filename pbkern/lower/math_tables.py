@@ -19,30 +19,34 @@ def _index(b: Builder, x: Value, shift: int) -> Value:
     return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
 
 
-def odd_by_pieces(b: Builder, x: Value, name: str) -> Value:
-    """f(|x|) with the sign of x: c0 + t (c1 + t (c2 + ...)), t = |x| - point.
+def by_pieces(b: Builder, a: Value, name: str) -> Value:
+    """f(a) for a from 0 to the last piece's end: c0 + t (c1 + t (c2 + ...)), t = a - point.
 
-    Points lie where f is nearly a float, so that c0 has no error to speak of, and at 0. NaN stays NaN.
+    Points lie where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
     """
     p, (points, *rows) = PIECES[name], TABLES[name]
-    a = b.at_most(b.abs(x), p.last)
-    u = b.add(a, b.c(p.offset, x.el))
+    u = b.add(a, b.c(p.offset, a.el))
     k = _index(b, u, p.shift)
     t = b.sub(a, lookup(b, points, k))
-    values, y = lookup(b, rows[0], k), lookup(b, rows[-1], k)
+    first, y = lookup(b, rows[0], k), lookup(b, rows[-1], k)
     for row in rows[-2:0:-1]:
         y = b.fma(y, t, lookup(b, row, k))
     if p.own is not None:
-        values = b.select(b.cmp("lt", u, b.c(p.offset + p.own, x.el)), a, values)
-    return b.copysign(b.fma(y, t, values), x)
+        first = b.select(b.cmp("lt", u, b.c(p.offset + p.own, a.el)), a, first)
+    return b.fma(y, t, first)
+
+
+def odd_by_pieces(b: Builder, x: Value, name: str) -> Value:
+    """f(|x|) with the sign of x."""
+    return b.copysign(by_pieces(b, b.at_most(b.abs(x), PIECES[name].last), name), x)
 
 
 def _log_of_parts(b: Builder, u: Value, lost: Value | None = None) -> Value:
     """log(u + lost) = k ln 2 + log c + log(1 + r), r = m / c - 1, where u = 2**k m, 3/4 <= m < 3/2.
 
-    Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation of the logarithm function", ACM TOMS
-    16, 1990. The first sum is exact (see LOG_GRID), with the high part of ln 2. Around 1, c = 1 and r is exact. Zero, infinity
-    and NaN come out right by themselves.
+    Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation of the logarithm
+    function", ACM TOMS 16, 1990. The first sum is exact (see LOG_GRID), with the high part of ln 2. Around 1, c = 1 and r is
+    exact. Zero, infinity and NaN come out right by themselves.
     """
     el = u.el
     m = mantissa(b, u)

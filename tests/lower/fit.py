@@ -230,6 +230,7 @@ def piece(f, low, high, degree):
 
 def first_piece(f, high, degree, slope, own):
     """The same from 0, where f is odd: of f(x) - x if `own`, else of f, whose slope is 1."""
+
     def weight(x):
         return x / f(x) if x else 1 / slope
 
@@ -240,14 +241,17 @@ def first_piece(f, high, degree, slope, own):
     return 0, [0, 1, *c], worst
 
 
-def pieces(name, f, degree, slope):
-    """Rows of an odd function's table: points, then coefficients, constants first. And the largest error."""
+def pieces(name, f, degree, slope=None):
+    """Rows of a function's table: points, then coefficients, constants first. And the largest error.
+
+    `slope`: at 0, where the function is odd.
+    """
     p = PIECES[name]
     start, end = bits(p.offset) >> p.shift, bits(p.offset + p.last) >> p.shift
     edges = [0, *(from_bits(k << p.shift) - p.offset for k in range(start + 1, end + 1)), mp.mpf(p.last)]
     columns, errors = [[0] * (degree + 2)] * 16, []
     for k, (low, high) in enumerate(zip(edges, edges[1:])):
-        point, c, worst = piece(f, low, high, degree) if k else first_piece(f, high, degree, slope, p.own)
+        point, c, worst = first_piece(f, high, degree, slope, p.own) if slope and not k else piece(f, low, high, degree)
         columns[(start + k) % 16] = [point, *c]
         errors.append(worst)
     assert len(errors) <= 16 and p.own in (None, edges[1])
@@ -281,6 +285,7 @@ def _log_point(low, high):
 TABLES = {
     "erf": lambda: pieces("erf", mp.erf, 5, 2 / mp.sqrt(mp.pi)),
     "tanh": lambda: pieces("tanh", mp.tanh, 5, 1),
+    "erfcx": lambda: pieces("erfcx", erfcx, 5),
     "log": log_pieces,
 }
 

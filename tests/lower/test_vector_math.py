@@ -210,7 +210,7 @@ def test_exponentials_by_table_have_the_same_bits_in_any_lanes(name, approx):
         assert all(same(results[0], r).all() for r in results[1:])
 
 
-IN_F32 = ("log", "log1p", "tanh", "erf")
+IN_F32 = ("log", "log1p", "tanh", "erf", "erfc")
 
 
 @has_avx512
