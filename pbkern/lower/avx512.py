@@ -54,14 +54,16 @@ def _shuffled(b: Builder, x: Value, y: Value, lanes: Sequence[int]) -> Value:
 # --- instructions ---------------------------------------------------------------------------------------------------
 
 
-def _masked(b: Builder, instruction: str, x: Value, y: Value, immediate: str = "") -> Value:
-    """An instruction on two registers, with no lane masked and the current rounding."""
+def _masked(b: Builder, instruction: str, *xs: Value, immediate: int | None = None) -> Value:
+    """An instruction on one or two registers, with no lane masked and the current rounding."""
+    x = xs[0]
     name = f"llvm.x86.avx512.mask.{instruction}.p{'sd'[x.el == 'f64']}.512"
     mask, rounding = b.const(f"arith.constant -1 : i{x.lanes}"), b.const("arith.constant 4 : i32")
-    before, after = ((f"{immediate}, ", "i32, ") if immediate else ("", ""))
-    operands = f"{x.name}, {y.name}, {before}{x.name}, {mask}, {rounding}"
-    types = f"({x.type}, {x.type}, {after}{x.type}, i{x.lanes}, i32) -> {x.type}"
-    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({operands}) : {types}'))
+    operands, types = [v.name for v in xs], [x.type] * len(xs)
+    if immediate is not None:
+        operands, types = [*operands, b.const(f"arith.constant {immediate} : i32")], [*types, "i32"]
+    operands, types = [*operands, x.name, mask, rounding], [*types, x.type, f"i{x.lanes}", "i32"]
+    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({", ".join(operands)}) : ({", ".join(types)}) -> {x.type}'))
 
 
 def scale(b: Builder, x: Value, n: Value) -> Value:
@@ -71,14 +73,25 @@ def scale(b: Builder, x: Value, n: Value) -> Value:
 
 def within(b: Builder, x: Value, bound: float) -> Value:
     """x with its magnitude cut to `bound`; `bound` where x is NaN."""
-    return _masked(b, "range", x, b.c(bound, x.el), b.const("arith.constant 2 : i32"))
+    return _masked(b, "range", x, b.c(bound, x.el), immediate=2)
 
 
-def lookup(b: Builder, table: np.ndarray, x: Value) -> Value:
-    """table[low bits of x]: a table of as many floats as a register has."""
-    words = ", ".join(f"0x{v.tobytes()[::-1].hex().upper()}" for v in np.asarray(table, NUMPY_FLOAT[x.el]))
-    values = b.const(f"arith.constant dense<[{words}]> : {x.type}")
+def exponent(b: Builder, x: Value) -> Value:
+    """floor(log2(|x|)), of subnormal numbers too; -inf for zeros, inf for infinities, NaN for NaN."""
+    return _masked(b, "getexp", x)
+
+
+def mantissa(b: Builder, x: Value) -> Value:
+    """x times the power of two that brings it into [3/4, 3/2); 1 for zeros and inf, NaN for the rest below zero and NaN."""
+    return _masked(b, "getmant", x, immediate=0b1111)
+
+
+def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Value) -> Value:
+    """table[low bits of x]: a table of as many floats as a register has. x may be a float or an integer."""
+    el = f"f{BITS[x.el]}"
+    words = ", ".join(f"0x{v.tobytes()[::-1].hex().upper()}" for v in np.asarray(table, NUMPY_FLOAT[el]))
+    values = b.const(f"arith.constant dense<[{words}]> : {x.typed(el)}")
     index = b.bitcast(x, f"i{BITS[x.el]}")
-    name = f"llvm.x86.avx512.permvar.{'sd'[x.el == 'f64']}f.512"
-    types = f"({x.type}, {index.type}) -> {x.type}"
-    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({values}, {index.name}) : {types}'))
+    name = f"llvm.x86.avx512.permvar.{'sd'[el == 'f64']}f.512"
+    types = f"({x.typed(el)}, {index.type}) -> {x.typed(el)}"
+    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({values}, {index.name}) : {types}'), el=el)

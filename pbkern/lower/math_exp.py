@@ -9,13 +9,15 @@ the caller's thread flushes subnormals, as XLA's do.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from .avx512 import in_registers, lookup, register_lanes, scale, within
 from .builder import Builder, Value
-from .polynomials import COEFFICIENTS
+from .horner import fit
+from .math_tables import log1p_by_table, log_by_table, odd_by_pieces
 
 
 class Format(NamedTuple):
@@ -47,19 +49,6 @@ def split(high: float, low: float, el: str) -> tuple[float, float]:
         return high, low
     first = float(np.float32(high))
     return first, (high - first) + low
-
-
-def poly(b: Builder, x: Value, coefficients) -> Value:
-    """Horner's scheme; coefficients are constant first."""
-    acc = b.c(coefficients[-1], x.el)
-    for k in reversed(coefficients[:-1]):
-        acc = b.fma(acc, x, b.c(k, x.el))
-    return acc
-
-
-def fit(b: Builder, x: Value, name: str, *, scale: float = 1.0) -> Value:
-    """The fitted polynomial of that name, times a power of two."""
-    return poly(b, x, [scale * k for k in COEFFICIENTS[name, x.el]])
 
 
 # ---------------------------------------------------------------------- exponentials
@@ -210,6 +199,8 @@ def logistic(b: Builder, x: Value) -> Value:
 def tanh(b: Builder, x: Value) -> Value:
     """e / (e + 2) with e = expm1(2 |x|)."""
     b = b.strict()
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, partial(odd_by_pieces, name="tanh"))
     a = b.at_most(b.abs(x), 9.5 if x.el == "f32" else 20.0)
     e = _expm1_unclamped(b, b.add(a, a))
     return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
@@ -298,12 +289,16 @@ def log_split(b: Builder, x: Value) -> tuple[Value, Value]:
 
 def log(b: Builder, x: Value) -> Value:
     b = b.strict()
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, log_by_table)
     return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
 
 
 def log1p(b: Builder, x: Value) -> Value:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
     b, f = b.strict(), FORMATS[x.el]
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, log1p_by_table)
     one = b.c(1, x.el)
     u = b.add(x, one)
     back = b.sub(u, one)

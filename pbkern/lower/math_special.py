@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+from .avx512 import in_registers
 from .builder import Builder, Value
-from .math_exp import exp, exp2_unchecked, fit, log
+from .horner import fit
+from .math_exp import exp, exp2_unchecked, log
+from .math_tables import by_pieces, odd_by_pieces
 
 
 def erf(b: Builder, x: Value) -> Value:
     """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
     b = b.strict()
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, partial(odd_by_pieces, name="erf"))
     el = x.el
     a, one = b.abs(x), b.c(1, el)
     z = b.mul(x, x)
@@ -24,13 +30,19 @@ def erf(b: Builder, x: Value) -> Value:
 
 
 def _erfc_positive(b: Builder, a: Value) -> Value:
-    """exp(-a**2) P(t) / (1 + 2 a), t = (a - 2) / (a + 2); the square is kept to twice the digits."""
+    """exp(-a**2) P(t) / (1 + 2 a), t = (a - 2) / (a + 2); the square is kept to twice the digits.
+
+    With AVX-512, in f32, all but the exponential is a table of polynomials.
+    """
     el = a.el
+    square = b.mul(a, a)
+    lost = b.fma(a, a, b.neg(square))
+    if b.avx512 and el == "f32":
+        e = exp(b, b.neg(square), nonpositive=True)
+        return b.mul(b.fma(b.neg(lost), e, e), by_pieces(b, a, "erfcx"))
     two = b.c(2, el)
     t = b.div(b.sub(a, two), b.add(a, two))
     p = fit(b, t, "erfcx_short" if el == "f32" else "erfcx")
-    square = b.mul(a, a)
-    lost = b.fma(a, a, b.neg(square))
     q = b.div(b.fma(b.neg(lost), p, p), b.fma(a, two, b.c(1, el)))
     return b.mul(exp(b, b.neg(square), nonpositive=True), q)
 
@@ -38,6 +50,10 @@ def _erfc_positive(b: Builder, a: Value) -> Value:
 def erfc(b: Builder, x: Value) -> Value:
     """Keeps its relative accuracy in the tail; 2 - erfc(-x) for negative x."""
     b = b.strict()
+    return in_registers(b, x, _erfc) if b.avx512 and x.el == "f32" else _erfc(b, x)
+
+
+def _erfc(b: Builder, x: Value) -> Value:
     el = x.el
     y = _erfc_positive(b, b.at_most(b.abs(x), 10.1 if el == "f32" else 27.4))
     return b.select(b.cmp("lt", x, b.c(0, el)), b.sub(b.c(2, el), y), y)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 
 from .builder import Builder, Value
-from .math_exp import FORMATS, fit, keep_tiny
+from .horner import fit
+from .math_exp import FORMATS, keep_tiny
 
 # pi / 2 as a sum of three numbers of each type; 2 / pi in words of 64 bits (OEIS A019669, A060294)
 HALF_PI = {

@@ -1,6 +1,6 @@
 """Weighted minimax polynomials (Remez exchange in mpmath): where the coefficients of vector_math come from.
 
-Run as a script to print every table with its error in bits.
+Run as a script to print every table with its error in bits: those of polynomials.py, then those of tables.py.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 
 import mpmath as mp
+import numpy as np
+
+from pbkern.lower.tables import LOG_GRID, PIECES
 
 mp.mp.dps = 40
 
@@ -71,6 +74,10 @@ def exp2_p(x):
 
 def log_p(x):
     return mp.mpf(1) / 3 - x / 4 if abs(x) < 1e-11 else (mp.log1p(x) - x + x**2 / 2) / x**3
+
+
+def log_q(x):
+    return -mp.mpf(1) / 2 + x / 3 if abs(x) < 1e-12 else (mp.log1p(x) - x) / x**2
 
 
 def odd(f, third):
@@ -160,6 +167,7 @@ FITS = {
     "exp2_by_table_f32": (exp2_p, -mp.mpf("0.0313"), mp.mpf("0.0313"), lambda x: x / 2**x, 2, None),
     "exp2_by_table_f64": (exp2_p, -mp.mpf("0.0626"), mp.mpf("0.0626"), lambda x: x / 2**x, None, 6),
     "log": (log_p, 1 / SQ - 1, SQ - 1, lambda x: x**3 / mp.log1p(x) if abs(x) > 1e-9 else x * x, 7, None),
+    "log_by_table_f32": (log_q, -mp.mpf(1) / 16, mp.mpf(1) / 8, lambda x: x * x / mp.log1p(x) if x else x, 4, None),
     "atanh": (atanh_p, 0, S2, lambda z: z, None, 6),
     "atanh_rest": (atanh_rest, 0, S2, lambda z: z * z, None, 7),
     "log2": (log2_atanh, 0, S2, lambda z: 1, None, 5),  # for pow in f32, which computes in f64
@@ -180,8 +188,123 @@ FITS = {
 }
 
 
+# --- tables.py ------------------------------------------------------------------------------------------------------
+
+
+def bits(x):
+    return int(np.float32(x).view(np.int32))
+
+
+def from_bits(n):
+    return mp.mpf(float(np.int32(n).view(np.float32)))
+
+
+def rounded(x):
+    return mp.mpf(float(np.float32(float(x))))
+
+
+def exact_point(f, x):
+    """The float near x whose value is nearest to a float, so that the table's value has hardly any error.
+
+    S. Gal, "Computing elementary functions: a new approach for achieving high accuracy and good performance", LNCS 235, 1986.
+    """
+
+    def error(n):
+        y = f(from_bits(n))
+        return abs(rounded(y) / y - 1)
+
+    return from_bits(min(range(bits(x) - 2000, bits(x) + 2000), key=error))
+
+
+def piece(f, low, high, degree):
+    """(point, coefficients, error) of the polynomial in x - point for f in low .. high; it begins with f(point), a float."""
+    point = exact_point(f, (low + high) / 2)
+    value, pad = f(point), (high - low) / 10**4  # an interval's end is rounded
+
+    def rest(t):
+        return mp.diff(f, point) if abs(t) < 1e-15 else (f(point + t) - value) / t
+
+    c, worst = minimax(rest, low - point - pad, high - point + pad, degree - 1, lambda t: t / f(point + t))
+    return point, [value, *c], worst
+
+
+def first_piece(f, high, degree, slope, own):
+    """The same from 0, where f is odd: of f(x) - x if `own`, else of f, whose slope is 1."""
+
+    def weight(x):
+        return x / f(x) if x else 1 / slope
+
+    if own:
+        c, worst = minimax(lambda x: f(x) / x - 1 if x > 1e-20 else slope - 1, 0, high, degree - 1, weight)
+        return 0, [0, *c], worst
+    c, worst = minimax(lambda x: (f(x) - x) / x**2 if x > 1e-12 else 0, 0, high, degree - 2, lambda x: x * weight(x))
+    return 0, [0, 1, *c], worst
+
+
+def pieces(name, f, degree, slope=None):
+    """Rows of a function's table: points, then coefficients, constants first. And the largest error.
+
+    `slope`: at 0, where the function is odd.
+    """
+    p = PIECES[name]
+    start, end = bits(p.offset) >> p.shift, bits(p.offset + p.last) >> p.shift
+    edges = [0, *(from_bits(k << p.shift) - p.offset for k in range(start + 1, end + 1)), mp.mpf(p.last)]
+    columns, errors = [[0] * (degree + 2)] * 16, []
+    for k, (low, high) in enumerate(zip(edges, edges[1:])):
+        point, c, worst = first_piece(f, high, degree, slope, p.own) if slope and not k else piece(f, low, high, degree)
+        columns[(start + k) % 16] = [point, *c]
+        errors.append(worst)
+    assert len(errors) <= 16 and p.own in (None, edges[1])
+    return zip(*columns), max(errors)
+
+
+def log_pieces():
+    """Rows of log's table: inverses of points and the points' logarithms, which are multiples of the grid.
+
+    Of all floats near a point, those are taken whose logarithm lies nearest to the grid. A point divides its interval so that
+    what is left of an argument is smaller where the logarithm is. At 1 both are exact.
+    """
+    inverses, logs, errors = [], [], []
+    for k in range(16):
+        low, high = (1 + mp.mpf(k) / 16) / (1 + k // 8), (1 + mp.mpf(k + 1) / 16) / (1 + k // 8)
+        inverse, value = (mp.mpf(1), mp.mpf(0)) if k in (0, 1, 14, 15) else _log_point(low, high)
+        inverses.append(inverse)
+        logs.append(value)
+        errors.append(abs(value + mp.log(inverse)))
+    return (inverses, logs), max(errors)
+
+
+def _log_point(low, high):
+    a, b = abs(mp.log(low)), abs(mp.log(high))
+    middle, reach = mp.log((low * b + high * a) / (a + b)), (high - low) / 8
+    grid = range(int((middle - reach) / LOG_GRID), int((middle + reach) / LOG_GRID) + 1)
+    points = [(rounded(mp.exp(-k * mp.mpf(LOG_GRID))), k * mp.mpf(LOG_GRID)) for k in grid]
+    return min(points, key=lambda p: abs(p[1] + mp.log(p[0])))
+
+
+TABLES = {
+    "erf": lambda: pieces("erf", mp.erf, 5, 2 / mp.sqrt(mp.pi)),
+    "tanh": lambda: pieces("tanh", mp.tanh, 5, 1),
+    "erfcx": lambda: pieces("erfcx", erfcx, 5),
+    "log": log_pieces,
+}
+
+
+def print_table(name):
+    rows, worst = TABLES[name]()
+    print(f'    # {-float(mp.log(worst, 2)):.1f} bits\n    "{name}": (')
+    for row in rows:
+        numbers = [f"{float(x):.9g}" for x in row]
+        lines = [", ".join(numbers[i : i + 6]) for i in range(0, 16, 6)]
+        print("        ({}),".format(",\n         ".join(lines)))
+    print("    ),", flush=True)
+
+
 def main(names):
-    for name in names or FITS:
+    for name in names or [*FITS, *(f"{name}_table" for name in TABLES)]:
+        if name not in FITS:
+            print_table(name.removesuffix("_table"))
+            continue
         f, low, high, weight, *degrees = FITS[name]
         for el, degree in zip(("f32", "f64"), degrees):
             if degree is None:

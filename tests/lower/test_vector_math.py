@@ -11,6 +11,7 @@ import pytest
 import scipy.special
 
 from pbkern.lower.elementwise import RULES, EqnInfo, supports
+from pbkern.lower.tables import PIECES
 from pbkern.lower.vector_math import APPROX_RELATIVE, BINARY, ERROR_ULP, UNARY
 from pbkern.targets.cpu.machine import detected_machine
 
@@ -209,6 +210,38 @@ def test_exponentials_by_table_have_the_same_bits_in_any_lanes(name, approx):
         assert all(same(results[0], r).all() for r in results[1:])
 
 
+IN_F32 = ("log", "log1p", "tanh", "erf", "erfc")
+
+
+@has_avx512
+@pytest.mark.parametrize("name", [*IN_F32, "asinh", "acosh", "atanh", "erf_inv"])
+def test_functions_by_table(name):
+    """Also around the places where a piece may begin."""
+    steps = np.outer(2.0 ** np.arange(-4, 4), 1 + np.arange(32) / 32).ravel()
+    edges = np.concatenate([steps - offset for offset in (0, *(p.offset for p in PIECES.values()))]).astype(F32)
+    near = (edges.view(np.int32)[:, None] + np.arange(-4, 5, dtype=np.int32)).ravel().view(F32)
+    x = np.concatenate([inputs(F32, 1_000_000), near, -near])
+    x = x[: len(x) // 16 * 16]
+    kernel, _ = check(name, F32, [x], reference(name, x), avx512=True)
+    assert "vperm" in kernel.assembly()
+
+
+@has_avx512
+@pytest.mark.parametrize("name", IN_F32)
+def test_functions_by_table_have_the_same_bits_in_any_lanes(name):
+    x = inputs(F32, 20_000)
+    results = [Compiled(UNARY[name], [F32], F32, n, avx512=True)(x) for n in (0, 2, 8, 16, 32, 48)]
+    assert all(same(results[0], r).all() for r in results[1:])
+
+
+def test_saturating_functions_stay_within_one():
+    x = np.linspace(0, 12, 4_000_000, dtype=F32)
+    for name in ("tanh", "erf"):
+        for avx512 in {False, detected_machine().vector_bits >= 512}:
+            y = Compiled(UNARY[name], [F32], F32, avx512=avx512)(x)
+            assert y.max() == 1 and y[0] == 0
+
+
 @pytest.mark.parametrize("lanes", [8, 32, 64])
 def test_other_lane_counts(lanes):
     x = inputs(F32, 20_000)
@@ -283,10 +316,11 @@ def test_integer_exponents_of_pow():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("avx512", [False, pytest.param(True, marks=has_avx512)])
 @pytest.mark.parametrize("name", UNARY)
-def test_every_f32(name):
+def test_every_f32(name, avx512):
     """All 2**32 bit patterns."""
-    kernel = Compiled(lambda b, v: UNARY[name](b, v), [F32], F32)
+    kernel = Compiled(lambda b, v: UNARY[name](b, v), [F32], F32, avx512=avx512)
     for high in range(0, 1 << 32, 1 << 24):
         x = np.arange(high, high + (1 << 24), dtype=np.uint64).astype(np.uint32).view(F32)
         ulp, wrong = errors(kernel(x), reference(name, x))
