@@ -2,10 +2,11 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import run
+from benchmarks import run, survey
 from benchmarks.workloads import WORKLOADS
 from pbkern import cli, demo
 
@@ -115,3 +116,38 @@ def test_corners_are_marked_inside_the_picture(monkeypatch):
     marked = demo.mark_corners(np.zeros((96, 120, 3), np.float32), response, count=1)
     ys, xs = np.nonzero(marked.any(-1))
     assert (ys.min(), ys.max(), xs.min(), xs.max()) == (25, 39, 35, 49)
+
+
+def test_the_survey_draws_what_texts_say():
+    rng = np.random.default_rng(0)
+    assert survey.draw("bf16[3,4]", rng).dtype == "bfloat16"
+    assert survey.draw("f32[]", rng).shape == ()
+    assert int(survey.draw("i32[1000]<7", rng).max()) == 6
+    assert float(survey.draw("f32[1000]>0.5", rng).min()) >= 0.5
+    assert survey.draw("bool[5]", rng).dtype == bool
+    with pytest.raises(ValueError, match="not an argument: 'f32 3'"):
+        survey.draw("f32 3", rng)
+
+
+def test_the_survey_compares_with_jax():
+    x = np.array([1.0, np.nan, np.inf], np.float32)
+    assert survey.difference([x], [x]) == 0
+    assert 1 < survey.difference([x * np.float32(1.001)], [x]) < 10
+    assert survey.difference([x], [x[:2]]) == float("inf")
+    assert survey.difference([np.arange(3)], [np.array([0, 1, 3])]) > 1
+
+
+def test_the_survey_reports_slow_wrong_and_failing_cases(monkeypatch, capsys):
+    def fails(x):
+        raise TypeError("no such thing")
+
+    cases = {"fine": (jnp.add, "f32[8]", "f32[8]"), "bad": (fails, "f32[3]")}
+    monkeypatch.setattr(survey, "cases", lambda words: cases)
+    assert survey.main(["--below", "1000000", "--seconds", "0"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILS   bad: TypeError: no such thing" in out and "fine" in out and "1 cases, geometric mean" in out
+
+
+def test_names_of_the_survey_choose_cases():
+    found = survey.cases(["loops.jacobi"])
+    assert "loops.jacobi_1000" in found and all(name.startswith("loops.jacobi") for name in found)
