@@ -33,7 +33,7 @@ def by_sorting(eqn, operands, sort: Callable[..., list] = first_of_sorted) -> li
 
 def _few_first(keys, count: int, axis: int, of_places) -> tuple:
     """The least keys and their places, one after the other: the least of those behind the one before, and its first place."""
-    n, limit = keys.shape[axis], np.iinfo(keys.dtype).max
+    n, limit = keys.shape[axis], jnp.iinfo(keys.dtype).max
     index, least, places, behind = lax.broadcasted_iota(of_places, keys.shape, axis), [], [], None
     for _ in range(count):
         waiting = keys if behind is None else lax.select(behind, keys, lax.full_like(keys, limit))

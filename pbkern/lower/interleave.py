@@ -24,12 +24,11 @@ def interleaved(points: list[list[str]]) -> list[str]:
     plain = all(DEFINED.match(x) and "{" not in x or STORE.match(x) for lines in points for x in lines)
     if not plain or max(map(len, points)) < LONG_LINES:
         return [line for lines in points for line in lines]
-    size, found = GROUP, []
-    while size > 1:
-        found = [_in_turn(points[k : k + size]) for k in range(0, len(points), size)]
-        if max(map(_most_live, found)) <= MOST_LIVE:
-            break
+    size = GROUP
+    found = [_in_turn(points[k : k + size]) for k in range(0, len(points), size)]
+    while size > 1 and max(map(_most_live, found)) > MOST_LIVE:
         size //= 2
+        found = [_in_turn(points[k : k + size]) for k in range(0, len(points), size)]
     return [line for group in found for line in group]
 
 

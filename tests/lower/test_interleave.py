@@ -54,6 +54,15 @@ def test_groups_shrink_where_registers_are_few():
     assert len(points) == GROUP and lines.index("%c0 = vector.load %x[%i] : memref<64xf32>, vector<16xf32>") == len(lines) // 2
 
 
+def test_points_that_fill_the_registers_alone_stay_one_after_the_other():
+    def wide(name: str) -> list[str]:
+        loads = [f"%{name}{k} = vector.load %x[%i] : memref<64xf32>, vector<16xf32>" for k in range(MOST_LIVE)]
+        return loads + [f"%{name}s{k} = arith.negf %{name}{k} : vector<16xf32>" for k in range(len(loads))]
+
+    points = [wide(name) for name in "ab"]
+    assert interleaved(points) == points[0] + points[1]
+
+
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 63, 64, 65, 1000, 4097])
 def test_long_chains_of_all_lengths(n):
     """Whole steps, a rest of several vectors, and a last partial one."""
