@@ -47,6 +47,8 @@ RECOMPUTE_LIMIT = 1.3
 # ... unless it reduces what a nearest cache holds, as the partial results of a sum, and all of that takes this part of the
 # kernel's time at most.
 REPEATED_SHARE = 0.02
+# What a reduction along rows takes for each row beside its elements: the lanes of a vector are added up.
+ACROSS_CYCLES = 3.0
 # Vector operations of putting two elements of a short line in order.
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
@@ -176,9 +178,11 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         seconds = operations / (machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY)
         usual = seconds / _fill(_columns(eqn, shape), lanes)
         return min([usual, *_turned_seconds(step, seconds, lanes, machine)])
-    extents = eqn.outvars[0].aval.shape
+    extents, across = eqn.outvars[0].aval.shape, 0.0
     if eqn.primitive.name.startswith(("reduce_", "arg", "partial")) and eqn.params.get("axes"):
+        results = math.prod(shape)
         shape, extents = block_shape(step.pull.inputs[0]), eqn.invars[0].aval.shape
+        across = ACROSS_CYCLES * results * (len(extents) - 1 in eqn.params["axes"] and extents[-1] > 1)
     # Whole trailing dimensions run as one.
     run = 1
     for n, extent in zip(reversed(shape), reversed(extents)):
@@ -186,7 +190,7 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         if n != extent or run >= 4 * lanes:
             break
     fill = run / (math.ceil(run / lanes) * lanes)
-    return operations / lanes / fill / machine.clock_hz
+    return (operations / lanes / fill + across) / machine.clock_hz
 
 
 def _fill(columns: int, lanes: int) -> float:

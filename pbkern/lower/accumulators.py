@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import numpy as np
 
 from . import elementwise
-from .builder import BITS, Builder, compute_el, int_el
+from .across import WORD_PRODUCTS, Across, by_halves, is_rounded, lost_in, whole
+from .builder import Builder, compute_el
 from .builder import Value as Ssa
 from .flat import flat_coefficient
 from .interleave import interleaved
 from .nest import Expr, Reduction
 from .places import Point, Tail, Walk
 from .reductions import IDENTITY
-from .registers import Registers
 from .schedule import is_long_point
 from .text import Block
 
@@ -25,15 +24,9 @@ LONG_ROW = 64
 # memory for accumulators that fill more than half of the registers: they start anew less often.
 LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, LONGEST_CHAIN_OF_FEW_PRODUCTS, FEW_ACCUMULATORS = 640, 256, 16
-# Products of words that hold several elements -> (type of these, its bits, LLVM's name of the instruction).
-WORD_PRODUCTS = {
-    "dot_bf16": ("bf16", 16, "avx512bf16.dpbf16ps"),
-    "dot_i16": ("i16", 16, "avx512.vpdpwssd"),
-    "dot_i8": ("i8", 8, "avx512.vpdpbusd"),
-}
 
 
-class Accumulators(Registers):
+class Accumulators(Across):
     """Emits reductions. `_value` gives an expression at a point."""
 
     _value: Callable[..., Ssa]
@@ -129,7 +122,7 @@ class Accumulators(Registers):
         trips, lanes = -(-(high - low) // step), accs[0].lanes
         beside = step // lanes if d == w.sched.vector else 1
         run = max(2 * run // beside, 1)  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
-        rounded, width = self._per_accumulator(w, _is_rounded), len(self._per_accumulator(w, _is_rounded))
+        rounded, width = self._per_accumulator(w, is_rounded), len(self._per_accumulator(w, is_rounded))
         # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other reductions.
         kept = [k for k in range(len(accs)) if not rounded[k % width] or k // width % beside == 0]
         sums = [k for k in kept if rounded[k % width]]
@@ -145,9 +138,9 @@ class Accumulators(Registers):
             new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, start)
             after = {k: new[k] for k in kept}
             for k in sums:
-                added = _by_halves([new[k + u * width] for u in range(beside)], op.add)
+                added = by_halves([new[k + u * width] for u in range(beside)], op.add)
                 after[k] = op.add(before[k], added)
-                lost[k] = op.add(lost[k], _lost(op, before[k], added, after[k]))
+                lost[k] = op.add(lost[k], lost_in(op, before[k], added, after[k]))
             return [*after.values(), *lost.values()]
 
         b = self.text.builder(block, lanes)
@@ -160,7 +153,7 @@ class Accumulators(Registers):
             carried = joined(block, carried, full, trips % run)
         b = self.text.builder(block, lanes)
         after, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept):]))
-        after |= {k: _whole(b, after[k], lost[k]) for k in sums}
+        after |= {k: whole(b, after[k], lost[k]) for k in sums}
         return [after.get(k, a) for k, a in enumerate(accs)]
 
     def _longest_chain(self, w: Walk) -> int:
@@ -169,7 +162,7 @@ class Accumulators(Registers):
         The same for all points of a nest, also those of smaller tiles at its ends: programs whose blocks overlap must
         leave the same bits, and there a point lies in full tiles of one and at the end of the other.
         """
-        if not self.text.contract or w.nest.ordered or not any(map(_is_rounded, w.nest.reductions)):
+        if not self.text.contract or w.nest.ordered or not any(map(is_rounded, w.nest.reductions)):
             return 0
         if any(r.op.startswith("dot") for r in w.nest.reductions):
             many = w.sched.tile * len(w.nest.reductions) > FEW_ACCUMULATORS
@@ -192,12 +185,12 @@ class Accumulators(Registers):
     def _restarted(self, w: Walk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""
         zeros = self._identities(w, block, accs[0].lanes)
-        rounded = self._per_accumulator(w, _is_rounded)
+        rounded = self._per_accumulator(w, is_rounded)
         return [zeros[k % len(zeros)] if rounded[k % len(zeros)] else a for k, a in enumerate(accs)]
 
     def _joined(self, w: Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
         """Accumulators that hold what they held before a run and what they were given in it."""
-        b, rounded = self.text.builder(block, before[0].lanes), self._per_accumulator(w, _is_rounded)
+        b, rounded = self.text.builder(block, before[0].lanes), self._per_accumulator(w, is_rounded)
         return [b.add(x, y) if rounded[k % len(rounded)] else y for k, (x, y) in enumerate(zip(before, run))]
 
     def _per_accumulator(self, w: Walk, f) -> list:
@@ -205,16 +198,15 @@ class Accumulators(Registers):
         return [f(r) for r in w.nest.reductions for _ in range(2 if r.op in ("argmax", "argmin") else 1)]
 
     def _identities(self, w: Walk, block: Block, lanes: int) -> list[Ssa]:
-        found = []
         b = self.text.builder(block, lanes)
-        for r in w.nest.reductions:
-            if r.op in ("argmax", "argmin"):
-                value = r.args[0].dtype
-                found.append(b.c(IDENTITY[r.op](value), compute_el(value)))
-                found.append(b.c(np.iinfo(r.dtype).max, compute_el(r.dtype)))
-            else:
-                found.append(b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype)))
-        return found
+        return [a for r in w.nest.reductions for a in self._identity(b, r)]
+
+    def _identity(self, b: Builder, r: Reduction) -> list[Ssa]:
+        """What the accumulators of a reduction start with."""
+        if r.op in ("argmax", "argmin"):
+            value = r.args[0].dtype
+            return [b.c(IDENTITY[r.op](value), compute_el(value)), b.c(np.iinfo(r.dtype).max, compute_el(r.dtype))]
+        return [b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype))]
 
     def _step(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> list[Ssa]:
         """One point of every reduction per tile point; returns the next accumulators."""
@@ -328,86 +320,6 @@ class Accumulators(Registers):
         wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
         return [b.select(wins, x, v), b.select(wins, n, i)]
 
-    def _fold(self, w: Walk, block: Block, parts: list[list[Ssa]], *, exact: bool) -> list[Ssa]:
-        """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
-        b, at, out = self.text.builder(block, w.sched.lanes), 0, []
-        for r in w.nest.reductions:
-            count = 2 if r.op in ("argmax", "argmin") else 1
-            mine = [p[at : at + count] for p in parts]
-            if exact and _is_rounded(r):
-                out.append(self._fold_exactly(block, [m for (m,) in mine]))
-                at += count
-                continue
-            merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
-            whole = _by_halves(mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
-            out += self._across(block, r, whole) if count == 1 else self._across_arg(block, r, whole)
-            at += count
-        return out
-
-    def _fold_exactly(self, block: Block, parts: list[Ssa]) -> Ssa:
-        """The sum of the lanes of vectors, and what is lost by adding them up."""
-        b = self.text.builder(block, parts[0].lanes)
-        pair = _by_halves([(p, b.c(0, p.el)) for p in parts], lambda x, y: _with_lost(b, x, y))
-        half = parts[0].lanes // 2
-        while half:
-            pair = _with_lost(b, pair, tuple(self._turned(block, v, half) for v in pair))
-            half //= 2
-        total = _whole(b, *pair)
-        return Ssa(self.text.put(block, f"vector.extract {total.name}[0] : {total.el} from {total.type}"), total.el, 0)
-
-    def _turned(self, block: Block, v: Ssa, by: int) -> Ssa:
-        order = [(k + by) % v.lanes for k in range(v.lanes)]
-        return v._replace(name=self.text.put(block, f"vector.shuffle {v.name}, {v.name} {order} : {v.type}, {v.type}"))
-
-    def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
-        v, sign = x[0], "u" if r.dtype.kind == "u" else "s"
-        if r.op in ("max", "min") and v.el in ("f32", "f64"):
-            return [self._extreme_across(block, r.op, v)]
-        kind = {**dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
-                "prod": "mul", "and": "and", "or": "or", "xor": "xor",
-                "max": f"max{sign}i", "min": f"min{sign}i", "greatest_number": "maxnumf"}[r.op]
-        if v.el == "i1":
-            kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
-        return [self._reduced(block, kind, v)]
-
-    def _reduced(self, block: Block, kind: str, v: Ssa) -> Ssa:
-        return Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)
-
-    def _extreme_across(self, block: Block, op: str, v: Ssa) -> Ssa:
-        """The extreme of the lanes, found among integers in the order of the floats, NaN behind all: a comparison of floats
-        takes four instructions each time, for NaN and zeros of both signs."""
-        one = self.text.builder(block, 0)
-        best = self._reduced(block, f"{op}si", _ordered(self.text.builder(block, v.lanes), op, v))
-        return one.bitcast(_turned(one, best), v.el)
-
-    def _across_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
-        """The best of the lanes, and the smallest of the indices that have it."""
-        b, (v, i) = self.text.builder(block, x[0].lanes), x
-        op, sign, el = r.op.removeprefix("arg"), "u" if r.args[0].dtype.kind == "u" else "s", v.el
-        if el in ("f32", "f64"):
-            v = _ordered(b, op, b.add(v, b.c(0, el)))  # zeros of both signs are equal
-        elif el == "i1":
-            v, sign = b.int_resize(v, "i8", unsigned=True), "u"
-        best = self._reduced(block, f"{op}{sign}i", v)
-        none = b.c((1 << (BITS[i.el] - 1)) - 1, i.el)
-        index = self._reduced(block, "minsi", b.select(b.cmp("eq", v, b.broadcast(best)), i, none))
-        one = self.text.builder(block, 0)
-        if el in ("f32", "f64"):
-            return [one.bitcast(_turned(one, best), el), index]
-        return [one.int_resize(best, el), index]
-
-
-def _turned(b: Builder, x: Ssa) -> Ssa:
-    """Sign and magnitude to two's complement, and back."""
-    return b.xor(x, b.and_(b.sar(x, b.c(BITS[x.el] - 1, x.el)), b.c((1 << (BITS[x.el] - 1)) - 1, x.el)))
-
-
-def _ordered(b: Builder, op: str, v: Ssa) -> Ssa:
-    """Integers in the order of floats, -0 before 0; NaN wins, whether `op` is max or min."""
-    el = int_el(v.el)
-    most = (1 << (BITS[el] - 1)) - 1
-    return b.select(b.is_nan(v), b.c(most if op == "max" else ~most, el), _turned(b, b.bitcast(v, el)))
-
 
 def _run_length(trips: int, terms: int, limit: int) -> int:
     """Trips of one run: all, or a part of them such that sums of runs, runs of runs and so on have `limit` terms at most.
@@ -422,32 +334,3 @@ def _run_length(trips: int, terms: int, limit: int) -> int:
     parts = -(-trips // run)
     parts = next((p for p in range(parts, 2 * parts) if trips % p == 0), parts)
     return -(-trips // parts)
-
-
-def _is_rounded(r: Reduction) -> bool:
-    return r.op in ("sum", "dot", "dot_bf16") and compute_el(r.dtype) in ("f32", "f64")
-
-
-def _by_halves(parts: list, join):
-    """All parts joined in pairs, pairs of pairs and so on."""
-    while len(parts) > 1:
-        pairs = itertools.zip_longest(parts[::2], parts[1::2])
-        parts = [x if y is None else join(x, y) for x, y in pairs]
-    return parts[0]
-
-
-def _lost(b: Builder, x: Ssa, y: Ssa, total: Ssa) -> Ssa:
-    """What rounding took from total = x + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
-    added = b.sub(total, x)
-    return b.add(b.sub(x, b.sub(total, added)), b.sub(y, added))
-
-
-def _with_lost(b: Builder, x: tuple[Ssa, ...], y: tuple[Ssa, ...]) -> tuple[Ssa, Ssa]:
-    """(sum, what it lacks) of two such pairs."""
-    total = b.add(x[0], y[0])
-    return total, b.add(b.add(x[1], y[1]), _lost(b, x[0], y[0], total))
-
-
-def _whole(b: Builder, total: Ssa, lost: Ssa) -> Ssa:
-    """The sum and what it lacks; of infinite sums that is no number."""
-    return b.select(b.cmp("eq", lost, lost), b.add(total, lost), total)

@@ -7,6 +7,7 @@ per dimension, and values are shared between points through the addresses they r
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -132,19 +133,62 @@ class NestEmitter(Loads, Accumulators):
             self._writes(w, block, points, tail, [], inner=True)
             return
         start = [a for _ in points for a in self._identities(w, block, w.sched.lanes)]
-
-        def over(b: Block, dims: tuple[str, ...], accs: list[Ssa]) -> list[Ssa]:
-            if not dims:
-                return self._step(w, b, points, tail, accs)
-            terms = math.prod(nest.dims[d] for d in dims[1:])
-            return self._accumulate(w, b, (dims[0], 0, nest.dims[dims[0]], 1), terms,
-                                    lambda inner, c: over(inner, dims[1:], c), accs)
-
-        accs = over(block, nest.rdims, start)
+        accs = self._loops(w, block, nest.rdims, _terms(w), lambda b, c: self._steps(w, b, points, tail, c), start)
         self._writes(w, block, points, tail, accs, inner=False)
+
+    def _loops(self, w: Walk, block: Block, dims: tuple[str, ...], terms: int, innermost, accs: list[Ssa]) -> list[Ssa]:
+        """Loops over reduced dimensions around `innermost`, which adds `terms` numbers in a row to each accumulator."""
+        if not dims:
+            return innermost(block, accs)
+        at_once = {w.sched.transpose: w.sched.lanes}
+        inside = terms * math.prod(-(-w.nest.dims[x] // at_once.get(x, 1)) for x in dims[1:])
+        d, size, rows = dims[0], w.nest.dims[dims[0]], at_once.get(dims[0], 1)
+        for low, high, step in ((0, size // rows * rows, rows), (size // rows * rows, size, size % rows)):
+            if high > low:
+                def fill(inner: Block, accs: list[Ssa], step=step) -> list[Ssa]:
+                    w.turned_rows = step
+                    return self._loops(w, inner, dims[1:], terms, innermost, accs)
+
+                accs = self._accumulate(w, block, (d, low, high, step), inside, fill, accs)
+        return accs
+
+    def _steps(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> list[Ssa]:
+        """A step of the reduction, or one for each of the rows that are turned together."""
+        turned = w.sched.transpose
+        if turned not in w.nest.rdims:
+            return self._step(w, block, points, tail, accs)
+        for row in range(w.turned_rows):
+            accs = self._step(w, block, [{**p, turned: row} for p in points], tail, accs)
+        return accs
 
     def _horizontal(self, w: Walk, block: Block, points: list[Point]) -> None:
         """Vectors along a reduced dimension; lanes are combined at the end."""
+        if w.sched.side_by_side:
+            self._side_by_side(w, block, points)
+            return
+        nest, vector, lanes = w.nest, w.sched.vector, w.sched.lanes
+        accs = self._lane_sums(w, block, points)
+        width, vectors = len(self._per_accumulator(w, bool)), max(c.vectors for c in chunks(nest, w.sched))
+        exact = self._is_exact(w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors)))
+        scalars: list[Ssa] = []
+        for k in range(len(points)):
+            parts = [accs[(k * vectors + u) * width : (k * vectors + u + 1) * width] for u in range(vectors)]
+            scalars += self._fold(w, block, parts, exact=exact)
+        self._writes(w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True)
+
+    def _side_by_side(self, w: Walk, block: Block, points: list[Point]) -> None:
+        """The same of a row in every lane of what is stored; a few rows at a time are added up in registers."""
+        width, lanes, rows = len(self._per_accumulator(w, bool)), w.sched.lanes, w.sched.side_by_side
+        accs: list[list[Ssa]] = []
+        for at in range(0, len(points), max(lanes // width, 1)):
+            mine = self._lane_sums(w, block, points[at : at + max(lanes // width, 1)])
+            accs += [mine[k : k + width] for k in range(0, len(mine), width)]
+        across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
+        tail = Tail(len(points)) if len(points) < lanes else None
+        self._writes(across, block, points[:1], tail, self._rows_across(w, block, accs), inner=False)
+
+    def _lane_sums(self, w: Walk, block: Block, points: list[Point]) -> list[Ssa]:
+        """Accumulators of points whose vectors run along a reduced dimension."""
         nest, vector, lanes = w.nest, w.sched.vector, w.sched.lanes
         others = tuple(d for d in nest.rdims if d != vector)
         cut = chunks(nest, w.sched)
@@ -159,27 +203,15 @@ class NestEmitter(Loads, Accumulators):
                 used = [k * vectors + u for k in range(len(points)) for u in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]
                 w.runs = runs_of_loads(nest, vector, tile)
-                new = self._accumulate(w, b, (vector, low, high, count * lanes), 1,
-                                       lambda inner, c, tile=tile, tail=tail: self._step(w, inner, tile, tail, c), mine)
+                new = self._accumulate(w, b, (vector, low, high, count * lanes), _terms(w),
+                                       lambda inner, c, tile=tile, tail=tail: self._steps(w, inner, tile, tail, c), mine)
                 accs = list(accs)
                 for n, t in enumerate(used):
                     accs[t * width : (t + 1) * width] = new[n * width : (n + 1) * width]
             return accs
 
-        def over(b: Block, dims: tuple[str, ...], accs: list[Ssa]) -> list[Ssa]:
-            if not dims:
-                return sweep(b, accs)
-            terms = math.prod(nest.dims[d] for d in dims[1:]) * -(-nest.dims[vector] // (lanes * vectors))
-            return self._accumulate(w, b, (dims[0], 0, nest.dims[dims[0]], 1), terms,
-                                    lambda inner, c: over(inner, dims[1:], c), accs)
-
-        accs = over(block, others, accs)
-        exact = self._is_exact(w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors)))
-        scalars: list[Ssa] = []
-        for k in range(len(points)):
-            parts = [accs[(k * vectors + u) * width : (k * vectors + u + 1) * width] for u in range(vectors)]
-            scalars += self._fold(w, block, parts, exact=exact)
-        self._writes(w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True)
+        terms = _terms(w) * -(-nest.dims[vector] // (lanes * vectors))
+        return self._loops(w, block, others, terms, sweep, accs)
 
     # ---------------------------------------------------------------- writes
 
@@ -394,6 +426,11 @@ class NestEmitter(Loads, Accumulators):
         order = list(range(lane, lane + lanes))
         both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
         return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+
+
+def _terms(w: Walk) -> int:
+    """Numbers that a step adds, one after the other, to an accumulator."""
+    return w.sched.lanes if w.sched.transpose in w.nest.rdims else 1
 
 
 def _may_cancel(e: Expr) -> bool:

@@ -5,7 +5,8 @@
 
 Rows of images are read from memory while they are computed on, instead of in turn with that: that matters more than the
 stores and loads of `t`. Along the vector dimension every value is computed once (streams.py); along others, points of one
-step share them, and neighbouring steps compute those between them again. Sums over a few elements are written out.
+step share them, and neighbouring steps compute those between them again. Sums over a few elements are written out, also before
+a sum over all points: a loss over rows of ten reads each row once.
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ class _Inliner:
         """The reader with the maker inside, if that can be and is less work."""
         before = maker, reader
         maker, reader = self._written_out(maker), self._written_out(reader)
-        if any(n.rdims or n.ordered for n in (maker, reader)) or not all(_stores_all(maker, w) for w in maker.writes):
+        if maker.rdims or maker.ordered or reader.ordered:
+            return None
+        if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
+            return None
+        if not all(_stores_all(maker, w) for w in maker.writes):
             return None
         made = {w.buf: w for w in maker.writes}
         dims = _same_dims(made, reader, maker)
@@ -88,6 +93,11 @@ class _Inliner:
         nest = _with_values(reader, {buf: rename(w.value) for buf, w in made.items()}, self.pool)
         return nest if len(nest.nodes()) <= MOST_NODES and self._is_less_work(nest, *before) else None
 
+    def _is_short(self, nest: Nest) -> bool:
+        """Whether the reduced elements of a nest fill less than a vector as they lie: written out, vectors hold results."""
+        lanes = self.vector_bits // max(e.dtype.itemsize * 8 for e in nest.loads())
+        return math.prod(nest.dims[d] for d in nest.rdims) < lanes
+
     def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
         """Whether joining pays: at no distance, as soon as it is not more work; else on the way from memory to memory.
 
@@ -95,6 +105,8 @@ class _Inliner:
         """
         far = any(is_far(e.info[0]) for e in maker.loads()) and any(is_far(w.buf) for w in reader.writes)
         distances = nest.moves()
+        if distances and nest.rdims:
+            return False
         joined = collapse(nest, self.pool, self.aliases)
         vector = choose(joined, self.vector_bits).vector
         if vector is None or not _streams(joined, vector) or distances and not far:
@@ -116,6 +128,12 @@ def _has_windows(nest: Nest) -> bool:
     """Whether reduced elements lie next to each other where results do, too."""
     indices = [i for e in nest.loads() if e.kind == "load" for i in e.info[1]]
     return any(i.symbols & set(nest.rdims) and i.symbols & (nest.dims.keys() - set(nest.rdims)) for i in indices)
+
+
+def _adds_all(nest: Nest) -> bool:
+    """Whether a nest makes single numbers of all points, other than by products."""
+    live = {d for d, n in nest.dims.items() if n > 1}
+    return live <= set(nest.rdims) and not any(w.inner for w in nest.writes) and all(r.op != "dot" for r in nest.reductions)
 
 
 class _Body:
@@ -189,9 +207,10 @@ def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
         return pool.make("moved", e.dtype, moves, (value,)) if moves else value
 
     rewrite = pool.rewriter(replaced)
+    reductions = [replace(r, args=tuple(map(rewrite, r.args))) for r in reader.reductions]
     writes = [Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
               for w in reader.writes]
-    return replace(reader, writes=writes)
+    return replace(reader, reductions=reductions, writes=writes)
 
 
 def _streams(nest: Nest, vector: str) -> bool:

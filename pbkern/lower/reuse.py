@@ -103,7 +103,7 @@ def _far_rows(nest: Nest, vector_bits: int) -> str | None:
     if len(live) != 1 or nest.ordered or any(w.inner for w in nest.writes):
         return None
     d, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
-    if vector is None or nest.dims[d] < fewest:
+    if vector is None or schedule.transpose or nest.dims[d] < fewest:
         return None
     if any(r.op not in JOINS or is_matrix_product(nest, r) for r in nest.reductions):
         return None

@@ -41,6 +41,8 @@ STRIDED = 0.2
 LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), 0.75), **dict.fromkeys(("argmax", "argmin"), 0.5)}
 # What a square of rows that is turned in registers costs.
 TURNED = -0.5
+# Points that are worth turning.
+FEWEST_TURNED = 4
 # What is gained for elements at computed places: the places are computed in vectors.
 GATHERED = 0.05
 # Terms of a reduction beside which its store counts less and less.
@@ -49,8 +51,11 @@ DEEP = 32
 FEWEST_WORDS = 4
 # Points along one side of a tile whose vectors run along the reduction, at most.
 SIDE = 6
-# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of a vector's lanes: cycles.
-LATENCY, STEP, ACROSS = 8, 0.35, 10
+# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of a vector's lanes, by itself
+# and with those of other rows: cycles.
+LATENCY, STEP, ACROSS, TURNED_ACROSS = 8, 0.35, 10, 3
+# Vectors of a row that several rows at a time are added up of, at most.
+FEW_VECTORS = 8
 # The part of the time of a tile of one dimension's points at which another dimension's join it.
 CLEARLY_LESS = 0.9
 
@@ -70,6 +75,7 @@ class NestSchedule:
     order: tuple[str, ...] = ()
     transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
     straight: bool = False  # reductions have no loops: each step stands by itself
+    side_by_side: str | None = None  # sums of `lanes` points along this dim become one vector (across.py)
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
 
     @property
@@ -137,7 +143,7 @@ def _load_score(nest: Nest, e: Expr, dim: str) -> float:
         return -1.0 if windows else GATHERED
     if c == 0 and dim not in e.symbols:
         return 0.0
-    if not nest.rdims and any(n >= 4 and is_turned(nest, e, dim, d) for d, n in nest.dims.items()):
+    if any(is_turned(nest, e, dim, d) for d in _turning_dims(nest)):
         return TURNED
     return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
 
@@ -179,8 +185,13 @@ def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
     full = max(vector_bits // register_bits(nest, vector), 2)
     sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
-    if nest.reductions and vector in nest.rdims:
+    turned = _transposed_dim(nest, vector) if nest.rdims else None
+    if turned is not None:
+        sched.transpose, step = turned
+        sched.lanes = min(sched.lanes, REGISTERS // 2 // step)
+    elif nest.reductions and vector in nest.rdims:
         _tile_horizontal(nest, sched)
+        _turn_sums(nest, sched)
     elif nest.reductions and nest.rdims:
         _tile_register(nest, sched)
     else:
@@ -222,16 +233,19 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
     looped = math.prod(n for d, n in nest.dims.items() if d != sched.vector and d not in sched.jam)
     sums = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
     if sched.vector in nest.rdims:
-        return looped * tiled([*sched.jam.items()], {}) + sums * ACROSS
+        return looped * tiled([*sched.jam.items()], {}) + sums * (TURNED_ACROSS if sched.side_by_side else ACROSS)
     stores = max((1 if flat_coefficient(w.buf, w.index, sched.vector) == 1 else lanes for w in nest.writes), default=1)
     vectors = sums // nest.dims[sched.vector] * _vectors(nest, sched)
     return looped * tiled([*sched.jam.items()], {}) + vectors * stores
 
 
 def _accesses(nest: Nest, e: Expr, sched: NestSchedule) -> int:
-    """Loads that make one vector of an operand: one, if its elements are neighbours."""
+    """Loads that make one vector of an operand: one, if its elements are neighbours, else one for each and one to add it."""
     inside = [x for x in nodes([e]) if x.kind in ("load", "gather") and sched.vector in x.symbols]
-    return max((1 if flat_coefficient(x.info[0], x.info[1], sched.vector) == 1 else sched.lanes for x in inside), default=1)
+    if sched.transpose:
+        return 2 + sched.lanes.bit_length()
+    neighbours = (flat_coefficient(x.info[0], x.info[1], sched.vector) == 1 for x in inside)
+    return max((1 if near else 2 * sched.lanes for near in neighbours), default=1)
 
 
 def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
@@ -256,7 +270,7 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
     turned = _transposed_dim(nest, sched.vector)
     if turned is not None:
         sched.transpose, step = turned
-        sched.lanes = min(sched.lanes, 16 // step)  # squares of each of the elements between fill the registers
+        sched.lanes = min(sched.lanes, REGISTERS // 2 // step)  # squares of each of the elements between fill the registers
         sched.jam = {sched.transpose: sched.lanes}
         return
     sched.unroll = min(_points_in_turn(nest), _vectors(nest, sched))
@@ -291,13 +305,23 @@ def is_turned(nest: Nest, load: Expr, vector: str, along: str) -> bool:
     return step in (1, 2) and abs(flat_coefficient(buf, index, vector)) > step
 
 
+def _turning_dims(nest: Nest) -> list[str]:
+    """Dimensions whose points may be loaded together and turned: of reductions reduced ones, if no load serves two points."""
+    if not nest.rdims:
+        return [d for d, n in nest.dims.items() if n >= FEWEST_TURNED]
+    live = {d for d, n in nest.dims.items() if n > 1}
+    if nest.ordered or any(live - e.symbols for r in nest.reductions for e in Nest({}, reductions=[r]).loads()):
+        return []
+    return [d for d in nest.rdims if nest.dims[d] >= FEWEST_TURNED]
+
+
 def _transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
     """A dimension along which loads are to be turned, and how far their elements lie apart."""
-    for d, n in nest.dims.items():
-        if n >= 4 and d != vector and d not in nest.rdims:
-            steps = [flat_coefficient(e.info[0], e.info[1], d) for e in nest.loads() if is_turned(nest, e, vector, d)]
-            if steps:
-                return d, max(steps)
+    for d in _turning_dims(nest):
+        turned = [e for e in nest.loads() if d != vector and is_turned(nest, e, vector, d)]
+        steps = [flat_coefficient(e.info[0], e.info[1], d) for e in turned]
+        if steps:
+            return d, max(steps)
     return None
 
 
@@ -333,6 +357,26 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
         sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
         sched.unroll = min(4, vectors)
         _tile_both_sides(nest, sched)
+
+
+def _turn_sums(nest: Nest, sched: NestSchedule) -> None:
+    """Short rows: as many as a vector has lanes end in one vector, where results lie side by side."""
+    vectors = _vectors(nest, sched)
+    if nest.over or vectors > FEW_VECTORS or any(nest.dims[d] > 1 for d in nest.rdims if d != sched.vector):
+        return
+    written = {w.buf.root for w in nest.writes}
+    if any(e.info[0].root in written for e in nest.loads()) or any(_is_bool(r) for r in nest.reductions):
+        return
+    behind = [w for w in nest.writes if not w.inner]
+    for d, n in nest.dims.items():
+        if 2 * n >= sched.lanes and d not in nest.rdims and behind:
+            if all(flat_coefficient(w.buf, w.index, d) == 1 for w in behind):
+                sched.side_by_side, sched.jam, sched.unroll = d, {d: sched.lanes}, 1
+                return
+
+
+def _is_bool(r) -> bool:
+    return r.dtype.kind == "b" or any(a.dtype.kind == "b" for a in r.args)
 
 
 def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
