@@ -16,6 +16,7 @@ from jax.extend import core as jex
 
 from ..jaxprs import atoms, leading_to
 from .cost import CONTRACTIONS, is_heavy, nbytes
+from .merges import merge
 from .nodes import Edge, Node
 from .schedule import Schedule
 
@@ -200,4 +201,4 @@ def _join_sharers(parts) -> None:
         others = [n for n in parts.successors(a) if n is not b]
         if parts.reaches(others, b) or parts.reaches(parts.successors(b), a):
             continue
-        parts.merge(a, b)
+        merge(parts, a, b)

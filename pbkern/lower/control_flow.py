@@ -11,8 +11,10 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..rules import RuleTable
+from .items import ControlItem, LetItem, StoreItem
 from .known_scalars import known_bounds, simplified
 from .nest import Buf, For, If, While
+from .pointwise import fold_index
 from .shapes import index_value
 from .values import ZERO, Lazy, Literal, Stored, Value, is_index_only
 
@@ -65,8 +67,6 @@ def _all_writes(builder, eqn) -> frozenset[Buf]:
 
 
 def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
-    from .build import ControlItem
-
     uses = tuple(v for v in (builder.read(env, a) for a in _no_refs(builder, eqn.invars)))
     builder.append_control(ControlItem(uses, _all_writes(builder, eqn), run), results)
 
@@ -81,8 +81,6 @@ def _results(builder, eqn, env: dict, shapes=None) -> list[Stored]:
 
 
 def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda ix: ix) -> None:
-    from .build import StoreItem
-
     for t, v in zip(targets, values):
         builder.items.append(StoreItem(t.buf, v.shape, lambda ix, t=t: t.place(place(ix)), v, at=None))
 
@@ -293,8 +291,6 @@ def _fori(p, cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
 
 def _trip_count(builder, start: Value, stop: Value) -> int | Affine:
     """max(stop - start, 0) as an int or a scalar symbol."""
-    from .build import LetItem, fold_index
-
     def combine(pool, ix, xs):
         return fold_index(pool, "sub", stop.dtype, [xs[1], xs[0]]) or builder.op("sub", stop.dtype, xs[1], xs[0])
 

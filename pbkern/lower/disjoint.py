@@ -20,7 +20,8 @@ from ..affine import Affine
 from ..dsl.kernel import Kernel, Squeezed
 from ..errors import UnsupportedOp
 from ..jaxprs import equations
-from .build import BodyBuilder, RefView
+from .build import BodyBuilder
+from .items import RefView
 from .known_scalars import MOST_POINTS, values_at
 from .nest import Buf, Let, Nest, Sort, Stmt, bodies, nodes
 from .predicates import interval

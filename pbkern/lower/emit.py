@@ -13,8 +13,9 @@ import numpy as np
 from ..errors import InternalError
 from . import elementwise
 from .accumulators import Accumulators
-from .builder import Builder, compute_el
+from .builder import Builder
 from .builder import Value as Ssa
+from .elements import compute_el
 from .flat import flat_coefficient, flat_index
 from .in_place import walks_ahead
 from .loads import Loads

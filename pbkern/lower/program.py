@@ -18,11 +18,12 @@ from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from ..errors import UnsupportedOp
 from ..scatter import SCATTERS
 from . import arena, edges, fuse_nests, nest, registers, shift, traces
-from .build import BodyBuilder, RefView
-from .builder import ELEMENTS, SUB_BYTE
+from .build import BodyBuilder
 from .edges import Extent, Variant
+from .elements import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter
 from .flat import flat_index
+from .items import RefView
 from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .outline import ARENA, ARENA_TYPE, Made, Outliner, Segment
 from .parallel import parallel_dimensions

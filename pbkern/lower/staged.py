@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..affine import Affine
-from .builder import compute_el
+from .elements import compute_el
 from .nest import Buf, Expr, Nest, Stmt, Write
 
 # Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
