@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from . import elementwise
-from .builder import Builder
+from .builder import BITS, Builder, compute_el, int_el
 from .builder import Value as Ssa
-from .elements import BITS, compute_el, int_el
 from .flat import flat_coefficient
 from .interleave import interleaved
 from .nest import Expr, Reduction

@@ -13,13 +13,14 @@ import math
 from dataclasses import replace
 
 from ..affine import Affine
+from ..machine import CONFLICT_BYTES
 from .fetch import is_far, rows_ahead
 from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from .pairs import PAIR, Words, in_whole_words, pair_products
 from .quads import QUAD, quad_products
 from .schedule import NestSchedule, contraction_tile, register_bits
-from .staged import CONFLICT_BYTES, Staged, copied_as, is_dear, rows_collide, stage
+from .staged import Staged, copied_as, is_dear, rows_collide, stage
 from .turned import summed_apart, turned
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
