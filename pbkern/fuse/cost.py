@@ -464,12 +464,9 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
 
 def tables(requests: Requests) -> set:
     """Values that a program looks up, or scatters."""
-    found: set = set()
-    for s in requests.steps:
-        name = s.eqn.primitive.name
-        if name in LOOKUPS or name in SCATTERS:
-            found.add(s.eqn.invars[0 if name in LOOKUPS else 2])
-    return found
+    named = ((s.eqn.primitive.name, s.eqn.invars) for s in requests.steps)
+    found = [atoms[0 if name in LOOKUPS else 2] for name, atoms in named if name in LOOKUPS or name in SCATTERS]
+    return {a for a in found if not isinstance(a, jex.Literal)}
 
 
 def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:
