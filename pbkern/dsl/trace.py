@@ -515,8 +515,8 @@ def _aliased_operands(k: Kernel) -> list[int]:
 @functools.lru_cache(maxsize=256)
 def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     """k with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
-    inputs = tuple(_batched_mapping(m, size, b, len(k.grid)) for m, b in zip(k.inputs, batched))
-    outputs = tuple(_batched_mapping(m, size, True, len(k.grid)) for m in k.outputs)
+    inputs = tuple(_batched_mapping(m, size, b) for m, b in zip(k.inputs, batched))
+    outputs = tuple(_batched_mapping(m, size, True) for m in k.outputs)
 
     def shift_axis(eqn, *operands):
         if eqn.primitive.name in ("program_id", "num_programs"):
@@ -537,7 +537,7 @@ def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     )
 
 
-def _batched_mapping(m: BlockMapping, size: int, batched: bool, grid_rank: int) -> BlockMapping:
+def _batched_mapping(m: BlockMapping, size: int, batched: bool) -> BlockMapping:
     def index_map(b, *args):
         out = jex.jaxpr_as_fun(m.index_map)(*args) if args or m.index_map.jaxpr.outvars else []
         return [b, *out] if batched else out

@@ -157,10 +157,6 @@ class Partitioner:
                 users[id(n)] = n
         return list(users.values()), aliases
 
-    def needed(self, v, inside: Node) -> bool:
-        """Is `v` read outside `inside`?"""
-        return v in self.results or any(n is not inside for n in self.users(v))
-
     # -- phase 1: equations in reverse
 
     def run(self) -> Partition:

@@ -71,7 +71,7 @@ def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
     builder.append_control(ControlItem(uses, _all_writes(builder, eqn), run), results)
 
 
-def _results(builder, eqn, env: dict, shapes=None) -> list[Stored]:
+def _results(builder, eqn, env: dict) -> list[Stored]:
     """Buffers for the results of an equation, known before its statements are built."""
     made = []
     for v in eqn.outvars:
@@ -216,7 +216,7 @@ def _while(builder, eqn, env: dict) -> None:
     cond, body = p["cond_jaxpr"], p["body_jaxpr"]
     init = eqn.invars[nc + nb :]
     carry = body.jaxpr.invars[nb:]
-    counted = _fori(p, cond.jaxpr, body.jaxpr, nc, nb)
+    counted = _fori(cond.jaxpr, body.jaxpr, nc, nb)
     trips, starts, steps = None, {}, {}
     if counted is not None:
         k, limit = counted
@@ -271,7 +271,7 @@ def _while(builder, eqn, env: dict) -> None:
     _control(builder, eqn, env, results, run)
 
 
-def _fori(p, cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
+def _fori(cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
     """(position of the counter, limit atom or carry position) if this while counts up by one, else None."""
     if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
         return None
