@@ -23,6 +23,7 @@ from .errors import OptionError
 from .frontends import jax as front
 from .jaxprs import equations
 from .measure import kernel_seconds
+from .named import ByName
 from .options import CompileOptions, check_for_jax_jit
 from .targets import get_target
 
@@ -101,7 +102,7 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: 
     return jax.jit(fn, **{n: given[n] for n in ARGUMENT_OPTIONS if n in given}, **kw)
 
 
-class JitFunction:
+class JitFunction(ByName):
     """What the decorator returns; it has the attributes of jax.jit's functions besides its own.
 
     Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no result is worth a pool: a
@@ -116,7 +117,7 @@ class JitFunction:
         self.__wrapped__ = fn  # the user's own function, as jax.jit's
         static = front.Marked.of(fn, options.static_argnums, options.static_argnames)
         donated = front.Marked.of(fn, options.donate_argnums, options.donate_argnames)
-        name = getattr(fn, "__name__", type(fn).__name__)
+        name = _name_of(fn)
         poolable = not (donated.positions or donated.names or jit_kw)
 
         @functools.wraps(fn)
@@ -126,12 +127,18 @@ class JitFunction:
                 type(self).__call__ = JitFunction._pooled_call  # type: ignore[method-assign]
             return results
 
+        if not hasattr(fn, "__name__"):
+            traced.__name__ = traced.__qualname__ = name
         marked: dict[str, Any] = static.as_jit("static") | donated.as_jit("donate") | jit_kw
         self._jitted: Any = jax.jit(traced, **marked)
         type(self).__call__ = staticmethod(self._jitted)  # type: ignore[assignment, method-assign]
         split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
         self._dispatch = pooled.Dispatch(self._into_places, split)
-        self._options = options
+        self._options, self._jit_kw = options, jit_kw
+
+    def remade(self) -> tuple:
+        """As jax.jit's functions: of the user's function."""
+        return _remade, (self.__wrapped__, self._options, self._jit_kw)
 
     def __call__(self, *args, **kwargs) -> Any:
         """As jax.jit's functions."""
@@ -146,9 +153,9 @@ class JitFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str):
-        if name == "_jitted":  # not there yet
-            raise AttributeError(name)
-        return getattr(self._jitted, name)
+        if name != "_jitted" and hasattr(self._jitted, name):
+            return getattr(self._jitted, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<pbkern.jit of {self.__wrapped__!r}>"
@@ -237,6 +244,18 @@ class JitFunction:
         build, options = self.build(args, kwargs)
         compiled = compile_programs(build, options).compiled
         return pooled.into_places(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+
+
+def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:
+    """Classes of single functions cannot be named by what is pickled."""
+    return JitFunction(fn, options, jit_kw)
+
+
+def _name_of(fn: Callable) -> str:
+    """A function's name; of a partial one, that of the function it calls."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _largest(results: Any) -> int:

@@ -17,7 +17,6 @@ class BufferKind(enum.Enum):
     INPUT = "input"
     OUTPUT = "output"
     TEMP = "temp"
-    CONSTANT = "constant"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ How accesses are read by others is refs.py; NumPy meaning of Refs themselves is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -153,6 +155,11 @@ def _check_shapes(name: str, out, **operands) -> None:
 
 
 # --- control flow and helpers ------------------------------------------------------------------------------------
+
+
+def is_first_program(dims: Iterable[int]) -> jax.Array | np.bool_:
+    """Whether this program is the first along these dimensions of the grid."""
+    return functools.reduce(operator.and_, (program_id(d) == 0 for d in dims), np.bool_(True))
 
 
 def when(condition) -> Callable[[Callable[[], None]], None]:

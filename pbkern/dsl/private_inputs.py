@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Collection
 
 import jax
-import numpy as np
 from jax.extend import core as jex
 
 from .. import _jax
@@ -62,11 +61,7 @@ def _with_copies(k: Kernel, written: list[int], kept: list[int], copies: list[Sc
 
 def _in_first_program(dims: list[int], pairs: list) -> None:
     """The first program along these dimensions copies each (target, source)."""
-    first = np.bool_(True)
-    for d in dims:
-        first = first & (primitives.program_id(d) == 0)
-
-    @primitives.when(first)
+    @primitives.when(primitives.is_first_program(dims))
     def _():
         for target, source in pairs:
             target[...] = source[...]

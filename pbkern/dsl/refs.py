@@ -135,10 +135,14 @@ def ref_access(eqn) -> RefAccess:
 
 
 def value_access(eqn, operands: Sequence) -> RefAccess:
-    """The access of an equation whose operands are known values."""
+    """The access of an equation whose operands are known values.
+
+    Indices are arrays here, never numbers: of these, negative ones would count from the end, as those do that are constants in
+    the source. One that a kernel computes lies outside.
+    """
     number = _jax.REF_OPERANDS[eqn.primitive.name]
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
-    indexers = _jax.unflatten_indexers(eqn.params["tree"], operands[number:])
+    indexers = _jax.unflatten_indexers(eqn.params["tree"], list(map(np.asarray, operands[number:])))
     return _access(eqn.primitive.name, operands, compose(shape, indexers, np.add, np.multiply))
 
 

@@ -27,6 +27,7 @@ from jax.interpreters import ad, batching, mlir
 from .. import _jax
 from ..errors import KernelError, TargetError, UnsupportedOp
 from ..jaxprs import inner_jaxprs, retrace, retrace_into
+from ..named import ByName
 from . import atomics, bounded, checks, primitives, random_keys, refs, rewrites
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
@@ -95,13 +96,14 @@ def kernel(
     return decorate if body is None else decorate(body)
 
 
-class KernelFunction:
+class KernelFunction(ByName):
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
     def __init__(
         self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid, finish,
     ):  # fmt: skip
         self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
+        self.__module__, self.__qualname__ = body.__module__, getattr(body, "__qualname__", self.__name__)
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
         self._at = definition_line(body)
         leaves, self._out_tree = jax.tree.flatten(out_shape)
@@ -119,6 +121,10 @@ class KernelFunction:
             "dynamic_grid": dynamic_grid,
         }
         self._traced: dict[tuple[ArrayType, ...], Kernel] = {}
+
+    def remade(self) -> tuple:
+        """Without the Kernels that it was traced to."""
+        return _remade, (vars(self) | {"_traced": {}},)
 
     def trace(self, *args) -> Kernel:
         """The Kernel for operands of these types (arrays, or anything with shape and dtype); cached.
@@ -176,6 +182,12 @@ class KernelFunction:
 
     def __repr__(self) -> str:
         return f"<pbkern kernel {self._options['name'] or self.__name__}>"
+
+
+def _remade(state: dict) -> KernelFunction:
+    made = object.__new__(KernelFunction)
+    vars(made).update(state)
+    return made
 
 
 # --- tracing -----------------------------------------------------------------------------------------------------
@@ -503,8 +515,8 @@ def _aliased_operands(k: Kernel) -> list[int]:
 @functools.lru_cache(maxsize=256)
 def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     """k with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
-    inputs = tuple(_batched_mapping(m, size, b, len(k.grid)) for m, b in zip(k.inputs, batched))
-    outputs = tuple(_batched_mapping(m, size, True, len(k.grid)) for m in k.outputs)
+    inputs = tuple(_batched_mapping(m, size, b) for m, b in zip(k.inputs, batched))
+    outputs = tuple(_batched_mapping(m, size, True) for m in k.outputs)
 
     def shift_axis(eqn, *operands):
         if eqn.primitive.name in ("program_id", "num_programs"):
@@ -525,7 +537,7 @@ def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     )
 
 
-def _batched_mapping(m: BlockMapping, size: int, batched: bool, grid_rank: int) -> BlockMapping:
+def _batched_mapping(m: BlockMapping, size: int, batched: bool) -> BlockMapping:
     def index_map(b, *args):
         out = jex.jaxpr_as_fun(m.index_map)(*args) if args or m.index_map.jaxpr.outvars else []
         return [b, *out] if batched else out

@@ -187,7 +187,7 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
         if GENERATOR in scoped:
             (importer.generator,) = importer.scoped[GENERATOR]
             if not scoped[GENERATOR][0].scoped:
-                _when_first(rank, partial(random_state.clear, importer.generator))
+                primitives.when(primitives.is_first_program(range(rank)))(partial(random_state.clear, importer.generator))
         passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
         importer.run(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed])
@@ -202,13 +202,6 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
     return canonical_body(without_known_masks(closed))
-
-
-def _when_first(rank: int, do: Callable[[], None]) -> None:
-    first = np.bool_(True)
-    for d in range(rank):
-        first = first & (primitives.program_id(d) == 0)
-    primitives.when(first)(do)
 
 
 def _when_last(rank: int, pairs) -> None:

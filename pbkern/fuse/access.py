@@ -12,7 +12,7 @@ once are access_shapes.py, windows and contractions access_windows.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from jax import lax
@@ -48,10 +48,6 @@ Access = tuple[Span, ...]
 
 def whole(n: int) -> Span:
     return Span(ZERO, n)
-
-
-def whole_array(shape: Sequence[int]) -> Access:
-    return tuple(whole(n) for n in shape)
 
 
 def is_whole(span: Span, extent: int) -> bool:
@@ -356,7 +352,3 @@ def _concatenate(eqn, out: Access) -> Pull:
 def widened(pulled: Pull, asked: Access) -> Access:
     """The access that a pull produces when `asked` was wanted."""
     return asked if pulled.out is None else pulled.out
-
-
-def with_compute(pulled: Pull, compute: Callable) -> Pull:
-    return replace(pulled, compute=compute)

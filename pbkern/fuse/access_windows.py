@@ -36,7 +36,7 @@ def _dot_general(eqn, out: Access) -> Pull:
     return Pull((tuple(source_l), tuple(source_r)), eqn.params)
 
 
-def _feature_groups(eqn, s: Span, extent: int, groups: int, inner: int) -> tuple[Span, Span, int]:
+def _feature_groups(s: Span, extent: int, groups: int, inner: int) -> tuple[Span, Span, int]:
     """(output channels, input channels, groups) of a grouped convolution's block."""
     per = extent // groups
     parts = (s.size, s.start.const, *(c for _, c in s.start.terms))
@@ -62,7 +62,7 @@ def _conv(eqn, out: Access) -> Pull:
         out = require_whole(eqn, out, (os[0], os[1]))
         channels, inputs, batch = whole(extents[os[1]]), whole(lhs[ls[1]]), whole(lhs[ls[0]])
     elif groups != 1:
-        channels, inputs, groups = _feature_groups(eqn, out[os[1]], extents[os[1]], groups, rhs[rs[1]])
+        channels, inputs, groups = _feature_groups(out[os[1]], extents[os[1]], groups, rhs[rs[1]])
         batch = out[os[0]]
     else:
         channels, inputs, batch = out[os[1]], whole(lhs[ls[1]]), out[os[0]]

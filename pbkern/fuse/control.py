@@ -3,7 +3,7 @@
 Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a
 step, as every old value may be read until then. Large carries of a scan alternate between two buffers
 instead. Slices of a scan's xs and ys are views whose offset is affine in the loop counter: they are never
-copied. Deciding what is ours is partition.py.
+copied. Deciding what is ours is bodies.py.
 """
 
 from __future__ import annotations

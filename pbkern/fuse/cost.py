@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 from jax.extend import core as jex
 
-from ..machine import TURN_CYCLES, Machine
+from ..machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, TURN_CYCLES, Machine
 from ..scatter import SCATTERS
 from ..sorting import first_cycles, line_cycles, sorts_in_registers
 from .access import ELEMENTWISE, Access, block_shape
@@ -63,11 +63,6 @@ WINDOW_CYCLES = 3.0
 MISPREDICTED_CYCLES = 30.0
 CUT_ROW_CYCLES = 75.0
 SKIPPED_ROWS_CYCLES = 600.0
-LINE_BYTES = 64
-# Operands of rows this many bytes long, and of at least so many, are copied by every program that reads them.
-PACKED_ROW_BYTES = 2048
-# Columns for which rows are copied.
-PACKED_COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +439,7 @@ def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Mac
 def _packing_seconds(step: Step, machine: Machine) -> float:
     """Copies of a contraction's operands that one program makes, on one core.
 
-    Rows whose length is a multiple of PACKED_ROW_BYTES fall into few cache sets and are copied for many columns, and columns
+    Rows whose length is a multiple of CONFLICT_BYTES fall into few cache sets and are copied for many columns, and columns
     of long rows are gathered into panels.
     """
     eqn = step.eqn
@@ -453,9 +448,9 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
     (_, contracted), _ = eqn.params["dimension_numbers"]
     lhs, rhs = (a.aval.shape for a in eqn.invars)
     copied = 0
-    if lhs[-1] * itemsize(eqn.invars[0]) % PACKED_ROW_BYTES == 0 and step.out[-1].size >= PACKED_COLUMNS:
+    if lhs[-1] * itemsize(eqn.invars[0]) % CONFLICT_BYTES == 0 and step.out[-1].size >= ROW_REUSE:
         copied += volume(step.pull.inputs[0]) * itemsize(eqn.invars[0])
-    if len(rhs) - 1 in contracted or rhs[-1] * itemsize(eqn.invars[1]) >= PACKED_ROW_BYTES:
+    if len(rhs) - 1 in contracted or rhs[-1] * itemsize(eqn.invars[1]) >= CONFLICT_BYTES:
         copied += volume(step.pull.inputs[1]) * itemsize(eqn.invars[1])
     return 2 * copied / (machine.l3_bandwidth / machine.cores)
 
@@ -473,12 +468,9 @@ def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
 
 def tables(requests: Requests) -> set:
     """Values that a program looks up, or scatters."""
-    found: set = set()
-    for s in requests.steps:
-        name = s.eqn.primitive.name
-        if name in LOOKUPS or name in SCATTERS:
-            found.add(s.eqn.invars[0 if name in LOOKUPS else 2])
-    return found
+    named = ((s.eqn.primitive.name, s.eqn.invars) for s in requests.steps)
+    found = [atoms[0 if name in LOOKUPS else 2] for name, atoms in named if name in LOOKUPS or name in SCATTERS]
+    return {a for a in found if not isinstance(a, jex.Literal)}
 
 
 def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:

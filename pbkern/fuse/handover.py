@@ -75,7 +75,7 @@ class _Move:
 def _hand_over(parts, maker: Node, reader: Node, v) -> None:
     """Tries to move the readers of `v`, and what follows while it gets smaller."""
     before = maker.seconds + reader.seconds
-    moves = [m for prefix in _prefixes(parts, reader, v) if (m := _moved(parts, maker, reader, *prefix)) is not None]
+    moves = [m for prefix in _prefixes(reader, v) if (m := _moved(parts, maker, reader, *prefix)) is not None]
     best = min(moves, key=lambda m: m.seconds, default=None)
     if best is None or best.seconds >= GAIN * before:
         return
@@ -146,7 +146,7 @@ def _reads(eqns: Iterable, v) -> bool:
     return any(a is v for e in eqns for a in e.invars)
 
 
-def _prefixes(parts, reader: Node, v) -> Iterator[tuple[list, list]]:
+def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
     """(equations, values that they pass on) of ever longer beginnings of a group that hold all readers of `v` and pass on
     less and less.
     """

@@ -268,7 +268,7 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
     floats = jax.numpy.issubdtype(x.dtype, np.floating) or x.dtype.kind in "iub"
     if not single or not floats or 0 in x.shape or scatter_combines(eqn) is None:
         return None
-    box = _box(x, indices, update, dn, batch)
+    box = _box(x, update, dn, batch)
     constant, mode = constants.value(eqn.invars[1]), str(p["mode"])
     others = (d for d in range(x.ndim) if d not in dn.scatter_dims_to_operand_dims and box.shape[d] != x.shape[d])
     tests: list = [_Range(d, 0) for d in others]
@@ -291,7 +291,7 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
     return [_updated(x, box, tests, name)]
 
 
-def _box(x, indices, update, dn, batch: dict[int, int]):
+def _box(x, update, dn, batch: dict[int, int]):
     """The update with one dimension per dimension of x: 1 where the window is one element wide."""
     scatter_dims = [d for d in range(update.ndim) if d not in dn.update_window_dims]
     windows = iter(dn.update_window_dims)

@@ -14,6 +14,10 @@ class Notes:
         self._kept[kind, id(value)] = (value, *what)  # the value is kept alive: its id stays its own
         return [value]
 
+    def bound(self, kind: str, eqn, operands, *what) -> list:
+        """The result of an equation on these operands, noted."""
+        return self.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
+
     def find(self, kind: str, x) -> tuple | None:
         """What was noted."""
         kept = self._kept.get((kind, id(x)))

@@ -3,71 +3,48 @@
 Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their
 consumers as long as the modelled time falls. Then whole producer groups are pulled into contractions and
 attention-like chains where storing the value between costs more, and groups that read the same arrays are
-laid side by side. Every decision is recorded as an Edge for explain.py. Prices are cost.py, blocks
-schedule.py.
+laid side by side (merges.py). Every decision is recorded as an Edge for explain.py. Prices are cost.py, blocks
+schedule.py, control flow bodies.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
-from ..scatter import SCATTERS
 from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from .access_windows import partial_reduce_p
 from .blocks import Unfusable
+from .bodies import control_node
 from .complex_views import VIEWS_OF_COMPLEX
 from .copies import copy_masks, share_copies
 from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
-from .donation import scatter_into_carries
 from .first_sorted import first_sorted_p
 from .handover import hand_over
 from .last_stages import join_last_stages
-from .literals import operands_as_equations, outputs_as_equations
 from .masks import trim_masked
-from .nodes import Edge, Inner, Node, Partition, order
+from .merges import TIE, merge_producers, merge_siblings
+from .nodes import Edge, Node, Partition
 from .recompute import recompute_large
 from .schedule import Schedule, schedule_at, search
-from .scores import SCORES_SLACK, are_scores, join_scores
+from .scores import join_scores
 from .simplify import CONTROL
-from .stages import split_reductions
-from .time_blocks import block_time
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
+# Of the time apart: what must be left together of heavy work with few programs, and what may be where only shapes change.
+FEW_PROGRAMS, RESHAPED = 0.95, 1.01
 
-# One kernel wins a tie with two; heavy work that would be left with few programs must gain this much.
-TIE, FEW_PROGRAMS, RESHAPED = 1.002, 0.95, 1.01
-
-# Two contractions with a large value between them share a kernel even at this multiple of the modelled time, and so
-# do others at a smaller one: what is not stored cannot fall out of the cache.
-LARGE_SLACK = 1.05
-CHAIN_SLACK = 1.2
-# Where nothing large lies between two contractions, they share what they are made of: at this part of the time apart.
-CLEAR_GAIN = 0.75
 # Equations that join a group at once, at most: where that fails, each is asked for alone.
 MANY_ALONG = 64
 # Operations per element of what is copied into several groups, at most, and bytes where many equations are at once.
 MOST_COPIED, SMALL_COPY = 16, 1 << 12
-# So many updated elements, in place, are less work than starting several programs.
-FEW_UPDATES = 1 << 14
-# A group expands its inputs if its results are at least this many times as large.
-EXPANSION = 4
-
-
-def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
-    """Jaxprs of a control-flow equation by parameter name; those of a tuple are numbered."""
-    for name, value in eqn.params.items():
-        if isinstance(value, jex.ClosedJaxpr):
-            yield name, value
-        elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
-            yield from ((f"{name}{n}", v) for n, v in enumerate(value))
 
 
 def has_chained_reductions(eqns: Iterable) -> bool:
@@ -168,9 +145,17 @@ class Partitioner:
                 stack.extend(self.successors(n))
         return False
 
-    def needed(self, v, inside: Node) -> bool:
-        """Is `v` read outside `inside`?"""
-        return v in self.results or any(n is not inside for n in self.users(v))
+    def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
+        """(nodes that read a group's results, reshapes that nobody else reads between them and it)."""
+        users, aliases, waiting = {}, [], self.successors(group)
+        while waiting:
+            n = waiting.pop()
+            if n.kind == "alias" and not any(v in self.results for v in n.outputs) and n not in aliases:
+                aliases.append(n)
+                waiting += self.successors(n)
+            elif n.kind != "alias" or n not in aliases:
+                users[id(n)] = n
+        return list(users.values()), aliases
 
     # -- phase 1: equations in reverse
 
@@ -189,12 +174,12 @@ class Partitioner:
             copy_masks(self)
             share_copies(self)
             join_scores(self)
-            self.merge_producers()
+            merge_producers(self)
             chains = not getattr(self.options, "disable_reduce_reduce_fusion", False)
             if chains:
                 recompute_large(self)
             hand_over(self)
-            self.merge_siblings()
+            merge_siblings(self)
             trim_masked(self)
             if chains:
                 join_last_stages(self)
@@ -292,7 +277,7 @@ class Partitioner:
     def place(self, eqn) -> None:
         kind = self.outside_kind(eqn)
         if kind is not None and kind[0] == "control":
-            self.add_node(self.control(eqn))
+            self.add_node(control_node(self, eqn, partition))
             return
         if kind is not None:
             self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
@@ -308,61 +293,6 @@ class Partitioner:
             self.add_node(Node("alias", [eqn], list(eqn.outvars)))
             return
         self.start(eqn)
-
-    def control(self, eqn) -> Node:
-        """Control flow is ours if all of its body is."""
-        found = {}
-        for name, closed in named_jaxprs(eqn):
-            closed = operands_as_equations(outputs_as_equations(split_reductions(closed, self.machine)))
-            if closed.consts:
-                return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
-            parts = partition(closed, self.machine, self.supports, self.options)
-            bad = next((n for n in parts.nodes if n.kind == "xla"), None)
-            if bad is not None:
-                reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
-                return Node("xla", [eqn], list(eqn.outvars), reason=reason)
-            found[name] = Inner(closed.jaxpr, parts, order(parts.nodes, closed.jaxpr.invars))
-        if not all(self.scatters_in_place(eqn, name, inner) for name, inner in found.items()):
-            return Node("xla", [eqn], list(eqn.outvars), reason="a scatter in its body would copy its operand")
-        if any(isinstance(a, jex.Literal) for a in eqn.invars):
-            return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
-        return Node("control", [eqn], list(eqn.outvars), inner=found | self.time_blocks(eqn, found))
-
-    def scatters_in_place(self, eqn, name: str, inner: Inner) -> bool:
-        """Whether scatters into operands of a body update them where they lie, as XLA does, instead of copying them once per
-        step.
-        """
-        nodes = inner.partition.nodes
-        nested = [g for n in nodes for i in n.inner.values() for g in i.partition.groups()]
-        if any(n.scatters() and n.schedule.aliases for n in nested):
-            return False  # that loop starts with a copy
-        given = set(inner.jaxpr.invars)
-        groups = [n for n in nodes if n.kind == "group" and any(
-            e.primitive.name in SCATTERS and e.invars[0] in given for e in n.eqns)]  # fmt: skip
-        scatter_into_carries(eqn, name, inner)
-        for n in groups:
-            few = all(e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS)
-            if few and n.schedule.aliases:  # nothing is copied: more programs than one would be started for nothing
-                made = [v for v, _ in n.schedule.outputs]
-                whole = schedule_at(n.eqns, made, made[0].aval.shape, self.machine)
-                n.schedule = n.schedule if whole is None else whole
-        scatter_into_carries(eqn, name, inner)
-        return all(n.schedule.aliases for n in groups)
-
-    def time_blocks(self, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
-        """{"jaxpr": several steps of a loop's body in one kernel, "rest": what remains}, where that pays."""
-        p = eqn.params
-        if eqn.primitive.name != "scan" or self.options_disable_fusion():
-            return {}
-        inner = found["jaxpr"]
-        walks = len(eqn.invars) > p["num_consts"] + p["num_carry"]
-        if len(inner.jaxpr.outvars) != p["num_carry"] or walks and p["reverse"]:
-            return {}
-        body = jex.ClosedJaxpr(inner.jaxpr, ())
-        blocks = block_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], self.machine)
-        if blocks is None:
-            return {}
-        return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})
 
     def start(self, eqn) -> None:
         """A group of its own."""
@@ -509,85 +439,6 @@ class Partitioner:
         except (UnsupportedOp, NotImplementedError) as e:
             return None, str(e).splitlines()[0]
 
-    def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None) -> None:
-        after = schedule.cost.seconds if schedule else 0.0
-        text = why or ("the model gains" if ok else "separate kernels are faster")
-        self.edges.append(Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after))
-
-    # -- phase 2: whole groups
-
-    def merge_producers(self) -> None:
-        """Pulls producer groups into their only consumer where the value between is dear to store."""
-        refused: set[tuple] = set()  # pairs as they are: one is tried again when it has grown
-        changed = True
-        while changed:
-            changed = False
-            for group in [n for n in self.nodes if n.kind == "group"]:
-                users, aliases = self.readers(group)
-                if len(users) != 1 or group not in self.nodes:
-                    continue
-                (consumer,) = users
-                pair = tuple(tuple(map(id, n.eqns)) for n in (group, consumer))
-                if consumer.kind != "group" or pair in refused:
-                    continue
-                if self.merge(group, consumer, aliases):
-                    changed = True
-                else:
-                    refused.add(pair)
-
-    def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
-        """(nodes that read a group's results, reshapes that nobody else reads between them and it)."""
-        users, aliases, waiting = {}, [], self.successors(group)
-        while waiting:
-            n = waiting.pop()
-            if n.kind == "alias" and not any(v in self.results for v in n.outputs) and n not in aliases:
-                aliases.append(n)
-                waiting += self.successors(n)
-            elif n.kind != "alias" or n not in aliases:
-                users[id(n)] = n
-        return list(users.values()), aliases
-
-    def merge(self, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
-        """Makes `a`, the reshapes of its results and `b` one group if the model gains."""
-        eqns = [*a.eqns, *(e for n in aliases for e in n.eqns), *b.eqns]
-        inside = (a, b, *aliases)
-        outputs = b.outputs + [v for v in a.outputs if v in self.results or any(n not in inside for n in self.users(v))]
-        heavy = [e for e in eqns if e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine)]
-        accept = self.fits_chain if len(heavy) > 1 else lambda cost: True
-        schedule, why = self.attempt(eqns, outputs, None, a.eqns[-1], accept)
-        before = a.seconds + b.seconds
-        between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
-        moved = schedule.cost.bytes_moved if schedule is not None else 0
-        # What is made of much smaller arrays or of indices, such as a mask, needs hardly any memory when it is fused.
-        expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
-        little = are_scores([v for e in a.eqns for v in e.outvars], a.eqns)  # what follows scores is, beside them
-        slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
-        ok = schedule is not None and schedule.cost.seconds < before * slack
-        scores = are_scores(a.outputs, sorted(eqns, key=lambda e: self.order[id(e)]))
-        if schedule is not None and (scores or self.chained(a, b)):
-            # Attention gains, two layers of a network do not: the passes over the value between, which is written and
-            # read, or over what both read must outweigh all other traffic.
-            shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
-            slack = SCORES_SLACK if scores else CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
-            twice = set(map(id, heavy)) & set(map(id, a.eqns)) & set(map(id, b.eqns))  # computed once together
-            large = 2 * between > moved or shared > 0.5 * moved or scores or twice
-            # Where both only stream their operands, as for a single query, no register tile is at stake.
-            streams = self.streams(a) and self.streams(b)
-            gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
-            ok = gains and schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack)
-            why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
-        self.record(a.eqns[-1], ok, why, before, schedule)
-        if ok:
-            for n in (a, *aliases):
-                self.drop(n)
-            self.set_group(b, eqns, outputs, schedule)
-        return ok
-
-    def streams(self, group: Node) -> bool:
-        """Is its arithmetic little beside its bytes?"""
-        c = group.schedule.cost
-        return 2 * c.flops / self.machine.flops("float32") < c.bytes_moved / self.machine.dram_bandwidth
-
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what lies between them, and their operands, stay in
         cache.
@@ -595,29 +446,11 @@ class Partitioner:
         l2 = self.machine.l2_bytes
         return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 
-    def chained(self, a: Node, b: Node) -> bool:
-        return all(
-            any(e.primitive.name in CONTRACTIONS and is_heavy(e, self.machine) for e in g.eqns)
-            for g in (a, b)
-        )
+    def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None) -> None:
+        after = schedule.cost.seconds if schedule else 0.0
+        text = why or ("the model gains" if ok else "separate kernels are faster")
+        self.edges.append(Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after))
 
-    def merge_siblings(self) -> None:
-        """Groups that read the same array with the same root shape become one where that reads it once; one may read results
-        of the other.
-        """
-        groups = [n for n in self.nodes if n.kind == "group"]
-        for a, b in itertools.combinations(groups, 2):
-            if a not in self.nodes or b not in self.nodes or not a.reads() & b.reads():
-                continue
-            if a.outputs[0].aval.shape != b.outputs[0].aval.shape:
-                continue
-            if any(e.primitive.name in CONTRACTIONS for g in (a, b) for e in g.eqns):
-                continue
-            if self.reaches(self.successors(b), a):
-                a, b = b, a
-            if self.reaches(self.successors(b), a) or self.reaches([n for n in self.successors(a) if n is not b], b):
-                continue
-            self.merge(a, b)
 
 
 def partition(closed: jex.ClosedJaxpr, machine: Machine, supports: Callable, options) -> Partition:

@@ -168,12 +168,12 @@ def build_program(
         b.views[v] = b.buffer("in", v.aval, BufferKind.INPUT, n)
     for n, v in enumerate(makes):
         b.views[v] = b.buffer("out", v.aval, BufferKind.OUTPUT, n)
-    share_outputs(b, nodes, makes)
+    share_outputs(b, nodes)
     steps = b.steps(nodes)
     return HostProgram(b.name, assign_slots(b.buffers, steps), tuple(steps))
 
 
-def share_outputs(b: Builder, nodes: Iterable[Node], makes: Sequence) -> None:
+def share_outputs(b: Builder, nodes: Iterable[Node]) -> None:
     """Lets a producer write straight into an output that is another shape of its result."""
     made = {v for n in nodes for v in n.outputs}
     for node in reversed([n for n in nodes if n.kind == "alias"]):

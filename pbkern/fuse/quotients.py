@@ -33,19 +33,16 @@ class _Quotients:
     def __init__(self) -> None:
         self.notes = Notes()
 
-    def _note(self, kind: str, eqn, operands, *what) -> list:
-        return self.notes.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
-
     def reduce_max(self, eqn, operands):
         """Noted of maxima: of what, and which of its dimensions each of theirs is; None for one along which they repeat."""
         kept = tuple(d for d in range(operands[0].ndim) if d not in eqn.params["axes"])
-        return self._note("max", eqn, operands, operands[0], kept)
+        return self.notes.bound("max", eqn, operands, operands[0], kept)
 
     def broadcast_in_dim(self, eqn, operands):
         found = self.notes.find("max", operands[0])
         if found is None or len(operands) > 1:
             return None
-        return self._note("max", eqn, operands, found[0], moved(eqn, found[1]))
+        return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
 
     def sub(self, eqn, operands):
         x, y = operands
@@ -54,37 +51,39 @@ class _Quotients:
             return None
         base, order = self.notes.find("turned", x) or (x, range(x.ndim))
         beside = all(d is None or d == o or base.shape[d] == 1 for d, o in zip(found[1], order))
-        return self._note("negative", eqn, operands) if found[0] is base and beside else None
+        return self.notes.bound("negative", eqn, operands) if found[0] is base and beside else None
 
     def exp(self, eqn, operands):
-        return self._note("at most 1", eqn, operands) if self.notes.find("negative", operands[0]) is not None else None
+        return self.notes.bound("at most 1", eqn, operands) if self.notes.find("negative", operands[0]) is not None else None
 
     def div(self, eqn, operands):
         x, y = operands
         bounded = self.notes.find("at most 1", x) is not None and jnp.ndim(x) == jnp.ndim(y)
-        return self._note("quotient", eqn, operands, x, y) if bounded else None
+        return self.notes.bound("quotient", eqn, operands, x, y) if bounded else None
 
     def convert_element_type(self, eqn, operands):
         """A quotient that is rounded to fewer bits: its numerator is rounded instead, to the same relative error."""
         found = self.notes.find("quotient", operands[0])
         if found is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
             return None
-        return self._note("quotient", eqn, operands, lax.convert_element_type(found[0], eqn.params["new_dtype"]), found[1])
+        rounded = lax.convert_element_type(found[0], eqn.params["new_dtype"])
+        return self.notes.bound("quotient", eqn, operands, rounded, found[1])
 
     def transpose(self, eqn, operands):
         if (found := self.notes.find("max", operands[0])) is not None:
-            return self._note("max", eqn, operands, found[0], moved(eqn, found[1]))
-        return self._parts_moved(eqn, operands) or self._note("turned", eqn, operands, operands[0], eqn.params["permutation"])
+            return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
+        order = eqn.params["permutation"]
+        return self._parts_moved(eqn, operands) or self.notes.bound("turned", eqn, operands, operands[0], order)
 
     def squeeze(self, eqn, operands):
         if (found := self.notes.find("max", operands[0])) is not None:
-            return self._note("max", eqn, operands, found[0], moved(eqn, found[1]))
+            return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
         return self._parts_moved(eqn, operands)
 
     def _parts_moved(self, eqn, operands):
         """A quotient whose dimensions are moved or, of size 1, dropped: so are those of its parts."""
         found = self.notes.find("quotient", operands[0])
-        return found and self._note("quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found))
+        return found and self.notes.bound("quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found))
 
     def dot_general(self, eqn, operands):
         for side in (0, 1):

@@ -16,6 +16,7 @@ from jax.extend import core as jex
 
 from ..jaxprs import atoms, leading_to
 from .cost import CONTRACTIONS, is_heavy, nbytes
+from .merges import merge
 from .nodes import Edge, Node
 from .schedule import Schedule
 
@@ -97,7 +98,7 @@ def _rebuild(parts, values: set) -> bool:
         outputs = [v for v in n.outputs if v not in values] + [v for v in made if v in stops and v not in n.outputs]
         known = {id(e): e for e in (*n.eqns, *(e for v in values & (n.reads() | made.keys()) for e in cones[v]))}
         wanted.append((n, list(known.values()), outputs))
-    wanted = [(n, eqns, _once(parts, n, outputs, wanted)) for n, eqns, outputs in wanted]
+    wanted = [(n, eqns, _once(n, outputs, wanted)) for n, eqns, outputs in wanted]
     return _apply(parts, wanted)
 
 
@@ -133,7 +134,7 @@ def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
     return leading_to(sorted(eqns, key=lambda e: parts.order[id(e)]), outputs)
 
 
-def _once(parts, node: Node, outputs: list, wanted: list) -> list:
+def _once(node: Node, outputs: list, wanted: list) -> list:
     """`outputs` without what an earlier group gives as well."""
     earlier = itertools.takewhile(lambda each: each[0] is not node, wanted)
     given = {v for _, _, vs in earlier for v in vs}
@@ -200,4 +201,4 @@ def _join_sharers(parts) -> None:
         others = [n for n in parts.successors(a) if n is not b]
         if parts.reaches(others, b) or parts.reaches(parts.successors(b), a):
             continue
-        parts.merge(a, b)
+        merge(parts, a, b)

@@ -220,13 +220,13 @@ class ReductionStages:
     def statistic(self, eqn, operands):
         """Scaled, reshaped and repeated sums of x, or its greatest; products of deviations."""
         if eqn.primitive.name == "mul" and all(self.notes.find("deviation", x) for x in operands):
-            return self.notes.note("product", eqn.primitive.bind(*operands, **eqn.params), *operands)
+            return self.notes.bound("product", eqn, operands, *operands)
         kind = "greatest" if any(self.notes.find("greatest", x) for x in operands) else "statistic"
         found = [self.notes.find(kind, x) for x in operands]
         if not any(found) or any(f is None and np.ndim(x) for f, x in zip(found, operands)):
             return None
         (of,) = next(f for f in found if f)
-        (value,) = self.notes.note(kind, eqn.primitive.bind(*operands, **eqn.params), of)
+        (value,) = self.notes.bound(kind, eqn, operands, of)
         if eqn.primitive.name == "broadcast_in_dim":
             self.notes.note("repeated", value, operands[0], eqn.params["broadcast_dimensions"])
         return [value]
@@ -234,7 +234,7 @@ class ReductionStages:
     def greatest(self, eqn, operands):
         """The greatest of x, or something else: where it is not finite, for example."""
         found = next((f for x in operands if (f := self.notes.find("greatest", x))), None)
-        return found and self.notes.note("greatest", eqn.primitive.bind(*operands, **eqn.params), *found)
+        return found and self.notes.bound("greatest", eqn, operands, *found)
 
     def deviation(self, eqn, operands):
         x, c = operands
@@ -244,12 +244,12 @@ class ReductionStages:
             return None
         array, dims = self.notes.find("repeated", c) or (c, range(np.ndim(c)))
         part = Deviation(x, array, tuple(dims))
-        return self.notes.note(DIFFERENCES[kind], eqn.primitive.bind(*operands, **eqn.params), part)
+        return self.notes.bound(DIFFERENCES[kind], eqn, operands, part)
 
     def squared(self, eqn, operands):
         if self.notes.find("deviation", operands[0]) is None or eqn.params.get("y", 2) != 2:
             return None
-        return self.notes.note("product", eqn.primitive.bind(*operands, **eqn.params), *operands * 2)
+        return self.notes.bound("product", eqn, operands, *operands * 2)
 
     def _sum_of_products(self, eqn, x, runs: Runs):
         """The sum in two stages of which the first reads no c; None where that does not apply."""
@@ -285,7 +285,7 @@ class ReductionStages:
 
     def exponential(self, eqn, operands):
         found = self.notes.find("excess", operands[0])
-        return found and self.notes.note("exponential", eqn.primitive.bind(*operands, **eqn.params), *found)
+        return found and self.notes.bound("exponential", eqn, operands, *found)
 
     def _sum_of_exponentials(self, eqn, x, runs: Runs):
         """The sum in two stages of which the first reads no c; None where that does not apply."""

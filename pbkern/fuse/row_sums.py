@@ -79,19 +79,19 @@ class _Seen:
         shape = eqn.outvars[0].aval.shape
         a, b = (self._factors(x, shape) for x in operands)
         made = _Factors(a.whole + b.whole, a.over + b.over, a.under + b.under)
-        return self._bind("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
+        return self.notes.bound("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
 
     def div(self, eqn, operands):
         shape = eqn.outvars[0].aval.shape
         a, divisor = self._factors(operands[0], shape), operands[1]
         if jnp.shape(divisor) == shape or not a.whole:
             return None
-        return self._bind("factors", eqn, operands, _Factors(a.whole, a.over, (*a.under, divisor)))
+        return self.notes.bound("factors", eqn, operands, _Factors(a.whole, a.over, (*a.under, divisor)))
 
     def transpose(self, eqn, operands):
         order = eqn.params["permutation"]
         x, before = self.notes.find("turned", operands[0]) or (operands[0], range(operands[0].ndim))
-        return self._bind("turned", eqn, operands, x, tuple(before[d] for d in order))
+        return self.notes.bound("turned", eqn, operands, x, tuple(before[d] for d in order))
 
     def dot_general(self, eqn, operands):
         made = eqn.primitive.bind(*operands, **eqn.params)
@@ -146,9 +146,6 @@ class _Seen:
             if tuple(name.get(x) for x in known.labels[1 - side]) == of_v:
                 return tuple(name.get(x) for x in known.of_result)
         return None
-
-    def _bind(self, kind: str, eqn, operands, *what) -> list:
-        return self.notes.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
 
 
 def _has(labels: Sequence, wanted: Sequence) -> bool:

@@ -20,13 +20,13 @@ from jax import lax
 from ..dsl.kernel import ArrayType, Kernel
 from ..dsl.primitives import ds, program_id, when
 from ..dsl.trace import trace_kernel
+from ..machine import LINE_BYTES
 from .access import Access
 from .blocks import BodyContext, run_steps
 from .emit import array_type
 from .wavefront import Reads, Wave
 
 I32 = np.int32
-LINE_BYTES = 64
 # A load waits for a store before it whose address has the same last bits: that of a row near by should not be one of the last
 # few that were stored. (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
 PAGE_BYTES, NEAR_BYTES, NEAR_ROWS = 4096, 576, 5

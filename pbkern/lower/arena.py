@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .nest import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, bodies, nodes
+from .nest import Buf, Fetch, Let, Nest, Sort, Stmt, Trace, every, nodes
 
 ALIGNMENT = 64
 
@@ -48,33 +48,13 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
 
 def touched(stmts: list[Stmt]) -> set[Buf]:
     """Root buffers that statements read or write, inner ones too."""
-    found: set[Buf] = set()
-    for s in stmts:
-        match s:
-            case Nest():
-                found |= {e.info[0].root for e in s.loads()} | {w.buf.root for w in s.writes}
-            case Let(value=v):
-                found |= {e.info[0].root for e in nodes([v]) if e.kind in ("load", "gather")}
-            case If(branches=branches):
-                for b in branches:
-                    found |= touched(b)
-            case For(body=body):
-                found |= touched(body)
-            case While(condition=c, body=body):
-                found |= touched(c) | touched(body)
-            case Sort(buffers=buffers, spare=spare):
-                found |= {b.root for b in (*buffers, *spare)}
-            case Fetch(buf=b):
-                found.add(b.root)
-            case Trace(buffers=buffers):
-                found |= {b.root for b in buffers}
-    return found
+    return read(stmts) | written(stmts) | {s.buf for s in every(stmts) if isinstance(s, Fetch)}
 
 
 def read(stmts: list[Stmt]) -> set[Buf]:
     """Root buffers that statements read, inner ones too."""
     found: set[Buf] = set()
-    for s in stmts:
+    for s in every(stmts):
         match s:
             case Nest():
                 found |= {e.info[0].root for e in s.loads()}
@@ -84,24 +64,16 @@ def read(stmts: list[Stmt]) -> set[Buf]:
                 found |= {b.root for b in (*buffers, *spare)}
             case Trace(buffers=buffers):
                 found |= {b.root for b in buffers}
-        for inner in bodies(s):
-            found |= read(inner)
     return found
 
 
 def written(stmts: list[Stmt]) -> set[Buf]:
     """Root buffers that statements write, inner ones too."""
     found: set[Buf] = set()
-    for s in stmts:
+    for s in every(stmts):
         match s:
             case Nest():
                 found |= {w.buf.root for w in s.writes}
-            case If(branches=branches):
-                found |= written([s for b in branches for s in b])
-            case For(body=body):
-                found |= written(body)
-            case While(condition=c, body=body):
-                found |= written([*c, *body])
             case Sort(buffers=buffers, spare=spare):
                 found |= {b.root for b in (*buffers, *spare)}
     return found

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .builder import BITS, NUMPY_FLOAT, Builder, Value
+from .builder import Builder, Value
+from .elements import BITS, NUMPY_FLOAT
 
 REGISTER_BITS = 512
 

@@ -2,16 +2,13 @@
 
 Equations are read in order. Elementwise operations and index maps become lazy values; what must be in memory is
 decided by who asks for it (`decide.py`); Ref effects, control flow and loops become statements in program order.
-Before a statement writes a buffer, values that still have to be read from it are stored elsewhere (`_protect`):
-that is the only place where order of effects is taken care of.
+Before a statement writes a buffer, values that still have to be read from it are stored elsewhere (`effects.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -22,104 +19,24 @@ from ..affine import Affine
 from ..dsl.kernel import Kernel
 from ..errors import UnsupportedOp
 from ..scatter import SCATTERS
-from ..sorting import sorts_in_registers
-from . import decide, elementwise
-from .builder import ELEMENTS
+from . import control_flow, decide, effects, elementwise, refs
 from .collapse import Aliases
-from .flat import apart
 from .index_arrays import row_steps
-from .known_scalars import bounds_of, known, known_bounds, known_index, simplified
+from .items import ControlItem, Item, LetItem, StoreItem
+from .known_scalars import bounds_of, known, known_bounds, known_index
 from .merged import merged
-from .nest import Buf, Expr, For, If, Let, Names, Nest, Pool, Reduction, Sort, Stmt, While, Write
-from .network import sorted_lines
-from .predicates import Folder
+from .nest import Buf, Expr, Let, Names, Nest, Pool, Reduction, Stmt, Write
+from .pointwise import INT32, elementwise_value
+from .predicates import BOOL
 from .reductions import CONTRACTIONS
 from .scatters import scatter
 from .selection import elements_read
-from .shapes import VIEWS, index_value, joined
-from .sort import scratch
+from .shapes import VIEWS
+from .sorts import sorted_values
 from .steps import Steps
-from .values import TEST_COST, ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index, is_index_only
+from .traces import trace
+from .values import ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index
 from .waiting import Waiting
-
-# What is made of indices by operations of at most this cost, masks for example, is free; a table of sines is not.
-INDEX_ARITHMETIC = 4.0
-
-BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
-
-
-@dataclass(eq=False)
-class RefView:
-    """A Ref: per axis of `buf` an offset and the Ref axis that runs along it (or None)."""
-
-    buf: Buf
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    offsets: tuple[Affine, ...]
-    axes: tuple[int | None, ...]
-    guard: bool = False
-
-    def place(self, ix: Index) -> Index:
-        return tuple(o if a is None else o + ix[a] for o, a in zip(self.offsets, self.axes))
-
-
-@dataclass(eq=False)
-class LetItem:
-    """Evaluate a scalar here. `clamp` = n keeps it in [0, n]."""
-
-    name: str
-    value: Value
-    clamp: int | None = None
-
-
-@dataclass(eq=False)
-class StoreItem:
-    """buf[place(ix)] = value[ix] over `shape`."""
-
-    buf: Buf
-    shape: tuple[int, ...]
-    place: Callable[[Index], Index]
-    value: Value
-    mask: Value | None = None
-    guard: bool = False
-    at: str | None = None
-
-
-@dataclass(eq=False)
-class ControlItem:
-    """Control flow: `run()` appends its statements. `uses` are captured values, `writes` the buffers changed inside."""
-
-    uses: tuple[Value, ...]
-    writes: frozenset[Buf]
-    run: Callable[[], None]
-
-
-Item = Value | LetItem | StoreItem | ControlItem
-
-
-def _whereabouts(buf: Buf, index: Index) -> tuple:
-    """Where an element lies. A result that shares an operand's array is another Buf with the same root."""
-    return buf.root, buf.shape, buf.dtype, index
-
-
-def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr | None:
-    """Integer sums and multiples of index expressions stay affine. Exact: both sides wrap modulo the dtype's width."""
-    if name not in ("add", "sub", "mul", "neg") or dtype.kind not in "iu" or dtype.itemsize < 4:
-        return None
-    if any(x.kind not in ("index", "const") for x in xs):
-        return None
-    a, b = [x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]]
-    if name == "mul" and not (a.is_const or b.is_const):
-        return None
-    result = {"add": lambda: a + b, "sub": lambda: a - b, "neg": lambda: a * -1,
-              "mul": lambda: a * b.const if b.is_const else b * a.const}[name]()
-    # Far from 64 bits, in which addresses and indices are computed.
-    if max([abs(result.const), *(abs(c) for _, c in result.terms)]) >= 1 << 31:
-        return None
-    if result.is_const:
-        info = np.iinfo(dtype)
-        return pool.make("const", dtype, dtype.type(result.const)) if info.min <= result.const <= info.max else None
-    return pool.make("index", dtype, result)
 
 
 class BodyBuilder:
@@ -141,14 +58,14 @@ class BodyBuilder:
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
-        self._keep: list = []
+        self._kept: list = []
         self.aliases = Aliases()
         self._infos: dict = {}
         self._order: dict[int, tuple] = {}
         self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
-        self._now: tuple = ()  # the item being built
+        self.now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
-        self._waiting = Waiting(self.resolve, lambda v: self._order.get(id(v), ()))
+        self.waiting = Waiting(self.resolve, lambda v: self._order.get(id(v), ()))
 
     # ---------------------------------------------------------------- small makers used by the rules
 
@@ -192,7 +109,7 @@ class BodyBuilder:
         """Notes when a value was defined."""
         if id(value) not in self._order:
             self._order[id(value)] = (*self._prefix, len(self.items))
-            self._keep.append(value)  # another value must not come to its id
+            self.keep(value)
             self.items.append(value)
         return value
 
@@ -206,13 +123,17 @@ class BodyBuilder:
         if (name := self._named_indices.get((id(value), clamp))) is not None:
             return Affine.symbol(name)  # what one place is read and written by is one place
         name = self._named_indices[id(value), clamp] = self.names("%s")
-        self._keep.append(value)
+        self.keep(value)
         self.items.append(LetItem(name, value, clamp))
         if clamp is not None:
             self.bounds[name] = known_bounds(self, value, clamp)
         elif (e := known(self, value)) is not None and (found := bounds_of(self, e)) is not None:
             self.bounds[name] = found
         return Affine.symbol(name)
+
+    def keep(self, x) -> None:
+        """Keeps an object alive: values are known by their ids, which no other may come to."""
+        self._kept.append(x)
 
     def new_buffer(self, shape, dtype) -> Stored:
         buf = Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)
@@ -228,7 +149,7 @@ class BodyBuilder:
     def whole(self, buf: Buf) -> Stored:
         stored = Stored(buf.shape, buf.dtype, buf, lambda ix: ix)
         self._order.setdefault(id(stored), ())
-        self._keep.append(stored)
+        self.keep(stored)
         return stored
 
     # ---------------------------------------------------------------- reading a jaxpr
@@ -247,23 +168,18 @@ class BodyBuilder:
                 continue
             name = eqn.primitive.name
             if name in ("get", "swap", "addupdate", "masked_load", "masked_store"):
-                from .refs import access
-
-                access(self, eqn, env)
+                refs.access(self, eqn, env)
             elif name in ("debug_print", "check_failed", "breakpoint"):
-                from .traces import trace
-
                 trace(self, eqn, env)
             elif name == "in_bounds":
-                env[eqn.outvars[0]] = self.in_bounds(self.refs[eqn.invars[0]], eqn.params["axis"])
+                env[eqn.outvars[0]] = refs.in_bounds(self, self.refs[eqn.invars[0]], eqn.params["axis"])
             elif name in ("scan", "while", "cond"):
-                from . import control_flow
-
                 control_flow.RULES.lookup(name)(self, eqn, env)
-            else:
+            elif name == "sort":
                 ins = [self.read(env, a) for a in eqn.invars]
-                results = self._sort(eqn, ins, elements_read(jaxpr, eqn)) if name == "sort" else self.value_of(eqn, ins)
-                env.update(zip(eqn.outvars, results))
+                env.update(zip(eqn.outvars, sorted_values(self, eqn, ins, elements_read(jaxpr, eqn))))
+            else:
+                env[eqn.outvars[0]] = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
         local = {v: Literal((), np.dtype(c.dtype), c) if np.ndim(c) == 0 else None
@@ -279,96 +195,29 @@ class BodyBuilder:
         self.scan_equations(inner.jaxpr, local)
         env.update((o, self.read(local, a)) for o, a in zip(eqn.outvars, inner.jaxpr.outvars))
 
-    def value_of(self, eqn, ins: list[Value]) -> list[Value]:
+    def value_of(self, eqn, ins: list[Value]) -> Value:
+        """The result of an equation without effects."""
         name = eqn.primitive.name
         if name == "program_id":
-            return [self.grid[eqn.params["axis"]]]
+            return self.grid[eqn.params["axis"]]
         if name == "num_programs":
-            return [self.grid_sizes[eqn.params["axis"]]]
+            return self.grid_sizes[eqn.params["axis"]]
         if name in SCATTERS:
-            return [self.new(scatter(self, eqn, ins))]
-        if name in VIEWS:
-            return [self.new(VIEWS.lookup(name)(self, eqn, ins))]
-        if name in CONTRACTIONS:
-            return [self.new(CONTRACTIONS.lookup(name)(self, eqn, ins))]
-        return [self.new(self._elementwise(eqn, ins))]
-
-    def _elementwise(self, eqn, ins: list[Value]) -> Value:
-        out = eqn.outvars[0].aval
-        shape, dtype = tuple(out.shape), np.dtype(out.dtype)
-        name, at = eqn.primitive.name, self.line(eqn)
-        in_dtypes = tuple(v.dtype for v in ins)
-        if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
-            elementwise.RULES.lookup(name, operands=", ".join(f"{v.dtype}{list(v.shape)}" for v in ins), at=at)
-            raise UnsupportedOp(
-                f"`{name}` is not lowered for these dtypes", at=at,
-                why=f"({', '.join(map(str, in_dtypes))}) -> {dtype}; covered dtypes: {', '.join(ELEMENTS)}",
-                hint="convert the operands with astype, or leave this operation to XLA",
-            )  # fmt: skip
-        info = self.info(name, dtype, in_dtypes, eqn.params, at)
-
-        def route(ix: Index):
-            return [tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else () for v in ins]
-
-        def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-            folded = fold_index(pool, name, dtype, xs)
-            return pool.make("op", dtype, info, tuple(xs)) if folded is None else folded
-
-        index_only = all(map(is_index_only, ins))
-        tested = name == "select_n" and is_index_only(ins[0])
-        if len(ins) == 3 and tested and (always := self.always(ins[0])) is not None:
-            return ins[2 if always else 1]
-        cost = elementwise.COST.get(name, 1.0)
-        if index_only and cost <= INDEX_ARITHMETIC:
-            cost = 0.0
-        elif tested:
-            cost = TEST_COST
-        value = Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
-        if shape != () or dtype.kind not in "biu":
-            return value
-        return self._named(eqn, simplified(self, value))
-
-    def always(self, test: Value) -> bool | None:
-        """The value of a mask that is known to be the same at all points of all programs: one of indices alone."""
-        if not is_index_only(test):
-            return None
-        dims = [(f"@{k}", n) for k, n in enumerate(test.shape)]
-        points = {d: (0, max(n - 1, 0)) for d, n in dims}
-        e = Folder(self.pool, self.bounds | points)(self.pull(test, dims_index(dims)))
-        return bool(e.info) if e.kind == "const" and e.dtype == BOOL else None
-
-    def _named(self, eqn, value: Value) -> Value:
-        """A known scalar clamp(0, x, constant) as a symbol within these bounds, by which tests of what is made of it fold."""
-        low, _, high = eqn.invars if eqn.primitive.name == "clamp" else (None, None, None)
-        if not isinstance(low, jex.Literal) or not isinstance(high, jex.Literal) or low.val != 0 or value.dtype != INT32:
-            return value
-        e = known(self, value)
-        if e is None or e.kind in ("const", "index"):
-            return value
-        symbol = self.index_symbol(value, int(high.val))
-        return index_value((), INT32, lambda ix: symbol, self)
-
-    def in_bounds(self, ref: RefView, axis: int) -> Value:
-        """Which positions of a block along `axis` lie inside its array."""
-        buf_axis = ref.axes.index(axis)
-        base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
-
-        def combine(pool: Pool, ix: Index, xs) -> Expr:
-            return pool.make("range", BOOL, (base + ix[0], 0, extent))
-
-        if not ref.guard:
-            return self.new(Literal((ref.shape[axis],), BOOL, True))
-        return self.new(Lazy((ref.shape[axis],), BOOL, (), lambda ix: (), combine, cost=1.0))
+            return self.new(scatter(self, eqn, ins))
+        for rules in (VIEWS, CONTRACTIONS):
+            if name in rules:
+                return self.new(rules.lookup(name)(self, eqn, ins))
+        return self.new(elementwise_value(self, eqn, ins))
 
     # ---------------------------------------------------------------- running a region
 
     def region(self, jaxpr: jex.Jaxpr, env: dict, finish: Callable[[dict], None] | None = None) -> list[Stmt]:
         """Statements of a jaxpr whose inputs are in `env`; `finish(env)` may add items after the last equation."""
         outer = self.items, self.stmts, self._prefix, self._named_indices
-        self.items, self.stmts, self._prefix, self._named_indices = [], [], self._now, {}
+        self.items, self.stmts, self._prefix, self._named_indices = [], [], self.now, {}
         for v in env.values():
             self._order.setdefault(id(v), ())
-        self._keep.append(env)
+        self.keep(env)
         self.scan_equations(jaxpr, env)
         if finish is not None:
             finish(env)
@@ -376,12 +225,12 @@ class BodyBuilder:
         plan, layouts, over = decide.decide(items, self)
         self._layouts |= layouts
         self._over |= over
-        self._waiting.add(items, self._prefix)
+        self.waiting.add(items, self._prefix)
         for k, item in enumerate(items):
-            self._now = (*self._prefix, k)
+            self.now = (*self._prefix, k)
             self._run(item, plan)
         stmts = self.stmts
-        self._now = self._prefix
+        self.now = self._prefix
         self.items, self.stmts, self._prefix, self._named_indices = outer
         return stmts
 
@@ -390,10 +239,10 @@ class BodyBuilder:
             case LetItem(name=name, value=value, clamp=clamp):
                 self.stmts.append(Let(name, self.clamped(self.pull(value, ()), clamp)))
             case StoreItem():
-                self._protect({item.buf.root}, direct=item)
+                effects.protect(self, {item.buf.root}, direct=item)
                 self._store(item)
             case ControlItem(writes=writes, run=run):
-                self._protect({b.root for b in writes}, captured=item.uses)
+                effects.protect(self, {b.root for b in writes}, captured=item.uses)
                 run()
             case Opaque():
                 if id(item) in plan:
@@ -422,8 +271,8 @@ class BodyBuilder:
 
     def _lies(self, v: Value, stored: Stored) -> None:
         self._stored[id(v)] = stored
-        self._keep.append(v)
-        self._waiting.lies(v)
+        self.keep(v)
+        self.waiting.lies(v)
 
     def pull(self, v: Value, ix: Index, nest: Nest | None = None, guard: bool = False, memo: dict | None = None) -> Expr:
         """The expression of v at an index; contractions decided to be inlined add their reduction to `nest`."""
@@ -446,10 +295,10 @@ class BodyBuilder:
         if isinstance(v, Contract) and nest is not None:
             return self._inline_contract(v, ix, nest, guard)
         if isinstance(v, (Contract, Opaque)):  # a scalar outside any nest, or decided too late to inline
-            return self._force(v).at(self.pool, ix, guard)
+            return self.force(v).at(self.pool, ix, guard)
         raise AssertionError(type(v))
 
-    def _force(self, v: Value) -> Stored | Lazy | Value:
+    def force(self, v: Value) -> Stored | Lazy | Value:
         if isinstance(v, Opaque):
             self._make_opaque(v)
         else:
@@ -507,7 +356,7 @@ class BodyBuilder:
             return self.new_buffer(v.shape, v.dtype)
         buf = self.new_buffer(tuple(v.shape[a] for a in order), v.dtype).buf
         stored = Stored(v.shape, v.dtype, buf, lambda ix: tuple(ix[a] for a in order))
-        self._keep.append(stored)
+        self.keep(stored)
         return stored
 
     def _store(self, item: StoreItem) -> None:
@@ -539,7 +388,7 @@ class BodyBuilder:
                 inner = self.in_memory(src)
                 stored = Stored(v.shape, v.dtype, inner.buf, lambda ix: inner.place(tuple(v.route(ix)[0])),
                                 inner.guard or v.guard)
-                self._keep.append(stored)
+                self.keep(stored)
                 return stored
         return self.materialise(v)
 
@@ -549,7 +398,7 @@ class BodyBuilder:
         if broadcast is not None and v.shape != shape:
             src = v
             v = Lazy(shape, v.dtype, (src,), lambda ix: ((),), lambda pool, ix, xs: xs[0], is_view=True)
-            self._keep.append(v)
+            self.keep(v)
         self.stmts.append(self._store_nest(
             StoreItem(target.buf, shape, lambda ix: target.place(place(ix)), v, guard=guard or target.guard)))
 
@@ -568,7 +417,7 @@ class BodyBuilder:
         """The same elements in the same order under another shape; copies them unless they lie so."""
         found = merged(stored, shape, self.aliases)
         if found is not None:
-            self._keep.append(found)
+            self.keep(found)
             return found
         probe = dims_index([(f"@{k}", max(n, 2)) for k, n in enumerate(stored.shape)])
         contiguous = not stored.guard and stored.buf.shape == stored.shape and stored.place(probe) == probe
@@ -620,93 +469,3 @@ class BodyBuilder:
                 total = part if total is None else self.op("add", dtype, total, part)
         assert total is not None, i
         return total
-
-    # ---------------------------------------------------------------- order of effects
-
-    def _protect(self, written: set[Buf], direct: StoreItem | None = None,
-                 captured: Sequence[Value] = ()) -> None:
-        """Stores values elsewhere that are still to be read from buffers about to be written."""
-        asked = [*captured, *self._waiting.reading(written, self._now)]
-        if direct is not None and self._conflicts(direct, written):
-            asked += decide.uses(direct)
-        for v in map(self.resolve, asked):
-            if self._reads(v, written):
-                self._force(v)
-
-    def _conflicts(self, item: StoreItem, written: set[Buf]) -> bool:
-        """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""
-        value = self.resolve(item.value)
-        if isinstance(value, Opaque) and value.over_first and not any(self._reads(v, written) for v in value.operands[1:]):
-            return self._conflicts(dataclasses.replace(item, value=value.operands[0]), written)
-        asked = [value] if item.mask is None else [value, self.resolve(item.mask)]
-        asked = [v for v in asked if self._reads(v, written)]
-        if any(isinstance(v, (Contract, Opaque)) for v in asked):
-            return True
-        probe = dims_index([(f"@{k}", n) for k, n in enumerate(item.shape)])
-        nest = Nest({f"@{k}": n for k, n in enumerate(item.shape)})
-        index = item.place(probe)
-        nest.writes = [Write(item.buf, index, self.pull(v, probe, nest)) for v in asked]
-
-        def read(n: Nest) -> list[Expr]:
-            return [load for load in n.loads() if load.info[0].root in written]
-
-        def meets(e: Expr) -> bool:
-            buf, at, guard = e.info
-            known = buf is item.buf and not guard
-            return _whereabouts(buf, at) != same and not (known and apart(at, nest.dims, index, nest.dims))
-
-        summed, same = read(Nest({}, reductions=nest.reductions)), _whereabouts(item.buf, index)
-        return bool(summed) or any(e.kind == "gather" or meets(e) for e in read(nest))
-
-    def lies_in(self, v: Value, target: Stored) -> bool:
-        """Whether `v` is what `target` holds, element by element."""
-        v, probe = self.resolve(v), dims_index([(f"@{k}", n) for k, n in enumerate(target.shape)])
-        if not isinstance(v, Stored) or v.shape != target.shape:
-            return False
-        return _whereabouts(v.buf, v.place(probe)) == _whereabouts(target.buf, target.place(probe))
-
-    def _reads(self, v: Value, bufs: set[Buf]) -> bool:
-        memo: dict[int, bool] = {}
-
-        def go(x: Value) -> bool:
-            x = self.resolve(x)
-            if id(x) not in memo:
-                memo[id(x)] = (x.buf.root in bufs) if isinstance(x, Stored) else any(map(go, x.ins))
-            return memo[id(x)]
-
-        return go(v)
-
-    # ---------------------------------------------------------------- sort
-
-    def _sort(self, eqn, ins: list[Value], first: int) -> list[Value]:
-        """Sorted operands, of whose lines `first` elements are read."""
-        axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
-        shape = ins[0].shape
-        if shape[axis] and sorts_in_registers(shape[axis], keys, len(ins)):
-            return [self.new(joined(parts, shape, axis)) for parts in sorted_lines(self, ins, axis, keys)]
-        perm = [k for k in range(len(shape)) if k != axis] + [axis]
-        moved = tuple(shape[k] for k in perm)
-        length, lines = shape[axis], math.prod(shape) // max(shape[axis], 1)
-        results: list[Stored] = []
-
-        def make(b: BodyBuilder, *operands: Value) -> Stored:
-            targets = [b.new_buffer(moved, o.dtype) for o in operands]
-            for t, o in zip(targets, operands):
-                b.store_value(t, o, lambda ix: tuple(ix[k] for k in perm))
-            flat = [b.reinterpret(t, (lines, length)) for t in targets]
-            sizes = scratch(length, [o.dtype for o in operands], keys, first)
-            spare = [b.new_buffer(shape, dtype) for shape, dtype in sizes]
-            b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys, first))
-            for t in targets:
-                stored = Stored(shape, t.dtype, t.buf, lambda ix: tuple(ix[k] for k in perm))
-                b._keep.append(stored)
-                results.append(stored)
-            return results[0]
-
-        main = self.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
-        others = [self.new(Opaque(shape, v.dtype, (main,), lambda b, _, k=k: results[k]))
-                  for k, v in enumerate(ins[1:], 1)]
-        return [main, *others]
-
-
-__all__ = ["BodyBuilder", "ControlItem", "For", "If", "LetItem", "RefView", "StoreItem", "While", "index_value"]

@@ -5,15 +5,13 @@ values into one or a few lines of text; where the text goes and how names are ma
 What an operation means follows XLA: NaN survives min and max, integers wrap, conversions saturate,
 nothing traps. Functions such as exp are in vector_math.py, primitives in elementwise.py.
 
-JAX's narrow types live in wider registers: float16 and bfloat16 are computed in f32 (loads extend, stores
-round), bool is i8 in memory and i1 in registers. A 16-bit float that is only moved is stored as it was loaded,
-so that every bit survives: those of a signalling NaN would not, and people keep bytes in such arrays.
+Narrow types live in wider registers (elements.py): loads extend, stores round. A 16-bit float that is only moved is
+stored as it was loaded, so that every bit survives: those of a signalling NaN would not, and people keep bytes in such
+arrays.
 """
 
 from __future__ import annotations
 
-import fractions
-import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,63 +20,10 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from ..errors import UnsupportedOp
-
-# dtype name -> (element type in memory, element type in registers)
-ELEMENTS = {
-    "float64": ("f64", "f64"),
-    "float32": ("f32", "f32"),
-    "float16": ("f16", "f32"),
-    "bfloat16": ("bf16", "f32"),
-    "int64": ("i64", "i64"),
-    "uint64": ("i64", "i64"),
-    "int32": ("i32", "i32"),
-    "uint32": ("i32", "i32"),
-    "int16": ("i16", "i16"),
-    "uint16": ("i16", "i16"),
-    "int8": ("i8", "i8"),
-    "uint8": ("i8", "i8"),
-    "bool": ("i8", "i1"),
-    "int4": ("i8", "i8"),
-    "uint4": ("i8", "i8"),
-    "int2": ("i8", "i8"),
-    "uint2": ("i8", "i8"),
-}
-# Bits of the integers that share a byte in XLA's arrays. In registers and scratch they are extended to a byte;
-# kernels do not take them as operands.
-SUB_BYTE = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
-BITS = {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
-NUMPY_FLOAT = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-
+from . import integers
+from .elements import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, storage_el
 
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
-
-
-def is_float(el: str) -> bool:
-    return "f" in el
-
-
-def int_el(el: str) -> str:
-    """The integer element type as wide as `el`."""
-    return f"i{BITS[el]}"
-
-
-@functools.cache  # asked for with every value; one entry per element type. The name of a dtype takes microseconds to make
-def _elements(dtype) -> tuple[str, str]:
-    name = np.dtype(dtype).name
-    if name not in ELEMENTS:
-        raise UnsupportedOp(f"dtype {name} has no register type", why=f"covered: {', '.join(ELEMENTS)}")
-    return ELEMENTS[name]
-
-
-def storage_el(dtype) -> str:
-    """Element type in memory. Raises UnsupportedOp for complex, fp8, int4 and the like."""
-    return _elements(dtype)[0]
-
-
-def compute_el(dtype) -> str:
-    """Element type in registers. Raises UnsupportedOp for complex, fp8, int4 and the like."""
-    return _elements(dtype)[1]
 
 
 class Value(NamedTuple):
@@ -211,20 +156,20 @@ class Builder:
 
     # ------------------------------------------------------------------ text
 
-    def _same(self, op: str, *xs: Value, flags: str = "") -> Value:
+    def same(self, op: str, *xs: Value, flags: str = "") -> Value:
         """One operation whose result has its operands' type."""
         names = ", ".join(x.name for x in xs)
         return xs[0]._replace(name=self.emit(f"{op} {names}{flags} : {xs[0].type}"))
 
-    def _cast(self, op: str, x: Value, el: str) -> Value:
+    def cast(self, op: str, x: Value, el: str) -> Value:
         return x._replace(name=self.emit(f"{op} {x.name} : {x.type} to {x.typed(el)}"), el=el)
 
     # ------------------------------------------------------------------ arithmetic
 
     def _arith(self, op: str, x: Value, y: Value) -> Value:
         if is_float(x.el):
-            return self._same(f"arith.{op}f", x, y, flags=self._flags)
-        return self._same(f"arith.{op}i", x, y)
+            return self.same(f"arith.{op}f", x, y, flags=self._flags)
+        return self.same(f"arith.{op}i", x, y)
 
     def add(self, x: Value, y: Value) -> Value:
         return self._arith("add", x, y)
@@ -237,118 +182,48 @@ class Builder:
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
         """x * y + z, rounded once for floats."""
-        return self._same("math.fma", x, y, z) if is_float(x.el) else self.add(self.mul(x, y), z)
+        return self.same("math.fma", x, y, z) if is_float(x.el) else self.add(self.mul(x, y), z)
 
     def neg(self, x: Value) -> Value:
-        return self._same("arith.negf", x) if is_float(x.el) else self.sub(self.c(0, x.el), x)
+        return self.same("arith.negf", x) if is_float(x.el) else self.sub(self.c(0, x.el), x)
 
     def div(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """Integers round to zero; x / 0 is all ones and the least integer / -1 is itself."""
         if is_float(x.el):
-            return self._same("arith.divf", x, y)
-        return self._integer_div(x, y, unsigned)[0]
+            return self.same("arith.divf", x, y)
+        return integers.quotient(self, x, y, unsigned)[0]
 
     def rem(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """Remainder of integers with the sign of x; x rem 0 is x."""
-        q, divisor, by_zero = self._integer_div(x, y, unsigned)
+        q, divisor, by_zero = integers.quotient(self, x, y, unsigned)
         return self.select(by_zero, x, self.sub(x, self.mul(q, divisor)))
-
-    def _integer_div(self, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value, Value]:
-        """(quotient as XLA defines it, divisor without zero, where y is zero).
-
-        Up to 32 bits the quotient comes from a float division, which vectors have: if x / y is no integer it
-        lies 1 / |y| away from one, relatively at least 2**-16 (16 bits, f32) or 2**-32 (32 bits, f64), so
-        rounding never reaches it.
-        """
-        by_zero = self.cmp("eq", y, self.c(0, y.el))
-        divisor = self.select(by_zero, self.c(1, y.el), y)
-        width = BITS[x.el]
-        if self.number(y) and width <= 32:
-            return self._by_constant(x, int(self.number(y)), unsigned), y, by_zero
-        if width == 64:
-            if unsigned:
-                q = self._same("arith.divui", x, divisor)
-            else:  # the least integer / -1 would trap
-                minus = self.cmp("eq", y, self.c(-1, y.el))
-                q = self._same("arith.divsi", x, self.select(minus, self.c(1, y.el), divisor))
-                q = self.select(minus, self.neg(x), q)
-        else:
-            f = "f64" if width == 32 else "f32"
-            wide = "i64" if width == 32 else "i32"
-            fx, fy = (self.int_to_float(v, f, unsigned=unsigned) for v in (x, divisor))
-            q = self.int_resize(self._cast("arith.fptosi", self._same("arith.divf", fx, fy), wide), x.el)
-        return self.select(by_zero, self.c(-1, x.el), q), divisor, by_zero
-
-    def _by_constant(self, x: Value, y: int, unsigned: bool) -> Value:
-        """x / y for a number y: times its reciprocal, which is rounded away from zero.
-
-        Multiples of y then come out right or a little too large. All others lie 1 / |y| away from an integer, and the error is
-        less: relatively two units of the last place, where x has fewer bits by more than that.
-        """
-        y = y % (1 << BITS[x.el]) if unsigned else y
-        if abs(y) == 1:
-            return x if y == 1 else self.neg(x)
-        f = "f64" if BITS[x.el] == 32 else "f32"
-        number = NUMPY_FLOAT[f](1.0) / NUMPY_FLOAT[f](y)
-        if abs(fractions.Fraction(float(number)) * y) < 1:
-            number = np.nextafter(number, NUMPY_FLOAT[f](np.copysign(np.inf, y)))
-        product = self.mul(self.int_to_float(x, f, unsigned=unsigned), self.c(number, f))
-        return self.int_resize(self._cast("arith.fptosi", product, "i32"), x.el)
 
     def mul_high(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """The upper half of the double-width product."""
-        width = BITS[x.el]
-        if width == 64:
-            return self._mul_high_64(x, y, unsigned)
-        if width == 32 and unsigned and x.lanes and x.lanes % 2 == 0:
-            return self._mul_high_pairs(x, y)
-        wide = f"i{2 * width}"
-        product = self.mul(*(self.int_resize(v, wide, unsigned=unsigned) for v in (x, y)))
-        return self.int_resize(self.shr(product, self.c(width, wide)), x.el)
-
-    def _mul_high_pairs(self, x: Value, y: Value) -> Value:
-        """Of unsigned 32-bit lanes: the products of even and of odd ones, which one instruction multiplies to 64 bits each."""
-        b = self.with_lanes(x.lanes // 2)
-        x, y = (Value(b.emit(f"vector.bitcast {v.name} : {v.type} to vector<{b.lanes}xi64>"), "i64", b.lanes) for v in (x, y))
-        half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
-        even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
-        both = b.or_(b.shr(even, half), b.and_(odd, high))
-        return Value(b.emit(f"vector.bitcast {both.name} : {both.type} to vector<{2 * b.lanes}xi32>"), "i32", 2 * b.lanes)
-
-    def _mul_high_64(self, x: Value, y: Value, unsigned: bool) -> Value:
-        """From four 32-bit products; a negative factor counts 2**64 too much, which costs the other one."""
-        half, low = self.c(32, "i64"), self.c(0xFFFFFFFF, "i64")
-        (x0, x1), (y0, y1) = ((self.and_(v, low), self.shr(v, half)) for v in (x, y))
-        middle = self.add(self.mul(x1, y0), self.shr(self.mul(x0, y0), half))
-        other = self.add(self.mul(x0, y1), self.and_(middle, low))
-        high = self.add(self.mul(x1, y1), self.add(self.shr(middle, half), self.shr(other, half)))
-        if unsigned:
-            return high
-        sign = self.c(63, "i64")
-        return self.sub(high, self.add(self.and_(self.sar(x, sign), y), self.and_(self.sar(y, sign), x)))
+        return integers.upper_half(self, x, y, unsigned)
 
     # ------------------------------------------------------------------ one-instruction float functions
 
     def abs(self, x: Value) -> Value:
-        return self._same("math.absf" if is_float(x.el) else "math.absi", x)
+        return self.same("math.absf" if is_float(x.el) else "math.absi", x)
 
     def sqrt(self, x: Value) -> Value:
-        return self._same("math.sqrt", x)
+        return self.same("math.sqrt", x)
 
     def roundeven(self, x: Value) -> Value:
-        return self._same("math.roundeven", x)
+        return self.same("math.roundeven", x)
 
     def floor(self, x: Value) -> Value:
-        return self._same("math.floor", x)
+        return self.same("math.floor", x)
 
     def ceil(self, x: Value) -> Value:
-        return self._same("math.ceil", x)
+        return self.same("math.ceil", x)
 
     def trunc(self, x: Value) -> Value:
-        return self._same("math.trunc", x)
+        return self.same("math.trunc", x)
 
     def copysign(self, x: Value, sign: Value) -> Value:
-        return self._same("math.copysign", x, sign)
+        return self.same("math.copysign", x, sign)
 
     # ------------------------------------------------------------------ comparison and choice
 
@@ -397,12 +272,12 @@ class Builder:
 
     def _extreme(self, op: str, x: Value, y: Value, unsigned: bool) -> Value:
         if not is_float(x.el):
-            return self._same(f"arith.{op}{'u' if unsigned or x.el == 'i1' else 's'}i", x, y)
+            return self.same(f"arith.{op}{'u' if unsigned or x.el == 'i1' else 's'}i", x, y)
         if self.number(x) is not None:
             x, y = y, x
         k = self.number(y)
         if k is None or k != k:
-            return self._same(f"arith.{op}imumf", x, y)
+            return self.same(f"arith.{op}imumf", x, y)
         # A constant that is a number wins or loses by one comparison, false for NaN; a zero of the winning
         # sign also wins ties, so that max(-0, +0) = +0 and min(+0, -0) = -0.
         wins_ties = k == 0 and (np.signbit(k) == (op == "min"))
@@ -466,28 +341,28 @@ class Builder:
     # ------------------------------------------------------------------ bits
 
     def and_(self, x: Value, y: Value) -> Value:
-        return self._same("arith.andi", x, y)
+        return self.same("arith.andi", x, y)
 
     def or_(self, x: Value, y: Value) -> Value:
-        return self._same("arith.ori", x, y)
+        return self.same("arith.ori", x, y)
 
     def xor(self, x: Value, y: Value) -> Value:
-        return self._same("arith.xori", x, y)
+        return self.same("arith.xori", x, y)
 
     def not_(self, x: Value) -> Value:
         return self.xor(x, self.c(-1, x.el))
 
     def shl(self, x: Value, n: Value) -> Value:
         """x << n for n below the width; other n are undefined (see `shift`)."""
-        return self._same("arith.shli", x, n)
+        return self.same("arith.shli", x, n)
 
     def shr(self, x: Value, n: Value) -> Value:
         """Logical shift for n below the width."""
-        return self._same("arith.shrui", x, n)
+        return self.same("arith.shrui", x, n)
 
     def sar(self, x: Value, n: Value) -> Value:
         """Arithmetic shift for n below the width."""
-        return self._same("arith.shrsi", x, n)
+        return self.same("arith.shrsi", x, n)
 
     def shift(self, op: str, x: Value, n: Value) -> Value:
         """op: shl, shr, sar. n taken as unsigned; at or above the width all bits are shifted out."""
@@ -502,14 +377,14 @@ class Builder:
         return self.select(inside, shifted, self.c(0, x.el))
 
     def population_count(self, x: Value) -> Value:
-        return self._same("math.ctpop", x)
+        return self.same("math.ctpop", x)
 
     def count_leading_zeros(self, x: Value) -> Value:
-        return self._same("math.ctlz", x)
+        return self.same("math.ctlz", x)
 
     def bitcast(self, x: Value, el: str) -> Value:
         """The same bits as another type of equal width."""
-        return x if el == x.el else self._cast("arith.bitcast", x, el)
+        return x if el == x.el else self.cast("arith.bitcast", x, el)
 
     # ------------------------------------------------------------------ conversions
 
@@ -518,11 +393,11 @@ class Builder:
         if BITS[el] == BITS[x.el]:
             return x
         if BITS[el] < BITS[x.el]:
-            return self._cast("arith.trunci", x, el)
-        return self._cast("arith.extui" if unsigned or x.el == "i1" else "arith.extsi", x, el)
+            return self.cast("arith.trunci", x, el)
+        return self.cast("arith.extui" if unsigned or x.el == "i1" else "arith.extsi", x, el)
 
     def int_to_float(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
-        return self._cast("arith.uitofp" if unsigned or x.el == "i1" else "arith.sitofp", x, el)
+        return self.cast("arith.uitofp" if unsigned or x.el == "i1" else "arith.sitofp", x, el)
 
     def float_to_int(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
         """Rounds to zero, saturates, NaN -> 0. arith.fptosi alone is undefined out of range."""
@@ -539,7 +414,7 @@ class Builder:
         inside = self.select(self.cmp("lt", inside, top_c), inside, top_c)
         wide = "i32" if width < 32 else el  # narrow conversions go through 32 bits
         op = "arith.fptoui" if unsigned and width >= 32 else "arith.fptosi"
-        n = self.int_resize(self._cast(op, inside, wide), el)
+        n = self.int_resize(self.cast(op, inside, wide), el)
         if int(top) != high:
             n = self.select(self.cmp("gt", x, top_c), self.c(high, el), n)
         if unsigned:  # NaN was clamped to low = 0
@@ -558,7 +433,7 @@ class Builder:
             self.known.narrow[wide.name] = x
             return self.float_resize(wide, el)
         if BITS[el] > BITS[x.el]:
-            wide = self._cast("arith.extf", x, el)
+            wide = self.cast("arith.extf", x, el)
             if x.el == "f16":
                 self.known.narrow[wide.name] = x
             return wide
@@ -566,7 +441,7 @@ class Builder:
             x = self._round_to_odd(x)
         if el == "bf16":
             return self._to_bf16(x)
-        return self._cast("arith.truncf", x, el)
+        return self.cast("arith.truncf", x, el)
 
     def _to_bf16(self, x: Value) -> Value:
         """f32 -> bf16 by integer arithmetic: vcvtneps2bf16 flushes subnormals."""
@@ -583,8 +458,8 @@ class Builder:
 
         Source: S. Boldo, G. Melquiond, When double rounding is odd, 2005.
         """
-        y = self._cast("arith.truncf", x, "f32")
-        back = self._cast("arith.extf", y, "f64")
+        y = self.cast("arith.truncf", x, "f32")
+        back = self.cast("arith.extf", y, "f64")
         u = self.bitcast(y, "i32")
         too_far = self.cmp("gt", self.abs(back), self.abs(x))
         down = self.select(too_far, self.sub(u, self.c(1, "i32")), u)

@@ -11,8 +11,10 @@ from jax.extend import core as jex
 
 from ..affine import Affine
 from ..rules import RuleTable
+from .items import ControlItem, LetItem, StoreItem
 from .known_scalars import known_bounds, simplified
 from .nest import Buf, For, If, While
+from .pointwise import fold_index
 from .shapes import index_value
 from .values import ZERO, Lazy, Literal, Stored, Value, is_index_only
 
@@ -65,13 +67,11 @@ def _all_writes(builder, eqn) -> frozenset[Buf]:
 
 
 def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
-    from .build import ControlItem
-
     uses = tuple(v for v in (builder.read(env, a) for a in _no_refs(builder, eqn.invars)))
     builder.append_control(ControlItem(uses, _all_writes(builder, eqn), run), results)
 
 
-def _results(builder, eqn, env: dict, shapes=None) -> list[Stored]:
+def _results(builder, eqn, env: dict) -> list[Stored]:
     """Buffers for the results of an equation, known before its statements are built."""
     made = []
     for v in eqn.outvars:
@@ -81,8 +81,6 @@ def _results(builder, eqn, env: dict, shapes=None) -> list[Stored]:
 
 
 def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda ix: ix) -> None:
-    from .build import StoreItem
-
     for t, v in zip(targets, values):
         builder.items.append(StoreItem(t.buf, v.shape, lambda ix, t=t: t.place(place(ix)), v, at=None))
 
@@ -218,7 +216,7 @@ def _while(builder, eqn, env: dict) -> None:
     cond, body = p["cond_jaxpr"], p["body_jaxpr"]
     init = eqn.invars[nc + nb :]
     carry = body.jaxpr.invars[nb:]
-    counted = _fori(p, cond.jaxpr, body.jaxpr, nc, nb)
+    counted = _fori(cond.jaxpr, body.jaxpr, nc, nb)
     trips, starts, steps = None, {}, {}
     if counted is not None:
         k, limit = counted
@@ -273,7 +271,7 @@ def _while(builder, eqn, env: dict) -> None:
     _control(builder, eqn, env, results, run)
 
 
-def _fori(p, cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
+def _fori(cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
     """(position of the counter, limit atom or carry position) if this while counts up by one, else None."""
     if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
         return None
@@ -293,8 +291,6 @@ def _fori(p, cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
 
 def _trip_count(builder, start: Value, stop: Value) -> int | Affine:
     """max(stop - start, 0) as an int or a scalar symbol."""
-    from .build import LetItem, fold_index
-
     def combine(pool, ix, xs):
         return fold_index(pool, "sub", stop.dtype, [xs[1], xs[0]]) or builder.op("sub", stop.dtype, xs[1], xs[0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-DEFAULT = 1.0
 COST: dict[str, float] = {
     **dict.fromkeys(("copy", "copy_p", "stop_gradient", "bitcast_convert_type"), 0.0),
     **dict.fromkeys(("add", "add_any", "sub", "mul", "neg", "abs", "square", "and", "or", "xor", "not"), 1.0),

@@ -20,9 +20,10 @@ from ..affine import Affine
 from ..dsl.kernel import Kernel, Squeezed
 from ..errors import UnsupportedOp
 from ..jaxprs import equations
-from .build import BodyBuilder, RefView
+from .build import BodyBuilder
+from .items import RefView
 from .known_scalars import MOST_POINTS, values_at
-from .nest import Buf, Let, Nest, Sort, Stmt, bodies, nodes
+from .nest import Buf, Let, Nest, Sort, Stmt, every, nodes
 from .predicates import interval
 from .shapes import index_value
 from .values import Literal
@@ -119,7 +120,7 @@ def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | No
         return None
     found: dict[int, list[_Access]] = {}
     lets: list[Let] = []
-    for s in _statements(stmts):
+    for s in every(stmts):
         if isinstance(s, Sort) and any(b.root in results for b in s.buffers):
             return None
         if isinstance(s, Let):
@@ -155,13 +156,6 @@ def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
         refs.append(RefView(buf, s.shape, s.dtype, (Affine(),) * len(s.shape), tuple(range(len(s.shape)))))
     builder.refs = dict(zip(kernel.body.jaxpr.invars, refs))
     return builder, builder.region(kernel.body.jaxpr, {})
-
-
-def _statements(stmts: list[Stmt]) -> Iterator[Stmt]:
-    for s in stmts:
-        yield s
-        for body in bodies(s):
-            yield from _statements(body)
 
 
 def _touched(s: Stmt) -> Iterator[tuple[Buf, tuple[Affine | None, ...]]]:

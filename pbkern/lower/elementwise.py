@@ -15,8 +15,9 @@ import numpy as np
 
 from ..rules import RuleTable
 from . import vector_math
-from .builder import BITS, ELEMENTS, SUB_BYTE, Builder, Value, is_float, storage_el
+from .builder import Builder, Value
 from .costs import COST
+from .elements import BITS, ELEMENTS, SUB_BYTE, is_float, storage_el
 
 __all__ = ["COST", "RULES", "EqnInfo", "supports"]
 

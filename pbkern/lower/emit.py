@@ -12,10 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import InternalError
+from ..machine import LINE_BYTES
 from . import elementwise
 from .accumulators import Accumulators
-from .builder import Builder, compute_el
+from .builder import Builder
 from .builder import Value as Ssa
+from .elements import compute_el
 from .flat import flat_coefficient, flat_index
 from .in_place import walks_ahead
 from .loads import Loads
@@ -26,7 +28,6 @@ from .streams import Chunk, Visits, chunks, key_of, moved_loads, parts
 from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
 
-CACHE_LINE = 64
 # Types in which a product and a sum are one operation.
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -291,7 +292,7 @@ class NestEmitter(Loads, Accumulators):
         if coefficient == 1 and live is None:
             past = ""
             if write.buf.root in self.streamed and self._fills_lines(w, write, v.lanes, p):
-                past, self.streams = f" {{alignment = {CACHE_LINE} : i64, nontemporal = true}}", True
+                past, self.streams = f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}", True
             block.lines.append(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
         elif coefficient == 1:
             block.lines.append(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
@@ -308,7 +309,7 @@ class NestEmitter(Loads, Accumulators):
         flat = flat_index(write.buf, write.index)
         start = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
         steps = [c * lanes if s == w.sched.vector else c for s, c in flat.terms]
-        return lanes * size == CACHE_LINE and all(n * size % CACHE_LINE == 0 for n in (start, *steps))
+        return lanes * size == LINE_BYTES and all(n * size % LINE_BYTES == 0 for n in (start, *steps))
 
     def _store_scalar(self, w: Walk, block: Block, write: Write, v: Ssa, mask: Ssa | None, p: Point) -> None:
         conditions = [] if mask is None else [mask.name]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..affine import Affine
 from . import arena
-from .builder import compute_el, is_float
+from .elements import compute_el, is_float
 from .nest import Buf, Expr, Nest, Pool, nodes
 from .schedule import choose
 from .strips import axis_of

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from ..affine import Affine
 from ..errors import InternalError
-from .builder import BITS, compute_el, storage_el
 from .builder import Value as Ssa
+from .elements import BITS, compute_el, storage_el
 from .flat import flat_coefficient, flat_index
 from .nest import Buf, Expr
 from .places import Point, Tail, Walk, memref

@@ -8,15 +8,13 @@ that is more than a copy, such as padded rows of a convolution or activations th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from ..affine import Affine
 from . import arena
-from .nest import Buf, Expr, Nest, Stmt, Write, bodies, with_bodies
+from .nest import Buf, Expr, Nest, Stmt, Write, bodies, every, with_bodies
 from .pairs import NARROW, depth_dim, is_narrow_integer
 from .strips import inside
 
@@ -43,7 +41,7 @@ def read_narrow(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
 
 def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     """Scratch that only holds widened integers of one type, where that makes both operands of some product narrow."""
-    nests = list(_nests(stmts))
+    nests = [s for s in every(stmts) if isinstance(s, Nest)]
     found: dict[Buf, set[str]] = {}
     for w in (w for n in nests for w in n.writes):
         if w.buf.root.arena and w.buf.root.dtype == INT32 and w.buf.root not in kept:
@@ -53,14 +51,6 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     types = {b: t for b, t in types.items() if b not in views}
     read = set().union(*(_operands(n) for n in nests if _suits(n, types)))
     return {b: t for b, t in types.items() if b in read}
-
-
-def _nests(stmts: list[Stmt]) -> Iterator[Nest]:
-    for s in stmts:
-        if isinstance(s, Nest):
-            yield s
-        for body in bodies(s):
-            yield from _nests(body)
 
 
 def _narrow_type(w: Write) -> str:
@@ -100,11 +90,7 @@ def _suits(s: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     inner = [d for d in s.rdims if s.dims[d] > 1]  # one alone need not be divided (pairs.in_whole_words)
     along = inner if len(inner) == 1 else [depth_dim(s, e, 2) for e in args]  # either may be the broadcast one
     depths = [s.dims[k] for k in along if k is not None]
-    return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(_points_per_element(s, e) >= MIN_REUSE for e in args)
-
-
-def _points_per_element(nest: Nest, e: Expr) -> int:
-    return math.prod(n for d, n in nest.dims.items() if d not in nest.rdims and d not in e.symbols)
+    return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(s.reuse(e) >= MIN_REUSE for e in args)
 
 
 class _Twins:

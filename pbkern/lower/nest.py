@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -159,22 +159,25 @@ class Pool:
         """One expression rebuilt; see `rewriter`."""
         return self.rewriter(replace)(e)
 
+    def with_places(self, x: Expr, change: Callable[[Affine], Affine]) -> Expr | None:
+        """The expression with its own affine places changed, None if it has none."""
+        match x.kind:
+            case "index":
+                return self.make("index", x.dtype, change(x.info))
+            case "range":
+                return self.make("range", x.dtype, (change(x.info[0]), *x.info[1:]))
+            case "load" | "gather":
+                index = tuple(i if i is None else change(i) for i in x.info[1])
+                return self.make(x.kind, x.dtype, (x.info[0], index, *x.info[2:]), x.args)
+        return None
+
     def renamer(self, dims: dict[str, Affine]) -> Callable[[Expr], Expr]:
         """Replaces dimension symbols of expressions by affine ones."""
 
-        def sub(a: Affine | None) -> Affine | None:
-            return None if a is None else a.substitute(dims.get)
-
         def replace(x: Expr) -> Expr | None:
-            if x.kind == "index":
-                return self.make("index", x.dtype, sub(x.info))
-            if x.kind == "range":
-                return self.make("range", x.dtype, (sub(x.info[0]), *x.info[1:]))
-            if x.kind in ("load", "gather"):
-                return self.make(x.kind, x.dtype, (x.info[0], tuple(map(sub, x.info[1])), *x.info[2:]), x.args)
             if x.kind == "moved":
                 return self.make("moved", x.dtype, tuple((_renamed(d, dims), k) for d, k in x.info), x.args)
-            return None
+            return self.with_places(x, lambda a: a.substitute(dims.get))
 
         rewrite = self.rewriter(replace)
         return lambda e: rewrite(e) if e.symbols & dims.keys() else e
@@ -245,6 +248,10 @@ class Nest:
 
     def loads(self) -> list[Expr]:
         return [e for e in self.nodes() if e.kind in ("load", "gather")]
+
+    def reuse(self, e: Expr) -> int:
+        """Points of results that use one value of an expression."""
+        return math.prod(n for d, n in self.dims.items() if d not in self.rdims and d not in e.symbols)
 
     def moves(self) -> bool:
         """Whether it takes values at a distance: what its loads read is not at their indices alone."""
@@ -387,6 +394,14 @@ def bodies(s: Stmt) -> list[list[Stmt]]:
         case While(condition=condition, body=body):
             return [condition, body]
     return []
+
+
+def every(stmts: list[Stmt]) -> Iterator[Stmt]:
+    """All statements, inner ones too."""
+    for s in stmts:
+        yield s
+        for inner in bodies(s):
+            yield from every(inner)
 
 
 def with_bodies(s: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .builder import Value as Ssa
-from .builder import storage_el
+from .elements import storage_el
 from .nest import Sort
 from .places import memref
 from .text import Block, Text

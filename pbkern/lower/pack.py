@@ -13,13 +13,14 @@ import math
 from dataclasses import replace
 
 from ..affine import Affine
+from ..machine import CONFLICT_BYTES
 from .fetch import is_far, rows_ahead
 from .flat import flat_coefficient
 from .nest import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from .pairs import PAIR, Words, in_whole_words, pair_products
 from .quads import QUAD, quad_products
 from .schedule import NestSchedule, contraction_tile, register_bits
-from .staged import CONFLICT_BYTES, Staged, copied_as, is_dear, rows_collide, stage
+from .staged import Staged, copied_as, is_dear, rows_collide, stage
 from .turned import summed_apart, turned
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
@@ -96,7 +97,7 @@ def _packed(stmts: list[Stmt], builder, options, staged: Staged) -> list[Stmt]:
 
 def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, builder, options) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
-    if _reuse(nest, moving) < 4:
+    if nest.reuse(moving) < 4:
         return None
     for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
         found = words(in_whole_words(nest, count, builder), moving, still, builder, options)
@@ -154,7 +155,7 @@ def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, builder
         buf, index = builder.new_buffer((*outer, length + PADDING), moving.dtype).buf, tuple(map(Affine.symbol, sizes))
         copies.append(Nest(sizes, writes=[Write(buf, index, turned)], at=nest.at))
         turned = builder.pool.make("load", moving.dtype, (buf, index, False))
-    product = _replace_operand(nest, moving, turned, builder)
+    product = _replace_operand(nest, moving, turned)
     jammed = -(-columns // -(-columns // SIDE_BY_SIDE[1]))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], SIDE_BY_SIDE[0])}
     order = tuple(d for d in nest.dims if d != k)
@@ -171,16 +172,12 @@ def _nearest_dim(nest: Nest) -> str | None:
     return min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
-def _reuse(nest: Nest, e: Expr) -> int:
-    return math.prod(n for d, n in nest.dims.items() if d not in nest.rdims and d not in e.symbols)
-
-
 def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
     if depth < 8 or not set(nest.rdims) & moving.symbols:
         return False
     if any(d not in moving.symbols and nest.dims[d] > 1 for d in nest.rdims):
         return False
-    reuse = _reuse(nest, moving)
+    reuse = nest.reuse(moving)
     if moving.kind != "load":
         return reuse > 1
     if is_dear(moving) and reuse >= MIN_REUSE:
@@ -188,11 +185,11 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
         return reuse >= 4
-    step = max(_row_bytes(nest, moving, d) for d in nest.rdims if nest.dims[d] > 1)
+    step = max(_row_bytes(moving, d) for d in nest.rdims if nest.dims[d] > 1)
     return reuse >= MIN_REUSE and depth >= 128 and step >= CONFLICT_BYTES
 
 
-def _row_bytes(nest: Nest, load: Expr, dim: str) -> int:
+def _row_bytes(load: Expr, dim: str) -> int:
     buf = load.info[0]
     return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
 
@@ -202,13 +199,13 @@ def _stage_still(nest: Nest, still: Expr, converted: bool, builder, out: list[St
     where reading it is dear; else as they are."""
     if still.kind != "load":
         return nest, still
-    reuse, dtype = _reuse(nest, still), still.info[0].dtype
+    reuse, dtype = nest.reuse(still), still.info[0].dtype
     pays = rows_collide(nest, still, reuse) or converted and is_dear(still) and reuse >= MIN_ROW_REUSE
     copy = stage(nest, still, copied_as(dtype) if converted else dtype, builder, out, staged) if pays else None
-    return (nest, still) if copy is None else (_replace_operand(nest, still, copy, builder), copy)
+    return (nest, still) if copy is None else (_replace_operand(nest, still, copy), copy)
 
 
-def _replace_operand(nest: Nest, old: Expr, new: Expr, builder) -> Nest:
+def _replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     r = nest.reductions[0]
     args = tuple(new if a is old else a for a in r.args)
     return Nest(dict(nest.dims), nest.rdims, [Reduction(r.op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
@@ -225,7 +222,7 @@ def _panels(
     counters = {d: builder.names("%i") for d in outer}
     full, rest = divmod(nest.dims[vector], width)
     panels = _Panels(nest, moving, vector, counters, builder, vector_bits, shift)
-    size = _group_size(nest, moving, vector, full)
+    size = _group_size(moving, vector, full)
     stmts: list[Stmt] = []
     if full // size:
         group = builder.names("%i")
@@ -239,7 +236,7 @@ def _panels(
     return stmts
 
 
-def _group_size(nest: Nest, moving: Expr, vector: str, full: int) -> int:
+def _group_size(moving: Expr, vector: str, full: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
     steps = {flat_coefficient(e.info[0], e.info[1], vector) if e.kind == "load" else None for e in _loads(moving)}
     if steps - {0, 1} or full < 2:

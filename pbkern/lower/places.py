@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ..affine import Affine
 from .builder import Value as Ssa
-from .builder import storage_el
+from .elements import storage_el
 from .flat import flat_index
 from .nest import Buf, Expr, Nest, Pool
 from .schedule import NestSchedule

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..affine import Affine
+from ..machine import LINE_BYTES
 from .flat import is_written
 from .nest import Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
 
@@ -24,7 +25,6 @@ FAR = 2**31 - 1
 # A nest of fewer points is not worth several copies of its code.
 MIN_POINTS = 512
 MAX_PIECES = 9
-LINE_BYTES = 64
 # Vectors of a row that is so long that it counts where they start.
 LONG = 16
 

@@ -16,13 +16,15 @@ import numpy as np
 from ..affine import Affine
 from ..dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from ..errors import UnsupportedOp
+from ..machine import LINE_BYTES
 from ..scatter import SCATTERS
 from . import arena, edges, fuse_nests, nest, registers, shift, traces
-from .build import BodyBuilder, RefView
-from .builder import ELEMENTS, SUB_BYTE
+from .build import BodyBuilder
 from .edges import Extent, Variant
+from .elements import ELEMENTS, SUB_BYTE
 from .emit import NestEmitter
 from .flat import flat_index
+from .items import RefView
 from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
 from .outline import ARENA, ARENA_TYPE, Made, Outliner, Segment
 from .parallel import parallel_dimensions
@@ -38,7 +40,6 @@ from .uniform import narrow, narrowed_buffers, uniform_axes
 from .values import Literal, Value
 
 INT32 = np.dtype(np.int32)
-CACHE_LINE = 64
 NEVER = 1 << 62
 NOALIAS = " {llvm.noalias}"
 
@@ -260,7 +261,7 @@ class KernelLowering:
             self._prefetch_block(block, buf, ahead, sizes)
 
     def _prefetch_block(self, block: Block, buf: Buf, starts: list[Affine], sizes: list[int]) -> None:
-        line = max(CACHE_LINE // buf.dtype.itemsize, 1)
+        line = max(LINE_BYTES // buf.dtype.itemsize, 1)
         symbols = [self.names("%x") for _ in sizes]
         flat = Affine()
         for start, x, stride in zip(starts, symbols, buf.strides):
@@ -423,7 +424,7 @@ class KernelLowering:
 
     def _fetch(self, block: Block, s: Fetch) -> None:
         """One prefetch per cache line: they never fault."""
-        line = max(CACHE_LINE // s.buf.dtype.itemsize, 1)
+        line = max(LINE_BYTES // s.buf.dtype.itemsize, 1)
         flat = flat_index(s.buf, s.index)
         for k in range(0, s.count, line):
             _, address = self.text.affine(block, flat + k)

@@ -16,7 +16,9 @@ from jax.extend import core as jex
 from ..affine import Affine
 from ..dsl.refs import Gather, Range, ref_access
 from .index_arrays import AffineArray, affine_array, are_distinct, row_steps
+from .items import ControlItem, RefView, StoreItem
 from .nest import Expr, For, If, Let, Nest, Pool, Stmt, Write
+from .pointwise import always
 from .predicates import BOOL, interval
 from .steps import Steps, steps_along
 from .values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
@@ -63,7 +65,7 @@ def access(builder, eqn, env: dict) -> None:
     mask = None if not masked else builder.read(env, acc.mask)
     place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
     guard = ref.guard or masked and not _lies_inside(builder, acc.indices, place, ref.shape)
-    if masked and not place.gathers and builder.always(mask):
+    if masked and not place.gathers and always(builder, mask):
         mask = None
     if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
         value = _load(builder, ref, place, guard)
@@ -79,6 +81,19 @@ def access(builder, eqn, env: dict) -> None:
         _scatter(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
     else:
         _store(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
+
+
+def in_bounds(builder, ref: RefView, axis: int) -> Value:
+    """Which positions of a block along `axis` lie inside its array."""
+    buf_axis = ref.axes.index(axis)
+    base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
+
+    def combine(pool: Pool, ix: Index, xs) -> Expr:
+        return pool.make("range", BOOL, (base + ix[0], 0, extent))
+
+    if not ref.guard:
+        return builder.new(Literal((ref.shape[axis],), BOOL, True))
+    return builder.new(Lazy((ref.shape[axis],), BOOL, (), lambda ix: (), combine, cost=1.0))
 
 
 def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: bool) -> _Place:
@@ -171,8 +186,6 @@ def _load(builder, ref, place: _Place, guard: bool) -> Value:
 
 
 def _store(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
-    from .build import StoreItem
-
     target: Callable[[Index], Index] = lambda ix: ref.place(place(ix))
     if add:
         value = _sum(builder, Stored(place.shape, ref.dtype, ref.buf, target, guard), value)
@@ -181,8 +194,6 @@ def _store(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, ad
 
 def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
     """for each gathered element: evaluate its indices, then store that slice of the value."""
-    from .build import ControlItem
-
     def run() -> None:
         scatter = _Scatter(builder, ref, place, value, mask, guard, add, builder.line(eqn))
         builder.stmts += scatter.statements()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from . import arena
 from .builder import Value as Ssa
-from .builder import storage_el
+from .elements import storage_el
 from .flat import flat_index
 from .nest import Buf, For, Nest, Write
 from .places import Places, Point, Tail, memref

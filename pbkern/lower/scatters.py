@@ -21,6 +21,7 @@ from ..affine import Affine
 from ..errors import UnsupportedOp
 from ..scatter import ScatterForm, scatter_combines
 from . import elementwise
+from .effects import lies_in
 from .fetch import FAR_BYTES
 from .nest import Expr, Fetch, For, If, Let, Nest, Stmt, Write
 from .values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
@@ -55,7 +56,7 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
 
     def make(b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None) -> Stored:
         result = target or b.new_buffer(operand.shape, operand.dtype)
-        if not b.lies_in(operand, result):
+        if not lies_in(b, operand, result):
             b.store_value(result, operand, lambda ix: ix)
         b.stmts += _Windows(b, eqn, result, columns, updates).statements()
         return result

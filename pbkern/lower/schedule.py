@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .builder import BITS, compute_el, storage_el
 from .cache_sets import fit, rows_apart
 from .costs import COST
+from .elements import BITS, compute_el, storage_el
 from .flat import flat_coefficient
 from .nest import Expr, Nest, nodes
 from .strides import MAX_STEP, is_strided, joint_stores

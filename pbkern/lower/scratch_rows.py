@@ -7,11 +7,10 @@ few sets of the nearest cache, so that those of one column evict each other: the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 from . import arena
-from .nest import Buf, Expr, Nest, Pool, Stmt, bodies, with_bodies
+from .nest import Buf, Expr, Nest, Pool, Stmt, bodies, every, with_bodies
 from .streams import VECTOR_BYTES, overlapping
 
 # The same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the rows of a tile two sets a column.
@@ -22,7 +21,7 @@ MANY_ROWS = 16
 
 def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
     """Statements with other rows in scratch that they alone use."""
-    nests = list(_nests(stmts))
+    nests = [s for s in every(stmts) if isinstance(s, Nest)]
     stencils = {e.info[0] for n in nests for e in overlapping(n, vector_bits)}
     found = {b for b in stencils if _row_bytes(b) % VECTOR_BYTES}
     found |= {w.buf for n in nests for w in n.writes if w.buf.arena and w.buf.storage is None and _collides(w.buf)}
@@ -43,26 +42,16 @@ def _padded(buf: Buf) -> Buf:
     return Buf(buf.name, (*buf.shape[:-1], vectors * VECTOR_BYTES // buf.dtype.itemsize), buf.dtype, arena=True)
 
 
-def _nests(stmts: list[Stmt]) -> Iterable[Nest]:
-    for s in stmts:
-        if isinstance(s, Nest):
-            yield s
-        for body in bodies(s):
-            yield from _nests(body)
-
-
 def _otherwise_used(stmts: list[Stmt]) -> set[Buf]:
     """Buffers whose layout others than plain accesses of nests rely on."""
     found = set()
-    for s in stmts:
+    for s in every(stmts):
         if isinstance(s, Nest):
             places = [e.info[0] for e in s.loads()] + [w.buf for w in s.writes]
             found |= {b.root for b in places if b.storage is not None}
             found |= {e.info[0].root for e in s.loads() if e.kind != "load"}
         elif not bodies(s):
             found |= arena.touched([s])
-        for body in bodies(s):
-            found |= _otherwise_used(body)
     return found
 
 

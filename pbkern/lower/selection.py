@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jax.extend import core as jex
 
 from .builder import Value as Ssa
-from .builder import storage_el
+from .elements import storage_el
 from .nest import Sort
 from .order import below, compare
 from .places import memref

@@ -161,7 +161,7 @@ def _pad(builder, eqn, ins):
     config = eqn.params["padding_config"]
     out = tuple(eqn.outvars[0].aval.shape)
     if any(interior for _, _, interior in config):
-        return _pad_interior(builder, eqn, ins)
+        return _pad_interior(eqn, ins)
 
     def source(ix: Index) -> Index:
         return tuple(i - lo for i, (lo, _, _) in zip(ix, config))
@@ -177,7 +177,7 @@ def _pad(builder, eqn, ins):
                 is_view=not any(padded))
 
 
-def _pad_interior(builder, eqn, ins):
+def _pad_interior(eqn, ins):
     """Interior padding has no affine inverse: fill a buffer, then copy the source to strided positions."""
     src, fill = ins
     config = eqn.params["padding_config"]

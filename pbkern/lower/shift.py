@@ -17,7 +17,7 @@ from ..affine import Affine
 from ..dsl.kernel import BlockMapping, Kernel, Squeezed
 from ..dsl.refs import Range, is_ref_access, ref_access
 from ..jaxprs import equations
-from .nest import Expr, Fetch, For, If, Let, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Expr, Fetch, Let, Nest, Pool, Reduction, Stmt, Write, with_bodies
 from .positions import depend_on_places_alone
 
 
@@ -134,24 +134,17 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
     def affine(a: Affine) -> Affine:
         return moved(a, shifts, lambda d: f"%g{d}")
 
-    def replace(e: Expr) -> Expr | None:
-        if e.kind == "index":
-            return pool.make("index", e.dtype, affine(e.info))
-        if e.kind == "range":
-            return pool.make("range", e.dtype, (affine(e.info[0]), *e.info[1:]))
-        if e.kind in ("load", "gather"):
-            index = tuple(i if i is None else affine(i) for i in e.info[1])
-            return pool.make(e.kind, e.dtype, (e.info[0], index, *e.info[2:]), e.args)
-        return None
-
     def expr(e: Expr) -> Expr:
-        return pool.rewrite(e, replace) if e.symbols & symbols else e
+        return pool.rewrite(e, lambda x: pool.with_places(x, affine)) if e.symbols & symbols else e
 
     def nest(n: Nest) -> Nest:
         writes = [Write(w.buf, tuple(map(affine, w.index)), expr(w.value), w.inner, w.guard,
                         None if w.mask is None else expr(w.mask)) for w in n.writes]
         return Nest(n.dims, n.rdims, [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in n.reductions],
                     writes, n.ordered, n.at)
+
+    def all_of(stmts: list[Stmt]) -> list[Stmt]:
+        return [one(with_bodies(s, all_of)) for s in stmts]
 
     def one(s: Stmt) -> Stmt:
         match s:
@@ -161,15 +154,9 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
                 return Let(n, expr(v))
             case Fetch(buf=b, index=i, count=n):
                 return Fetch(b, tuple(map(affine, i)), n)
-            case If(index=i, branches=bs):
-                return If(i, [list(map(one, b)) for b in bs])
-            case For(counter=c, trips=t, body=b):
-                return For(c, t, list(map(one, b)))
-            case While(condition=c, predicate=p, body=b):
-                return While(list(map(one, c)), p, list(map(one, b)))
         return s
 
-    out = list(map(one, stmts))
+    out = all_of(stmts)
     if not all(depend_on_places_alone(out, symbol(d)) for d in shifts):
         raise CannotShift
     return out

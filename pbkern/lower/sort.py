@@ -15,8 +15,9 @@ import numpy as np
 
 from ..affine import Affine
 from ..sorting import RANK_VECTOR_BITS, digit_bits, head_length, key_bits, word_bits
-from .builder import BITS, Builder, int_el, is_float
+from .builder import Builder
 from .builder import Value as Ssa
+from .elements import BITS, int_el, is_float
 from .nest import Buf, Sort
 from .places import memref
 from .selection import Selection

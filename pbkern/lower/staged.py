@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..affine import Affine
-from .builder import compute_el
+from ..machine import CONFLICT_BYTES, ROW_REUSE
+from .elements import compute_el
 from .nest import Buf, Expr, Nest, Stmt, Write
 
-# Rows this many bytes apart (or a multiple) fall into few cache sets: 64 sets of 64-byte lines.
-CONFLICT_BYTES = 2048
-# Points that must share a row before copying it pays: register tiles hold few rows that would evict one another, and read them
-# from the second cache where they must. Of rows whose elements lie apart, lines are read more often. Shorter rows take few
-# lines of each set.
-SHORT_ROW_BYTES, SPREAD_ROW_REUSE, ROW_REUSE = 256, 128, 256
+# ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few rows that would evict one
+# another, and read them from the second cache where they must. Of rows whose elements lie apart, lines are read more often.
+# Shorter rows take few lines of each set.
+SHORT_ROW_BYTES, SPREAD_ROW_REUSE = 256, 128
 # Rows that fall into one set, at least.
 FEWEST_ROWS = 4
 PADDING = 16

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..affine import Affine
-from .builder import BITS, storage_el
 from .builder import Value as Ssa
+from .elements import BITS, storage_el
 from .nest import Buf
 from .places import Places, Tail, Walk, memref
 from .text import Block

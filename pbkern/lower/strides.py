@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 
 from ..affine import Affine
-from .builder import storage_el
+from .elements import storage_el
 from .flat import flat_coefficient, flat_index
 from .nest import Buf, Nest, Write
 

@@ -7,7 +7,7 @@ import numpy as np
 from .. import jaxprs
 from ..scatter import SCATTERS
 from . import control_flow, elementwise
-from .builder import ELEMENTS, SUB_BYTE
+from .elements import ELEMENTS, SUB_BYTE
 from .reductions import CONTRACTIONS
 from .scatters import supports as scatter_supports
 from .shapes import VIEWS

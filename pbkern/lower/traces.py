@@ -20,6 +20,7 @@ from ..dsl.breakpoints import breakpoint_p
 from ..dsl.kernel import Kernel
 from ..dsl.repro import LARGEST
 from ..errors import UnsupportedOp
+from .items import ControlItem
 from .nest import Buf, Trace
 from .text import Block, Text
 
@@ -48,8 +49,6 @@ SITES: list[Site] = []
 def trace(builder, eqn, env: dict) -> None:
     """Notes the statement; operands are read where it stands in the program's order. A failed check has the grid's indices
     as further operands."""
-    from .build import ControlItem
-
     if eqn.primitive is breakpoint_p:
         raise UnsupportedOp(
             "pbkern.breakpoint in a compiled kernel", at=_jax.user_line(eqn), why="machine code has no Python frame to stop in",

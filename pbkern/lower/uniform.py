@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..affine import Affine
-from .nest import Buf, Expr, Fetch, Let, Nest, Pool, Reduction, Sort, Stmt, Trace, Write, bodies, with_bodies
+from .nest import Buf, Expr, Fetch, Let, Nest, Pool, Reduction, Sort, Stmt, Trace, Write, every, with_bodies
 from .values import ZERO
 
 Axes = Mapping[Buf, set[int]]
@@ -25,7 +25,7 @@ Axes = Mapping[Buf, set[int]]
 
 def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
     """Uniform axes of scratch and its reinterpretations; `lists` are all statements that touch it."""
-    stmts = [s for stmts in lists for s in _flat(stmts)]
+    stmts = [s for stmts in lists for s in every(stmts)]
     units = _candidates(stmts)
     unit_of = {(buf, k): u for u in units for buf, found in u.axes.items() for k in found}
     stores = [(n, w) for n in stmts if isinstance(n, Nest) for w in n.writes]
@@ -236,11 +236,3 @@ def _varying(nest: Nest, values: list[Expr], axes: Axes) -> set[str]:
 
 def _symbols(index: tuple[Affine, ...], without: Container[int] = ()) -> set:
     return {s for k, i in enumerate(index) if k not in without for s in i.symbols}
-
-
-def _flat(stmts: list[Stmt]) -> Iterator[Stmt]:
-    """All statements, inner ones too."""
-    for s in stmts:
-        yield s
-        for inner in bodies(s):
-            yield from _flat(inner)

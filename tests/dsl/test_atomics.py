@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.errors import KernelError
+from pbkern.errors import KernelError, OutOfBoundsError
 
 RNG = np.random.default_rng(0)
 AT, VALUES, START = RNG.integers(0, 10, 128).astype("i4"), RNG.integers(1, 255, 128).astype("i4"), np.full(10, 77, "i4")
@@ -93,6 +93,33 @@ def test_array_indices_beside_slices():
     want = start.copy()
     np.add.at(want[1:3], (slice(None), at), x)
     np.testing.assert_array_equal(both(kernel, at, x, start)[0], want)
+
+
+@pytest.mark.parametrize("access", ["load", "store", "atomic"])
+def test_negative_elements_of_array_indices_lie_outside(access):
+    def body(at, x, result):
+        result[...] = jnp.zeros(8, jnp.int32)
+        if access == "load":
+            result[0:4] = x[at[...]]
+        elif access == "store":
+            result[at[...]] = x[0:4]
+        else:
+            pbkern.atomic_add(result, at[...], x[0:4])
+
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((8,), "i4"))
+    args = np.array([-1, 2, -3, 2], "i4"), np.arange(8, dtype="i4")
+    with pytest.raises(OutOfBoundsError, match="index -1"):
+        pbkern.interpret(kernel.trace(*args), *args)
+
+
+def test_masked_updates_may_lie_outside():
+    def body(at, values, result):
+        result[...] = jnp.zeros(8, jnp.int32)
+        pbkern.atomic_add(result, at[...], values[...], mask=at[...] >= 0)
+
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((8,), "i4"))
+    got = both(kernel, np.array([-1, 2, -9, 2], "i4"), np.arange(1, 5, dtype="i4"))
+    np.testing.assert_array_equal(got[0], [0, 0, 6, 0, 0, 0, 0, 0])
 
 
 def test_only_dimensions_with_blocks_of_their_own_stay_parallel():

@@ -320,6 +320,31 @@ def test_index_outside_the_block_names_line_and_values():
     assert "dimension 0 of shape (4,), indices 1 to 4, program ()" in str(e.value)
 
 
+def test_computed_indices_below_zero_do_not_count_from_the_end():
+    @pbkern.kernel(out_shape=s((4,)), grid=(4,))
+    def program_before(x, o):
+        o[pbkern.program_id(0)] = x[pbkern.program_id(0) - 1]
+
+    @pbkern.kernel(out_shape=s((4,)))
+    def turn_before(x, o):
+        @pbkern.loop(0, 4)
+        def _(i):
+            o[i] = x[i - 1]
+
+    for kernel in (program_before, turn_before):
+        with pytest.raises(OutOfBoundsError, match="dimension 0 of shape .4,., index -1"):
+            pbkern.interpret(kernel.trace(f32(4)), f32(4))
+
+
+def test_constant_indices_below_zero_count_from_the_end():
+    @pbkern.kernel(out_shape=s(()))
+    def last(x, o):
+        o[...] = x[-1]
+
+    x = f32(4)
+    assert pbkern.interpret(last.trace(x), x)[0] == x[-1]
+
+
 def test_parallel_programs_that_write_one_element_race():
     def racing(semantics):
         @pbkern.kernel(

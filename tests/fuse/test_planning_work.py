@@ -5,7 +5,7 @@ import importlib
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern.fuse import blocks
+from pbkern.fuse import blocks, merges
 
 from .checking import check, planned, rand
 
@@ -33,7 +33,7 @@ ARGUMENTS = [np.ones(s, np.float32) for s in [(512, 256), *[(256, 256)] * 4, (25
 
 def test_groups_that_stay_apart_are_asked_once(monkeypatch):
     asked = []
-    merge = partition.Partitioner.merge
+    merge = merges.merge
 
     def counted(self, a, b, aliases=()):
         pair = tuple(tuple(map(id, n.eqns)) for n in (a, b))
@@ -41,7 +41,7 @@ def test_groups_that_stay_apart_are_asked_once(monkeypatch):
         asked.append((pair, done))
         return done
 
-    monkeypatch.setattr(partition.Partitioner, "merge", counted)
+    monkeypatch.setattr(merges, "merge", counted)
     planned(block, *ARGUMENTS)
     assert any(done for _, done in asked)  # so that all pairs are looked at again
     assert len({pair for pair, _ in asked}) == len(asked)

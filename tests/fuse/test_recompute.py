@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pbkern
-from pbkern.fuse import partition, recompute, scores
+from pbkern.fuse import merges, recompute, scores
 
 from .attention_forms import alibi, attend, by_tril, operands, repeated, window
 from .checking import check, planned, rand
@@ -60,9 +60,9 @@ def test_gradients_equal_jax(f, args, monkeypatch):
     monkeypatch.setattr(recompute, "CACHED", 0.0)
     monkeypatch.setattr(recompute, "SMALLER", 0.01)
     monkeypatch.setattr(recompute, "SLACK", 100.0)
-    for module in (partition, scores):  # several kernels, also of so few positions
+    for module in (merges, scores):  # several kernels, also of so few positions
         monkeypatch.setattr(module, "SCORES_SLACK", 1.0)
-    monkeypatch.setattr(partition, "CLEAR_GAIN", 0.0)
+    monkeypatch.setattr(merges, "CLEAR_GAIN", 0.0)
     given = rand(*jax.eval_shape(f, *args).shape)
     plan = check(gradient(f), *args[:3], given, *args[3:], tolerance=2e-5)
     assert any(e.fused and e.why == "computed again by its readers" for e in plan.explanation.edges)

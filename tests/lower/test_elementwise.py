@@ -10,7 +10,7 @@ from jax import lax
 from jax._src.lax import lax as lax_internal  # total-order comparisons have no public name
 
 from pbkern.errors import UnsupportedOp
-from pbkern.lower.builder import compute_el
+from pbkern.lower.elements import compute_el
 from pbkern.lower.elementwise import RULES, EqnInfo, supports
 
 from .harness import Compiled, bfloat16, same

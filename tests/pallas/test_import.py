@@ -380,6 +380,22 @@ def test_atomics_take_slices_beside_array_indices():
     np.testing.assert_array_equal(got, want)
 
 
+def test_negative_elements_of_array_indices_count_from_the_end():
+    """In updates as in loads and stores, as in JAX's interpreter."""
+    at, x = np.array([-1, 2, -3, 0], np.int32), np.arange(1, 5, dtype="f4")
+
+    def kernel(at_ref, x_ref, loaded_ref, stored_ref, added_ref):
+        stored_ref[...] = jnp.zeros(8)
+        added_ref[...] = jnp.ones(8)
+        stored_ref[at_ref[...]] = x_ref[...]
+        loaded_ref[...] = stored_ref[at_ref[...]]
+        plt.atomic_add(added_ref, (at_ref[...],), x_ref[...])
+
+    call = functools.partial(pl.pallas_call, kernel, out_shape=(struct(4), struct(8), struct(8)))
+    for got, want in zip(call()(at, x), call(interpret=True)(at, x)):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_bounded_slices():
     parts = np.array([[11, 16], [8, 11], [3, 8], [0, 3]], "i4")
 
