@@ -8,8 +8,9 @@ import numpy as np
 
 from . import elementwise
 from .across import WORD_PRODUCTS, Across, by_halves, is_rounded, lost_in, whole
-from .builder import Builder, compute_el
+from .builder import Builder
 from .builder import Value as Ssa
+from .elements import compute_el
 from .flat import flat_coefficient
 from .interleave import interleaved
 from .nest import Expr, Reduction

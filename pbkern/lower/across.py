@@ -13,8 +13,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from .builder import BITS, Builder, compute_el, int_el
+from .builder import Builder
 from .builder import Value as Ssa
+from .elements import BITS, compute_el, int_el
 from .nest import Reduction
 from .places import Walk
 from .registers import Registers
