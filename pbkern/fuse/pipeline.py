@@ -22,6 +22,7 @@ from .indexed import place_updates
 from .keys import keys_as_words
 from .layouts import move_transposes
 from .literals import operands_as_equations
+from .logarithms import undo_exponentials
 from .lookups import pick_early
 from .once import compute_once
 from .online import runs_allowed
@@ -66,7 +67,8 @@ def plan(
     results = closed.out_avals
     closed = loops_as_one(complex_as_pairs(keys_as_words(closed)))
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = sink_masks(count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name))))
+    simple = simplify(closed, unsafe_math=unsafe, platform=machine.name)
+    simple = sink_masks(count_loops(move_transposes(undo_exponentials(simple) if unsafe else simple)))
     strict = bool(getattr(options, "strict_target", False))
     simple = drop_dead_carries(place_updates(simple))
     if not getattr(options, "disable_affine_fusion", False):
