@@ -14,6 +14,7 @@ from ..machine import Machine
 from .blocks import steps_remembered
 from .carries import drop_dead_carries
 from .choices import Choice, apply, groups_of
+from .chosen import choose_pieces
 from .complex_pairs import complex_as_pairs
 from .counters import count_loops, walk_counters
 from .donation import write_in_place
@@ -70,7 +71,7 @@ def plan(
     simple = simplify(closed, unsafe_math=unsafe, platform=machine.name)
     simple = sink_masks(count_loops(move_transposes(undo_exponentials(simple) if unsafe else simple)))
     strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(place_updates(simple))
+    simple = drop_dead_carries(choose_pieces(place_updates(simple)))
     if not getattr(options, "disable_affine_fusion", False):
         simple = write_out_loops(simple)
     simple = compute_once(walk_counters(simple), machine)
