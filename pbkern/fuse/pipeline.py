@@ -32,6 +32,7 @@ from .partition import partition
 from .precision import set_precision
 from .program import build_program
 from .quotients import divide_late
+from .repeats import repeat_first
 from .row_sums import sum_results
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
 from .short_loops import write_out_loops
@@ -71,7 +72,7 @@ def plan(
     simple = simplify(closed, unsafe_math=unsafe, platform=machine.name)
     simple = sink_masks(count_loops(move_transposes(undo_exponentials(simple) if unsafe else simple)))
     strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(choose_pieces(place_updates(simple)))
+    simple = drop_dead_carries(choose_pieces(repeat_first(place_updates(simple))))
     if not getattr(options, "disable_affine_fusion", False):
         simple = write_out_loops(simple)
     simple = compute_once(walk_counters(simple), machine)
