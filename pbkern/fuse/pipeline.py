@@ -14,6 +14,7 @@ from ..machine import Machine
 from .blocks import steps_remembered
 from .carries import drop_dead_carries
 from .choices import Choice, apply, groups_of
+from .chosen import choose_pieces
 from .complex_pairs import complex_as_pairs
 from .counters import count_loops, walk_counters
 from .donation import write_in_place
@@ -22,6 +23,7 @@ from .indexed import place_updates
 from .keys import keys_as_words
 from .layouts import move_transposes
 from .literals import operands_as_equations
+from .logarithms import undo_exponentials
 from .lookups import pick_early
 from .once import compute_once
 from .online import runs_allowed
@@ -30,6 +32,7 @@ from .partition import partition
 from .precision import set_precision
 from .program import build_program
 from .quotients import divide_late
+from .repeats import repeat_first
 from .row_sums import sum_results
 from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
 from .short_loops import write_out_loops
@@ -66,9 +69,10 @@ def plan(
     results = closed.out_avals
     closed = loops_as_one(complex_as_pairs(keys_as_words(closed)))
     unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = sink_masks(count_loops(move_transposes(simplify(closed, unsafe_math=unsafe, platform=machine.name))))
+    simple = simplify(closed, unsafe_math=unsafe, platform=machine.name)
+    simple = sink_masks(count_loops(move_transposes(undo_exponentials(simple) if unsafe else simple)))
     strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(place_updates(simple))
+    simple = drop_dead_carries(choose_pieces(repeat_first(place_updates(simple))))
     if not getattr(options, "disable_affine_fusion", False):
         simple = write_out_loops(simple)
     simple = compute_once(walk_counters(simple), machine)

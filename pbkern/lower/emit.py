@@ -7,6 +7,7 @@ per dimension, and values are shared between points through the addresses they r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -27,12 +28,13 @@ from .schedule import NestSchedule, choose
 from .streams import Chunk, Visits, chunks, key_of, moved_loads, parts
 from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
+from .woven import Woven
 
 # Types in which a product and a sum are one operation.
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class NestEmitter(Loads, Accumulators):
+class NestEmitter(Loads, Woven, Accumulators):
     """Emits nests of one function into blocks of `text`."""
 
     def __init__(self, text: Text, vector_bits: int = 512):
@@ -220,18 +222,19 @@ class NestEmitter(Loads, Accumulators):
                 scalar: bool = False) -> None:
         width = len(accs) // len(points) if accs else 0
         joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
-        parts: dict[tuple, dict[int, Ssa]] = {}
+        woven = self._woven_writes(w, {n for n, _ in joint})
+        rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         def point(k: int, p: Point) -> None:
             bound = None if inner and not w.nest.ordered else self._bind_accumulators(w, accs[k * width : (k + 1) * width])
             for n, write in enumerate(w.nest.writes):
                 if (n, k) in joint:
-                    buf, flat, first = joint[n, k]
-                    values = parts.setdefault(joint[n, k], {})
+                    _, flat, first = joint[n, k]
+                    row = rows.setdefault(joint[n, k], {})
                     (place,) = places(flat_index(write.buf, write.index), [p])
-                    values[place - first] = self._stored(w, block, write, p, tail, bound, w.sched.lanes)
-                    if len(values) == flat.coefficient(w.sched.vector):
-                        self._store_joint(block, buf, flat, first, [v for _, v in sorted(values.items())], tail)
+                    row[place - first] = p if n in woven else self._stored(w, block, write, p, tail, bound, w.sched.lanes)
+                    if len(row) == flat.coefficient(w.sched.vector):
+                        self._store_row(w, block, write, joint[n, k], [row[place] for place in sorted(row)], tail)
                 elif write.inner == inner:
                     self._write(w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar)
 
@@ -387,9 +390,13 @@ class NestEmitter(Loads, Accumulators):
                 return self._gather(w, block, e, p, tail, lanes, accs)
             case "moved":
                 return self._moved(w, block, e, p, lanes)
+        return self._operation(w, block, e, lanes, lambda a: self._value(w, block, a, p, tail, accs))
+
+    def _operation(self, w: Walk, block: Block, e: Expr, lanes: int, value: Callable[[Expr], Ssa]) -> Ssa:
+        """An operation on the values of its operands."""
         product = self._contracted(w, e)
         atoms = e.args if product is None else (*e.args[product].args, e.args[1 - product])
-        args = [self._value(w, block, a, p, tail, accs) for a in atoms]
+        args = [value(a) for a in atoms]
         lanes = max([lanes, *(a.lanes for a in args)])
         b = self.text.builder(block, lanes)
         args = [self._wide(b, a, lanes) for a in args]

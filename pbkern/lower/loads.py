@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ..affine import Affine
 from ..errors import InternalError
+from .builder import Builder
 from .builder import Value as Ssa
 from .elements import BITS, compute_el, storage_el
 from .flat import flat_coefficient, flat_index
@@ -147,15 +148,23 @@ class Loads(Strided, Registers):
         if c == 1:
             load = f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"
             return Ssa(self.text.put(block, load), el, lanes)
-        if c == -1 and live is None:
-            low = self.text.put(block, f"arith.subi {address}, {self.text.index(lanes - 1)} : index")
-            v = self.text.put(block, f"vector.load {name}[{low}] : {m}, {t}")
-            order = list(range(lanes))[::-1]
-            return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
+        if c == -1 and not masks:
+            return self._load_backwards(block, address, name, m, tail.live if tail else lanes, b, el)
         offsets = self.text.const(f"arith.constant dense<{[k * c for k in range(lanes)]}> : vector<{lanes}xi32>")
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(self.text.put(block, f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
                                  f"vector<{lanes}xi32>, {live.type}, {t} into {t}"), el, lanes)
+
+    def _load_backwards(self, block: Block, address: str, name: str, m: str, count: int, b: Builder, el: str) -> Ssa:
+        """The element at an address and so many before it."""
+        lanes, t = b.lanes, f"vector<{b.lanes}x{el}>"
+        low = self.text.put(block, f"arith.subi {address}, {self.text.index(count - 1)} : index")
+        load = f"vector.load {name}[{low}] : {m}, {t}"
+        if count < lanes:
+            mask = self._tail_mask(Tail(count), lanes)
+            load = f"vector.maskedload {name}[{low}], {mask.name}, {b.c(0, el).name} : {m}, {mask.type}, {t} into {t}"
+        v, order = self.text.put(block, load), [*range(count - 1, -1, -1), *range(count, lanes)]
+        return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
 
     def _leads(self, w: Walk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""

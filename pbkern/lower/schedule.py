@@ -14,7 +14,7 @@ from .costs import COST
 from .elements import BITS, compute_el, storage_el
 from .flat import flat_coefficient
 from .nest import Expr, Nest, nodes
-from .strides import MAX_STEP, is_strided, joint_stores
+from .strides import MAX_STEP, is_strided, is_woven, joint_stores
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
 REGISTERS, ACCUMULATOR_REGISTERS = 32, 28
@@ -36,6 +36,8 @@ BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
 STRIDED = 0.2
+# What is gained if vectors hold several short rows (woven.py), which one by one would not fill the widest vectors.
+PARTLY_FILLED, WIDEST = 0.5, 512
 # What is left of the gain of vectors along short rows after the step across their lanes. Measured with 4 to 16 elements:
 # vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
 LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), 0.75), **dict.fromkeys(("argmax", "argmin"), 0.5)}
@@ -115,9 +117,13 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
         return -1.0
     score = 0.0
     inner = nest_frequency(nest)
+    joint_writes, steps = joint_stores(nest, dim)
+    joint = {id(w) for w in joint_writes}
+    woven = bool(joint) and all(is_woven(nest, w, dim, steps) for w in nest.writes)
+    if woven and math.prod(steps.values()) * register_bits(nest) % WIDEST:
+        score += PARTLY_FILLED
     for e in nest.loads():
-        score += inner(e) * _load_score(nest, e, dim)
-    joint = {id(w) for w in joint_stores(nest, dim)[0]}
+        score += inner(e) * (1.0 if woven and not e.symbols.isdisjoint((dim, *steps)) else _load_score(nest, e, dim))
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     for w in nest.writes:
         c = flat_coefficient(w.buf, w.index, dim)
@@ -125,7 +131,7 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
         if reduced and not w.inner:
             score += 0.0
         else:
-            score += weight * (2.0 if c == 1 else 1.0 if id(w) in joint else -3.0)
+            score += weight * (2.0 if c == 1 or woven else 1.0 if id(w) in joint else -3.0)
     if reduced and score > 0 and size <= MAX_STEP:
         score *= min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
     return score if score <= 0 else score * min(1.0, size / 8)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from ..affine import Affine
 from .elements import storage_el
 from .flat import flat_coefficient, flat_index
-from .nest import Buf, Nest, Write
+from .nest import Buf, Expr, Nest, Write, nodes
 
 # Up to this step, shuffles are cheaper than addresses of single elements.
 MAX_STEP = 16
@@ -27,9 +27,9 @@ Run = tuple[int, int]  # the constant parts of the first and the last place that
 
 
 def is_strided(buf: Buf, index, vector: str | None) -> bool:
-    """Whether neighbours along the vector dimension lie a few elements apart."""
+    """Whether neighbours along the vector dimension lie a few elements apart, in either direction."""
     same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
-    return vector is not None and same_size and 2 <= flat_coefficient(buf, index, vector) <= MAX_STEP
+    return vector is not None and same_size and 2 <= abs(flat_coefficient(buf, index, vector)) <= MAX_STEP
 
 
 def runs_of_loads(nest: Nest, vector: str | None, points: list[Point]) -> dict[tuple[Buf, Affine], dict[int, Run]]:
@@ -41,7 +41,7 @@ def runs_of_loads(nest: Nest, vector: str | None, points: list[Point]) -> dict[t
             known = found.setdefault((e.info[0].root, flat.linear()), {})
             known |= {p: (p, p) for p in places(flat, points)}
     for (_, flat), known in found.items():
-        for run in _grouped(sorted(known), flat.coefficient(vector)):
+        for run in _grouped(sorted(known), abs(flat.coefficient(vector))):
             known |= dict.fromkeys(run, (run[0], run[-1]))
     return found
 
@@ -82,6 +82,7 @@ def runs_of_stores(
 def _can_be_joint(nest: Nest, write: Write, vector: str | None) -> bool:
     """Whether the store may wait for others: nothing else touches the buffer."""
     alone = all(e.info[0].root is not write.buf.root for e in nest.loads())
+    alone = alone and vector is not None and flat_coefficient(write.buf, write.index, vector) > 0
     return alone and not write.guard and write.mask is None and is_strided(write.buf, write.index, vector)
 
 
@@ -98,3 +99,29 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
     if len(joint) < len(strided):
         return [], {}
     return strided, steps
+
+
+def is_woven(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
+    """Whether vectors of a joint store can be computed as they are stored, each with elements of several points (woven.py).
+
+    The write alone fills the rows, its operations belong to single elements of them, and what it loads lies close together.
+    """
+    step, moving = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
+    if math.prod(steps.values()) != step:
+        return False
+    written = {w.buf.root for w in nest.writes}
+
+    def suits(e: Expr) -> bool:
+        if e.kind == "load":
+            buf, index, guard = e.info
+            return not guard and buf.root not in written and _is_compact(buf, index, vector, steps, step)
+        return e.kind == "const" or e.kind == "op" and (vector not in e.symbols or moving <= e.symbols)
+
+    return all(map(suits, nodes([write.value])))
+
+
+def _is_compact(buf: Buf, index, vector: str, steps: dict[str, int], step: int) -> bool:
+    """Whether rows of `step` points each lie within a few vectors, as many rows as fill one."""
+    spread = sum(abs(flat_coefficient(buf, index, d)) * (n - 1) for d, n in steps.items())
+    same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
+    return same_size and spread < 2 * MAX_STEP and abs(flat_coefficient(buf, index, vector)) <= 2 * step
