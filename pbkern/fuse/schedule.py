@@ -220,7 +220,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
             names = _contraction_roles(step.eqn)
-            if set(names) == {"batch"}:
+            if set(names) <= {"batch"}:
                 continue  # sums along rows of an element-wise product
             for d, s in enumerate(step.out):
                 for axis in s.start.symbols:
@@ -271,7 +271,7 @@ def _contraction_roles(eqn) -> list[str]:
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
     places = math.prod(eqn.outvars[0].aval.shape[d] for d in spec[2:])
-    names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "alone", "channel"
+    names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "batch", "channel"
     first = spec[2] if rank > 2 else spec[0]
     if rank > 3:
         names[first] = "line"
@@ -280,9 +280,9 @@ def _contraction_roles(eqn) -> list[str]:
 
 def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     match role:
-        case "run" | "alone":
+        case "batch" | "run":
             return [1], 1
-        case "batch" | "image":  # products of little work; images share what is made of the filters
+        case "image":  # several share what is made of the filters
             return _powers(extent, (1, 4, 16)), 1
         case "outer":  # whole where an operand or the result is contiguous along it
             return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
@@ -306,7 +306,7 @@ def _options(
     if any(role not in ("run", "owned", "beside") for role in roles.values()):
         for d, n in enumerate(shape):
             if d not in forced and n > 1:
-                options[d], target[d] = _contraction_options(n, roles.get(d, "alone"))
+                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
         return options, target
     # A program that reads a long line for one element of the root tiles the root by rows.
     run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")

@@ -74,7 +74,7 @@ class Across(Registers):
         for r in w.nest.reductions:
             count = 2 if r.op in ("argmax", "argmin") else 1
             mine = [accs[at : at + count] for accs in rows]
-            mine += [self._identity(b, r)] * (lanes - len(rows))
+            mine += [self._identity(b, r)] * (lanes - len(mine))
             at += count
             if r.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
                 ordered = [[_ordered(b, r.op, v)] for (v,) in mine]

@@ -375,7 +375,7 @@ def _turn_sums(nest: Nest, sched: NestSchedule) -> None:
         return
     behind = [w for w in nest.writes if not w.inner]
     for d, n in nest.dims.items():
-        if 2 * n >= sched.lanes and d not in nest.rdims and behind:
+        if n >= sched.lanes and d not in nest.rdims and behind:
             if all(flat_coefficient(w.buf, w.index, d) == 1 for w in behind):
                 sched.side_by_side, sched.jam, sched.unroll = d, {d: sched.lanes}, 1
                 return
