@@ -24,12 +24,14 @@ from .in_place import walks_ahead
 from .loads import Loads
 from .nest import Buf, Expr, Nest, Write
 from .places import Point, Tail, Walk, memref
-from .schedule import NestSchedule, choose
+from .schedule import NestSchedule, choose, is_long_point
 from .streams import Chunk, Visits, chunks, key_of, moved_loads, parts
 from .strides import places, runs_of_loads, runs_of_stores
 from .text import Block, Text
 from .woven import Woven
 
+# Long points that are added up in one loop, at most: their constants need registers as well.
+LONG_POINTS = 4
 # Types in which a product and a sum are one operation.
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -182,9 +184,10 @@ class NestEmitter(Loads, Woven, Accumulators):
     def _side_by_side(self, w: Walk, block: Block, points: list[Point]) -> None:
         """The same of a row in every lane of what is stored; a few rows at a time are added up in registers."""
         width, lanes, rows = len(self._per_accumulator(w, bool)), w.sched.lanes, w.sched.side_by_side
+        at_once = max((LONG_POINTS if is_long_point(w.nest) else lanes) // width, 1)
         accs: list[list[Ssa]] = []
-        for at in range(0, len(points), max(lanes // width, 1)):
-            mine = self._lane_sums(w, block, points[at : at + max(lanes // width, 1)])
+        for at in range(0, len(points), at_once):
+            mine = self._lane_sums(w, block, points[at : at + at_once])
             accs += [mine[k : k + width] for k in range(0, len(mine), width)]
         across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
         tail = Tail(len(points)) if len(points) < lanes else None

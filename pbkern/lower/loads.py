@@ -18,7 +18,7 @@ from .flat import flat_coefficient, flat_index
 from .nest import Buf, Expr
 from .places import Point, Tail, Walk, memref
 from .registers import Registers
-from .schedule import is_turned
+from .squares import is_turned
 from .steps import Steps, steps_along
 from .strided import Strided
 from .strides import is_strided
@@ -37,7 +37,7 @@ class Loads(Strided, Registers):
         if carried is not None:
             return b.from_storage(carried, buf.dtype)
         turn = w.sched.transpose
-        if lanes and turn and buf.root not in w.written and is_turned(w.nest, e, w.sched.vector, turn):
+        if lanes and turn and buf.root not in w.written and is_turned(e, w.sched.vector, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = flat_index(buf, index)
         if w.moves and w.first is not None and tail is None and lanes and not guard:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from .beside import SHORTEST_ROW, rows_beside
 from .cache_sets import fit, rows_apart
 from .costs import COST
-from .elements import BITS, compute_el, storage_el
+from .elements import BITS, compute_el
 from .flat import flat_coefficient
 from .nest import Expr, Nest, nodes
+from .squares import is_turned, turned_dim, turning_dims
 from .strides import MAX_STEP, is_strided, is_woven, joint_stores
 
 # Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
@@ -38,13 +40,12 @@ LONG_POINT = 8.0
 STRIDED = 0.2
 # What is gained if vectors hold several short rows (woven.py), which one by one would not fill the widest vectors.
 PARTLY_FILLED, WIDEST = 0.5, 512
-# What is left of the gain of vectors along short rows after the step across their lanes. Measured with 4 to 16 elements:
-# vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
-LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), 0.75), **dict.fromkeys(("argmax", "argmin"), 0.5)}
+# What is left of the gain of vectors along short rows after the step across their lanes, one row at a time. Measured with 4 to
+# 16 elements: vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
+SUMS_LEFT = 0.75
+LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), SUMS_LEFT), **dict.fromkeys(("argmax", "argmin"), 0.5)}
 # What a square of rows that is turned in registers costs.
 TURNED = -0.5
-# Points that are worth turning.
-FEWEST_TURNED = 4
 # What is gained for elements at computed places: the places are computed in vectors.
 GATHERED = 0.05
 # Terms of a reduction beside which its store counts less and less.
@@ -132,9 +133,14 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
             score += 0.0
         else:
             score += weight * (2.0 if c == 1 or woven else 1.0 if id(w) in joint else -3.0)
-    if reduced and score > 0 and size <= MAX_STEP:
-        score *= min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
-    return score if score <= 0 else score * min(1.0, size / 8)
+    if score <= 0:
+        return score
+    if not reduced or size > MAX_STEP:
+        return score * min(1.0, size / 8)
+    left = min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
+    if left < SUMS_LEFT or is_long_point(nest) or rows_beside(nest, dim) is None:
+        return score * min(1.0, size / 8) * left
+    return score * min(1.0, size / SHORTEST_ROW)
 
 
 def _load_score(nest: Nest, e: Expr, dim: str) -> float:
@@ -149,7 +155,7 @@ def _load_score(nest: Nest, e: Expr, dim: str) -> float:
         return -1.0 if windows else GATHERED
     if c == 0 and dim not in e.symbols:
         return 0.0
-    if any(is_turned(nest, e, dim, d) for d in _turning_dims(nest)):
+    if any(is_turned(e, dim, d) for d in turning_dims(nest, dim)):
         return TURNED
     return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
 
@@ -191,13 +197,13 @@ def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
     full = max(vector_bits // register_bits(nest, vector), 2)
     sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
-    turned = _transposed_dim(nest, vector) if nest.rdims else None
+    turned = turned_dim(nest, vector) if nest.rdims else None
     if turned is not None:
         sched.transpose, step = turned
         sched.lanes = min(sched.lanes, REGISTERS // 2 // step)
     elif nest.reductions and vector in nest.rdims:
         _tile_horizontal(nest, sched)
-        _turn_sums(nest, sched)
+        _put_side_by_side(nest, sched, full)
     elif nest.reductions and nest.rdims:
         _tile_register(nest, sched)
     else:
@@ -273,7 +279,7 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
     _, sched.jam = joint_stores(nest, sched.vector)
     if sched.jam:
         return
-    turned = _transposed_dim(nest, sched.vector)
+    turned = turned_dim(nest, sched.vector)
     if turned is not None:
         sched.transpose, step = turned
         sched.lanes = min(sched.lanes, REGISTERS // 2 // step)  # squares of each of the elements between fill the registers
@@ -298,37 +304,6 @@ def _points_in_turn(nest: Nest) -> int:
 def _halo(nest: Nest, dim: str) -> int:
     """How many points more are computed for values that are taken at a distance."""
     return max((k for e in nest.nodes() if e.kind == "moved" for d, k in e.info if d == dim), default=0)
-
-
-def is_turned(nest: Nest, load: Expr, vector: str, along: str) -> bool:
-    """Whether a load is strided along the vector dimension but contiguous, or every second element, along another one."""
-    if load.kind != "load" or load.info[2]:
-        return False
-    buf, index, _ = load.info
-    if storage_el(buf.dtype) != storage_el(buf.root.dtype):
-        return False
-    step = flat_coefficient(buf, index, along)
-    return step in (1, 2) and abs(flat_coefficient(buf, index, vector)) > step
-
-
-def _turning_dims(nest: Nest) -> list[str]:
-    """Dimensions whose points may be loaded together and turned: of reductions reduced ones, if no load serves two points."""
-    if not nest.rdims:
-        return [d for d, n in nest.dims.items() if n >= FEWEST_TURNED]
-    live = {d for d, n in nest.dims.items() if n > 1}
-    if nest.ordered or any(live - e.symbols for r in nest.reductions for e in Nest({}, reductions=[r]).loads()):
-        return []
-    return [d for d in nest.rdims if nest.dims[d] >= FEWEST_TURNED]
-
-
-def _transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
-    """A dimension along which loads are to be turned, and how far their elements lie apart."""
-    for d in _turning_dims(nest):
-        turned = [e for e in nest.loads() if d != vector and is_turned(nest, e, vector, d)]
-        steps = [flat_coefficient(e.info[0], e.info[1], d) for e in turned]
-        if steps:
-            return d, max(steps)
-    return None
 
 
 def _stencil_dim(nest: Nest, vector: str) -> str | None:
@@ -365,24 +340,16 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
         _tile_both_sides(nest, sched)
 
 
-def _turn_sums(nest: Nest, sched: NestSchedule) -> None:
-    """Short rows: as many as a vector has lanes end in one vector, where results lie side by side."""
-    vectors = _vectors(nest, sched)
-    if nest.over or vectors > FEW_VECTORS or any(nest.dims[d] > 1 for d in nest.rdims if d != sched.vector):
-        return
-    written = {w.buf.root for w in nest.writes}
-    if any(e.info[0].root in written for e in nest.loads()) or any(_is_bool(r) for r in nest.reductions):
-        return
-    behind = [w for w in nest.writes if not w.inner]
-    for d, n in nest.dims.items():
-        if n >= sched.lanes and d not in nest.rdims and behind:
-            if all(flat_coefficient(w.buf, w.index, d) == 1 for w in behind):
-                sched.side_by_side, sched.jam, sched.unroll = d, {d: sched.lanes}, 1
-                return
+def _put_side_by_side(nest: Nest, sched: NestSchedule, full: int) -> None:
+    """Short rows: as many as a vector has lanes end in one vector. `full`: lanes of a register.
 
-
-def _is_bool(r) -> bool:
-    return r.dtype.kind == "b" or any(a.dtype.kind == "b" for a in r.args)
+    Values with their places are many operations to compare: those of half a register are found row by row.
+    """
+    rows = rows_beside(nest, sched.vector)
+    if rows is None or _vectors(nest, sched) > FEW_VECTORS or nest.dims[rows] < sched.lanes:
+        return
+    if sched.lanes == full or all(r.op not in ("argmax", "argmin") for r in nest.reductions):
+        sched.side_by_side, sched.jam, sched.unroll = rows, {rows: sched.lanes}, 1
 
 
 def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
