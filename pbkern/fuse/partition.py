@@ -32,7 +32,7 @@ from .masks import trim_masked
 from .merges import TIE, merge_producers, merge_siblings
 from .nodes import Edge, Node, Partition
 from .recompute import recompute_large
-from .schedule import Schedule, schedule_at, search
+from .schedule import Schedule, schedule_at, search, tall_blocks
 from .scores import join_scores
 from .simplify import CONTROL
 
@@ -183,7 +183,16 @@ class Partitioner:
             trim_masked(self)
             if chains:
                 join_last_stages(self)
+        self.settle_products()
         return Partition(self.nodes, self.edges)
+
+    def settle_products(self) -> None:
+        """Searches the blocks of products from a second place, now that what is computed with them is known."""
+        for g in self.nodes:
+            if g.kind == "group" and any(e.primitive.name == "dot_general" for e in g.eqns):
+                tall = tall_blocks(g.eqns, g.schedule, self.machine)
+                if tall is not None and tall.cost.seconds < g.seconds:
+                    g.schedule = tall
 
     def settle(self) -> None:
         """Searches the blocks of whole groups: while they grew, cheap equations kept the blocks so far."""

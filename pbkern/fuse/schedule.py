@@ -43,6 +43,8 @@ MOST_OUTER = 64
 # Results per image and channel up to which several images share what a program makes of the filters. More of them only fill
 # its cache: copies of filters are little work beside what is done with them.
 FEW_PLACES = 64
+# Rows and columns of blocks from which products are searched a second time (docs/decisions/031-tall-blocks.md).
+TALL = {"row": 1024, "column": 128}
 # Programs that touch more than this part of L2 take long reductions in runs.
 NEAR = 0.5
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
@@ -388,6 +390,25 @@ def search(
                 "a heavy value would be computed several times, or one program would need too much memory"
             )
         return best
+
+
+def tall_blocks(eqns, found: Schedule, machine: Machine) -> Schedule | None:
+    """Another descent for a group with a product, from blocks of many rows and few columns: rows are not copied for those.
+
+    None where the group has no such dimensions, or no such blocks.
+    """
+    outputs = [v for v, _ in found.outputs]
+    root = outputs[0]
+    least, roles, grain = _roles(eqns, root, machine)
+    if not {"row", "column"} <= set(roles.values()) or found.online is not None:
+        return None
+    options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
+    options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
+    start = [TALL.get(roles.get(d, ""), n) for d, n in enumerate(target)]
+    try:
+        return _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
+    except (NeedsWhole, Unfusable):
+        return None
 
 
 def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:

@@ -10,6 +10,8 @@ from jax import lax
 
 from pbkern.dsl.host import Cond, Copy, Loop, While
 from pbkern.errors import UnsupportedOp
+from pbkern.fuse.schedule import search, tall_blocks
+from pbkern.machine import DEFAULT_MACHINE
 
 from .checking import check, planned, rand
 from .oracle import run_program
@@ -249,3 +251,17 @@ def test_arrays_longer_than_kernels_count_are_left_to_xla(f):
     left = [x.why for x in made.explanation.left]
     assert left and all("more than 2147483647 elements" in why or "its body" in why for why in left)
     assert planned(lambda x: x.sum(), jax.ShapeDtypeStruct((50000, 50001), jnp.float32)).kernels()
+
+
+def test_blocks_of_products_are_searched_from_two_places():
+    """With programs of few columns no rows are copied: cheaper, but not downhill from wide blocks."""
+    types = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 2
+    closed = jax.make_jaxpr(lambda a, b: jax.nn.relu(a @ b))(*types)
+    machine = dataclasses.replace(DEFAULT_MACHINE, cores=2)
+    wide = search(closed.jaxpr.eqns, closed.jaxpr.outvars, machine)
+    tall = tall_blocks(closed.jaxpr.eqns, wide, machine)
+    assert tall.blocks[1] < wide.blocks[1] and tall.cost.seconds < wide.cost.seconds
+    (kernel,) = planned(lambda a, b: jax.nn.relu(a @ b), *types, machine=machine).kernels()
+    assert kernel.grid == tall.grid
+    sums = jax.make_jaxpr(lambda a: a.sum(1))(types[0])
+    assert tall_blocks(sums.jaxpr.eqns, search(sums.jaxpr.eqns, sums.jaxpr.outvars, machine), machine) is None
