@@ -30,6 +30,7 @@ from .shared_sums import add_shared_first
 from .staged import Staged
 from .tiled_rows import tile_rows
 from .unmasked import choose_unmasked
+from .unswitched import unswitch
 from .wide_products import use_wide_products
 
 SINGLE = "one"  # a dimension of size 1
@@ -55,7 +56,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
         stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
-    stmts = choose_unmasked(stmts, builder, options, bounds)
+    stmts = unswitch(choose_unmasked(stmts, builder, options, bounds), builder, options)
 
     def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:
         nest = collapse(nest, builder.pool, aliases)
