@@ -17,7 +17,7 @@ from .nest import Buf, Expr, Write
 from .places import Point, Tail, Walk
 from .registers import Registers
 from .strided import Strided
-from .strides import is_woven
+from .strides import is_woven, joint_stores
 from .text import Block
 
 
@@ -44,8 +44,10 @@ class Woven(Strided, Registers):
 
     def _woven_writes(self, w: Walk, joint: set[int]) -> set[int]:
         """Numbers of those joint writes whose vectors are computed as they are stored; registers keep other ones."""
-        vector, jam = w.sched.vector, w.sched.jam
-        return {n for n in joint if self.kept is None and is_woven(w.nest, w.nest.writes[n], vector, jam)}
+        if not joint or self.kept is not None:
+            return set()
+        vector, steps = w.sched.vector, joint_stores(w.nest, w.sched.vector)[1]  # other dimensions may be jammed as well
+        return {n for n in joint if is_woven(w.nest, w.nest.writes[n], vector, steps)}
 
     def _store_row(self, w: Walk, block: Block, write: Write, run: tuple[Buf, Affine, int], parts: Sequence[Ssa | Point],
                    tail: Tail | None) -> None:  # fmt: skip
