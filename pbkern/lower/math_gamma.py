@@ -14,7 +14,7 @@ from .builder import Builder, Value
 from .horner import fit
 from .math_exp import FORMATS, log, split
 
-HALF_LOG_2PI = 0.9189385332046727  # OEIS A075700
+HALF_LOG_2PI = 0.9189385332046728  # OEIS A075700
 # Digamma's positive zero, and what rounding it to f64 loses (OEIS A030169).
 DIGAMMA_ZERO = (1.4616321449683622, 9.549995429965697e-17)
 
@@ -32,15 +32,15 @@ def lgamma(b: Builder, x: Value) -> Value:
 
 
 def _lgamma_positive(b: Builder, a: Value) -> Value:
-    """(a - 1/2) (log(a) - 1) + S(a**-2) / a + a constant from 3.3 on. Below, with a = n + d: d P(d) for lgamma(2 + d), and
+    """(a - 1/2) (log(a) - 1) + S(a**-2) / a + a constant from 3.28 on. Below, with a = n + d: d P(d) for lgamma(2 + d), and
     -log(a (a + 1)), -log(a), 0 or log(a - 1) as n is 0, 1, 2 or 3.
 
-    d is in [-0.7, 0.3): no logarithm cancels then where lgamma is least, at 1.46. About 1 both terms are multiples of d, of
-    which over half remains.
+    d is in [-0.72, 0.28): logarithms that cancel are below 1/4 then and none does where lgamma is least, at 1.46. About 1 both
+    terms are multiples of d, of which over half remains.
     """
     el = a.el
     one, two = b.c(1, el), b.c(2, el)
-    n = b.floor(b.add(a, b.c(0.7, el)))
+    n = b.floor(b.add(a, b.c(0.72, el)))
     large = b.cmp("gt", n, b.c(3, el))
     d = b.sub(a, n)
     near = b.mul(d, fit(b, d, "lgamma"))
@@ -106,15 +106,19 @@ def _digamma_reflected(b: Builder, a: Value, y: Value) -> Value:
     """digamma(-a) from y = digamma(a): y + 1 / a + pi / tan(pi a); -y where nothing but 1 / a counts."""
     el, f = a.el, FORMATS[a.el]
     d = b.sub(a, b.roundeven(a))
-    reflected = b.add(b.add(y, b.div(b.c(1, el), a)), _cotangent(b, d))
+    high, low = _cotangent(b, d)
+    reflected = b.add(b.add(b.add(y, b.div(b.c(1, el), a)), low), high)
     reflected = b.select(b.cmp("lt", a, b.c(2.0 ** (-f.mantissa - 2), el)), b.neg(y), reflected)
     return b.select(b.cmp("eq", d, b.c(0, el)), b.c(math.nan, el), reflected)
 
 
-def _cotangent(b: Builder, d: Value) -> Value:
-    """pi / tan(pi d), |d| <= 1/2: 1 / d less a correction up to 1/4, beyond by the distance from 1/2; neither cancels."""
+def _cotangent(b: Builder, d: Value) -> tuple[Value, Value]:
+    """pi / tan(pi d), |d| <= 1/2, as a sum: up to 1/4 of 1 / d, rounded, and a correction, beyond by the distance from 1/2."""
     el = d.el
-    h = b.sub(b.c(0.5, el), b.abs(d))
-    steep = b.fma(b.neg(d), fit(b, b.mul(d, d), "cotangent"), b.div(b.c(1, el), d))
+    one, h = b.c(1, el), b.sub(b.c(0.5, el), b.abs(d))
+    r = b.div(one, d)
+    lost = b.mul(r, b.fma(b.neg(r), d, one))
+    correction = b.fma(b.neg(d), fit(b, b.mul(d, d), "cotangent"), lost)
     flat = b.copysign(b.mul(h, fit(b, b.mul(h, h), "tangent")), d)
-    return b.select(b.cmp("lt", h, b.c(0.25, el)), flat, steep)
+    near_half = b.cmp("lt", h, b.c(0.25, el))
+    return b.select(near_half, flat, r), b.select(near_half, b.c(0, el), correction)
