@@ -25,7 +25,7 @@ COST: dict[str, float] = {
     **dict.fromkeys(("sin", "cos", "tan", "atan", "sinh"), 12.0),
     **dict.fromkeys(("log", "log1p", "erf"), 15.0),
     **dict.fromkeys(("cbrt", "erfc", "atan2"), 20.0),
-    **dict.fromkeys(("asinh", "acosh", "atanh"), 32.0),
+    **dict.fromkeys(("asinh", "acosh", "atanh", "lgamma", "digamma"), 32.0),
     "erf_inv": 42.0,
     "pow": 70.0,
 }

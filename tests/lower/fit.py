@@ -151,6 +151,63 @@ def erfinv_w(w):
     return y / x
 
 
+def lgamma_2(d):
+    """lgamma(2 + d) / d."""
+    return mp.digamma(2) + d * mp.psi(1, 2) / 2 if abs(d) < 1e-18 else mp.loggamma(2 + d) / d
+
+
+def by_bernoulli(z, coefficient):
+    """The asymptotic series sum of coefficient(k) z**(k - 1), k = 1 .. 19: Stirling's for large x = z**(-1/2)."""
+    return mp.fsum(coefficient(k) * z ** (k - 1) for k in range(1, 20))
+
+
+def stirling(z):
+    """x (lgamma(x) - ((x - 1/2) log(x) - x + log(2 pi) / 2)) with z = x**-2."""
+    if z < 1e-3:
+        return by_bernoulli(z, lambda k: mp.bernoulli(2 * k) / (2 * k * (2 * k - 1)))
+    x = 1 / mp.sqrt(z)
+    return x * (mp.loggamma(x) - ((x - 0.5) * mp.log(x) - x + mp.log(2 * mp.pi) / 2))
+
+
+DIGAMMA_ZERO = mp.findroot(mp.digamma, mp.mpf("1.4616321449683623"))
+
+
+def digamma_near_zero(t):
+    """digamma(r + t) / t, r its positive zero."""
+    return mp.psi(1, DIGAMMA_ZERO) if abs(t) < 1e-20 else mp.digamma(DIGAMMA_ZERO + t) / t
+
+
+def digamma_tail(z):
+    """x**2 (log(x) - 1 / (2 x) - digamma(x)) with z = x**-2."""
+    if z < 1e-3:
+        return by_bernoulli(z, lambda k: mp.bernoulli(2 * k) / (2 * k))
+    x = 1 / mp.sqrt(z)
+    return x * x * (mp.log(x) - 1 / (2 * x) - mp.digamma(x))
+
+
+def sinc_p(z):
+    """(sin(pi f) / (pi f) - 1) / z, z = f**2."""
+    f = mp.sqrt(z)
+    return -(mp.pi**2) / 6 if z < 1e-20 else (mp.sincpi(f) - 1) / z
+
+
+def cotangent_q(z):
+    """(1 / d - pi cot(pi d)) / d, z = d**2."""
+    d = mp.sqrt(z)
+    return 2 * (mp.zeta(2) + mp.zeta(4) * z) if z < 1e-15 else (1 / d - mp.pi * mp.cospi(d) / mp.sinpi(d)) / d
+
+
+def tangent_p(z):
+    """pi tan(pi h) / h, z = h**2."""
+    h = mp.sqrt(z)
+    return mp.pi**2 if z < 1e-30 else mp.pi * mp.tan(mp.pi * h) / h
+
+
+def at_root(f):
+    """f(x) as a weight in z = x**-2."""
+    return lambda z: f(1 / mp.sqrt(z)) if z else mp.mpf(0)
+
+
 R = mp.log(2) / 2 * mp.mpf("1.0001")
 SQ = mp.sqrt(2)
 S2 = ((SQ - 1) / (SQ + 1)) ** 2 * mp.mpf("1.0001")
@@ -185,6 +242,13 @@ FITS = {
     "erf_inv_0": (lambda v: erfinv_w(v + 3.125), -3.125, 3.125, lambda w: 1, None, 24),
     "erf_inv_1": (lambda v: erfinv_w((v + 3.25) ** 2), -0.75, 0.75, lambda w: 1, None, 20),
     "erf_inv_2": (lambda v: erfinv_w((v + 5) ** 2), -1, 1.01, lambda w: 1, None, 19),
+    "lgamma": (lgamma_2, -0.72, 0.28, lambda d: 1 / lgamma_2(d), 9, 19),
+    "stirling": (stirling, 0, mp.mpf("3.27") ** -2, at_root(lambda x: 1 / (x * mp.loggamma(x))), 2, 9),
+    "digamma": (digamma_near_zero, 0.99 - DIGAMMA_ZERO, 2.01 - DIGAMMA_ZERO, lambda t: 1 / digamma_near_zero(t), 10, 22),
+    "digamma_tail": (digamma_tail, 0, mp.mpf(1) / 9, at_root(lambda x: 1 / (x * x * mp.digamma(x))), 2, 10),
+    "cotangent": (cotangent_q, 0, 0.0626, lambda z: z, 3, 8),
+    "tangent": (tangent_p, 0, 0.0626, lambda z: 1 / tangent_p(z), 7, 15),
+    "sinc": (sinc_p, 0, 0.25, lambda z: z / mp.sincpi(mp.sqrt(z)), 3, 7),
 }
 
 

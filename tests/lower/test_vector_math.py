@@ -1,6 +1,6 @@
 """The stated error bounds of the vector math library, its special values, and that no code calls libm.
 
-References: NumPy in f64 for f32, in long double (64 bits of mantissa) for f64, SciPy for the error functions,
+References: NumPy in f64 for f32, in long double (64 bits of mantissa) for f64, SciPy for the error and gamma functions,
 mpmath for those in f64.
 """
 
@@ -71,6 +71,13 @@ OTHER = {
 }
 
 
+GAMMA_FUNCTIONS = {
+    "lgamma": lambda x: np.where(np.isinf(x), np.inf, scipy.special.gammaln(x)),
+    "digamma": lambda x: np.where((x <= 0) & (np.floor(x) == x), np.nan, scipy.special.digamma(x)),
+}
+OTHER |= GAMMA_FUNCTIONS
+
+
 def reference(name, *xs):
     function = OTHER.get(name) or getattr(np, NUMPY_NAME.get(name, name))
     return function(*[x.astype(np.float64 if x.dtype == F32 else np.longdouble) for x in xs])
@@ -102,12 +109,20 @@ def pairs(dtype, count) -> list[np.ndarray]:
     ]
 
 
-def errors(result, expected) -> tuple[np.ndarray, np.ndarray]:
-    """(ULP of finite results, where a NaN, an infinity or a zero's sign differs)."""
+def least_unit(name, x) -> np.ndarray | float:
+    """What errors are ULP of where the result is less: the terms that cancel in gamma functions below zero."""
+    if name not in GAMMA_FUNCTIONS:
+        return 0.0
+    return np.where(x < 0, np.fmax(1, abs(GAMMA_FUNCTIONS[name](abs(x)))), 0)
+
+
+def errors(result, expected, least=0.0) -> tuple[np.ndarray, np.ndarray]:
+    """(ULP of finite results or of `least`, where a NaN, an infinity or a zero's sign differs)."""
     dtype = result.dtype
     rounded = expected.astype(dtype)
     finite = np.isfinite(rounded) & np.isfinite(result)
-    unit = np.spacing(abs(np.where(finite, rounded, 1))).astype(expected.dtype)
+    size = np.maximum(abs(np.where(finite, rounded, 1)), np.where(finite, least, 0).astype(dtype))
+    unit = np.spacing(size).astype(expected.dtype)
     ulp = np.where(finite, abs(result.astype(expected.dtype) - np.where(finite, expected, 0)) / unit, 0)
     both_zero = (result == 0) & (rounded == 0)
     special = ~finite | both_zero
@@ -119,7 +134,7 @@ def check(name, dtype, arrays, expected, **options):
     el = f"f{8 * dtype.itemsize}"
     kernel = Compiled(lambda b, *xs: function(b, *xs), [dtype] * len(arrays), dtype, **options)
     result = kernel(*arrays)
-    ulp, wrong = errors(result, expected)
+    ulp, wrong = errors(result, expected, least_unit(name, arrays[0]))
     rows = [(*(a[i] for a in arrays), result[i], expected[i]) for i in np.flatnonzero(wrong)[:5]]
     assert not rows, rows
     worst = int(np.argmax(ulp))
@@ -128,6 +143,7 @@ def check(name, dtype, arrays, expected, **options):
     return kernel, result
 
 
+has_avx512 = pytest.mark.skipif(detected_machine().vector_bits < 512, reason="the processor has no AVX-512")
 ERROR_FUNCTIONS = ("erf", "erfc", "erf_inv")
 
 
@@ -137,7 +153,7 @@ def test_f32_bound_and_specials(name):
     check(name, F32, [x], reference(name, x))
 
 
-@pytest.mark.parametrize("name", [n for n in UNARY if n not in ERROR_FUNCTIONS])
+@pytest.mark.parametrize("name", [n for n in UNARY if n not in (*ERROR_FUNCTIONS, *GAMMA_FUNCTIONS)])
 def test_f64_bound_and_specials(name):
     x = inputs(F64, 100_000)
     check(name, F64, [x], reference(name, x))
@@ -166,6 +182,46 @@ def test_f64_error_functions(name):
     assert not wrong.any(), (result, OTHER[name](special))
 
 
+def near(points, reach) -> np.ndarray:
+    """Arguments on both sides of the points, from `reach` down to its 10**9th part, and the points."""
+    steps = reach * 10.0 ** -np.arange(0, 9, 0.25)
+    return np.concatenate([(np.asarray(points)[:, None] + [*steps, 0, *-steps]).ravel()])
+
+
+@functools.cache
+def gamma_inputs() -> np.ndarray:
+    """Where the functions vanish, where the code changes its way, near poles, everywhere else."""
+    rng = np.random.default_rng(4)
+    points = [0.3, 1, 1.3, 1.4616321449683622, 2, 2.3, 3, 3.3, *(-k for k in range(9)), -0.5040830083, -2.4570247382, -2.74768]
+    sizes = 10.0 ** rng.uniform(-300, 300, 200)
+    large = -(10.0 ** rng.uniform(0, 17, 100))
+    parts = [near(points, 0.2), rng.uniform(-1, 4, 800), rng.uniform(-30, 60, 400), sizes, -sizes, large]
+    return np.concatenate([*parts, 1 / np.float64([1e307, -1e307]), [2.5e305, 2.6e305]])
+
+
+def to_longdouble(exact) -> np.ndarray:
+    high = np.array([float(e) for e in exact])
+    rest = [float(e - h) if np.isfinite(h) else 0.0 for e, h in zip(exact, high)]
+    return high.astype(np.longdouble) + np.array(rest, np.longdouble)
+
+
+@pytest.mark.parametrize("avx512", [False, pytest.param(True, marks=has_avx512)])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("name", GAMMA_FUNCTIONS)
+def test_gamma_functions(name, dtype, avx512):
+    mp = pytest.importorskip("mpmath")
+    mp.mp.dps = 40
+    x = np.unique(gamma_inputs().astype(dtype))
+    x = x[np.isfinite(x) & ((x > 0) | (np.floor(x) != x))]
+    function = mp.digamma if name == "digamma" else lambda v: mp.re(mp.loggamma(v))
+    expected = to_longdouble([function(mp.mpf(float(v))) for v in x])
+    check(name, dtype, [x], expected if dtype == F64 else expected.astype(F64), avx512=avx512)
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, -1, -2, -7, -1e20], dtype)
+    result = Compiled(lambda b, v: UNARY[name](b, v), [dtype], dtype, avx512=avx512)(special)
+    infinite = special == np.inf if name == "digamma" else ~np.isnan(special)
+    assert same(result, np.where(infinite, np.inf, np.nan)).all(), result
+
+
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("name", BINARY)
 def test_two_operands(name, dtype):
@@ -185,7 +241,6 @@ def test_scalar_code_equals_vector_code(name):
         assert same(*results).all()
 
 
-has_avx512 = pytest.mark.skipif(detected_machine().vector_bits < 512, reason="the processor has no AVX-512")
 EXPONENTIALS = ("exp", "exp2", "logistic", "erfc")
 
 
@@ -323,7 +378,7 @@ def test_every_f32(name, avx512):
     kernel = Compiled(lambda b, v: UNARY[name](b, v), [F32], F32, avx512=avx512)
     for high in range(0, 1 << 32, 1 << 24):
         x = np.arange(high, high + (1 << 24), dtype=np.uint64).astype(np.uint32).view(F32)
-        ulp, wrong = errors(kernel(x), reference(name, x))
+        ulp, wrong = errors(kernel(x), reference(name, x), least_unit(name, x))
         assert not wrong.any() and ulp.max() <= ERROR_ULP[name, "f32"], (
             hex(high),
             x[np.argmax(ulp)],
