@@ -44,7 +44,7 @@ MOST_OUTER = 64
 # its cache: copies of filters are little work beside what is done with them.
 FEW_PLACES = 64
 # Rows and columns of blocks from which products are searched a second time (docs/decisions/031-tall-blocks.md).
-TALL = {"row": 1024, "column": 128}
+TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
 # Programs that touch more than this part of L2 take long reductions in runs.
 NEAR = 0.5
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
@@ -395,7 +395,7 @@ def search(
 def tall_blocks(eqns, found: Schedule, machine: Machine) -> Schedule | None:
     """Another descent for a group with a product, from blocks of many rows and few columns: rows are not copied for those.
 
-    None where the group has no such dimensions, or no such blocks.
+    None where the group has no such dimensions, or where that ends at columns that do not fill the tiles of such programs.
     """
     outputs = [v for v, _ in found.outputs]
     root = outputs[0]
@@ -406,9 +406,11 @@ def tall_blocks(eqns, found: Schedule, machine: Machine) -> Schedule | None:
     options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
     start = [TALL.get(roles.get(d, ""), n) for d, n in enumerate(target)]
     try:
-        return _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
+        tall = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
     except (NeedsWhole, Unfusable):
         return None
+    columns = next(d for d, role in roles.items() if role == "column")
+    return tall if tall is not None and tall.blocks[columns] % TALL_TILE == 0 else None
 
 
 def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
