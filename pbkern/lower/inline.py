@@ -22,7 +22,7 @@ from .components import sums_as_expressions
 from .fetch import is_far
 from .flat import flat_coefficient
 from .nest import Buf, Expr, Nest, Pool, Stmt, Write, nodes
-from .schedule import choose
+from .schedule import choose, register_bits
 from .streams import Visits, moved_loads
 from .strips import inside
 
@@ -95,8 +95,7 @@ class _Inliner:
 
     def _is_short(self, nest: Nest) -> bool:
         """Whether the reduced elements of a nest fill less than a vector as they lie: written out, vectors hold results."""
-        lanes = self.vector_bits // max(e.dtype.itemsize * 8 for e in nest.loads())
-        return math.prod(nest.dims[d] for d in nest.rdims) < lanes
+        return math.prod(nest.dims[d] for d in nest.rdims) < self.vector_bits // register_bits(nest)
 
     def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
         """Whether joining pays: at no distance, as soon as it is not more work; else on the way from memory to memory.

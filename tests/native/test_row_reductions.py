@@ -1,8 +1,10 @@
 """Reductions of rows of every length: extremes with NaN and zeros of both signs, products in lanes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pbkern
 
@@ -78,3 +80,19 @@ def test_equal_scaled_numbers_cancel(rng):
     x[:, 2] = x[:, 1]
     f = lambda x: (x[:, 1].astype(jnp.float32) / 255 - x[:, 2].astype(jnp.float32) / 255) % 6  # noqa: E731
     np.testing.assert_array_equal(pbkern.jit(f)(x), np.zeros(300))
+
+
+@pytest.mark.parametrize("length", [3, 10, 20])
+def test_short_rows_before_a_sum_over_all_points(length, rng):
+    """Also rows that nothing is loaded for."""
+    x, labels = rng.standard_normal((500, length)), rng.integers(0, length, 500)
+
+    def loss(x, labels):
+        return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], 1).mean()
+
+    got = pbkern.jit(loss)(x, labels)
+    shifted = x - x.max(1, keepdims=True)
+    want = (np.log(np.exp(shifted).sum(1)) - shifted[np.arange(500), labels]).mean()
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    counted = lambda s: jnp.sqrt(lax.broadcasted_iota(jnp.float64, (500, length), 1).sum(1) + s).sum()  # noqa: E731
+    np.testing.assert_allclose(pbkern.jit(counted)(1.0), 500 * np.sqrt(length * (length - 1) / 2 + 1), rtol=1e-12)
