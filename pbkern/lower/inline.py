@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 from ..affine import Affine
 from . import arena
@@ -205,11 +204,7 @@ def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
         moves = tuple((i.terms[0][0], i.const) for i in e.info[1] if i.terms and i.const and i.terms[0][0] in value.symbols)
         return pool.make("moved", e.dtype, moves, (value,)) if moves else value
 
-    rewrite = pool.rewriter(replaced)
-    reductions = [replace(r, args=tuple(map(rewrite, r.args))) for r in reader.reductions]
-    writes = [Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
-              for w in reader.writes]
-    return replace(reader, reductions=reductions, writes=writes)
+    return reader.mapped(pool.rewriter(replaced))
 
 
 def _streams(nest: Nest, vector: str) -> bool:

@@ -13,7 +13,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -248,6 +248,12 @@ class Nest:
 
     def loads(self) -> list[Expr]:
         return [e for e in self.nodes() if e.kind in ("load", "gather")]
+
+    def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
+        """The nest with what it reduces, stores and masks changed."""
+        reductions = [replace(r, args=tuple(map(change, r.args))) for r in self.reductions]
+        writes = [replace(w, value=change(w.value), mask=None if w.mask is None else change(w.mask)) for w in self.writes]
+        return replace(self, reductions=reductions, writes=writes)
 
     def reuse(self, e: Expr) -> int:
         """Points of results that use one value of an expression."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from ..affine import Affine
 from .costs import COST
 from .flat import flat_coefficient, flat_index, is_written
-from .nest import Buf, Expr, Nest, Pool, Write
+from .nest import Buf, Expr, Nest, Pool
 from .schedule import NestSchedule, choose, is_long_point
 from .strides import is_strided
 
@@ -215,10 +215,7 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
     pool, new = Pool(), {}
     for g in chosen:
         new |= _as_moved(g, nest, vector, pool)
-    rewrite = pool.rewriter(lambda e: new.get(id(e)))
-    writes = [Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
-              for w in nest.writes]
-    moved = replace(nest, writes=writes)
+    moved = nest.mapped(pool.rewriter(lambda e: new.get(id(e))))  # of nests without reductions
     return moved if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles() else nest
 
 

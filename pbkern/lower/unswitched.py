@@ -13,10 +13,9 @@ step is skipped.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from . import registers
-from .nest import Buf, Expr, For, If, Let, Nest, Pool, Reduction, Stmt, Write, nodes, with_bodies
+from .nest import Buf, Expr, For, If, Let, Nest, Pool, Stmt, nodes, with_bodies
 from .predicates import BOOL, MIN_POINTS
 
 # Operations of a nest that is worth further copies, and how many copies there are at most.
@@ -79,8 +78,4 @@ def _settled(nest: Nest, test: Expr, taken: int, pool: Pool) -> Nest:
     def decided(e: Expr) -> Expr | None:
         return e.args[1 + taken] if e.kind == "op" and e.info.primitive == "select_n" and e.args[0] is test else None
 
-    rewrite = pool.rewriter(decided)
-    writes = [Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
-              for w in nest.writes]
-    reductions = [Reduction(r.op, tuple(map(rewrite, r.args)), r.dtype) for r in nest.reductions]
-    return replace(nest, reductions=reductions, writes=writes)
+    return nest.mapped(pool.rewriter(decided))
