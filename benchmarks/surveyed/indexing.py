@@ -4,6 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+
+def crop(images, starts):
+    return jax.vmap(lambda a, i: lax.dynamic_slice(a, (i[0], i[1], 0), (56, 56, 3)))(images, starts)
+
+
 CASES = {
     "embedding": (lambda t, i: t[i], "f32[10000,256]", "i32[2048]<10000"),
     "embedding_scale": (lambda t, i: t[i] * 16 + 1, "f32[10000,64]", "i32[32,128]<10000"),
@@ -16,6 +21,8 @@ CASES = {
     "take_along_0": (lambda x, i: jnp.take_along_axis(x, i, 0), "f32[500,1000]", "i32[200,1000]<500"),
     "lookup_256": (lambda t, x: t[x], "f32[256]", "i32[1000000]<256"),
     "lookup_u8": (lambda t, x: t[x.astype(jnp.int32)], "u8[256]", "u8[1000000]<255"),
+    "random_crop": (crop, "f32[16,64,64,3]", "i32[16,2]<8"),
+    "random_crop_u8": (crop, "u8[16,64,64,3]", "i32[16,2]<8"),
     "permute_rows": (lambda x, i: x[i], "f32[2000,500]", "i32[2000]<2000"),
     "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i[0], 0), (100, 1000)) * 2, "f32[1000,1000]", "i32[1]<900"),
     "kv_update": (lambda c, k, i: lax.dynamic_update_slice(c, k, (0, i[0], 0)), "f32[8,1024,64]", "f32[8,1,64]", "i32[1]<1000"),

@@ -28,6 +28,7 @@ from .schedule import NestSchedule, choose
 from .scratch_rows import pad_rows
 from .shared_sums import add_shared_first
 from .staged import Staged
+from .starts import loop_over_starts
 from .tiled_rows import tile_rows
 from .unmasked import choose_unmasked
 from .unswitched import unswitch
@@ -56,6 +57,7 @@ def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable
         stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
         stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
     stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
+    stmts = loop_over_starts(stmts, builder, options.vector_bits, bounds)
     stmts = unswitch(choose_unmasked(stmts, builder, options, bounds), builder, options)
 
     def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:

@@ -182,9 +182,11 @@ class Folder:
             return self._extreme(name, *e.args)
         if name == "convert_element_type":
             return self._convert(e.args[0], e.dtype)
+        if name == "add":
+            return self._sum(e)
         return None
 
-    def _interval(self, e: Expr) -> Interval | None:
+    def values_of(self, e: Expr) -> Interval | None:
         """(smallest, largest) value of an integer expression that cannot have wrapped; None where it is not known."""
         if e not in self._intervals:
             found = self._found_interval(e) if e.dtype.kind in "iu" else None
@@ -196,12 +198,14 @@ class Folder:
             return int(e.info), int(e.info)
         if e.kind == "index":
             return interval(e.info, self.bounds)
-        rule = INTERVALS.get(e.info.primitive) if e.kind == "op" else None
-        parts = [self._interval(a) for a in e.args] if rule else []
-        return rule(*parts) if rule and len(parts) <= 2 and None not in parts else None
+        rule = INTERVALS.get(e.info.primitive) if e.kind == "op" and len(e.args) <= 2 else None
+        if rule is None:
+            return int(np.iinfo(e.dtype).min), int(np.iinfo(e.dtype).max)
+        parts = [self.values_of(a) for a in e.args]
+        return rule(*parts) if None not in parts else None
 
     def _extreme(self, name: str, x: Expr, y: Expr) -> Expr | None:
-        a, b = self._interval(x), self._interval(y)
+        a, b = self.values_of(x), self.values_of(y)
         if a is None or b is None:
             return None
         larger, smaller = (x, y) if name == "max" else (y, x)
@@ -210,10 +214,20 @@ class Folder:
         return smaller if b[0] >= a[1] else None
 
     def _convert(self, x: Expr, dtype: np.dtype) -> Expr | None:
-        found = self._interval(x) if x.kind == "index" else None
+        found = self.values_of(x) if x.kind == "index" else None
         if found is None or dtype.kind not in "iu" or not _holds(dtype, found):
             return None
         return self.pool.make("index", dtype, x.info)
+
+    def _sum(self, e: Expr) -> Expr | None:
+        """An index plus what can only be one number."""
+        if self.values_of(e) is None:
+            return None
+        for x, y in (e.args, e.args[::-1]):
+            low, high = self.values_of(y)
+            if x.kind == "index" and low == high:
+                return self.pool.make("index", e.dtype, x.info + low)
+        return None
 
     def _gather(self, e: Expr) -> Expr | None:
         """Axes along which the index is affine and certainly inside are addressed by it; a load where all are."""
@@ -222,7 +236,7 @@ class Folder:
         for axis, extent in zip(axes, buf.shape):
             if axis is None:
                 arg = next(args)
-                found = self._interval(arg) if arg.kind in ("index", "const") else None
+                found = self.values_of(arg) if arg.kind in ("index", "const") else None
                 if found is not None and found[0] >= 0 and found[1] < extent:
                     axis = arg.info if arg.kind == "index" else Affine((), int(arg.info))
                 else:
@@ -253,7 +267,7 @@ class Folder:
         if x.dtype.kind not in "iu":
             return None
         low, high = COMPARISONS[name]
-        found = self._interval(x), self._interval(y)
+        found = self.values_of(x), self.values_of(y)
         if None not in found:
             smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
             if (low == -FAR or low <= smallest) and (high == FAR or largest < high):
