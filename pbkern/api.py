@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-from . import _jax, config, fuse, progress, stages, tuned
+from . import _jax, collector, config, fuse, progress, stages, tuned
 from .dsl import checks
 from .dsl.host import HostProgram
 from .dsl.kernel import Kernel
@@ -148,7 +148,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            with progress.compiling(name):
+            with progress.compiling(name), collector.paused():
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
             return build.plan.evaluate(args, run)
 

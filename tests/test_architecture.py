@@ -19,7 +19,8 @@ BELOW = {
     "api": {"foundation", "dsl", "fuse", "lower", "targets", "frontends"},
 }
 FOUNDATION = set(
-    "errors rules jaxprs affine machine _jax config options cache progress scatter gathers reshapes top_k sorting named".split()
+    "errors rules jaxprs affine machine _jax config options cache collector progress "
+    "scatter gathers reshapes top_k sorting named".split()
 )
 FOLDERS = set(BELOW) - {"foundation", "api"}
 FILES = sorted(ROOT.rglob("*.py"))

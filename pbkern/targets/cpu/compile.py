@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from ... import cache, progress
+from ... import cache, collector, progress
 from ...dsl.host import HostProgram
 from ...dsl.kernel import ArrayType, Kernel
 from ...dsl.programs import in_stages
@@ -153,7 +153,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             made_objects = parts.finish(_host_text(program, made[0]), "pbk_handler")
         return Code(made_objects, made[0].arena_bytes)
 
-    with progress.compiling(program.name):
+    with progress.compiling(program.name), collector.paused():
         symbols = runtime_symbols()
         key = key or timed("key", content.program_key, program, options_of, threads_of, opt_level)
         code, image, found = _kept(key, symbols, make, timed)

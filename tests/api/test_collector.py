@@ -1,0 +1,56 @@
+"""Compilations pause Python's garbage collector, and only while they run."""
+
+import gc
+import threading
+
+import jax.numpy as jnp
+import pytest
+
+import pbkern
+from pbkern import collector, progress
+
+
+@pytest.fixture(autouse=True)
+def collecting():
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_a_compilation_pauses_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(progress, "step", lambda text: seen.append(gc.isenabled()))
+    pbkern.jit(lambda x: jnp.sin(x) * 3)(jnp.ones(7))
+    assert seen and not any(seen)
+    assert gc.isenabled()
+
+
+def test_it_goes_on_after_an_error():
+    with pytest.raises(ZeroDivisionError), collector.paused():
+        _ = 1 // 0
+    assert gc.isenabled()
+
+
+def test_one_that_was_off_stays_off():
+    gc.disable()
+    with collector.paused():
+        pass
+    assert not gc.isenabled()
+
+
+def test_several_threads_pause_it_until_the_last_is_done():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with collector.paused():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with collector.paused():
+        thread.start()
+        inside.wait(60)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
