@@ -54,6 +54,8 @@ DEEP = 32
 FEWEST_WORDS = 4
 # Points along one side of a tile whose vectors run along the reduction, at most.
 SIDE = 6
+# Steps of a reduction whose wait for one another shows: of fewer, the processor's window holds those of several results.
+LONG_WAIT = 64
 # Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of a vector's lanes, by itself
 # and with those of other rows: cycles.
 LATENCY, STEP, ACROSS, TURNED_ACROSS = 8, 0.35, 10, 3
@@ -136,7 +138,9 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     if score <= 0:
         return score
     if not reduced or size > MAX_STEP:
-        return score * min(1.0, size / 8)
+        # Lanes that are left empty cost little beside a load, and as much as full ones where values and places are compared.
+        compares = any(r.op in ("argmax", "argmin") for r in nest.reductions)
+        return score * min(1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8))
     left = min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
     if left < SUMS_LEFT or is_long_point(nest) or rows_beside(nest, dim) is None:
         return score * min(1.0, size / 8) * left
@@ -389,6 +393,7 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     if jam is None:
         few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
         sched.unroll = min(FEW_COLUMN_VECTORS if few else MAX_COLUMN_VECTORS, vectors, room)
+        _jam_chains(nest, sched, room // sched.unroll)
         return
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.vector)
     operands, best = _operand_registers(nest, sched), None
@@ -401,6 +406,20 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     sched.jam = {jam: j} if j > 1 else {}
     if j == rows:
         _jam_second(nest, sched, jam, cost, room)
+
+
+def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
+    """Few accumulators, each step of which waits for the one before: results that share nothing take turns with them.
+
+    Short reductions overlap by themselves, and read what lies in memory in its order.
+    """
+    others = [d for d, n in nest.dims.items() if n > 1 and d != sched.vector and d not in nest.rdims]
+    chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))
+    if nest.ordered or not others or min(chains, most) < 2 or math.prod(nest.dims[d] for d in nest.rdims) < LONG_WAIT:
+        return
+    rows = nest.dims[others[-1]]
+    turns = -(-rows // min(chains, most))
+    sched.jam = {others[-1]: -(-rows // turns)}
 
 
 def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> None:

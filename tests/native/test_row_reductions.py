@@ -96,3 +96,13 @@ def test_short_rows_before_a_sum_over_all_points(length, rng):
     np.testing.assert_allclose(got, want, rtol=1e-12)
     counted = lambda s: jnp.sqrt(lax.broadcasted_iota(jnp.float64, (500, length), 1).sum(1) + s).sum()  # noqa: E731
     np.testing.assert_allclose(pbkern.jit(counted)(1.0), 500 * np.sqrt(length * (length - 1) / 2 + 1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 8, 17])
+@pytest.mark.parametrize("name", ["sum", "max", "argmin", "argmax", "var"])
+def test_few_columns_of_long_batches(name, columns):
+    """Results of several batches take turns, so that no step waits for the one before."""
+    x = np.random.default_rng(columns).integers(-9, 9, (11, 333, columns)).astype(np.float32)
+    x[3, 200:, 0] = np.nan
+    got = pbkern.jit(lambda x: getattr(x, name)(1))(x)
+    np.testing.assert_allclose(got, getattr(x.astype(np.float64), name)(1), rtol=1e-5, atol=1e-5)
