@@ -94,6 +94,9 @@ class Hulls:
                 merged = joint
         kept.append(merged)
 
+    def copy(self) -> Hulls:
+        return Hulls({linear: list(kept) for linear, kept in self.by_linear.items()}, dict(self.asked))
+
     def find(self, access: Access) -> Access:
         return next(h for h in self.by_linear[_linear(access)] if _contains(h, access))
 
@@ -198,18 +201,28 @@ class Requests:
 def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Requests:
     """Walks `eqns` in reverse from the wanted blocks of `outputs`. Raises NeedsWhole, UnsupportedOp, Unfusable."""
     hulls: dict = {}
-    most = max(BLOCKS_OF_EACH * len(eqns), FEW_BLOCKS)
     for v, access in outputs:
         hulls.setdefault(v, Hulls()).ask(access)
-    steps: list[Step] = []
-    made: set = set()
+    return _walked(eqns, hulls, [])
+
+
+def request_more(eqns: Sequence, found: Requests) -> Requests:
+    """What `request` finds for equations in front of those of `found`, none of which they read. Raises as that does."""
+    made = {v for e in eqns for v in e.outvars}
+    asked = {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
+    hulls = {v: h.copy() if v in asked else h for v, h in found.hulls.items()}
+    return _walked(eqns, hulls, found.steps[::-1])
+
+
+def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
+    """The requests once `eqns` are walked too. `hulls` so far, which are changed, and `steps`, the last one first."""
+    most = max(BLOCKS_OF_EACH * (len(eqns) + len({id(s.eqn) for s in steps})), FEW_BLOCKS)
     for eqn in reversed(eqns):
         asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
         if len(asked) > 1:
             asked = Hulls.of(asked)
         if len(steps) > most:
             raise Unfusable("values would be needed at too many places")
-        made.update(eqn.outvars)
         produced = Hulls()
         for out in asked:
             step = step_of(eqn, out)
@@ -222,6 +235,7 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
         for v in eqn.outvars:
             hulls[v] = produced
     steps.reverse()
+    made = {v for s in steps for v in s.eqn.outvars}
     read = dict.fromkeys(
         a for s in steps for a in s.eqn.invars if not isinstance(a, jex.Literal) and a not in made
     )

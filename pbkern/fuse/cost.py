@@ -364,6 +364,8 @@ def _is_test(eqn, tests: set) -> bool:
 
 def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
     """id of a step -> the part of its block that a program evaluates: of updates that a scatter reads, its own."""
+    if not _scatters(requests):
+        return {id(step): 1.0 for step in requests.steps}
     wanted = {v: 1.0 for v, _ in outputs}
     shares: dict[int, float] = {}
     for step in reversed(requests.steps):
@@ -374,6 +376,10 @@ def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access
             if not isinstance(a, jex.Literal):
                 wanted[a] = max(wanted.get(a, 0.0), shares[id(step)] * _read_share(step, k))
     return shares
+
+
+def _scatters(requests: Requests) -> bool:
+    return any(s.eqn.primitive.name in SCATTERS for s in requests.steps)
 
 
 def _read_share(step: Step, operand: int) -> float:
@@ -418,7 +424,7 @@ def _stored_values(requests: Requests, results: set) -> set:
 def _index_values(requests: Requests) -> set:
     """The indices of scatters, and what they are made of by arithmetic and views."""
     found: set = set()
-    for s in reversed(requests.steps):
+    for s in reversed(requests.steps) if _scatters(requests) else ():
         if s.eqn.primitive.name in SCATTERS:
             found.add(s.eqn.invars[1])
         elif any(v in found for v in s.eqn.outvars) and s.eqn.primitive.name in (*ELEMENTWISE, *VIEWS):

@@ -32,6 +32,7 @@ class Node:
     kernel: str = ""
     inner: dict[str, Inner] = field(default_factory=dict)
     finish: Node | None = None
+    _found: tuple = (None, None, frozenset())  # the equations and the last stage of which `reads` was asked, and what it said
 
     @property
     def seconds(self) -> float:
@@ -41,10 +42,13 @@ class Node:
     def scatters(self) -> bool:
         return any(e.primitive.name in SCATTERS for e in self.eqns)
 
-    def reads(self) -> set:
-        eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
-        made = {v for e in eqns for v in e.outvars}
-        return {a for e in eqns for a in atoms(e) if a not in made}
+    def reads(self) -> frozenset:
+        """Values that it does not make itself. Asked far more often than its equations, a list that is replaced, change."""
+        if self._found[0] is not self.eqns or self._found[1] is not self.finish:
+            eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
+            made = {v for e in eqns for v in e.outvars}
+            self._found = self.eqns, self.finish, frozenset(a for e in eqns for a in atoms(e) if a not in made)
+        return self._found[2]
 
 
 @dataclass(frozen=True)

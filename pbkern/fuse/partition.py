@@ -32,7 +32,7 @@ from .masks import trim_masked
 from .merges import TIE, merge_producers, merge_siblings
 from .nodes import Edge, Node, Partition
 from .recompute import recompute_large
-from .schedule import Schedule, schedule_at, search, tall_blocks
+from .schedule import Schedule, schedule_more, search, tall_blocks
 from .scores import join_scores
 from .simplify import CONTROL
 
@@ -434,7 +434,7 @@ class Partitioner:
         try:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
-                kept = schedule_at(eqns, outputs, current.blocks, self.machine)
+                kept = schedule_more(eqns, current, self.machine)
                 if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""
             return search(eqns, outputs, self.machine, accept), ""

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..affine import Affine
+from ..jaxprs import atoms
 from ..machine import Machine
 from ..scatter import SCATTERS, ScatterForm
 from .access import Access, NeedsWhole, Span, whole
 from .access_scatter import owned
 from .access_windows import run_dimensions
-from .blocks import Requests, Unfusable, request, volume
+from .blocks import Requests, Unfusable, request, request_more, volume
 from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy, tables
 from .online import find, runs_allowed
 from .online_blocks import Blocks, at
@@ -148,6 +149,24 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
             requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why, e.multiple) from None
+    return _priced(eqns, requests, placed, grid, blocks, machine)
+
+
+def schedule_more(eqns, found: Schedule, machine: Machine) -> Schedule | None:
+    """What `schedule_at` gives for a group with the blocks that it had before it took in some of `eqns`, all that it has now.
+
+    Where these only make what the others read, no more than their part is worked out. Raises NeedsWhole.
+    """
+    before = {id(s.eqn) for s in found.requests.steps}
+    more = [e for e in eqns if id(e) not in before]
+    made = {v for s in found.requests.steps for v in s.eqn.outvars}
+    if len(more) + len(before) > len(eqns) or any(a in made for e in more for a in atoms(e)):
+        return schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
+    requests = request_more(more, found.requests)
+    return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
+
+
+def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: Machine) -> Schedule | None:
     cost = evaluate(requests, placed, grid, machine)
     if cost is None:
         return None

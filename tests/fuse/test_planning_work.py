@@ -2,10 +2,11 @@
 
 import importlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern.fuse import blocks, merges
+from pbkern.fuse import blocks, merges, schedule
 
 from .checking import check, planned, rand
 
@@ -49,18 +50,18 @@ def test_groups_that_stay_apart_are_asked_once(monkeypatch):
 
 def test_long_arithmetic_is_priced_in_parts(monkeypatch):
     priced = []
-    schedule_at = partition.schedule_at
+    schedule_more = partition.schedule_more
 
     def counted(eqns, *args):
         priced.append(len(eqns))
-        return schedule_at(eqns, *args)
+        return schedule_more(eqns, *args)
 
     def long(x):
         for k in range(300):
             x = x * 1.5 + x / (k + 2)
         return x
 
-    monkeypatch.setattr(partition, "schedule_at", counted)
+    monkeypatch.setattr(partition, "schedule_more", counted)
     plan = planned(long, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
@@ -69,16 +70,16 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
 
 def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
     priced = []
-    schedule_at = partition.schedule_at
+    schedule_more = partition.schedule_more
 
     def counted(eqns, *args):
         priced.append(len(eqns))
-        return schedule_at(eqns, *args)
+        return schedule_more(eqns, *args)
 
     def filtered(x):
         return sum((k + 0.5) * x[k // 12 : k // 12 + 52, k % 12 : k % 12 + 52] for k in range(144))
 
-    monkeypatch.setattr(partition, "schedule_at", counted)
+    monkeypatch.setattr(partition, "schedule_more", counted)
     plan = planned(filtered, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
@@ -96,6 +97,39 @@ def test_blocks_of_equations_are_worked_out_once(monkeypatch):
     monkeypatch.setattr(blocks, "pull", counted)
     planned(block, *ARGUMENTS)
     assert len({(e, out) for e, out, _ in pulled}) == len(pulled)
+
+
+def network(x, w, v):
+    """Layers that read what earlier ones made, with gradients: groups grow by copies of what several of them want."""
+    def loss(w, v):
+        y, total = x, 0.0
+        for _ in range(3):
+            y = y + jax.nn.gelu((y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5) @ w) @ v
+            total += jnp.abs(jnp.roll(y, 1, 0)[1:] * y[:-1]).mean()
+        return total
+
+    return jax.value_and_grad(loss, (0, 1))(w, v)
+
+
+def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
+    parts, schedule_more = [], partition.schedule_more
+
+    def compared(eqns, found, machine):
+        walked.clear()
+        made = schedule_more(eqns, found, machine)
+        parts.append(not walked)
+        whole = schedule.schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
+        assert (made is None) == (whole is None)
+        if made is not None:
+            assert made.cost == whole.cost and made.outputs == whole.outputs and made.requests.inputs == whole.requests.inputs
+            assert [(s.eqn, s.out) for s in made.requests.steps] == [(s.eqn, s.out) for s in whole.requests.steps]
+        return made
+
+    walked, request = [], schedule.request
+    monkeypatch.setattr(schedule, "request", lambda *args: walked.append(args) or request(*args))
+    monkeypatch.setattr(partition, "schedule_more", compared)
+    planned(network, *(np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]))
+    assert len(parts) > 20 and sum(parts) > 0.8 * len(parts)
 
 
 def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):
