@@ -69,7 +69,7 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     kept = [v for v in maker.outputs if v in parts.results or still_read[v] or v in reads]
     outputs = list(dict.fromkeys([*kept, *eqn.outvars]))
     changed.append((maker, leading_to(maker.eqns, outputs), outputs))
-    schedules = [_schedule(parts, eqns, outputs, n.schedule) for n, eqns, outputs in changed]
+    schedules = [_schedule(parts, eqns, outputs, n.schedule, eqn) for n, eqns, outputs in changed]
     if any(s is None for s in schedules):
         return
     before, after = sum(n.seconds for n, _, _ in changed), sum(s.cost.seconds for s in schedules)
@@ -79,7 +79,8 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
             parts.set_group(n, eqns, outputs, schedule)
 
 
-def _schedule(parts, eqns: list, outputs: list, current: Schedule | None = None) -> Schedule | None:
+def _schedule(parts, eqns: list, outputs: list, current: Schedule | None = None, changed=None) -> Schedule | None:
+    """`current`: what the group has, `changed`: the equation by which it differs now; a cheap one leaves the blocks."""
     heavy = sum(is_heavy(e, parts.machine) for e in eqns)
     accept = parts.fits_chain if heavy > 1 else lambda cost: True
-    return parts.attempt(eqns, outputs, current, eqns[-1], accept)[0] if eqns else None
+    return parts.attempt(eqns, outputs, current, changed or eqns[-1], accept)[0] if eqns else None
