@@ -82,5 +82,5 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
 def _schedule(parts, eqns: list, outputs: list, current: Schedule | None = None, changed=None) -> Schedule | None:
     """`current`: what the group has, `changed`: the equation by which it differs now; a cheap one leaves the blocks."""
     heavy = sum(is_heavy(e, parts.machine) for e in eqns)
-    accept = parts.fits_chain if heavy > 1 else lambda cost: True
+    accept = parts.fits_chain if heavy > 1 else None
     return parts.attempt(eqns, outputs, current, changed or eqns[-1], accept)[0] if eqns else None

@@ -20,6 +20,7 @@ from ..machine import Machine
 from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from .access_windows import partial_reduce_p
+from .alike import search_once, tall_blocks_once
 from .blocks import Unfusable
 from .bodies import control_node
 from .complex_views import VIEWS_OF_COMPLEX
@@ -32,7 +33,7 @@ from .masks import trim_masked
 from .merges import TIE, merge_producers, merge_siblings
 from .nodes import Edge, Node, Partition
 from .recompute import recompute_large
-from .schedule import Schedule, schedule_more, search, tall_blocks
+from .schedule import Schedule, schedule_more
 from .scores import join_scores
 from .simplify import CONTROL
 
@@ -190,7 +191,7 @@ class Partitioner:
         """Searches the blocks of products from a second place, now that what is computed with them is known."""
         for g in self.nodes:
             if g.kind == "group" and any(e.primitive.name == "dot_general" for e in g.eqns):
-                tall = tall_blocks(g.eqns, g.schedule, self.machine)
+                tall = tall_blocks_once(g.eqns, g.schedule, self.machine)
                 if tall is not None and tall.cost.seconds < g.seconds:
                     g.schedule = tall
 
@@ -199,7 +200,7 @@ class Partitioner:
         for g in self.nodes:
             if g.kind == "group" and len(g.eqns) > 1:
                 try:
-                    best = search(g.eqns, g.outputs, self.machine)
+                    best = search_once(g.eqns, g.outputs, self.machine)
                 except Unfusable:  # there are no blocks but those that it grew with
                     continue
                 if best.cost.seconds < g.seconds:
@@ -307,7 +308,7 @@ class Partitioner:
         """A group of its own."""
         outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
         try:
-            self.add_node(Node("group", [eqn], outputs, search([eqn], outputs, self.machine)))
+            self.add_node(Node("group", [eqn], outputs, search_once([eqn], outputs, self.machine)))
         except (Unfusable, UnsupportedOp, NotImplementedError) as e:
             self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
 
@@ -353,7 +354,7 @@ class Partitioner:
         """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
         if is_heavy(eqn, self.machine):
             try:
-                return search([eqn], list(eqn.outvars), self.machine).cost.seconds
+                return search_once([eqn], list(eqn.outvars), self.machine).cost.seconds
             except (Unfusable, UnsupportedOp, NotImplementedError):
                 pass
         return alone_seconds(eqn, self.machine)
@@ -424,7 +425,7 @@ class Partitioner:
             self.nodes_of[id(e)].remove(group)
 
     def attempt(
-        self, eqns, outputs, current: Schedule | None, new, accept=lambda cost: True
+        self, eqns, outputs, current: Schedule | None, new, accept: Callable[[Cost], bool] | None = None
     ) -> tuple[Schedule | None, str]:
         """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
         unique = {id(e): e for e in eqns}
@@ -437,10 +438,10 @@ class Partitioner:
                 kept = schedule_more(eqns, current, self.machine)
                 if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""
-            return search(eqns, outputs, self.machine, accept), ""
+            return search_once(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:
             try:
-                return search(eqns, outputs, self.machine, accept), ""
+                return search_once(eqns, outputs, self.machine, accept), ""
             except Unfusable as e:
                 return None, str(e)
         except Unfusable as e:

@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 from ..errors import UnsupportedOp
 from ..machine import Machine
+from .alike import searches_remembered
 from .blocks import steps_remembered
 from .carries import drop_dead_carries
 from .choices import Choice, apply, groups_of
@@ -81,7 +82,7 @@ def plan(
     if fast:  # these reassociate
         simple = split_reductions(sum_results(divide_late(simple)) if unsafe else simple, machine)
     simple = operands_as_equations(simple)
-    with steps_remembered(), runs_allowed(fast):
+    with steps_remembered(), searches_remembered(), runs_allowed(fast):
         parts = partition(simple, machine, supports, options)
         apply(parts.groups(), choices, machine)
     write_in_place(parts.nodes, simple.jaxpr, donated)

@@ -374,14 +374,19 @@ def _multiples(options: list[int], least: int) -> list[int]:
     return sorted({max(least, n // least * least) for n in options})
 
 
+def root_first(outputs: Sequence) -> list:
+    """Results in the order in which they are placed."""
+    return sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
+
+
 def search(
-    eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] = lambda c: True
+    eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] | None = None
 ) -> Schedule:
-    """The best schedule found among those that `accept` takes. Raises Unfusable."""
+    """The best schedule found, among those that `accept` takes where it is given. Raises Unfusable."""
 
     def at(blocks):
         made = schedule_at(eqns, outputs, blocks, machine)
-        return made if made is not None and accept(made.cost) else None
+        return made if made is not None and (accept is None or accept(made.cost)) else None
 
     def stored(blocks):
         """What runs would leave out is kept in L2, and not computed twice."""
@@ -389,7 +394,7 @@ def search(
             made = at(blocks)
         return made if made is not None and made.cost.scratch <= machine.l2_bytes else None
 
-    outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
+    outputs = root_first(outputs)
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
     while True:

@@ -5,8 +5,9 @@ import importlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from pbkern.fuse import blocks, merges, schedule
+from pbkern.fuse import alike, blocks, merges, schedule
 
 from .checking import check, planned, rand
 
@@ -132,6 +133,57 @@ def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
     assert len(parts) > 20 and sum(parts) > 0.8 * len(parts)
 
 
+def layers(count):
+    def f(x, w, v):
+        def loss(w, v):
+            y = x
+            for _ in range(count):
+                y = y + jax.nn.gelu((y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5) @ w) @ v
+            return (y * y).mean()
+
+        return jax.value_and_grad(loss, (0, 1))(w, v)
+
+    return f
+
+
+LAYER = [np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]]
+
+
+def test_layers_that_are_alike_are_searched_once(monkeypatch):
+    searched, search = [], alike.search
+    monkeypatch.setattr(alike, "search", lambda *args: searched.append(args) or search(*args))
+    counts = []
+    for count in (6, 12):
+        planned(layers(count), *LAYER)
+        counts.append(len(searched))
+        searched.clear()
+    assert counts[1] < 1.5 * counts[0]
+
+
+@pytest.mark.parametrize("f", [layers(3), network])
+def test_what_is_found_for_a_group_holds_for_those_like_it(f, monkeypatch):
+    remembered = planned(f, *LAYER)
+    monkeypatch.setattr(alike, "_once", lambda what, eqns, outputs, machine, look: look())
+    assert [k.source() for k in planned(f, *LAYER).kernels()] == [k.source() for k in remembered.kernels()]
+
+
+def test_groups_that_differ_in_a_number_are_not_alike():
+    searches = alike._Searches()
+    keys = []
+    functions = [
+        lambda x, y: jnp.exp(x * 2.0) + y,
+        lambda x, y: jnp.exp(y * 2.0) + x,  # like the first
+        lambda x, y: jnp.exp(x * 2.0) + x,
+        lambda x, y: jnp.exp(x * 3.0) + y,
+        lambda x, y: jnp.log(x * 2.0) + y,
+        lambda x, y: jnp.sum(x * y)[None],
+    ]
+    for f in functions:
+        jaxpr = jax.make_jaxpr(f)(np.ones(5, np.float32), np.ones(5, np.float32)).jaxpr
+        keys.append(searches.key(jaxpr.eqns, jaxpr.outvars))
+    assert keys[0] == keys[1] and len(set(keys)) == len(keys) - 1
+
+
 def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):
     """Each stage reads the one before at its own place and, turned around, at both ends of it."""
     pulled, pull = [], blocks.pull
@@ -152,7 +204,7 @@ def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):
 
 
 def test_groups_keep_their_blocks_where_a_search_finds_none(monkeypatch):
-    search, searched = partition.search, []
+    search, searched = partition.search_once, []
 
     def in_vain(eqns, *args):
         searched.append(len(eqns))
@@ -160,6 +212,6 @@ def test_groups_keep_their_blocks_where_a_search_finds_none(monkeypatch):
             raise blocks.Unfusable("an output does not have every grid axis")
         return search(eqns, *args)
 
-    monkeypatch.setattr(partition, "search", in_vain)
+    monkeypatch.setattr(partition, "search_once", in_vain)
     check(lambda x: jnp.tanh(x * 2 + 1), rand(30, 40))
     assert max(searched) > 1
