@@ -2,7 +2,8 @@
 
 What a search (schedule.py) finds depends on what the equations do, on the types of values and on which value is whose operand,
 and on nothing else. A group of which all that is like an earlier one's gets the blocks found for that: one price instead of
-dozens, so that a network of many equal layers takes little longer to plan than one layer.
+dozens. Of 1180 searches for the gradient of eight equal layers, 183 are left. What groups try on their way there is priced for
+each of them still.
 """
 
 from __future__ import annotations

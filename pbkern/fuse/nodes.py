@@ -32,7 +32,8 @@ class Node:
     kernel: str = ""
     inner: dict[str, Inner] = field(default_factory=dict)
     finish: Node | None = None
-    _found: tuple = (None, None, frozenset())  # the equations and the last stage of which `reads` was asked, and what it said
+    # The equations and the last stage of which `reads` was asked, and what it said.
+    _found: tuple = field(default=(None, None, frozenset()), init=False, repr=False)
 
     @property
     def seconds(self) -> float:

@@ -436,7 +436,8 @@ class Partitioner:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
                 kept = schedule_more(eqns, current, self.machine)
-                if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
+                taken = kept is not None and (accept is None or accept(kept.cost))
+                if taken and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""
             return search_once(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:

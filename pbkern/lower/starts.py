@@ -26,7 +26,7 @@ from .predicates import MIN_POINTS, Bounds, Folder
 
 @dataclass(frozen=True)
 class _Start:
-    """An index of a window: `within`, of the inner dimensions, plus `start`, the same throughout the window."""
+    """An index of a window: `within`, which is affine, plus `start`, the same throughout the window."""
 
     within: Affine
     start: Expr
@@ -49,7 +49,7 @@ def _loop(nest: Nest, builder, vector_bits: int, bounds: Bounds) -> Stmt:
     windows = _windows(nest, builder, vector_bits, bounds)
     if not windows:
         return nest
-    outer = [d for d in nest.dims if any(d in s.start.symbols for starts in windows.values() for s in starts)]
+    outer = _outer(nest, windows)
     counters = {d: builder.names("%w") for d in outer}
     places = {d: Affine.symbol(c) for d, c in counters.items()}
     rename = builder.pool.renamer(places)
@@ -81,14 +81,20 @@ def _windows(nest: Nest, builder, vector_bits: int, bounds: Bounds) -> dict[Expr
     fold = Folder(builder.pool, {**bounds, **{d: (0, max(n - 1, 0)) for d, n in nest.dims.items()}})
     found = {e: _starts(e, fold, builder) for e in nest.nodes() if e.kind == "gather"}
     windows = {e: starts for e, starts in found.items() if starts}
-    outer = {d for starts in windows.values() for s in starts for d in s.start.symbols} & nest.dims.keys()
+    outer = _outer(nest, windows)
     inner = [d for d in nest.dims if d not in outer]
     within = {d for starts in windows.values() for s in starts for d in s.within.symbols}
-    if not outer or outer & set(nest.rdims) or math.prod(nest.dims[d] for d in inner) < MIN_POINTS:
+    if not outer or any(d in nest.rdims for d in outer) or math.prod(nest.dims[d] for d in inner) < MIN_POINTS:
         return {}
     widest = max(e.dtype.itemsize for e in windows)
     short = nest.dims[inner[-1]] * widest * 8 < vector_bits  # rows of whole vectors are as fast where they are
     return windows if short and within.intersection(inner[:-1]) else {}
+
+
+def _outer(nest: Nest, windows: dict[Expr, list[_Start]]) -> list[str]:
+    """Dimensions that starts depend on."""
+    symbols = {d for starts in windows.values() for s in starts for d in s.start.symbols}
+    return [d for d in nest.dims if d in symbols]
 
 
 def _starts(gather: Expr, fold: Folder, builder) -> list[_Start]:
