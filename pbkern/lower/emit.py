@@ -15,10 +15,10 @@ import numpy as np
 from ..errors import InternalError
 from ..machine import LINE_BYTES
 from . import elementwise
-from .accumulators import Accumulators
 from .builder import Builder
 from .builder import Value as Ssa
 from .elements import compute_el
+from .epilogues import Epilogues
 from .flat import flat_coefficient, flat_index
 from .in_place import walks_ahead
 from .loads import Loads
@@ -36,7 +36,7 @@ LONG_POINTS = 4
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class NestEmitter(Loads, Woven, Accumulators):
+class NestEmitter(Loads, Woven, Epilogues):
     """Emits nests of one function into blocks of `text`."""
 
     def __init__(self, text: Text, vector_bits: int = 512):
@@ -139,7 +139,7 @@ class NestEmitter(Loads, Woven, Accumulators):
             return
         start = [a for _ in points for a in self._identities(w, block, w.sched.lanes)]
         accs = self._loops(w, block, nest.rdims, _terms(w), lambda b, c: self._steps(w, b, points, tail, c), start)
-        self._writes(w, block, points, tail, accs, inner=False)
+        self._follow(w, block, points, tail, accs)
 
     def _loops(self, w: Walk, block: Block, dims: tuple[str, ...], terms: int, innermost, accs: list[Ssa]) -> list[Ssa]:
         """Loops over reduced dimensions around `innermost`, which adds `terms` numbers in a row to each accumulator."""
