@@ -10,7 +10,7 @@ import math
 
 from ..affine import Affine
 from .flat import flat_index
-from .nest import Buf, Expr, Nest, Pool, Reduction, Write
+from .nest import Buf, Expr, Nest, Pool, Write
 
 Access = tuple[Buf, tuple, bool]
 
@@ -125,9 +125,9 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
 
     def write(w: Write) -> Write:
         buf, index = access(w.buf, w.index)
-        return Write(buf, index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
+        return w.mapped(rewrite, buf=buf, index=index)
 
     dims = {d: n * nest.dims[a] if d == b else n for d, n in nest.dims.items() if d != a}
     return Nest(dims, tuple(d for d in nest.rdims if d != a),
-                [Reduction(r.op, tuple(map(rewrite, r.args)), r.dtype) for r in nest.reductions],
+                [r.mapped(rewrite) for r in nest.reductions],
                 [write(w) for w in nest.writes], nest.ordered, nest.at, fetch=nest.fetch, over=nest.over)

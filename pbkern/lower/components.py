@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 
 from ..affine import Affine
-from .nest import Buf, Expr, Nest, Stmt, Write, with_bodies
+from .nest import Buf, Expr, Nest, Stmt, with_bodies
 from .reductions import IDENTITY
 
 # Components of a dimension that is taken apart, and nodes that a nest may have then.
@@ -73,9 +73,8 @@ def _unrolled(nest: Nest, d: str, builder) -> Nest:
     for k in range(nest.dims[d]):
         at = {d: Affine((), k)}
         for w in nest.writes:
-            mask = None if w.mask is None else builder.pool.rename(w.mask, at)
-            writes.append(Write(w.buf, tuple(i.substitute(at.get) for i in w.index), builder.pool.rename(w.value, at),
-                                w.inner, w.guard, mask))
+            index = tuple(i.substitute(at.get) for i in w.index)
+            writes.append(w.mapped(builder.pool.renamer(at), index=index))
     return Nest({o: n for o, n in nest.dims.items() if o != d}, writes=writes, at=nest.at)
 
 
@@ -101,8 +100,7 @@ def sums_as_expressions(nest: Nest, builder, most: int = MOST, most_nodes: int =
     def replace(e: Expr) -> Expr | None:
         return sums[e.info] if e.kind == "acc" else None
 
-    writes = [Write(w.buf, w.index, builder.pool.rewrite(w.value, replace), True, w.guard,
-                    None if w.mask is None else builder.pool.rewrite(w.mask, replace)) for w in nest.writes]
+    writes = [w.mapped(builder.pool.rewriter(replace), inner=True) for w in nest.writes]
     return Nest({d: n for d, n in nest.dims.items() if d not in nest.rdims}, writes=writes, at=nest.at)
 
 

@@ -20,7 +20,7 @@ from .inline import inline_stages
 from .levels import level_exponentials
 from .masked import skip_masked
 from .narrow import read_narrow
-from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
+from .nest import MAX_HEIGHT, Buf, Expr, Nest, Pool, Stmt, Write, with_bodies
 from .pack import pack
 from .predicates import Bounds, decide_tests
 from .reuse import keep_near
@@ -236,9 +236,8 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
             kept[dims[d].terms[0][0]] = size
     rdims = tuple(dims[d].terms[0][0] if d in dims and dims[d].terms else d for d in n.rdims
                   if d not in dims or dims[d].terms)
-    return Nest(kept, rdims, [Reduction(r.op, tuple(rename(e) for e in r.args), r.dtype) for r in n.reductions],
-                [Write(w.buf, ix(w.index), rename(w.value), w.inner, w.guard,
-                       None if w.mask is None else rename(w.mask)) for w in n.writes], n.ordered, n.at)
+    return Nest(kept, rdims, [r.mapped(rename) for r in n.reductions],
+                [w.mapped(rename, index=ix(w.index)) for w in n.writes], n.ordered, n.at)
 
 
 def _independent(first: Nest, second: Nest) -> bool:
@@ -312,10 +311,8 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
         return None
 
     rewrite = pool.rewriter(replace)
-    reductions = first.reductions + [Reduction(r.op, tuple(map(rewrite, r.args)), r.dtype) for r in second.reductions]
-    writes = list(first.writes) + [
-        Write(w.buf, w.index, rewrite(w.value), w.inner, w.guard, None if w.mask is None else rewrite(w.mask))
-        for w in second.writes]
+    reductions = first.reductions + [r.mapped(rewrite) for r in second.reductions]
+    writes = list(first.writes) + [w.mapped(rewrite) for w in second.writes]
     dims = dict(first.dims)
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)

@@ -199,7 +199,7 @@ class _Levels:
         writes = [w for w in nest.writes if w.inner or not nest.rdims]
         places = row.places(strip.start + Affine.symbol(step))
         rename = self.pool.renamer(places)
-        reductions = [Reduction(r.op, tuple(rename(change(a)) for a in r.args), r.dtype) for r in nest.reductions]
+        reductions = [r.mapped(lambda a: rename(change(a))) for r in nest.reductions]
         writes = [_moved(w, places, lambda x: rename(change(x))) for w in writes]
         writes += [Write(buf, (strip.number,), self.pool.make("acc", buf.dtype, k), inner=False)
                    for k, buf in enumerate(partials)]
@@ -259,8 +259,7 @@ class _Levels:
 
 
 def _moved(w: Write, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Write:
-    index = tuple(i.substitute(places.get) for i in w.index)
-    return Write(w.buf, index, expr(w.value), w.inner, w.guard, None if w.mask is None else expr(w.mask))
+    return w.mapped(expr, index=tuple(i.substitute(places.get) for i in w.index))
 
 
 def _side_by_side(first: Nest, second: Nest, pool: Pool) -> Nest:
@@ -269,6 +268,6 @@ def _side_by_side(first: Nest, second: Nest, pool: Pool) -> Nest:
     base, places = len(first.reductions), {theirs: Affine.symbol(mine)}
     rename = pool.renamer(places)
     count = pool.rewriter(lambda e: pool.make("acc", e.dtype, e.info + base) if e.kind == "acc" else None)
-    reductions = [Reduction(r.op, tuple(map(rename, r.args)), r.dtype) for r in second.reductions]
+    reductions = [r.mapped(rename) for r in second.reductions]
     writes = [_moved(w, places, lambda x: count(rename(x))) for w in second.writes]
     return Nest(first.dims, first.rdims, first.reductions + reductions, first.writes + writes, at=second.at, fetch=second.fetch)

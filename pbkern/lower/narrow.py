@@ -121,15 +121,14 @@ def _stored_narrow(stmts: list[Stmt], twins: _Twins) -> list[Stmt]:
     rewrite = builder.pool.rewriter(widened)
 
     def written(w: Write) -> Write:
-        mask = None if w.mask is None else rewrite(w.mask)
         if w.buf.root not in twins.types:
-            return replace(w, value=rewrite(w.value), mask=mask)
-        return replace(w, buf=twins.of(w.buf), value=rewrite(w.value.args[0]), mask=mask)
+            return w.mapped(rewrite)
+        return replace(w, value=w.value.args[0]).mapped(rewrite, buf=twins.of(w.buf))
 
     def stored(s: Stmt) -> Stmt:
         if not isinstance(s, Nest):
             return with_bodies(s, lambda body: list(map(stored, body)))
-        reductions = [replace(r, args=tuple(map(rewrite, r.args))) for r in s.reductions]
+        reductions = [r.mapped(rewrite) for r in s.reductions]
         return replace(s, reductions=reductions, writes=list(map(written, s.writes)))
 
     return list(map(stored, stmts))

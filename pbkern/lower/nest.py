@@ -208,6 +208,10 @@ class Reduction:
     args: tuple[Expr, ...]
     dtype: np.dtype
 
+    def mapped(self, change: Callable[[Expr], Expr]) -> Reduction:
+        """The reduction of changed operands."""
+        return replace(self, args=tuple(map(change, self.args)))
+
 
 @dataclass
 class Write:
@@ -222,6 +226,10 @@ class Write:
     inner: bool = True
     guard: bool = False
     mask: Expr | None = None
+
+    def mapped(self, change: Callable[[Expr], Expr], **others: object) -> Write:
+        """The write with its value and its mask changed, and with `others`, fields by name, replaced."""
+        return replace(self, value=change(self.value), mask=None if self.mask is None else change(self.mask), **others)
 
 
 @dataclass
@@ -251,9 +259,8 @@ class Nest:
 
     def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
         """The nest with what it reduces, stores and masks changed."""
-        reductions = [replace(r, args=tuple(map(change, r.args))) for r in self.reductions]
-        writes = [replace(w, value=change(w.value), mask=None if w.mask is None else change(w.mask)) for w in self.writes]
-        return replace(self, reductions=reductions, writes=writes)
+        reductions = [r.mapped(change) for r in self.reductions]
+        return replace(self, reductions=reductions, writes=[w.mapped(change) for w in self.writes])
 
     def reuse(self, e: Expr) -> int:
         """Points of results that use one value of an expression."""

@@ -321,8 +321,7 @@ class _Panels:
         dims |= {column: width} | {d: nest.dims[d] for d in nest.rdims}
         r = nest.reductions[0]
         args = tuple(packed if a is self.moving else renamed(a) for a in r.args)
-        writes = [Write(w.buf, tuple(i.substitute(rename.get) for i in w.index), renamed(w.value), w.inner, w.guard,
-                        None if w.mask is None else renamed(w.mask)) for w in nest.writes]
+        writes = [w.mapped(renamed, index=tuple(i.substitute(rename.get) for i in w.index)) for w in nest.writes]
         product = Nest(dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at)
         product.schedule = contraction_tile(product, column, self.vector_bits)[1]
         product.schedule.cut_as = self.tile

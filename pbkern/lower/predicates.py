@@ -16,7 +16,7 @@ import numpy as np
 from ..affine import Affine
 from ..machine import LINE_BYTES
 from .flat import is_written
-from .nest import Expr, For, If, Nest, Pool, Reduction, Stmt, While, Write
+from .nest import Expr, For, If, Nest, Pool, Stmt, While
 
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
@@ -98,12 +98,10 @@ def simplified(n: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] = ()
     stored = Folder(pool, points)
     for test in assumed:
         fold.assume(test)
-    writes = [Write(w.buf, w.index, fold(w.value), w.inner, w.guard and not stored.inside(w.buf, w.index),
-                    None if w.mask is None else fold(w.mask)) for w in n.writes]
-    writes = [w if w.mask is None or not _is(w.mask, True) else
-              Write(w.buf, w.index, w.value, w.inner, w.guard, None) for w in writes]
-    reductions = [Reduction(r.op, tuple(map(fold, r.args)), r.dtype) for r in n.reductions]
-    return replace(n, reductions=reductions, writes=writes)
+    n = n.mapped(fold)
+    writes = [replace(w, guard=w.guard and not stored.inside(w.buf, w.index)) for w in n.writes]
+    writes = [w if w.mask is None or not _is(w.mask, True) else replace(w, mask=None) for w in writes]
+    return replace(n, writes=writes)
 
 
 def _moved(end: int, by: int) -> int:
@@ -351,6 +349,5 @@ def _piece(n: Nest, d: str, low: int, high: int, pool: Pool) -> Nest:
     rename = pool.renamer(place)
     return Nest(
         {k: (high - low if k == d else size) for k, size in n.dims.items()}, n.rdims,
-        [Reduction(r.op, tuple(rename(e) for e in r.args), r.dtype) for r in n.reductions],
-        [Write(w.buf, tuple(i.substitute(place.get) for i in w.index), rename(w.value), w.inner, w.guard,
-               None if w.mask is None else rename(w.mask)) for w in n.writes], n.ordered, n.at)
+        [r.mapped(rename) for r in n.reductions],
+        [w.mapped(rename, index=tuple(i.substitute(place.get) for i in w.index)) for w in n.writes], n.ordered, n.at)

@@ -59,15 +59,13 @@ def _replace(stmts: list[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
     def moved(x: Expr) -> Expr | None:
         return pool.make("load", x.dtype, (new[x.info[0]], *x.info[1:])) if x.kind == "load" and x.info[0] in new else None
 
-    def expr(e: Expr | None) -> Expr | None:
-        return None if e is None else pool.rewrite(e, moved)
+    expr = pool.rewriter(moved)
 
     def change(s: Stmt) -> Stmt:
         s = with_bodies(s, lambda body: _replace(body, new, pool))
         if not isinstance(s, Nest):
             return s
-        writes = [replace(w, buf=new.get(w.buf, w.buf), value=expr(w.value), mask=expr(w.mask)) for w in s.writes]
-        reductions = [replace(r, args=tuple(map(expr, r.args))) for r in s.reductions]
-        return replace(s, reductions=reductions, writes=writes)
+        writes = [w.mapped(expr, buf=new.get(w.buf, w.buf)) for w in s.writes]
+        return replace(s, reductions=[r.mapped(expr) for r in s.reductions], writes=writes)
 
     return [change(s) for s in stmts]

@@ -8,8 +8,6 @@ number of the round: one addition for each vector instead of two. Exact, because
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from .nest import Expr, Nest, Stmt, with_bodies
@@ -24,9 +22,7 @@ def add_shared_first(stmts: list[Stmt], builder) -> list[Stmt]:
         shared = _Shared(s)
         if not any(_is_sum(e) and any(map(shared, e.args)) for e in s.nodes()):
             return s
-        new = builder.pool.rewriter(lambda e: _regrouped(e, shared, builder))
-        writes = [replace(w, value=new(w.value), mask=None if w.mask is None else new(w.mask)) for w in s.writes]
-        return replace(s, reductions=[replace(r, args=tuple(map(new, r.args))) for r in s.reductions], writes=writes)
+        return s.mapped(builder.pool.rewriter(lambda e: _regrouped(e, shared, builder)))
 
     return list(map(changed, stmts))
 

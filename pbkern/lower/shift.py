@@ -17,7 +17,7 @@ from ..affine import Affine
 from ..dsl.kernel import BlockMapping, Kernel, Squeezed
 from ..dsl.refs import Range, is_ref_access, ref_access
 from ..jaxprs import equations
-from .nest import Expr, Fetch, Let, Nest, Pool, Reduction, Stmt, Write, with_bodies
+from .nest import Expr, Fetch, Let, Nest, Pool, Stmt, with_bodies
 from .positions import depend_on_places_alone
 
 
@@ -138,10 +138,8 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
         return pool.rewrite(e, lambda x: pool.with_places(x, affine)) if e.symbols & symbols else e
 
     def nest(n: Nest) -> Nest:
-        writes = [Write(w.buf, tuple(map(affine, w.index)), expr(w.value), w.inner, w.guard,
-                        None if w.mask is None else expr(w.mask)) for w in n.writes]
-        return Nest(n.dims, n.rdims, [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in n.reductions],
-                    writes, n.ordered, n.at)
+        writes = [w.mapped(expr, index=tuple(map(affine, w.index))) for w in n.writes]
+        return Nest(n.dims, n.rdims, [r.mapped(expr) for r in n.reductions], writes, n.ordered, n.at)
 
     def all_of(stmts: list[Stmt]) -> list[Stmt]:
         return [one(with_bodies(s, all_of)) for s in stmts]

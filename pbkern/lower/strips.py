@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -364,9 +364,9 @@ class _StripNest:
         def expr(e: Expr) -> Expr:
             return renamed(shrunk(e))
 
-        reductions = [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in nest.reductions]
-        writes = [Write(*place(w.buf, w.index), expr(w.value), w.inner, w.guard, None if w.mask is None else expr(w.mask))
-                  for w in nest.writes if w.inner or not self.reduces]
+        reductions = [r.mapped(expr) for r in nest.reductions]
+        kept = [w for w in nest.writes if w.inner or not self.reduces]
+        writes = [w.mapped(expr, **dict(zip(("buf", "index"), place(w.buf, w.index)))) for w in kept]
         for k in range(len(self.states)):
             index = self._state_index(lane)
             writes += [Write(buf, index, value, inner=False) for buf, value in self._joined(k, index)]
@@ -387,8 +387,7 @@ class _StripNest:
             return self.builder.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
 
         rewrite = self.pool.rewriter(term)
-        writes = [replace(w, value=rewrite(w.value), mask=None if w.mask is None else rewrite(w.mask), inner=True)
-                  for w in nest.writes]
+        writes = [w.mapped(rewrite, inner=True) for w in nest.writes]
         return Nest(nest.dims, writes=writes, at=nest.at)
 
     def after(self) -> list[Stmt]:
@@ -406,6 +405,5 @@ class _StripNest:
         def result(e: Expr) -> Expr:
             return self.pool.rewrite(e, lambda x: states[x.info] if x.kind == "acc" else None)
 
-        writes = [Write(w.buf, w.index, result(w.value), True, w.guard, None if w.mask is None else result(w.mask))
-                  for w in finals]
+        writes = [w.mapped(result, inner=True) for w in finals]
         return [Nest(dict(self.outer), writes=writes, at=self.nest.at)]

@@ -177,9 +177,8 @@ def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
     if limits == nest.dims:
         return nest
     rename = pool.renamer(single)
-    reductions = [replace(r, args=tuple(map(rename, r.args))) for r in nest.reductions]
-    writes = [replace(w, index=tuple(i.substitute(single.get) for i in w.index), value=rename(w.value),
-                      mask=None if w.mask is None else rename(w.mask)) for w in nest.writes]
+    reductions = [r.mapped(rename) for r in nest.reductions]
+    writes = [w.mapped(rename, index=tuple(i.substitute(single.get) for i in w.index)) for w in nest.writes]
     return replace(nest, dims=limits, reductions=reductions, writes=writes)
 
 
@@ -196,13 +195,12 @@ def _resized(stmts: list[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[
     expr = pool.rewriter(replaced)
 
     def write(w: Write) -> Write:
-        mask = None if w.mask is None else expr(w.mask)
-        return replace(w, buf=smaller.get(w.buf, w.buf), value=expr(w.value), mask=mask)
+        return w.mapped(expr, buf=smaller.get(w.buf, w.buf))
 
     def changed(s: Stmt) -> Stmt:
         match s:
             case Nest():
-                reductions = [replace(r, args=tuple(map(expr, r.args))) for r in s.reductions]
+                reductions = [r.mapped(expr) for r in s.reductions]
                 return replace(s, reductions=reductions, writes=list(map(write, s.writes)))
             case Let(value=value):
                 return replace(s, value=expr(value))

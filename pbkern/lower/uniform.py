@@ -79,16 +79,15 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
     expr = pool.rewriter(replace)
 
     def write(w: Write) -> Write:
-        mask = None if w.mask is None else expr(w.mask)
         if w.buf not in made:
-            return Write(w.buf, w.index, expr(w.value), w.inner, w.guard, mask)
-        return Write(made[w.buf], index(w.buf, w.index), expr(w.value), w.inner, w.guard, mask)
+            return w.mapped(expr)
+        return w.mapped(expr, buf=made[w.buf], index=index(w.buf, w.index))
 
     def changed(s: Stmt) -> Stmt:
         match s:
             case Nest():
                 gone = {d for w in s.writes for k in axes.get(w.buf, ()) for d in w.index[k].symbols}
-                reductions = [Reduction(r.op, tuple(map(expr, r.args)), r.dtype) for r in s.reductions]
+                reductions = [r.mapped(expr) for r in s.reductions]
                 dims = {d: n for d, n in s.dims.items() if d not in gone}
                 return Nest(dims, s.rdims, reductions, [write(w) for w in s.writes], s.ordered, s.at)
             case Let(name=name, value=value):

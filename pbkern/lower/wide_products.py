@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .nest import Expr, Nest, Pool, Reduction, Stmt, Write, with_bodies
+from .nest import Expr, Nest, Pool, Stmt, with_bodies
 
 UINT32 = np.dtype(np.uint32)
 FULL = 1 << 32
@@ -40,10 +40,7 @@ def _rewritten(s: Stmt, found: _Products) -> Stmt:
     s = with_bodies(s, lambda body: [_rewritten(t, found) for t in body])
     if not isinstance(s, Nest) or not {"mul", "shift_right_logical"} <= _unsigned_operations(s):
         return s
-    new = found.pool.rewriter(found.replace)
-    writes = [Write(w.buf, w.index, new(w.value), w.inner, w.guard, w.mask) for w in s.writes]
-    reductions = [Reduction(r.op, tuple(map(new, r.args)), r.dtype) for r in s.reductions]
-    return Nest(s.dims, s.rdims, reductions, writes, s.ordered, s.at)
+    return s.mapped(found.pool.rewriter(found.replace))
 
 
 def _unsigned_operations(nest: Nest) -> set[str]:
