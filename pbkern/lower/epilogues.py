@@ -22,7 +22,7 @@ from .strides import runs_of_stores
 from .text import Block
 
 # Cost (costs.py) of what follows a sum, from which it is long. A store and a load are some two operations.
-LONG_EPILOGUE = 16.0
+LONG_EPILOGUE = 8.0
 
 
 class Epilogues(Accumulators):
@@ -33,24 +33,24 @@ class Epilogues(Accumulators):
     def _follow(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> None:
         """The writes of a tile's points, of which `accs` are the sums."""
         dim, rows = self._rows(w, points) if len({a.type for a in accs}) == 1 else (None, 0)
-        if dim is None:
+        at_once = -(-GROUP * max(rows, 1) // len(points))
+        looped = rows // at_once * at_once
+        if dim is None or looped == at_once:
             self._writes(w, block, points, tail, accs, inner=False)
             return
-        count = len(points) // rows
-        at_once = next(k for k in range(1, rows + 1) if rows % k == 0 and (k * count >= GROUP or k == rows))
-        if at_once == rows:
-            self._writes(w, block, points, tail, accs, inner=False)
-            return
-        self._row_by_row(w, block, dim, rows, at_once, points, tail, accs)
+        count, each = len(points) // rows, len(accs) // rows
+        self._row_by_row(w, block, dim, each, points[: at_once * count], tail, accs[: looped * each])
+        if looped < rows:
+            self._writes(w, block, points[looped * count :], tail, accs[looped * each :], inner=False)
 
-    def _row_by_row(self, w: Walk, block: Block, dim: str, rows: int, at_once: int, points: list[Point], tail: Tail | None,
+    def _row_by_row(self, w: Walk, block: Block, dim: str, each: int, points: list[Point], tail: Tail | None,
                     accs: list[Ssa]) -> None:  # fmt: skip
-        """`at_once` of the `rows` along `dim` in each trip; what they are in turn is bound to `dim` inside."""
+        """A loop over rows along `dim`, with `each` of the sums in `accs`; `points` are those of the first trip."""
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.const(f"memref.alloca() {{alignment = 64 : i64}} : {kind} // {self.text.name()}")
         block.lines += [f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}" for k, a in enumerate(accs)]
         _, first = block.lookup(dim)
-        each = len(accs) // rows
+        at_once = 1 + max(p[dim] for p in points)
 
         def fill(inner: Block, _) -> list[Ssa]:
             row = inner.values[f"{dim}'"]
@@ -60,10 +60,10 @@ class Epilogues(Accumulators):
             for k, a in enumerate(accs[: each * at_once]):
                 place = self._sum_of_indices(inner, start, k)
                 mine.append(a._replace(name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}")))
-            self._writes(w, inner, points[: len(points) // rows * at_once], tail, mine, inner=False)
+            self._writes(w, inner, points, tail, mine, inner=False)
             return []
 
-        self.text.loop(block, f"{dim}'", 0, rows, at_once, fill)
+        self.text.loop(block, f"{dim}'", 0, len(accs) // each, at_once, fill)
 
     def _rows(self, w: Walk, points: list[Point]) -> tuple[str | None, int]:
         """(dimension, number) of the tile's equal rows, which what follows goes through one by one; (None, 0): all at once."""
