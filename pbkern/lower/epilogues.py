@@ -36,7 +36,7 @@ class Epilogues(Accumulators):
         dim, rows = self._rows(w, points) if len({a.type for a in accs}) == 1 else (None, 0)
         at_once = -(-GROUP * max(rows, 1) // len(points))
         looped = rows // at_once * at_once
-        if dim is None or looped == at_once:
+        if dim is None or looped <= at_once:
             self._writes(w, block, points, tail, accs, inner=False)
             return
         count, each = len(points) // rows, len(accs) // rows

@@ -35,7 +35,11 @@ def with_residual(a, b, c):
     return jax.nn.silu(a @ b + c) * jnp.sin(c)
 
 
-@pytest.mark.parametrize("m, k, n", [(256, 64, 512), (37, 19, 65), (9, 5, 48), (1, 8, 100), (64, 640, 17), (301, 77, 333)])
+SHAPES = [(256, 64, 512), (37, 19, 65), (9, 5, 48), (1, 8, 100), (2, 8, 16), (3, 8, 16), (5, 40, 20), (64, 640, 17),
+          (301, 77, 333)]
+
+
+@pytest.mark.parametrize("m, k, n", SHAPES)
 @pytest.mark.parametrize("f, more", [(gelu, ""), (scaled_by_rows, "m"), (with_residual, "mn")])
 def test_products_with_long_epilogues(f, more, m, k, n):
     args = [drawn(m, k), drawn(k, n)] + ([drawn(*({"m": m, "n": n}[d] for d in more))] if more else [])
