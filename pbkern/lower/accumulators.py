@@ -82,8 +82,7 @@ class Accumulators(Across):
         """The same with the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
         d, low, _, step = loop
         kind = f"memref<{len(accs)}x{accs[0].type}>"
-        # A place of its own for every loop, on the stack of the whole function.
-        sums = self.text.const(f"memref.alloca() {{alignment = 64 : i64}} : {kind} // {self.text.name()}")
+        sums = self.text.local(kind)
         at = [f"{sums}[{self.text.index(k)}] : {kind}" for k in range(len(accs))]
 
         def load(b: Block) -> list[Ssa]:

@@ -48,7 +48,7 @@ class Epilogues(Accumulators):
                     accs: list[Ssa]) -> None:  # fmt: skip
         """A loop over rows along `dim`, with `each` of the sums in `accs`; `points` are those of the first trip."""
         kind = f"memref<{len(accs)}x{accs[0].type}>"
-        sums = self.text.const(f"memref.alloca() {{alignment = 64 : i64}} : {kind} // {self.text.name()}")
+        sums = self.text.local(kind)
         block.lines += [f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}" for k, a in enumerate(accs)]
         _, first = block.lookup(dim)
         at_once = 1 + max(p[dim] for p in points)

@@ -21,6 +21,7 @@ CHOOSING = re.compile(r"\barith\.(?:sh\w+ \S+, (%v\d+) : vector|andi \S+, (%v\d+
 PINNED = tuple(f" : vector<{bits // int(el[1:])}x{el}>" for bits in (128, 256, 512) for el in ("f32", "f64", "i32", "i64"))
 SHORT_TRIPS = 16
 MAX_PINNED = 26
+STACK = "memref.alloca() {alignment = 64 : i64}"
 
 
 class Block:
@@ -70,6 +71,10 @@ class Text:
         if text not in self.constants:
             self.constants[text] = self.name()
         return self.constants[text]
+
+    def local(self, kind: str) -> str:
+        """A new buffer of type `kind` on the stack of the whole function. The remark keeps it apart from others like it."""
+        return self.const(f"{STACK} : {kind} // {self.name()}")
 
     def index(self, value: int) -> str:
         return self.const(f"arith.constant {int(value)} : index")

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from .text import STACK
+
 NAME = re.compile(r"%\w+")
 # Lines whose index constants may differ: sums of indices, and reads and writes.
 PLACES = re.compile(r"^%\w+ = arith\.addi .* : index$|\[%\w+\]")
@@ -40,6 +42,8 @@ def form(lines: Iterable[str], constants: Mapping[str, str], views: Mapping[str,
     def common(name: str) -> str:
         if name not in known:
             known[name] = constants.get(name) or f"%{len(known)}"
+            if known[name].startswith(STACK):  # the remark is each twin's own
+                known[name] = f"%{len(known)} : {known[name].partition(' //')[0]}"
             if name in views:
                 own_views.append(name)
                 known[name] += f" : {views[name]}"
