@@ -26,6 +26,7 @@ from .layouts import move_transposes
 from .literals import operands_as_equations
 from .logarithms import undo_exponentials
 from .lookups import pick_early
+from .moves import leave_moves
 from .once import compute_once
 from .online import runs_allowed
 from .outer import multiply_outer
@@ -84,6 +85,8 @@ def plan(
     simple = operands_as_equations(simple)
     with steps_remembered(), searches_remembered(), runs_allowed(fast):
         parts = partition(simple, machine, supports, options)
+        if not strict:
+            leave_moves(parts.nodes)
         apply(parts.groups(), choices, machine)
     write_in_place(parts.nodes, simple.jaxpr, donated)
     segments = make_segments(name, simple, parts.nodes, params_for)
