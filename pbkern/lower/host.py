@@ -262,4 +262,4 @@ def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions
     host.steps(program.steps)
     kernels = host.distinct()
     text = module_text(f for k in kernels for f in k.functions)
-    return LoweredProgram(text, host.text(), max(host.temp_bytes + host.scratch_bytes, ALIGNMENT), kernels)
+    return LoweredProgram(text, host.text(), host.temp_bytes + host.scratch_bytes, kernels)

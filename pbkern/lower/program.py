@@ -156,7 +156,7 @@ class KernelLowering:
         self.text.indices.add("%p")
         self._delinearise(block, parallel)
         self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
-        return LoweredKernel(*self._functions(block), programs, self._arena_bytes(),
+        return LoweredKernel(*self._functions(block), programs, self.arena_bytes,
                              "\n".join(self.nests), sum(b.storage is None for b in self.bufs), tuple(self.copies))
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:

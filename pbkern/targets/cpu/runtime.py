@@ -294,6 +294,22 @@ llvm.mlir.global internal @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<128
 }}
 """
 
+CALL = """
+func.func @pbk_call(%buffers: !llvm.ptr) {
+  %null = llvm.mlir.zero : !llvm.ptr
+  func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
+  return
+}
+"""
+
+RUN_WITHOUT_ARENA = """
+func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
+  %null = llvm.mlir.zero : !llvm.ptr
+  func.call @pbk_main(%frame, %buffers, %null) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+  return
+}
+"""
+
 RUN = """
 func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
   %one = arith.constant 1 : i64
@@ -305,12 +321,6 @@ func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
   %arena = llvm.load %out : !llvm.ptr -> !llvm.ptr
   func.call @pbk_main(%frame, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
   func.call @PREFIXpbk_release(%pool, %arena, %slot) : (!llvm.ptr, !llvm.ptr, i64) -> ()
-  return
-}
-
-func.func @pbk_call(%buffers: !llvm.ptr) {
-  %null = llvm.mlir.zero : !llvm.ptr
-  func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
   return
 }
 """
@@ -326,9 +336,10 @@ def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ..
     """Host functions of one program: @pbk_call (plain pointers) and @pbk_handler (XLA FFI)."""
     align = HUGE_PAGE if arena_bytes >= HUGE_BYTES else 4096
     size = -(-arena_bytes // align) * align
-    run = RUN.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align))
+    run = RUN if arena_bytes else RUN_WITHOUT_ARENA
+    run = run.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align))
     run = run.replace("PREFIX", PREFIX).replace("INTERNAL", INTERNAL)
-    return DECLARATIONS + run + _handler(input_count, output_bytes)
+    return DECLARATIONS + run + CALL + _handler(input_count, output_bytes)
 
 
 def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
