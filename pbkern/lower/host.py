@@ -184,18 +184,18 @@ class _Host:
                 views[i] = step.results[o]
         self.scratch_bytes = max(self.scratch_bytes, threads * lowered.scratch_bytes)
         pointers = [*map(self.pointer, views), *self._copies(step, views)]
-        task = self._task(lowered, len(pointers))
+        scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        total = self.const(lowered.programs)
+        if threads == 1:
+            types = ", ".join(_argument_types(lowered))
+            self.lines.append(f"func.call @{lowered.name}({', '.join([*pointers, scratch, self.const(0), total])}) : ({types}) -> ()")
+            return
         one = self.const(1)
         args = self.put(f"llvm.alloca {one} x !llvm.array<{len(pointers) + 1} x ptr> : (i64) -> !llvm.ptr")
-        scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
         for k, p in enumerate([*pointers, scratch]):
             slot = self.put(f"llvm.getelementptr {args}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
             self.lines.append(f"llvm.store {p}, {slot} : !llvm.ptr, !llvm.ptr")
-        total = self.const(lowered.programs)
-        if threads == 1:
-            zero = self.const(0)
-            self.lines.append(f"func.call @{task}({args}, {zero}, {total}, {zero}) : (!llvm.ptr, i64, i64, i64) -> ()")
-            return
+        task = self._task(lowered, len(pointers))
         address = self.put(f"func.constant @{task} : (!llvm.ptr, i64, i64, i64) -> ()")
         pointer = self.put(f"builtin.unrealized_conversion_cast {address} : (!llvm.ptr, i64, i64, i64) -> () to !llvm.ptr")
         self.lines.append(f"func.call @{PARALLEL}(%frame, {pointer}, {args}, {total}, {self.const(chunk)}, "
@@ -220,9 +220,8 @@ class _Host:
             pointers.append(f"%p{k}")
         lines += [f"%size = arith.constant {lowered.scratch_bytes} : i64", "%at = arith.muli %slot, %size : i64",
                   f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8"]
-        args = [*pointers[:-1], "%mine", "%low", "%high"]
-        types = ["!llvm.ptr"] * (count + 1) + ["i64", "i64"]
-        lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({', '.join(types)}) -> ()", "return", "}"]
+        args, types = [*pointers[:-1], "%mine", "%low", "%high"], ", ".join(_argument_types(lowered))
+        lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({types}) -> ()", "return", "}"]
         self.tasks.append("\n".join(lines))
         return name
 
@@ -233,11 +232,15 @@ class _Host:
     def text(self) -> str:
         declared = []
         for lowered in self.distinct():
-            types = ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
-            declared.append(f"func.func private @{lowered.name}({', '.join(types)})")
+            declared.append(f"func.func private @{lowered.name}({', '.join(_argument_types(lowered))})")
         head = f"func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {INTERNAL} {{"
         main = [head, *self.lines, "return", "}"]
         return "\n".join([*declared, *self.tasks, *main])
+
+
+def _argument_types(lowered: LoweredKernel) -> list[str]:
+    """Of operands and copies, the scratch memory, and the first program and the one after the last."""
+    return ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
 
 
 def default_threads() -> int:
