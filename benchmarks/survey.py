@@ -4,8 +4,8 @@
 
 A case is a name, a function and its arguments as text such as `f32[1000,20]` or `i32[100]<7` (drawn below 7);
 benchmarks/surveyed/ holds them by subject. Each is compared with jax.jit first, then both are called in turn, and
-every case whose ratio (jax's least time over pbkern's) is under `--below` is printed, worst first, with the geometric
-mean of all. Large ratios that do not belong to a workload's kind are as suspicious as small ones.
+every case whose ratio (jax's least time over pbkern's) is under `--below` is printed, worst first, beside the ratio of
+medians, with the geometric mean of all. Large ratios that do not belong to a workload's kind are as suspicious as small ones.
 """
 
 from __future__ import annotations
@@ -40,13 +40,21 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """One case: jax's least time over pbkern's, both in seconds, and the largest relative difference."""
+    """One case: times of calls in seconds, which took turns, and the largest relative difference of results."""
 
     name: str
-    ratio: float
-    ours: float
-    jax: float
+    ours: Sequence[float]
+    jax: Sequence[float]
     difference: float
+
+    @property
+    def ratio(self) -> float:
+        """jax's least time over pbkern's."""
+        return min(self.jax) / min(self.ours)
+
+    @property
+    def of_medians(self) -> float:
+        return statistics.median(self.jax) / statistics.median(self.ours)
 
 
 def draw(spec: str, rng: np.random.Generator) -> jax.Array:
@@ -95,14 +103,14 @@ def compare(name: str, function: Callable, specs: Sequence[str], seconds: float)
     arguments = [draw(spec, rng) for spec in specs]
     ours, theirs = pbkern.jit(function), jax.jit(function)
     apart = difference(jax.block_until_ready(ours(*arguments)), jax.block_until_ready(theirs(*arguments)))
-    least, end, rounds = {ours: math.inf, theirs: math.inf}, time.perf_counter() + seconds, 0
-    while rounds < ROUNDS or time.perf_counter() < end:
-        for f in least:
+    times: dict[Callable, list[float]] = {ours: [], theirs: []}
+    end = time.perf_counter() + seconds
+    while len(times[theirs]) < ROUNDS or time.perf_counter() < end:
+        for f, found in times.items():
             begin = time.perf_counter()
             jax.block_until_ready(f(*arguments))
-            least[f] = min(least[f], time.perf_counter() - begin)
-        rounds += 1
-    return Result(name, least[theirs] / least[ours], least[ours], least[theirs], apart)
+            found.append(time.perf_counter() - begin)
+    return Result(name, times[ours], times[theirs], apart)
 
 
 def cases(words: Sequence[str]) -> dict[str, tuple]:
@@ -136,10 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong += 1
             print(f"DIFFERS {name}: {result.difference:.1f} times the tolerance", flush=True)
     for r in sorted((r for r in results if r.ratio < chosen.below), key=lambda r: r.ratio):
-        print(f"{r.ratio:6.2f}  {r.ours * 1e3:9.3f} ms, jax {r.jax * 1e3:9.3f} ms  {r.name}")
-    if results:
-        mean = statistics.geometric_mean(r.ratio for r in results)
-        print(f"{len(results)} cases, geometric mean {mean:.2f}, least {min(r.ratio for r in results):.2f}")
+        least, medians = (f"{min(t) * 1e3:9.3f}" for t in (r.ours, r.jax)), f"{r.of_medians:6.2f} of medians"
+        print(f"{r.ratio:6.2f} {medians} {' ms, jax '.join(least)} ms  {r.name}")
+    for what, ratios in ("least times", [r.ratio for r in results]), ("medians", [r.of_medians for r in results]):
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            print(f"{len(ratios)} cases, {what}: geometric mean {mean:.2f}, least {min(ratios):.2f}")
     return 1 if wrong else 0
 
 

@@ -187,8 +187,8 @@ class _Host:
         scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
         total = self.const(lowered.programs)
         if threads == 1:
-            types = ", ".join(_argument_types(lowered))
-            self.lines.append(f"func.call @{lowered.name}({', '.join([*pointers, scratch, self.const(0), total])}) : ({types}) -> ()")
+            passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(_argument_types(lowered))
+            self.lines.append(f"func.call @{lowered.name}({passed}) : ({types}) -> ()")
             return
         one = self.const(1)
         args = self.put(f"llvm.alloca {one} x !llvm.array<{len(pointers) + 1} x ptr> : (i64) -> !llvm.ptr")
