@@ -4,7 +4,7 @@
 
 XLA chooses the layouts of arrays that it hands to LAPACK, which wants columns: many a transpose costs it nothing. Measured
 on two cores of Zen 4, of 64 to 1024 rows: solutions of transposed triangular systems take .74 to .94 of the time of transposes
-that are kernels, a Cholesky factor and its transpose .68 to .85. Others gain a call.
+that are kernels, a Cholesky factor and its transpose .67 to .85. Others gain a call.
 """
 
 from __future__ import annotations
