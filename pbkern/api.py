@@ -75,7 +75,8 @@ def build_plan(
             donated=donated,
         )  # fmt: skip
 
-    plan = record.run("plan", fused, verify=verified)
+    with collector.paused():
+        plan = record.run("plan", fused, verify=verified)
     record.texts["jaxpr"] = lambda: str(plan.jaxpr)
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())

@@ -38,7 +38,6 @@ class Machine:
       name: how reports call it.
       cores: hardware threads that run programs at the same time.
       vector_bits: width of one vector register.
-      vector_registers: vector registers of one core.
       l1_bytes, l2_bytes: private cache of one core, bytes.
       l3_bytes: shared last-level cache, bytes.
       dram_bandwidth, l3_bandwidth, l2_bandwidth: bytes per second, all cores.
@@ -53,7 +52,6 @@ class Machine:
     name: str = "cpu"
     cores: int = 2
     vector_bits: int = 512
-    vector_registers: int = 32
     l1_bytes: int = 48 << 10
     l2_bytes: int = 1 << 20
     l3_bytes: int = 32 << 20

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import config
+from .contexts import during
 
 EVERY = 1.0  # seconds between lines
 
@@ -38,13 +39,10 @@ def compiling(name: str) -> Iterator[None]:
         yield
         return
     compilation = _Compilation(name, clock())
-    token = _current.set(compilation)
-    try:
+    with during(_current, compilation):
         yield
         if _due(compilation, 0.0):
             _line(compilation, f"done after {clock() - compilation.begin:.1f} s")
-    finally:
-        _current.reset(token)
 
 
 def step(text: str) -> None:

@@ -6,18 +6,18 @@ of fusion, whose groups the choices are for. Names do not count: equal functions
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from jax.extend import core as jex
 
 from . import cache, config, fuse
+from .contexts import during
 from .jaxprs import fingerprint
 from .options import CompileOptions
 from .targets import get_target
@@ -55,14 +55,9 @@ def remember(jaxpr: jex.ClosedJaxpr, options: CompileOptions, choices: Choices) 
         store.put(KIND, key, json.dumps([{"blocks": c.blocks, "params": dict(c.params)} for c in choices]).encode())
 
 
-@contextlib.contextmanager
-def trial(choices: Choices) -> Iterator[None]:
+def trial(choices: Choices) -> AbstractContextManager:
     """Programs that this thread compiles in the body have these choices and no others."""
-    token = _trial.set(choices)
-    try:
-        yield
-    finally:
-        _trial.reset(token)
+    return during(_trial, choices)
 
 
 def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:

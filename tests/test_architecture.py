@@ -19,7 +19,7 @@ BELOW = {
     "api": {"foundation", "dsl", "fuse", "lower", "targets", "frontends"},
 }
 FOUNDATION = set(
-    "errors rules jaxprs affine machine _jax config options cache collector progress "
+    "errors rules jaxprs affine machine _jax config options cache collector contexts progress "
     "scatter gathers reshapes top_k sorting named".split()
 )
 FOLDERS = set(BELOW) - {"foundation", "api"}

@@ -8,14 +8,15 @@ each of them still.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 from jax.extend import core as jex
 
+from ..contexts import during
 from ..machine import Machine
 from .blocks import Unfusable
 from .cost import Cost
@@ -72,14 +73,9 @@ def _description(eqn) -> tuple:
 _current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar("searches of one plan", default=None)
 
 
-@contextlib.contextmanager
-def searches_remembered() -> Iterator[None]:
+def searches_remembered() -> AbstractContextManager:
     """In a `with` block, groups that are alike are searched once. The machine stays the same within."""
-    token = _current.set(_Searches())
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return during(_current, _Searches())
 
 
 def search_once(
@@ -115,5 +111,5 @@ def _once(what: tuple, eqns: Sequence, outputs: Sequence, machine: Machine, look
         raise Unfusable(known.why)
     if known.blocks is None:
         return None
-    with contextlib.nullcontext() if known.online else runs_allowed(False):
+    with nullcontext() if known.online else runs_allowed(False):
         return schedule_at(eqns, outputs, known.blocks, machine)

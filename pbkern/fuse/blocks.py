@@ -10,12 +10,12 @@ access.py.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import jax
@@ -25,6 +25,7 @@ from jax.extend import core as jex
 
 from .._jax import ref_aval
 from ..affine import Affine
+from ..contexts import during
 from .access import Access, NeedsWhole, Pull, Span, block_shape, pull
 
 # Two requests share a hull as long as it holds at most this many times the elements that they ask for.
@@ -162,14 +163,9 @@ class _Remembered:
 _remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar("steps of one plan", default=None)
 
 
-@contextlib.contextmanager
-def steps_remembered() -> Iterator[None]:
+def steps_remembered() -> AbstractContextManager:
     """In a `with` block, the steps of an equation are worked out once. Machine and equations stay the same within."""
-    token = _remembered.set(_Remembered())
-    try:
-        yield
-    finally:
-        _remembered.reset(token)
+    return during(_remembered, _Remembered())
 
 
 def step_of(eqn, out: Access) -> Step:

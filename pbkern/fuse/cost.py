@@ -340,9 +340,7 @@ def evaluate(
         return None
     if scratch > machine.l2_bytes:
         seconds += trips  # spilled values stall the nests that read them: nothing overlaps
-    limit = max(
-        sum(_limit_flops(s, machine, programs) for s in requests.steps), moved / machine.dram_bandwidth
-    )
+    limit = max(sum(_limit_flops(s, machine) for s in requests.steps), moved / machine.dram_bandwidth)
     return Cost(
         seconds,
         compute,
@@ -461,7 +459,7 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
     return 2 * copied / (machine.l3_bandwidth / machine.cores)
 
 
-def _limit_flops(step: Step, machine: Machine, programs: int) -> float:
+def _limit_flops(step: Step, machine: Machine) -> float:
     if step.eqn.primitive.name not in CONTRACTIONS:
         return 0.0
     full = math.prod(step.eqn.outvars[0].aval.shape)

@@ -14,15 +14,16 @@ Here equations alone are looked at; online_blocks.py does it at their blocks. Em
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from ..contexts import during
 from ..jaxprs import atoms, leading_to
 from .access import ELEMENTWISE
 from .places import MOVING, Places, moved
@@ -36,14 +37,9 @@ EXPONENTIALS = ("exp", "exp2")
 _allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
 
 
-@contextlib.contextmanager
-def runs_allowed(allowed: bool) -> Iterator[None]:
+def runs_allowed(allowed: bool) -> AbstractContextManager:
     """In a `with` block, whether sums may be taken in runs: it changes their order."""
-    token = _allowed.set(allowed)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+    return during(_allowed, allowed)
 
 
 @dataclass(frozen=True)

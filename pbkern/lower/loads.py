@@ -47,7 +47,7 @@ class Loads(Strided, Registers):
             tail = Tail(live) if live < lanes else None
         key = ("load", buf.root.name, storage_el(buf.dtype), flat.linear(),
                flat.const + sum(flat.coefficient(d) * o for d, o in p.items()),
-               tail.live if tail else None, lanes, self._guard_key(w, index, p) if guard else None)
+               tail.live if tail else None, lanes, self._guard_key(index, p) if guard else None)
         if key in block.memo and buf.root not in w.written:
             return block.memo[key]
         if lanes and not guard and is_strided(buf, index, w.sched.vector):
@@ -111,7 +111,7 @@ class Loads(Strided, Registers):
                    for n in sorted({n for n, _ in wanted})}  # fmt: skip
         return self._picked(block, vectors, wanted, lanes)
 
-    def _guard_key(self, w: Walk, index, p: Point):
+    def _guard_key(self, index, p: Point):
         return tuple((i, tuple((d, o) for d, o in sorted(p.items()) if d in i.symbols)) for i in index)
 
     def _load_storage(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, guard: bool) -> Ssa:

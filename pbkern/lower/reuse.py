@@ -125,7 +125,7 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
             break
         for seeds in s.axes:
             chain = Chain.find(run, seeds) if seeds else None
-            if chain is None or not _pays(chain, seeds, vector_bits, near_bytes):
+            if chain is None or not _pays(chain, seeds, vector_bits):
                 continue
             length = max(near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1)
             if length < chain.size:
@@ -174,7 +174,7 @@ def _walk(run: Run, places: list[tuple[int, Affine]]) -> dict[int, str] | None:
     return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
 
 
-def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int, near_bytes: int) -> bool:
+def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
     """Whether one loop holds several of the nests that share, and no nest loses its vectors or its register tile."""
     loops = [g for g in chain.groups() if isinstance(g, list)]
     if not any(len(seeds.keys() & set(g)) > 1 for g in loops):

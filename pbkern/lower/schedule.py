@@ -234,7 +234,7 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
         points = math.prod(n for d, n in tile.items() if d in e.symbols)
         if sched.vector not in e.symbols:
             return points
-        return points * vectors * (1 if e is packed else _accesses(nest, e, sched))
+        return points * vectors * (1 if e is packed else _accesses(e, sched))
 
     def step(tile: dict[str, int], vectors: int) -> float:
         products = math.prod(tile.values()) * vectors
@@ -255,7 +255,7 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
     return looped * tiled([*sched.jam.items()], {}) + vectors * stores
 
 
-def _accesses(nest: Nest, e: Expr, sched: NestSchedule) -> int:
+def _accesses(e: Expr, sched: NestSchedule) -> int:
     """Loads that make one vector of an operand: one, if its elements are neighbours, else one for each and one to add it."""
     inside = [x for x in nodes([e]) if x.kind in ("load", "gather") and sched.vector in x.symbols]
     if sched.transpose:

@@ -38,7 +38,6 @@ def detected_machine() -> Machine:
         DEFAULT_MACHINE,
         cores=cores,
         vector_bits=bits,
-        vector_registers=32 if bits == 512 else 16,
         l2_bandwidth=DEFAULT_MACHINE.l2_bandwidth * share,
         l3_bandwidth=DEFAULT_MACHINE.l3_bandwidth * share,
         peak_flops=peak,
