@@ -197,17 +197,18 @@ class _Front:
 
         for v, ring, scratch in zip(wave.carries, self.rings, self.scratch):
             if v in self.given:
-                self.by_rows(row, slot, wave.extent, lambda *at, v=v, r=ring, s=scratch: read(v, r, s, *at))
+                self.by_rows(row, slot, wave.rows_of(v), lambda *at, v=v, r=ring, s=scratch: read(v, r, s, *at))
 
     def leave(self, d, slot) -> None:
         """Writes rows of the last step."""
         wave = self.wave
-        row, end = self.base + d, jnp.minimum(self.base + I32(wave.height), I32(wave.extent))
+        row, own = self.base + d, self.base + I32(wave.height)
 
         def write(result, ring, scratch, row, slot, count) -> None:
             result[_along(len(ring.shape), ring.axis, ds(row, count))] = scratch[ring.rows(slot, count)]
 
         for ring, scratch, result in zip(self.rings, self.scratch, self.results):
+            end = jnp.minimum(own, I32(wave.rows_of(ring.v)))
             self.by_rows(row, slot, end, lambda *at, r=ring, s=scratch, o=result: write(o, r, s, *at), self.base, wraps=False)
 
     def by_rows(self, row, slot, end, use: Callable, begin=0, wraps: bool = True) -> None:
@@ -273,7 +274,7 @@ class _Front:
 
     def inside(self, reads: Reads) -> tuple[int, int]:
         """(first, last) row for which no operand is read beyond its edges."""
-        low, high = 0, self.wave.extent - reads.rows
+        low, high = 0, self.wave.least_extent - reads.rows
         for v in self.wave.body.jaxpr.invars:
             for h in reads.hulls(v):
                 for s, n in zip(h, v.aval.shape):

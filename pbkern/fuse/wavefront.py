@@ -68,7 +68,8 @@ class Wave:
     Attributes:
       body: one step, (*consts, *carries, *elements of xs) -> carries; `counts` of consts and carries.
       periodic: per operand of the body, the dimensions along which elements beyond an edge are those from the other side.
-      along: the dimension of all carries along which the front moves, counted from the end.
+      along: the dimension of all carries along which the front moves, counted from the end. Carries need not be equally long
+        (on staggered grids they are not); what a step makes beyond a carry's end nobody reads.
       height: rows that one program makes; reads: of a few rows of a step; alone: of one row.
     """
 
@@ -101,10 +102,18 @@ class Wave:
     def axis(self, v) -> int:
         return len(v.aval.shape) - self.along
 
+    def rows_of(self, v) -> int:
+        return v.aval.shape[self.axis(v)]
+
     @cached_property
     def extent(self) -> int:
-        """Rows of a carry."""
-        return self.carries[0].aval.shape[self.axis(self.carries[0])]
+        """Rows of the longest carry."""
+        return max(map(self.rows_of, self.carries))
+
+    @cached_property
+    def least_extent(self) -> int:
+        """Rows of the shortest carry."""
+        return min(map(self.rows_of, self.carries))
 
     @cached_property
     def wraps(self) -> bool:
@@ -151,7 +160,8 @@ def waves(
     for along in ALONG:
         if not _all_have_rows(body.jaxpr, counts, periodic, along):
             continue
-        for rows in (n for n in ROWS if n <= _extent(body.jaxpr, counts, along)):
+        shortest = min(v.aval.shape[-along] for v in body.jaxpr.invars[counts[0] : sum(counts)])
+        for rows in (n for n in ROWS if n <= shortest):
             try:
                 reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
             except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
@@ -162,19 +172,14 @@ def waves(
                 yield from _sized(wave, length, machine)
 
 
-def _extent(body: jex.Jaxpr, counts: tuple[int, int], along: int) -> int:
-    shape = body.invars[counts[0]].aval.shape
-    return shape[len(shape) - along]
-
-
 def _all_have_rows(body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[set], along: int) -> bool:
-    """Whether all carries are as long along the front, and wrap around alike."""
+    """Whether all carries have rows along the front, and wrap around alike, or not at all."""
     carries = body.invars[counts[0] : sum(counts)]
     if not carries or any(isinstance(v, jex.Literal) or v.aval.ndim < along for v in (*carries, *body.outvars)):
         return False
-    extents = {v.aval.shape[v.aval.ndim - along] for v in carries}
+    extents = {v.aval.shape[-along] for v in carries}
     wrap = {v.aval.ndim - along in dims for v, dims in zip(carries, periodic[counts[0] :])}
-    return len(extents) == len(wrap) == 1 and min(v.aval.size for v in carries) > 0
+    return len(wrap) == 1 and (len(extents) == 1 or wrap == {False}) and min(v.aval.size for v in carries) > 0
 
 
 def _is_front(wave: Wave, reads: Reads) -> bool:
@@ -207,7 +212,7 @@ def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Co
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
         shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
         most = min(length, *(n // wave.lag for n in (room, shared)))
-        if most >= 2:
+        if most >= 2 and -(-wave.least_extent // height) == -(-wave.extent // height):
             sized = replace(wave, steps=_even(int(most), length), height=height)
             cost = price(sized, machine)
             if cost is not None:

@@ -38,6 +38,28 @@ def varying(c, v):
     return step
 
 
+def staggered(state):
+    """Fields on the cells' middles and edges (FDTD): each has rows and columns of its own number."""
+    e, h, g = state
+    h = h - 0.3 * (e[1:] - e[:-1])
+    g = g + 0.3 * (e[:, 1:] - e[:, :-1])
+    curl = (g[1:-1, 1:] - g[1:-1, :-1]) - (h[1:, 1:-1] - h[:-1, 1:-1])
+    return e.at[1:-1, 1:-1].add(0.3 * curl), h, g
+
+
+def framed(state):
+    """An array of sums within another with a frame, which keeps its border."""
+    u, p = state
+    u = 0.2 * u + 0.1 * sum(p[k : k + u.shape[0], 2 * k : 2 * k + u.shape[1]] for k in range(7))
+    return u, p.at[3:-3, 6:-6].set(0.9 * u)
+
+
+OF_SEVERAL_SHAPES = {
+    "staggered": (staggered, [(0, 0), (-1, 0), (0, -1)]),
+    "framed": (framed, [(-6, -12), (0, 0)]),
+}
+
+
 @pytest.fixture
 def fronts(monkeypatch):
     """fronts(k, l2_bytes): only the k-th front counts, at whatever price, of as many steps as that cache holds rows for."""
@@ -91,6 +113,22 @@ def test_fronts_agree(name, k, l2_bytes, shape, fronts):
     fronts(k, l2_bytes)
     report = native(by_fori(step, 23), small(fields(count, *shape)))
     assert "steps of a loop" in str(report)
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL_SHAPES)
+@pytest.mark.parametrize("k, l2_bytes, shape", [(0, 1 << 20, (41, 52)), (1, 1 << 20, (102, 67)), (1, 1 << 16, (101, 39))])
+def test_carries_of_several_shapes_agree(name, k, l2_bytes, shape, fronts):
+    step, less = OF_SEVERAL_SHAPES[name]
+    state = [0.1 * rand(*(n + d for n, d in zip(shape, by))) for by in less]
+    fronts(k, l2_bytes)
+    native(by_fori(step, 13), tuple(state))
+    assert is_front(check(by_fori(step, 5), tuple(state)))
+
+
+def test_carries_too_short_for_all_programs_take_no_front(fronts):
+    fronts(1)
+    step, _ = OF_SEVERAL_SHAPES["framed"]
+    assert not is_front(check(by_fori(step, 5), (rand(5, 30), rand(11, 42))))
 
 
 def test_steps_that_read_more_on_one_side_agree(fronts):
