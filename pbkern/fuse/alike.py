@@ -1,16 +1,16 @@
 """Groups of equations that are alike, as those of equal layers, are searched once.
 
 What a search (schedule.py) finds depends on what the equations do, on the types of values and on which value is whose operand,
-and on nothing else. A group of which all that is like an earlier one's gets the blocks found for that: one price instead of
-dozens. Of 1180 searches for the gradient of eight equal layers, 183 are left. What groups try on their way there is priced for
-each of them still.
+and on nothing else. A group of which all that is like an earlier one's gets what was found for that, and so does one that tries
+to take in an equation: of the searches for the gradient of eight equal layers, one in six is left. What its programs read and
+compute is worked out again, for its own values, once somebody asks.
 """
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,19 +18,36 @@ from jax.extend import core as jex
 
 from ..contexts import during
 from ..machine import Machine
-from .blocks import Unfusable
+from .access import Access, NeedsWhole
+from .blocks import LaterRequests, Unfusable
 from .cost import Cost
-from .online import runs_allowed
-from .schedule import Schedule, root_first, schedule_at, search, tall_blocks
+from .online import runs_are_allowed
+from .schedule import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a search came to: blocks of the root and whether reductions are taken in runs; none, or why there cannot be any."""
+    """A schedule without the values of its group."""
 
-    blocks: tuple[int, ...] | None = None
-    online: bool = False
-    why: str = ""
+    grid: tuple[int, ...]
+    blocks: tuple[int, ...]
+    accesses: tuple[Access, ...]
+    cost: Cost
+
+    @classmethod
+    def of(cls, made: Schedule) -> _Found:
+        return cls(made.grid, made.blocks, tuple(access for _, access in made.outputs), made.cost)
+
+    def schedule(self, eqns: Sequence, outputs: Sequence) -> Schedule:
+        placed = tuple(zip(outputs, self.accesses, strict=True))
+        return Schedule(self.grid, self.blocks, placed, LaterRequests(eqns, placed), self.cost)
+
+
+@dataclass(frozen=True)
+class _InRuns:
+    """A schedule whose reductions are taken in runs, which are worked out for each group."""
+
+    blocks: tuple[int, ...]
 
 
 @dataclass
@@ -39,7 +56,7 @@ class _Searches:
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)
-    found: dict[tuple, _Found] = field(default_factory=dict)
+    found: dict[tuple, _Found | _InRuns | Exception | None] = field(default_factory=dict)
 
     def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
         """Equal for groups that differ in nothing but the names of values."""
@@ -83,33 +100,49 @@ def search_once(
 ) -> Schedule:
     """What `search` finds. Raises as that does. Results of one `accept` are told apart from those of another."""
     outputs = root_first(outputs)
-    return _once((accept,), eqns, outputs, machine, lambda: search(eqns, outputs, machine, accept))
+    return _once((accept,), eqns, outputs, lambda: search(eqns, outputs, machine, accept),
+                 lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
 def tall_blocks_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
     """What `tall_blocks` finds."""
     outputs = [v for v, _ in found.outputs]
-    return _once(("tall", found.online is None), eqns, outputs, machine, lambda: tall_blocks(eqns, found, machine))
+    return _once(("tall", found.online is None), eqns, outputs, lambda: tall_blocks(eqns, found, machine),
+                 lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
-def _once(what: tuple, eqns: Sequence, outputs: Sequence, machine: Machine, look: Callable[[], Schedule | None]):
-    """look(), or its result for an earlier group that is like this one. `outputs`: as they are placed."""
+def schedule_more_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
+    """What `schedule_more` finds. Raises as that does."""
+    outputs, accesses = zip(*found.outputs)
+
+    def look(*_) -> Schedule | None:
+        return schedule_more(eqns, found, machine)
+
+    return _once(("more", found.blocks, accesses), eqns, outputs, look, look)
+
+
+def _once(what: tuple, eqns: Sequence, outputs: Sequence, look: Callable[[], Schedule | None],
+          with_runs: Callable[[tuple], Schedule | None]) -> Schedule | None:
+    """look(), or its result for an earlier group that is like this one. `outputs`: as they are placed; `with_runs`: what it
+    gives for known blocks, where reductions are taken in runs.
+    """  # fmt: skip
     searches = _current.get()
     if searches is None:
         return look()
-    key = (*what, *searches.key(eqns, outputs))
-    known = searches.found.get(key)
-    if known is None:
+    key = (*what, runs_are_allowed(), *searches.key(eqns, outputs))
+    if key not in searches.found:
         try:
             made = look()
-        except Unfusable as e:
-            searches.found[key] = _Found(why=str(e))
+        except (Unfusable, NeedsWhole) as e:
+            searches.found[key] = e
             raise
-        searches.found[key] = _Found() if made is None else _Found(made.blocks, made.online is not None)
+        in_runs = made is not None and made.online is not None
+        searches.found[key] = _InRuns(made.blocks) if in_runs else made and _Found.of(made)
         return made
-    if known.why:
-        raise Unfusable(known.why)
-    if known.blocks is None:
-        return None
-    with nullcontext() if known.online else runs_allowed(False):
-        return schedule_at(eqns, outputs, known.blocks, machine)
+    match searches.found[key]:
+        case Exception() as e:
+            raise e.with_traceback(None)
+        case _InRuns(blocks):
+            return with_runs(blocks)
+        case known:
+            return known and known.schedule(eqns, outputs)

@@ -194,6 +194,20 @@ class Requests:
     inputs: list[tuple[object, Access]]
 
 
+class LaterRequests(Requests):
+    """Requests that are worked out when somebody looks at them."""
+
+    def __init__(self, eqns: Sequence, outputs: Sequence[tuple[object, Access]]):
+        self.of = tuple(eqns), outputs
+
+    def __getattr__(self, name: str):
+        if name not in ("hulls", "steps", "inputs"):
+            raise AttributeError(name)
+        made = request(*self.of)
+        self.hulls, self.steps, self.inputs = made.hulls, made.steps, made.inputs
+        return getattr(self, name)
+
+
 def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Requests:
     """Walks `eqns` in reverse from the wanted blocks of `outputs`. Raises NeedsWhole, UnsupportedOp, Unfusable."""
     hulls: dict = {}

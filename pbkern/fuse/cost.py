@@ -10,8 +10,10 @@ pay for the trips.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -257,19 +259,59 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """What one step costs one program: seconds, those of copies for contractions, operations, the part of the result."""
+    """What one step costs one program, and what kind of step it is: most attempts to join groups share their steps.
+
+    Attributes:
+      seconds, packing: all but that of copies for contractions, and that.
+      operations: of all its elements.
+      part: the part of the result.
+      limit: seconds of a contraction's operations at the machine's peak, each done once.
+      block_bytes: of its first result.
+      read: the variables that it reads.
+      of_tests: whether comparisons of indices consist of such.
+      in_place: whether it makes each element of elements at the same place, so that lowering needs no stored operands.
+      light: whether it makes as many elements as it reads, or only renames them.
+      own_updates: the part of a scatter's updates that the program reads; None for all other steps.
+      table: what it looks up or scatters.
+    """
 
     seconds: float
     packing: float
     operations: float
     part: float
+    limit: float
+    block_bytes: int
+    read: tuple
+    of_tests: bool
+    in_place: bool
+    light: bool
+    own_updates: float | None
+    table: object
+
+    @classmethod
+    def of(cls, step: Step, machine: Machine) -> _Price:
+        eqn, name = step.eqn, step.eqn.primitive.name
+        table = eqn.invars[0 if name in LOOKUPS else 2] if name in LOOKUPS or name in SCATTERS else None
+        return cls(
+            _step_seconds(step, machine),
+            _packing_seconds(step, machine),
+            operations_per_element(eqn, machine) * volume(step.out),
+            recompute_of(step, 1),
+            _limit_seconds(step, machine),
+            volume(step.out) * itemsize(eqn.outvars[0]),
+            tuple(a for a in eqn.invars if not isinstance(a, jex.Literal)),
+            name in OF_TESTS,
+            name in ELEMENTWISE or name in RENAMED,
+            name in ELEMENTWISE or name in VIEWS,
+            share(eqn, step.out) if name in SCATTERS else None,
+            None if isinstance(table, jex.Literal) else table,
+        )
 
 
 def _price(step: Step, machine: Machine) -> _Price:
-    """The step's, worked out once: most attempts to join groups share their steps (blocks.py)."""
+    """The step's, worked out once (blocks.py)."""
     if not isinstance(step.price, _Price):
-        operations = operations_per_element(step.eqn, machine) * volume(step.out)
-        step.price = _Price(_step_seconds(step, machine), _packing_seconds(step, machine), operations, recompute_of(step, 1))
+        step.price = _Price.of(step, machine)
     return step.price
 
 
@@ -283,6 +325,8 @@ def far_bandwidth(size: int, machine: Machine) -> float:
     return machine.l3_bandwidth if size <= machine.l3_bytes // 4 else machine.dram_bandwidth
 
 
+# Views whose elements are read where they are needed.
+RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
 # Operations that comparisons of indices, and combinations of those, consist of.
 OF_TESTS = VIEWS | {"iota", "add", "sub", "convert_element_type", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"}
 
@@ -302,15 +346,17 @@ def evaluate(
     """  # fmt: skip
     programs = math.prod(grid)
     per_program = repeated = needed = done = 0.0
-    stored = _stored_values(requests, {v for v, _ in outputs})
-    evaluated = _evaluated_shares(requests, outputs)
+    priced = _Priced([(step, _price(step, machine)) for step in requests.steps])
+    stored = priced.stored_values({v for v, _ in outputs})
+    evaluated = priced.evaluated_shares(outputs)
     temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
     tests: set = set()
-    for step in requests.steps:
-        price, share = _price(step, machine), evaluated[id(step)]
-        if _is_test(step.eqn, tests):
+    for step, price in priced.steps:
+        if price.of_tests and tests.issuperset(price.read):
+            # Part of a comparison of indices: code is cut where that changes, and nothing is computed.
             tests.update(step.eqn.outvars)
             continue
+        share = evaluated.get(id(step), 1.0)
         seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
         factor = price.part * programs * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, machine):
@@ -321,13 +367,12 @@ def evaluate(
         operations = price.operations * programs * share
         done += operations
         needed += operations / max(factor, 1e-9)
-        if any(v in stored for v in step.eqn.outvars):
-            size = volume(step.out) * itemsize(step.eqn.outvars[0])
-            temporaries += size
-            sizes.append(int(size * parts.get(step.eqn.outvars[0], 1)))
+        if not stored.isdisjoint(step.eqn.outvars):
+            temporaries += price.block_bytes
+            sizes.append(int(price.block_bytes * parts.get(step.eqn.outvars[0], 1)))
     rounds = math.ceil(programs / machine.cores)
     compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
-    far, near, moved, blocks = _traffic(requests, outputs, grid, machine)
+    far, near, moved, blocks = _traffic(requests, outputs, grid, machine, priced.tables())
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
     blocks -= int(sum(volume(a) * itemsize(v) * (1 - parts[v]) for v, a in requests.inputs if v in parts))
     working_set = blocks + scratch
@@ -340,7 +385,7 @@ def evaluate(
         return None
     if scratch > machine.l2_bytes:
         seconds += trips  # spilled values stall the nests that read them: nothing overlaps
-    limit = max(sum(_limit_flops(s, machine) for s in requests.steps), moved / machine.dram_bandwidth)
+    limit = max(sum(price.limit for _, price in priced.steps), moved / machine.dram_bandwidth)
     return Cost(
         seconds,
         compute,
@@ -355,79 +400,74 @@ def evaluate(
     )
 
 
-def _is_test(eqn, tests: set) -> bool:
-    """Whether an equation is part of a comparison of indices: code is cut where that changes, and nothing is computed."""
-    return eqn.primitive.name in OF_TESTS and all(isinstance(a, jex.Literal) or a in tests for a in eqn.invars)
+@dataclass(frozen=True)
+class _Priced:
+    """The steps of a kernel, each with its price."""
 
+    steps: list[tuple[Step, _Price]]
 
-def _evaluated_shares(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
-    """id of a step -> the part of its block that a program evaluates: of updates that a scatter reads, its own."""
-    if not _scatters(requests):
-        return {id(step): 1.0 for step in requests.steps}
-    wanted = {v: 1.0 for v, _ in outputs}
-    shares: dict[int, float] = {}
-    for step in reversed(requests.steps):
-        eqn = step.eqn
-        share = max((wanted.get(v, 0.0) for v in eqn.outvars), default=1.0)
-        shares[id(step)] = share if eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in VIEWS else 1.0
-        for k, a in enumerate(eqn.invars):
-            if not isinstance(a, jex.Literal):
-                wanted[a] = max(wanted.get(a, 0.0), shares[id(step)] * _read_share(step, k))
-    return shares
+    @cached_property
+    def scatters(self) -> bool:
+        return any(price.own_updates is not None for _, price in self.steps)
 
+    def evaluated_shares(self, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
+        """id of a step -> the part of its block that a program evaluates, where that is not all: of updates that a scatter
+        reads, its own.
+        """
+        wanted = {v: 1.0 for v, _ in outputs}
+        shares: dict[int, float] = {}
+        for step, price in reversed(self.steps) if self.scatters else ():
+            made = step.eqn.outvars
+            share = max([wanted.get(v, 0.0) for v in made], default=1.0) if price.light else 1.0
+            shares[id(step)] = share
+            for v in price.read:
+                part = share * price.own_updates if price.own_updates is not None and v is step.eqn.invars[2] else share
+                if part > wanted.get(v, 0.0):
+                    wanted[v] = part
+        return shares
 
-def _scatters(requests: Requests) -> bool:
-    return any(s.eqn.primitive.name in SCATTERS for s in requests.steps)
+    def stored_values(self, results: set) -> set:
+        """Values that a program keeps in scratch.
 
+        Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
+        another order or from several places (windows, contractions, reductions, shifted slices).
+        """
+        moving = [(step.eqn, price) for step, price in self.steps if not price.in_place]
+        stored = {v for e, price in moving if price.own_updates is not None for v in e.outvars if v not in results}
+        if not moving:
+            return stored
+        makers = {v: step.eqn for step, _ in self.steps for v in step.eqn.outvars}
+        readers = Counter(a for _, price in self.steps for a in price.read)
+        chosen_by = self.index_values()
+        for e, price in moving:
+            name = e.primitive.name
+            if name == "concatenate" and e.outvars[0] in chosen_by:
+                continue  # each index vector is read one number at a time
+            once = name in SINGLE_PASS or price.own_updates is not None
+            for atom in price.read:
+                if once and readers[atom] == 1:
+                    continue  # reduced or scattered while it is made
+                while not isinstance(atom, jex.Literal) and atom in makers:
+                    maker = makers[atom]
+                    if maker.primitive.name not in VIEWS or not maker.invars:
+                        stored.add(atom)
+                        break
+                    atom = maker.invars[0]  # a view of what is stored
+        return stored
 
-def _read_share(step: Step, operand: int) -> float:
-    """The part of an operand's block that a step reads."""
-    of_scatter = step.eqn.primitive.name in SCATTERS and operand == 2
-    return share(step.eqn, step.out) if of_scatter else 1.0
+    def index_values(self) -> set:
+        """The indices of scatters, and what they are made of by arithmetic and views."""
+        found: set = set()
+        for step, price in reversed(self.steps) if self.scatters else ():
+            if price.own_updates is not None:
+                found.add(step.eqn.invars[1])
+            elif price.light and not found.isdisjoint(step.eqn.outvars):
+                found.update(price.read)
+        return found
 
-
-def _stored_values(requests: Requests, results: set) -> set:
-    """Values that a program keeps in scratch.
-
-    Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
-    another order or from several places (windows, contractions, reductions, shifted slices).
-    """
-    makers = {v: s for s in requests.steps for v in s.eqn.outvars}
-    readers: dict = {}
-    for s in requests.steps:
-        for a in s.eqn.invars:
-            if not isinstance(a, jex.Literal):
-                readers[a] = readers.get(a, 0) + 1
-    stored = {v for s in requests.steps if s.eqn.primitive.name in SCATTERS for v in s.eqn.outvars if v not in results}
-    chosen_by = _index_values(requests)
-    for s in requests.steps:
-        name = s.eqn.primitive.name
-        if name == "concatenate" and s.eqn.outvars[0] in chosen_by:
-            continue  # each index vector is read one number at a time
-        shifted = name in VIEWS and name not in ("broadcast_in_dim", "iota", "reshape", "squeeze")
-        if name in ELEMENTWISE or (name in VIEWS and not shifted):
-            continue
-        for atom in s.eqn.invars:
-            if (name in SINGLE_PASS or name in SCATTERS) and not isinstance(atom, jex.Literal) and readers.get(atom) == 1:
-                continue  # reduced or scattered while it is made
-            while not isinstance(atom, jex.Literal) and atom in makers:
-                maker = makers[atom].eqn
-                if maker.primitive.name not in VIEWS or not maker.invars:
-                    stored.add(atom)
-                    break
-                atom = maker.invars[0]  # a view of what is stored
-    return stored
-
-
-def _index_values(requests: Requests) -> set:
-    """The indices of scatters, and what they are made of by arithmetic and views."""
-    found: set = set()
-    for s in reversed(requests.steps) if _scatters(requests) else ():
-        if s.eqn.primitive.name in SCATTERS:
-            found.add(s.eqn.invars[1])
-        elif any(v in found for v in s.eqn.outvars) and s.eqn.primitive.name in (*ELEMENTWISE, *VIEWS):
-            found.update(a for a in s.eqn.invars if not isinstance(a, jex.Literal))
-    return found
+    def tables(self) -> set:
+        """Values that a program looks up, or scatters."""
+        return {price.table for _, price in self.steps if price.table is not None}
 
 
 def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Machine) -> float:
@@ -459,22 +499,17 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
     return 2 * copied / (machine.l3_bandwidth / machine.cores)
 
 
-def _limit_flops(step: Step, machine: Machine) -> float:
-    if step.eqn.primitive.name not in CONTRACTIONS:
+def _limit_seconds(step: Step, machine: Machine) -> float:
+    eqn = step.eqn
+    if eqn.primitive.name not in CONTRACTIONS:
         return 0.0
-    full = math.prod(step.eqn.outvars[0].aval.shape)
-    return (
-        operations_per_element(step.eqn, machine)
-        * full
-        / machine.flops(np.dtype(step.eqn.invars[0].aval.dtype).name)
-    )
+    full = math.prod(eqn.outvars[0].aval.shape)
+    return operations_per_element(eqn, machine) * full / machine.flops(np.dtype(eqn.invars[0].aval.dtype).name)
 
 
-def tables(requests: Requests) -> set:
+def tables(requests: Requests, machine: Machine) -> set:
     """Values that a program looks up, or scatters."""
-    named = ((s.eqn.primitive.name, s.eqn.invars) for s in requests.steps)
-    found = [atoms[0 if name in LOOKUPS else 2] for name, atoms in named if name in LOOKUPS or name in SCATTERS]
-    return {a for a in found if not isinstance(a, jex.Literal)}
+    return _Priced([(step, _price(step, machine)) for step in requests.steps]).tables()
 
 
 def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:
@@ -485,7 +520,7 @@ def elements_read(requests: Requests, v, access: Access, among: Collection) -> i
     scattered = [s for s in requests.steps if s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v]
     readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
     if scattered and len(scattered) == len(readers):
-        return math.ceil(volume(access) * min(1.0, sum(_read_share(s, 2) for s in readers)))
+        return math.ceil(volume(access) * min(1.0, sum(share(s.eqn, s.out) for s in readers)))
     if len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
         return volume(access)
     return min(volume(access), sum(volume(s.out) for s in looked_up))
@@ -515,12 +550,11 @@ def _covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
     return found
 
 
-def _traffic(requests, outputs, grid, machine) -> tuple[float, float, int, int]:
+def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> tuple[float, float, int, int]:
     """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
     programs, last = math.prod(grid), len(grid) - 1
     far = near = 0.0
     moved = blocks = 0
-    looked_up = tables(requests)
     for v, access in requests.inputs:
         size, block = nbytes(v.aval), elements_read(requests, v, access, looked_up) * itemsize(v)
         waste = _line_waste(access, v.aval.shape, itemsize(v))

@@ -93,8 +93,9 @@ def _hand_back(parts, maker: Node, reader: Node) -> None:
         late.update(e.outvars if waits else ())
         (rest if waits else moved).append(e)
     shared = [v for v in maker.reads() & reader.reads() if _is_large(parts, v)]
-    passed = [v for e in moved for v in e.outvars if v in reader.outputs or _reads(rest, v)]
-    if not moved or not rest or any(_reads(rest, v) for v in shared) or any(v in reader.outputs for v in passed):
+    read_later, made = _read(rest), set(reader.outputs)
+    passed = [v for e in moved for v in e.outvars if v in made or v in read_later]
+    if not moved or not rest or not read_later.isdisjoint(shared) or not made.isdisjoint(passed):
         return
     if sum(nbytes(v.aval) for v in passed) > sum(nbytes(v.aval) for v in shared):
         return  # more would be stored than is read once instead of twice
@@ -131,9 +132,11 @@ def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
 
 def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move | None:
     """The groups once the maker does `moved` and gives `passed`; None where either cannot be a kernel."""
-    rest = [e for e in reader.eqns if not any(e is m for m in moved)]
+    moving = set(map(id, moved))
+    rest = [e for e in reader.eqns if id(e) not in moving]
+    read_later = _read(rest)
     kept = [w for w in maker.outputs
-            if w in parts.results or _reads(rest, w) or any(n is not reader for n in parts.users(w))]  # fmt: skip
+            if w in parts.results or w in read_later or any(n is not reader for n in parts.users(w))]  # fmt: skip
     eqns, outputs = [*maker.eqns, *moved], list(dict.fromkeys(kept + passed))
     first, _ = parts.attempt(eqns, outputs, None, maker.eqns[-1])
     second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
@@ -142,8 +145,8 @@ def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move
     return _Move((eqns, outputs, first), (rest, reader.outputs, second))
 
 
-def _reads(eqns: Iterable, v) -> bool:
-    return any(a is v for e in eqns for a in e.invars)
+def _read(eqns: Iterable) -> set:
+    return {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal)}
 
 
 def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
@@ -161,20 +164,21 @@ def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
                     take(makers[a])
 
     for e in reader.eqns:
-        if _reads([e], v):
+        if v in _read([e]):
             take(e)
-    smallest = nbytes(v.aval) / SMALLER
+    smallest, made = nbytes(v.aval) / SMALLER, set(reader.outputs)
     while len(moved) < len(reader.eqns):
         eqns = [e for e in reader.eqns if id(e) in moved]
         rest = [e for e in reader.eqns if id(e) not in moved]
-        passed = [w for e in eqns for w in e.outvars if w in reader.outputs or _reads(rest, w)]
-        if any(w in reader.outputs for w in passed):
+        read_later = _read(rest)
+        passed = [w for e in eqns for w in e.outvars if w in made or w in read_later]
+        if not made.isdisjoint(passed):
             return  # a result of the reader: it has its own place
         size = sum(nbytes(w.aval) for w in passed)
         if size < smallest:
             smallest = size
             yield eqns, passed
-        after = next((e for e in rest if any(_reads([e], w) for w in passed)), None)
+        after = next((e for e in rest if not _read([e]).isdisjoint(passed)), None)
         if after is None:
             return
         take(after)

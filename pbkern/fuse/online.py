@@ -42,6 +42,10 @@ def runs_allowed(allowed: bool) -> AbstractContextManager:
     return during(_allowed, allowed)
 
 
+def runs_are_allowed() -> bool:
+    return _allowed.get()
+
+
 @dataclass(frozen=True)
 class Online:
     """What is reduced in runs.

@@ -20,7 +20,7 @@ from ..machine import Machine
 from . import access_scatter, access_shapes  # noqa: F401  (registers access rules)
 from .access import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from .access_windows import partial_reduce_p
-from .alike import search_once, tall_blocks_once
+from .alike import schedule_more_once, search_once, tall_blocks_once
 from .blocks import Unfusable
 from .bodies import control_node
 from .complex_views import VIEWS_OF_COMPLEX
@@ -33,7 +33,7 @@ from .masks import trim_masked
 from .merges import TIE, merge_producers, merge_siblings
 from .nodes import Edge, Node, Partition
 from .recompute import recompute_large
-from .schedule import Schedule, schedule_more
+from .schedule import Schedule
 from .scores import join_scores
 from .simplify import CONTROL
 
@@ -435,7 +435,7 @@ class Partitioner:
         try:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
-                kept = schedule_more(eqns, current, self.machine)
+                kept = schedule_more_once(eqns, current, self.machine)
                 taken = kept is not None and (accept is None or accept(kept.cost))
                 if taken and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""

@@ -249,7 +249,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
             break
     if {"owned", "beside"} & set(roles.values()):
         return least, roles, 1
-    moving, looked_up = [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)], tables(requests)
+    moving, looked_up = [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)], tables(requests, machine)
     grain = max((min(_own_elements(h), elements_read(requests, v, h, looked_up)) for v, h in moving), default=1)
     return least, roles, grain
 

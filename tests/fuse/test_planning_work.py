@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pbkern.fuse import alike, blocks, merges, schedule
+from pbkern.fuse import alike, blocks, handover, merges, schedule
 
 from .checking import check, planned, rand
 
@@ -51,7 +51,7 @@ def test_groups_that_stay_apart_are_asked_once(monkeypatch):
 
 def test_long_arithmetic_is_priced_in_parts(monkeypatch):
     priced = []
-    schedule_more = partition.schedule_more
+    schedule_more = alike.schedule_more
 
     def counted(eqns, *args):
         priced.append(len(eqns))
@@ -62,7 +62,7 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
             x = x * 1.5 + x / (k + 2)
         return x
 
-    monkeypatch.setattr(partition, "schedule_more", counted)
+    monkeypatch.setattr(alike, "schedule_more", counted)
     plan = planned(long, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
@@ -71,7 +71,7 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
 
 def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
     priced = []
-    schedule_more = partition.schedule_more
+    schedule_more = alike.schedule_more
 
     def counted(eqns, *args):
         priced.append(len(eqns))
@@ -80,7 +80,7 @@ def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
     def filtered(x):
         return sum((k + 0.5) * x[k // 12 : k // 12 + 52, k % 12 : k % 12 + 52] for k in range(144))
 
-    monkeypatch.setattr(partition, "schedule_more", counted)
+    monkeypatch.setattr(alike, "schedule_more", counted)
     plan = planned(filtered, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
@@ -113,7 +113,7 @@ def network(x, w, v):
 
 
 def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
-    parts, schedule_more = [], partition.schedule_more
+    parts, schedule_more = [], schedule.schedule_more
 
     def compared(eqns, found, machine):
         walked.clear()
@@ -128,7 +128,7 @@ def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
 
     walked, request = [], schedule.request
     monkeypatch.setattr(schedule, "request", lambda *args: walked.append(args) or request(*args))
-    monkeypatch.setattr(partition, "schedule_more", compared)
+    monkeypatch.setattr(partition, "schedule_more_once", compared)
     planned(network, *(np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]))
     assert len(parts) > 20 and sum(parts) > 0.8 * len(parts)
 
@@ -149,9 +149,10 @@ def layers(count):
 LAYER = [np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]]
 
 
-def test_layers_that_are_alike_are_searched_once(monkeypatch):
-    searched, search = [], alike.search
-    monkeypatch.setattr(alike, "search", lambda *args: searched.append(args) or search(*args))
+@pytest.mark.parametrize("name", ["search", "schedule_more"])
+def test_layers_that_are_alike_are_searched_once(name, monkeypatch):
+    searched, search = [], getattr(alike, name)
+    monkeypatch.setattr(alike, name, lambda *args: searched.append(args) or search(*args))
     counts = []
     for count in (6, 12):
         planned(layers(count), *LAYER)
@@ -163,7 +164,7 @@ def test_layers_that_are_alike_are_searched_once(monkeypatch):
 @pytest.mark.parametrize("f", [layers(3), network])
 def test_what_is_found_for_a_group_holds_for_those_like_it(f, monkeypatch):
     remembered = planned(f, *LAYER)
-    monkeypatch.setattr(alike, "_once", lambda what, eqns, outputs, machine, look: look())
+    monkeypatch.setattr(alike, "_once", lambda what, eqns, outputs, look, with_runs: look())
     assert [k.source() for k in planned(f, *LAYER).kernels()] == [k.source() for k in remembered.kernels()]
 
 
@@ -182,6 +183,26 @@ def test_groups_that_differ_in_a_number_are_not_alike():
         jaxpr = jax.make_jaxpr(f)(np.ones(5, np.float32), np.ones(5, np.float32)).jaxpr
         keys.append(searches.key(jaxpr.eqns, jaxpr.outvars))
     assert keys[0] == keys[1] and len(set(keys)) == len(keys) - 1
+
+
+def test_values_handed_over_are_looked_for_in_one_walk(monkeypatch):
+    """Of a group that reads a large value and makes long arithmetic of what it takes from it, beginnings grow step by step."""
+    read, counted = [], handover._read
+
+    def counting(eqns):
+        read.append(len(eqns))
+        return counted(eqns)
+
+    def long(x, labels):
+        m = jax.nn.log_softmax(x)[np.arange(len(x)), labels]
+        for k in range(100):
+            m = m * m + k
+        return m.mean()
+
+    monkeypatch.setattr(handover, "_read", counting)
+    plan = planned(long, np.ones((3000, 500), np.float32), np.ones(3000, np.int32))
+    equations = len(plan.jaxpr.eqns)
+    assert equations > 200 and equations < sum(read) < 4 * equations**2
 
 
 def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):
