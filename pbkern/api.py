@@ -106,7 +106,8 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
-        record.texts[stage] = lambda s=stage: "\n".join(target.text(c, s) for c in build.compiled.values())
+        # Programs that are alike share their code.
+        record.texts[stage] = lambda s=stage: "\n".join(target.text(c, s) for c in dict.fromkeys(build.compiled.values()))
     if options.debug:
         stages.report(record)
     if config.current().dump is not None:

@@ -7,6 +7,7 @@ Fusion builds these (fuse/emit.py), `lower/host.py` compiles them; the AOT libra
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..affine import Affine
@@ -138,8 +139,11 @@ class HostProgram:
         return found
 
     def __str__(self) -> str:
-        lines = [f"program {self.name}"]
-        lines += [
+        return f"program {self.name}\n{self.text(lambda kernel: kernel.name)}"
+
+    def text(self, called: Callable[[Kernel], str]) -> str:
+        """Buffers and steps; `called`: the name of each kernel."""
+        lines = [
             f"  {b.kind.value:8} {b.name}: {b.type}" + (f" slot {b.slot}" if b.slot >= 0 else "")
             for b in self.buffers
         ]
@@ -152,7 +156,7 @@ class HostProgram:
                 match step:
                     case Launch(kernel=k, operands=o, results=r):
                         lines.append(
-                            f"{indent}{', '.join(map(view, r))} = {k.name}{list(k.grid)}({', '.join(map(view, o))})"
+                            f"{indent}{', '.join(map(view, r))} = {called(k)}{list(k.grid)}({', '.join(map(view, o))})"
                         )
                     case Copy(source=s, destination=d):
                         lines.append(f"{indent}{view(d)} = copy {view(s)}: {s.type}")

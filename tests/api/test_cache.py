@@ -116,6 +116,37 @@ def test_content_and_options_decide(store):
     assert compiled(norm, X).from_disk and compiled(norm, X, options=exact).from_disk
 
 
+def checked(x, kernel_name):
+    def body(x_ref, o_ref):
+        pbkern.check(x_ref[0, 0] < 100.0, "{} is too much", x_ref[0, 0])
+        o_ref[...] = x_ref[...] * 2
+
+    return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name=kernel_name)(x)
+
+
+def test_names_count_only_where_code_tells_them(store):
+    compiled(norm, X)
+    assert compiled(lambda y: norm(y), X).from_disk
+    for name in ("one", "another"):
+        with pytest.raises(Exception, match=f"200.0 is too much[^`]*kernel `{name}`"):
+            jax.block_until_ready(pbkern.jit(lambda x: checked(x, name))(X * 0 + 200))
+
+
+def test_parts_that_are_alike_share_their_code():
+    def f(a):
+        for _ in range(4):
+            a = jnp.linalg.cholesky(a @ a.T + 10 * jnp.eye(16, dtype=a.dtype)) * 0.25
+        return a
+
+    a = X[:16, :16]
+    build, _ = pbkern.jit(f).build((a,), {})
+    target = CpuTarget()
+    codes = [target.compile(p, pbkern.CompileOptions()) for p in build.programs]
+    assert len(build.programs) == 5 and len(set(codes)) == 3  # the first, those between, the last
+    np.testing.assert_allclose(pbkern.jit(f)(a), jax.jit(f)(a), rtol=1e-5, atol=1e-6)
+    assert pbkern.jit(f).as_text(a, stage="mlir").count("func.func @k0_") == 3
+
+
 def test_the_environment_decides(store, monkeypatch):
     compiled(norm, X)
     for name, value in (("sources", "others"), ("processor", ("other",))):

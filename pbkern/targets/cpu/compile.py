@@ -67,7 +67,7 @@ class Code:
         return cls(tuple(rest[end - size : end] for end, size in zip(ends, head["sizes"])), head["arena_bytes"])
 
 
-@dataclass
+@dataclass(eq=False)
 class Compiled:
     """One program in memory.
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 
 from ... import cache
+from ...dsl.checks import can_fail
 from ...dsl.host import HostProgram
 from ...dsl.kernel import Kernel
 from ...lower.program import LowerOptions
@@ -30,11 +31,11 @@ def program_key(program: HostProgram, options_of: Callable[[Kernel], LowerOption
     """Digest of everything above but the environment."""
     kernels = program.kernels()
     number = {id(k): n for n, k in enumerate(kernels)}
-    # The text of the steps does not tell kernels of one name apart.
-    order = tuple(number[id(launch.kernel)] for launch in program.launches())
-    contents = tuple((k.name, k.content, options_of(k), threads_of(k)) for k in kernels)
+    steps = program.text(lambda k: f"kernel{number[id(k)]}")
+    # Failed checks tell the kernel's name. No other name counts, so that like parts of a function have one code.
+    contents = tuple((can_fail(k) and k.name, k.content, options_of(k), threads_of(k)) for k in kernels)
     positions = tuple(b.position for b in program.buffers)
-    return cache.digest((str(program), positions, order, contents, opt_level))
+    return cache.digest((steps, positions, contents, opt_level))
 
 
 @functools.cache
