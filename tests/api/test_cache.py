@@ -129,7 +129,7 @@ def test_names_count_only_where_code_tells_them(store):
     assert compiled(lambda y: norm(y), X).from_disk
     for name in ("one", "another"):
         with pytest.raises(Exception, match=f"200.0 is too much[^`]*kernel `{name}`"):
-            jax.block_until_ready(pbkern.jit(lambda x: checked(x, name))(X * 0 + 200))
+            jax.block_until_ready(pbkern.jit(lambda x, name=name: checked(x, name))(X * 0 + 200))
 
 
 def test_parts_that_are_alike_share_their_code():
