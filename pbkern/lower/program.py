@@ -26,7 +26,7 @@ from .emit import NestEmitter
 from .flat import flat_index
 from .items import RefView
 from .nest import Buf, Fetch, For, If, Let, Names, Nest, Sort, Stmt, Trace, While
-from .outline import ARENA, ARENA_TYPE, Made, Outliner, Segment
+from .outline import ARENA, ARENA_TYPE, FRAMED, Made, Outliner, Segment
 from .parallel import parallel_dimensions
 from .places import memref
 from .predicates import Bounds
@@ -492,7 +492,7 @@ class KernelLowering:
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
         # Stores past the caches are not ordered with others: the fence comes before any word that the work is done.
         fence = ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()'] if self.emitter.streams else []
-        main = [f"func.func @{self.name}({', '.join(args)}) {{", *constants, *head, *self.text.top.lines,
+        main = [f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{", *constants, *head, *self.text.top.lines,
                 f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", *fence, "return", "}"]
         attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
         views = {b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}" for b in self.offsets}

@@ -3,8 +3,12 @@
 Offsets are those of XLA FFI API 0.3 on x86-64 (xla/ffi/api/c_api.h, shipped with jaxlib); `check_api_version` compares
 at first use. Threads come from XLA's own pool: the calling thread works too, so nothing waits for a busy pool.
 
-Frame of a parallel loop (bytes): 0 next task, 64 programs done, 128 references, 136 slots handed out, 192 programs,
-200 programs per task, 208 task function, 216 its arguments. The last participant to leave frees it.
+Tasks are divided among threads in order: from call to call, each works on the part of the arrays that its cache may hold. A
+thread without tasks of its own takes those of others.
+
+Frame of a parallel loop (bytes): 64 programs done, 128 references, 136 slots handed out, 184 threads, 192 programs,
+200 programs per task, 208 task function, 216 its arguments, 256 and every 64 behind it: tasks taken of each thread's.
+The last participant to leave frees it.
 """
 
 from __future__ import annotations
@@ -57,39 +61,59 @@ func.func private @pbk_unref(%f: !llvm.ptr) {
   return
 }
 
-func.func private @pbk_drain(%f: !llvm.ptr) {
+func.func private @pbk_drain(%f: !llvm.ptr, %slot: i64) {
+  %zero = arith.constant 0 : i64
   %one = arith.constant 1 : i64
-  %slots = llvm.getelementptr %f[136] : (!llvm.ptr) -> !llvm.ptr, i8
+  %line = arith.constant 64 : i64
+  %before_parts = arith.constant 192 : i64
   %done = llvm.getelementptr %f[64] : (!llvm.ptr) -> !llvm.ptr, i8
+  %threadsp = llvm.getelementptr %f[184] : (!llvm.ptr) -> !llvm.ptr, i8
   %np = llvm.getelementptr %f[192] : (!llvm.ptr) -> !llvm.ptr, i8
   %cp = llvm.getelementptr %f[200] : (!llvm.ptr) -> !llvm.ptr, i8
   %tp = llvm.getelementptr %f[208] : (!llvm.ptr) -> !llvm.ptr, i8
   %ap = llvm.getelementptr %f[216] : (!llvm.ptr) -> !llvm.ptr, i8
-  %slot = llvm.atomicrmw add %slots, %one acq_rel : !llvm.ptr, i64
+  %threads = llvm.load %threadsp : !llvm.ptr -> i64
   %n = llvm.load %np : !llvm.ptr -> i64
   %chunk = llvm.load %cp : !llvm.ptr -> i64
   %task = llvm.load %tp : !llvm.ptr -> !llvm.ptr
   %args = llvm.load %ap : !llvm.ptr -> !llvm.ptr
-  scf.while : () -> () {
-    %i = llvm.atomicrmw add %f, %one acq_rel : !llvm.ptr, i64
-    %low = arith.muli %i, %chunk : i64
-    %more = arith.cmpi slt, %low, %n : i64
-    scf.if %more {
-      %next = arith.addi %low, %chunk : i64
-      %high = arith.minsi %next, %n : i64
-      llvm.call %task(%args, %low, %high, %slot) : !llvm.ptr, (!llvm.ptr, i64, i64, i64) -> ()
-      %count = arith.subi %high, %low : i64
-      %before = llvm.atomicrmw add %done, %count acq_rel : !llvm.ptr, i64
+  %tasks = arith.ceildivsi %n, %chunk : i64
+  scf.for %k = %zero to %threads step %one : i64 {
+    %turned = arith.addi %slot, %k : i64
+    %part = arith.remsi %turned, %threads : i64
+    %after = arith.addi %part, %one : i64
+    %ahead = arith.muli %part, %tasks : i64
+    %first = arith.divsi %ahead, %threads : i64
+    %until = arith.muli %after, %tasks : i64
+    %end = arith.divsi %until, %threads : i64
+    %offset = arith.muli %after, %line : i64
+    %place = arith.addi %offset, %before_parts : i64
+    %next = llvm.getelementptr %f[%place] : (!llvm.ptr, i64) -> !llvm.ptr, i8
+    scf.while : () -> () {
+      %taken = llvm.atomicrmw add %next, %one acq_rel : !llvm.ptr, i64
+      %i = arith.addi %first, %taken : i64
+      %more = arith.cmpi slt, %i, %end : i64
+      scf.if %more {
+        %low = arith.muli %i, %chunk : i64
+        %above = arith.addi %low, %chunk : i64
+        %high = arith.minsi %above, %n : i64
+        llvm.call %task(%args, %low, %high, %slot) : !llvm.ptr, (!llvm.ptr, i64, i64, i64) -> ()
+        %count = arith.subi %high, %low : i64
+        %before = llvm.atomicrmw add %done, %count acq_rel : !llvm.ptr, i64
+      }
+      scf.condition(%more)
+    } do {
+      scf.yield
     }
-    scf.condition(%more)
-  } do {
-    scf.yield
   }
   return
 }
 
 func.func private @pbk_worker(%f: !llvm.ptr) {
-  func.call @pbk_drain(%f) : (!llvm.ptr) -> ()
+  %one = arith.constant 1 : i64
+  %slots = llvm.getelementptr %f[136] : (!llvm.ptr) -> !llvm.ptr, i8
+  %slot = llvm.atomicrmw add %slots, %one acq_rel : !llvm.ptr, i64
+  func.call @pbk_drain(%f, %slot) : (!llvm.ptr, i64) -> ()
   func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
   return
 }
@@ -136,19 +160,27 @@ func.func @pbk_parallel(%frame: !llvm.ptr, %task: !llvm.ptr, %args: !llvm.ptr, %
   %threads = arith.minsi %t0, %chunks : i64
   %several = arith.cmpi sgt, %threads, %one : i64
   scf.if %several {
-    %bytes = arith.constant 256 : i64
+    %line = arith.constant 64 : i64
+    %head = arith.constant 256 : i64
+    %parts = arith.muli %threads, %line : i64
+    %bytes = arith.addi %head, %parts : i64
     %f = func.call @malloc(%bytes) : (i64) -> !llvm.ptr
+    scf.for %at = %head to %bytes step %line : i64 {
+      %part = llvm.getelementptr %f[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8
+      llvm.store %zero, %part : i64, !llvm.ptr
+    }
     %f64 = llvm.getelementptr %f[64] : (!llvm.ptr) -> !llvm.ptr, i8
     %f128 = llvm.getelementptr %f[128] : (!llvm.ptr) -> !llvm.ptr, i8
     %f136 = llvm.getelementptr %f[136] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f184 = llvm.getelementptr %f[184] : (!llvm.ptr) -> !llvm.ptr, i8
     %f192 = llvm.getelementptr %f[192] : (!llvm.ptr) -> !llvm.ptr, i8
     %f200 = llvm.getelementptr %f[200] : (!llvm.ptr) -> !llvm.ptr, i8
     %f208 = llvm.getelementptr %f[208] : (!llvm.ptr) -> !llvm.ptr, i8
     %f216 = llvm.getelementptr %f[216] : (!llvm.ptr) -> !llvm.ptr, i8
-    llvm.store %zero, %f : i64, !llvm.ptr
     llvm.store %zero, %f64 : i64, !llvm.ptr
     llvm.store %threads, %f128 : i64, !llvm.ptr
-    llvm.store %zero, %f136 : i64, !llvm.ptr
+    llvm.store %one, %f136 : i64, !llvm.ptr
+    llvm.store %threads, %f184 : i64, !llvm.ptr
     llvm.store %n, %f192 : i64, !llvm.ptr
     llvm.store %chunk, %f200 : i64, !llvm.ptr
     llvm.store %task, %f208 : !llvm.ptr, !llvm.ptr
@@ -179,7 +211,7 @@ func.func @pbk_parallel(%frame: !llvm.ptr, %task: !llvm.ptr, %args: !llvm.ptr, %
         func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
       }
     }
-    func.call @pbk_drain(%f) : (!llvm.ptr) -> ()
+    func.call @pbk_drain(%f, %zero) : (!llvm.ptr, i64) -> ()
     scf.while : () -> () {
       %d = llvm.load %f64 atomic acquire {alignment = 8 : i64} : !llvm.ptr -> i64
       %waiting = arith.cmpi ne, %d, %n : i64
