@@ -1,4 +1,4 @@
-"""Programs on threads: each runs once, whatever their number, and code of theirs keeps spilled vectors in lines of their own."""
+"""Programs on threads: each runs once, whatever their number, and spilled vectors lie in cache lines of their own."""
 
 import re
 
