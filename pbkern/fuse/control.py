@@ -110,7 +110,7 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     counter, turns = builder.fresh("i"), length // body.steps
     firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
     kept = in_place(body)
-    if not kept and turns + (rest is not None) > 1 and _can_alternate(body, n_consts, n_carry):
+    if not kept and turns and _can_alternate(body, n_consts, n_carry):
         old = [builder.typed(_operand(builder, a), v.aval) for a, v in zip(firsts, carried)]
         return _alternating(builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step)
     carries, before = _into_carries(builder, firsts, carried)

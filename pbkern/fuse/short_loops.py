@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with short scans of element-wise bodies written out.
+"""ClosedJaxpr -> the same with scans of one step, and short ones of element-wise bodies, written out.
 
     for c in (3, 2, 1):  y = y * x + c        ->    ((0 * x + 3) * x + 2) * x + 1
 
-Such steps fuse with one another and with what comes before and after: memory is passed over once. Steps that look at
-their neighbours stay loops, whose tiles time_blocks.py chooses.
+Such steps fuse with one another and with what comes before and after: memory is passed over once. Where several steps look at
+their neighbours they stay a loop, whose tiles time_blocks.py chooses.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_EQUATIONS = 200
 
 
 def write_out_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Writes out scans, at any depth, that stack nothing, whose steps are element-wise, and that are no longer than
-    MAX_EQUATIONS."""
+    """Writes out scans, at any depth, of one step, and those that stack nothing, whose steps are element-wise, and that are no
+    longer than MAX_EQUATIONS."""
     short = any(e.primitive.name == "scan" and _is_short(e) for e in equations(closed.jaxpr))
     return retrace(closed, REWRITES | {"scan": _written_out}) if short else closed
 
@@ -30,7 +30,7 @@ def write_out_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _is_short(eqn) -> bool:
     p = eqn.params
     body = p["jaxpr"].jaxpr
-    return (
+    return p["length"] == 1 and not body.effects or (
         len(body.outvars) == p["num_carry"]
         and p["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
         and all(_is_pointwise(e) for e in body.eqns)
@@ -50,7 +50,8 @@ def _written_out(eqn, operands):
     end = p["num_consts"] + p["num_carry"]
     consts, carries, xs = operands[: p["num_consts"]], operands[p["num_consts"] : end], operands[end:]
     step = jex.jaxpr_as_fun(p["jaxpr"])
-    turns = range(p["length"])
+    turns, stacked = range(p["length"]), []
     for k in reversed(turns) if p["reverse"] else turns:
-        carries = step(*consts, *carries, *(lax.index_in_dim(x, k, keepdims=False) for x in xs))
-    return list(carries)
+        made = step(*consts, *carries, *(lax.index_in_dim(x, k, keepdims=False) for x in xs))
+        carries, stacked = made[: p["num_carry"]], made[p["num_carry"] :]
+    return [*carries, *(lax.expand_dims(y, (0,)) for y in stacked)]  # only scans of one step stack any

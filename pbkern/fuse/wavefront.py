@@ -27,7 +27,7 @@ from .cost import UNOVERLAPPED, Cost, evaluate, far_bandwidth, itemsize, nbytes
 # Rows that a step computes at a time: a register tile takes four; more of them repeat less of what a step stores in between.
 ROWS = (4, 8, 16)
 # The part of L2 that the front may fill: rows on their way from and to memory pass through as well.
-L2_SHARE = 0.75
+L2_SHARE = 0.95
 # The part of the steps that there is room for with which a front makes do, if no shorter one need follow the last.
 EVEN_SHARE = 0.5
 # Rows beyond its own, as a part of those, that the first step of a program makes as well as its neighbours.

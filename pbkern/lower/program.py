@@ -128,7 +128,7 @@ class KernelLowering:
                                     at=kernel.defined_at or None, why=str(m.array), hint="pass int8 and convert in the body")
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
-        if not kernel.aliases and shift.is_function(kernel):
+        if not kernel.aliases:
             results = zip(kernel.outputs, self.bufs[len(kernel.inputs):])
             traffic = sum(m.array.nbytes for m in mappings)
             least = options.stream_bytes if traffic > options.stream_traffic else NEVER
@@ -336,7 +336,7 @@ class KernelLowering:
         return found
 
     def _body(self, block: Block, stmts: list[Stmt], case: Variant) -> None:
-        if self._scatters_much():  # into what it has stored, which stays in the caches
+        if self._scatters_much() or not shift.is_function(self.kernel):  # what is read again stays in caches
             self.emitter.streamed -= arena.read(stmts)
         self.nests.append(case.title + nest.show(stmts))
         self._statements(block, stmts)

@@ -175,7 +175,7 @@ def test_kernels_verify_and_print():
             assert same_kernel(kernel, rebuild(source(kernel)))
 
 
-@pytest.mark.parametrize("count", [2, 5, 6])
+@pytest.mark.parametrize("count", [1, 2, 5, 6])
 def test_large_carries_alternate_between_buffers(count):
     def sums(x):
         return lax.fori_loop(0, count, lambda _, a: jnp.cumsum(jnp.tanh(a), 1), x)

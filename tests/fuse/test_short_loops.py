@@ -1,4 +1,4 @@
-"""Short scans of element-wise steps are written out, and fuse."""
+"""Short scans of element-wise steps, and any of one step, are written out, and fuse."""
 
 import jax
 import jax.numpy as jnp
@@ -72,3 +72,15 @@ def test_other_loops_stay(f):
     plan = planned(f, X)
     assert any(e.primitive.name == "scan" for e in plan.jaxpr.eqns)
     compare(plan, f, (X,), 2e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_step_of_any_kind_is_no_loop(reverse):
+    def layers(x, weights):
+        x, sums = lax.scan(lambda x, w: (jnp.tanh(x @ w), x.sum(0)), x, weights, reverse=reverse)
+        return jnp.roll(lax.fori_loop(0, 1, lambda i, x: jnp.cumsum(x, 1) + i, x), 1, 0), sums
+
+    args = rand(40, 30), rand(1, 30, 30, seed=1)
+    plan = planned(layers, *args)
+    assert not any(e.primitive.name in ("scan", "while") for e in equations(plan.jaxpr))
+    compare(plan, layers, args, 1e-5)

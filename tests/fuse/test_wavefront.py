@@ -189,7 +189,9 @@ def test_a_long_loop_goes_through_memory_once():
     plan = planned(by_fori(padded, 50), f32(2048, 2048))
     (kernel,) = plan.kernels()
     assert kernel.scratch and kernel.grid == (2,), str(plan.explanation)
-    assert "25 steps of a loop" in str(plan.explanation)
+    assert "50 steps of a loop" in str(plan.explanation)
+    ((launch,),) = (program.steps for program in plan.programs())
+    assert launch.kernel == kernel  # no copies before or behind it
 
 
 def test_reach_and_lag():

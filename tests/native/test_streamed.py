@@ -38,3 +38,25 @@ def test_what_the_cache_holds_with_its_operands_stays():
     column, row = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in (rows, 4096))
     assert "nontemporal" not in text(jnp.outer, column, row)
     assert "nontemporal" in text(lambda x: x + 1, jax.ShapeDtypeStruct((rows, 4096), jnp.float32))
+
+
+def test_results_of_kernels_with_scratch_unless_they_are_read_again():
+    """Of two kernels that put rows aside, one adds to what it has stored."""
+    blocks = pbkern.BlockSpec((16, 4096), lambda i: (i, 0))
+    array = jax.ShapeDtypeStruct((pbkern.cpu.machine().l3_bytes // 16384 + 64, 4096), jnp.float32)
+
+    def made(body):
+        types = {"in_types": [array], "out_shape": [array], "scratch_shapes": [jax.ShapeDtypeStruct((16, 4096), jnp.float32)]}
+        return pbkern.kernel(body, grid=(array.shape[0] // 16,), in_specs=[blocks], out_specs=[blocks], **types)
+
+    def stores(x, y, rows):
+        rows[...] = x[...] + 1
+        y[...] = rows[...] * 2
+
+    def adds(x, y, rows):
+        rows[...] = x[...] + 1
+        y[...] = rows[...] * 2
+        y[1:] += rows[:-1]
+
+    assert "nontemporal" in text(made(stores), array)
+    assert "nontemporal" not in text(made(adds), array)
