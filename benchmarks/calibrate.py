@@ -1,4 +1,4 @@
-"""Predicted against measured time of fused kernels, to set the constants of pbkern/fuse/cost.py and machine.py.
+"""Predicted against measured time of fused kernels, to set the constants of pbkern/fuse/cost.py, step_cost.py and machine.py.
 
     python -m benchmarks.calibrate [workload ...]
 

@@ -49,6 +49,8 @@ def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:
 
 def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     """The jaxpr that a call equation inlines to, or None for any other equation."""
+    if eqn.primitive.name == "custom_linear_solve":
+        return _solution(eqn)
     key = CALLS.get(eqn.primitive.name)
     inner = eqn.params.get(key) if key else None
     if inner is None and key:
@@ -56,6 +58,17 @@ def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
     if inner is None:
         return None
     return inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
+
+
+def _solution(eqn) -> jex.ClosedJaxpr:
+    """Operands of a linear solve -> its solution. The other functions among its parameters are for its derivatives."""
+    lengths, solve = eqn.params["const_lengths"], jex.jaxpr_as_fun(eqn.params["jaxprs"].solve)
+    first, end = lengths.matvec + lengths.vecmat, sum(lengths)
+
+    def solution(*operands):
+        return solve(*operands[first : first + lengths.solve], *operands[end:])
+
+    return jax.make_jaxpr(solution)(*[fresh_aval(a.aval) for a in eqn.invars])
 
 
 def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:

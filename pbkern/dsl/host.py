@@ -80,7 +80,7 @@ class While:
 
 @dataclass(frozen=True, slots=True)
 class Cond:
-    """Runs branches[clamp(index, 0, len - 1)]; `index` is an int32 scalar."""
+    """Runs branches[clamp(index, 0, len - 1)]; `index` is an int32 scalar or a bool."""
 
     index: View
     branches: tuple[tuple[Step, ...], ...]

@@ -108,7 +108,7 @@ class Hulls:
 
 @dataclass
 class Step:
-    """One equation computing one block of its results; `price`: what cost.py has found about it."""
+    """One equation computing one block of its results; `price`: what step_cost.py has found about it."""
 
     eqn: object
     out: Access

@@ -1,9 +1,8 @@
 """scan, while and cond whose whole body is ours -> native Loop, While and Cond steps.
 
-Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a
-step, as every old value may be read until then. Large carries of a scan alternate between two buffers
-instead. Slices of a scan's xs and ys are views whose offset is affine in the loop counter: they are never
-copied. Deciding what is ours is bodies.py.
+Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a step, as every old
+value may be read until then. Large carries alternate between two buffers instead. Slices of a scan's xs and ys are views whose
+offset is affine in the loop counter: they are never copied. Deciding what is ours is bodies.py.
 """
 
 from __future__ import annotations
@@ -45,10 +44,12 @@ def run_inner(
     jaxpr = inner.jaxpr
     for v, view in zip(jaxpr.invars, arguments):
         builder.views[v] = view
-    made = {v for n in inner.partition.nodes if n.kind != "alias" for v in n.outputs}
+    makers = _made_as(inner)
     for v, view in zip(jaxpr.outvars, results):
-        if view is not None and v in made and v not in builder.views:
+        made = None if view is None or isinstance(v, jex.Literal) else makers.get(v)
+        if made is not None and v not in builder.views and made not in builder.views:
             builder.views[v] = view
+            builder.views[made] = builder.typed(view, made.aval)
     steps = builder.steps(inner.ordered)
     found = []
     for v, view in zip(jaxpr.outvars, results):
@@ -58,6 +59,19 @@ def run_inner(
         found.append(builder.typed(have, v.aval) if view is None else view)
     builder.views = outer
     return steps, found
+
+
+def _made_as(inner: Inner) -> dict:
+    """Value -> what a node makes: itself, or the array of as many bytes that it is another shape of."""
+    found: dict = {}
+    for n in inner.ordered:
+        if n.kind != "alias":
+            found.update((v, v) for v in n.outputs)
+            continue
+        (source, *_), (v,) = n.eqns[0].invars, n.eqns[0].outvars
+        if source in found and array_type(source.aval).nbytes == array_type(v.aval).nbytes:
+            found[v] = found[source]
+    return found
 
 
 def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[View], list[Step]]:
@@ -132,12 +146,13 @@ def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
     """Is every new carry computed, each by an equation of its own, so that it can be written to another
     buffer?
     """
-    made = {v for n in body.partition.nodes if n.kind != "alias" for v in n.outputs}
-    news = body.jaxpr.outvars[:n_carry]
+    made = _made_as(body)
+    news, others = ([made.get(v) for v in vs if not isinstance(v, jex.Literal)]
+                    for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:]))  # fmt: skip
     olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
     bytes_carried = sum(array_type(v.aval).nbytes for v in olds)
-    distinct = len(set(news)) == n_carry and not set(news) & set(body.jaxpr.outvars[n_carry:])
-    return n_carry > 0 and all(v in made for v in news) and distinct and bytes_carried >= ALTERNATE_BYTES
+    distinct = None not in news and len(set(news)) == n_carry and not set(news) & set(others)
+    return n_carry > 0 and distinct and bytes_carried >= ALTERNATE_BYTES
 
 
 def _alternating(
@@ -170,11 +185,26 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     cond_consts = [_operand(builder, a) for a in eqn.invars[:n_cond]]
     body_consts = [_operand(builder, a) for a in eqn.invars[n_cond : n_cond + n_body]]
     carries, before = _into_carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
-    condition, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *carries], [None])
     body = inner["body_jaxpr"]
-    steps, found = run_inner(builder, body, [*body_consts, *carries], _places(body, carries, in_place(body)))
-    steps += _back_to_carries(builder, found, carries)
-    return [*before, While(tuple(condition), predicate, tuple(steps))]
+    kept = in_place(body)
+
+    def test(at: Sequence[View]) -> tuple[tuple[Step, ...], View]:
+        steps, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *at], [None])
+        return tuple(steps), predicate
+
+    def turn(old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+        return run_inner(builder, body, [*body_consts, *old], new)
+
+    condition, predicate = test(carries)
+    if not kept and _can_alternate(body, n_body, len(carries)):
+        # Two turns, the second from other buffers and only if the first was not the last.
+        others = [builder.temporary(c.type) for c in carries]
+        first, second = turn(carries, others)[0], turn(others, carries)[0]
+        between, again = test(others)
+        back = tuple(Copy(other, carry) for other, carry in zip(others, carries))
+        return [*before, While(condition, predicate, (*first, *between, Cond(again, (back, tuple(second)))))]
+    steps, found = turn(carries, _places(body, carries, kept))
+    return [*before, While(condition, predicate, (*steps, *_back_to_carries(builder, found, carries)))]
 
 
 def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from ..jaxprs import leading_to
 from .access import ELEMENTWISE
-from .cost import VIEWS, is_heavy
 from .nodes import Edge, Node
 from .schedule import Schedule
+from .step_cost import VIEWS, is_heavy
 
 # Equations of a function of indices that every reader computes, and the modelled time of the readers, of what it was.
 MOST_OF_INDICES, SLACK = 16, 1.25

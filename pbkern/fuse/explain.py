@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .._jax import user_line
-from .cost import VIEWS, Cost
+from .cost import Cost
 from .nodes import Edge, Node, Partition
+from .step_cost import VIEWS
 
 
 @dataclass(frozen=True)

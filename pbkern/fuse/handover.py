@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 from jax.extend import core as jex
 
-from .cost import nbytes
 from .nodes import Edge, Node
 from .schedule import Schedule
+from .step_cost import nbytes
 
 # What is passed on instead is so many times smaller.
 SMALLER = 4

@@ -10,8 +10,8 @@ from jax.extend import core as jex
 
 from ..machine import MASK_STRIP
 from .blocks import Requests
-from .cost import CONTRACTIONS
 from .schedule import Schedule, alternatives
+from .step_cost import CONTRACTIONS
 
 # Schedules that are compared.
 COMPARED = 8

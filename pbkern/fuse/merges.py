@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from .cost import CONTRACTIONS, is_heavy, nbytes
 from .nodes import Node
 from .scores import SCORES_SLACK, are_scores
+from .step_cost import CONTRACTIONS, is_heavy, nbytes
 
 # One kernel wins a tie with two.
 TIE = 1.002

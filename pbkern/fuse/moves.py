@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from jax.extend import core as jex
 
-from .cost import OF_TESTS, VIEWS, nbytes
 from .nodes import Node
+from .step_cost import OF_TESTS, VIEWS, nbytes
 
 # Bytes that other kernels than transposes beside LAPACK write, at most: ours are written on all cores.
 MOST_MOVED = 1 << 18

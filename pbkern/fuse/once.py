@@ -15,8 +15,8 @@ from jax.extend import core as jex
 
 from ..jaxprs import evaluate, inner_jaxprs
 from ..machine import Machine
-from .cost import CONTRACTIONS, nbytes, operations_per_element
 from .simplify import drop_dead, retrace
+from .step_cost import CONTRACTIONS, nbytes, operations_per_element
 
 # Vector operations for each element from which on a value is dear: more than it takes to read it from L2.
 DEAR_OPERATIONS = 8

@@ -25,7 +25,7 @@ from .blocks import Unfusable
 from .bodies import control_node
 from .complex_views import VIEWS_OF_COMPLEX
 from .copies import copy_masks, share_copies
-from .cost import CONTRACTIONS, VIEWS, Cost, far_bandwidth, is_heavy, nbytes, operations_per_element
+from .cost import Cost, far_bandwidth
 from .first_sorted import first_sorted_p
 from .handover import hand_over
 from .last_stages import join_last_stages
@@ -36,6 +36,7 @@ from .recompute import recompute_large
 from .schedule import Schedule
 from .scores import join_scores
 from .simplify import CONTROL
+from .step_cost import CONTRACTIONS, VIEWS, is_heavy, nbytes, operations_per_element
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 

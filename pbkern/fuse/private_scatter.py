@@ -15,8 +15,8 @@ from jax import lax
 from ..machine import Machine
 from ..scatter import SCATTERS
 from .access_windows import REDUCERS, reducer_params
-from .cost import READ_INDEX_CYCLES, WINDOW_CYCLES
 from .runs import in_runs, near_divisor
+from .step_cost import READ_INDEX_CYCLES, WINDOW_CYCLES
 
 # Runs hold at least this many times as many updates as results: each result is stored and read again once per run.
 UPDATES_PER_RESULT = 4

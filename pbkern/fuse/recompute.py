@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from jax.extend import core as jex
 
 from ..jaxprs import atoms, leading_to
-from .cost import CONTRACTIONS, is_heavy, nbytes
 from .merges import merge
 from .nodes import Edge, Node
 from .schedule import Schedule
+from .step_cost import CONTRACTIONS, is_heavy, nbytes
 
 # A value is computed again only from values of so many times fewer elements.
 SMALLER = 4

@@ -299,6 +299,7 @@ REWRITES: dict[str, Rewrite] = {
     "copy": _same,
     "copy_p": _same,
     "optimization_barrier": lambda eqn, operands: list(operands),
+    "device_put": lambda eqn, operands: None if any(d is not None for d in eqn.params["devices"]) else list(operands),
     # Inside shard_map: plans have plain types, which do not say over which mesh axes a value varies.
     "pvary": lambda eqn, operands: list(operands),
     "psum_invariant": lambda eqn, operands: list(lax.psum(tuple(operands), eqn.params["axes"])),

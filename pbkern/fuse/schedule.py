@@ -22,9 +22,10 @@ from .access import Access, NeedsWhole, Span, whole
 from .access_scatter import owned
 from .access_windows import run_dimensions
 from .blocks import Requests, Unfusable, request, request_more, volume
-from .cost import CONTRACTIONS, Cost, elements_read, evaluate, is_heavy, tables
+from .cost import Cost, elements_read, evaluate, tables
 from .online import find, runs_allowed
 from .online_blocks import Blocks, at
+from .step_cost import CONTRACTIONS, is_heavy
 
 if TYPE_CHECKING:
     from .wavefront import Wave

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..jaxprs import atoms
 from .access import ELEMENTWISE
-from .cost import CONTRACTIONS, VIEWS
+from .step_cost import CONTRACTIONS, VIEWS
 
 if TYPE_CHECKING:
     from .nodes import Node

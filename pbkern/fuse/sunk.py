@@ -15,8 +15,8 @@ from jax.extend import core as jex
 from .._jax import source_of
 from .blocks import literal
 from .copies import MOST_OF_INDICES
-from .cost import OF_TESTS
 from .simplify import retrace
+from .step_cost import OF_TESTS
 
 COMPARISONS = {"ge", "gt", "le", "lt"}
 # Smaller ones cost nothing to read.

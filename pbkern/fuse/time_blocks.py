@@ -8,7 +8,6 @@ control.py launches the kernel length // steps times, and a shorter one for the 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,11 +20,13 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from .access import ELEMENTWISE, NeedsWhole, whole
 from .blocks import Requests, Unfusable
-from .cost import SINGLE_PASS, VIEWS, Cost, far_bandwidth, nbytes
+from .cost import Cost, far_bandwidth
 from .nodes import Edge, Inner, Node, Partition
 from .periodic import continued, periodic_dimensions, reach, with_rolls
 from .schedule import FEW, Schedule, search
 from .simplify import retrace
+from .slices import AS_SLICES, is_window
+from .step_cost import SINGLE_PASS, VIEWS, nbytes
 from .wavefront import Wave, price, waves
 
 # Steps per kernel that are tried, as long as each gains this much over the one before: more steps compile longer.
@@ -35,9 +36,6 @@ GAIN = 0.96
 MAX_EQUATIONS = 220
 # Work repeated in halos.
 MAX_RECOMPUTE = 1.25
-WINDOWS = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_window_min": lax.min}
-# Windows of more elements along their dimensions together stay as they are.
-MAX_SLICES = 16
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ class TimeBlocks:
 def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
     """Groups of cheap equations that look no further than a few elements, and make an array."""
     local = all(_is_local(e) for n in parts.nodes for e in n.eqns)
-    ours = bool(parts.nodes) and all(n.kind == "group" for n in parts.nodes)
+    kinds = {n.kind for n in parts.nodes}
+    ours = "group" in kinds and kinds <= {"group", "alias"}
     return ours and local and max(v.aval.ndim for v in body.outvars) > 0
 
 
@@ -59,7 +58,7 @@ def _is_local(eqn) -> bool:
     name = eqn.primitive.name
     if name in SINGLE_PASS and "axes" in eqn.params:
         return math.prod(eqn.invars[0].aval.shape[d] for d in eqn.params["axes"]) <= FEW
-    return name in ELEMENTWISE or name in VIEWS or name in WINDOWS
+    return name in ELEMENTWISE or name in VIEWS or is_window(eqn)
 
 
 def block_time(
@@ -185,20 +184,8 @@ class _Step:
     most: int
 
 
-def _window_as_slices(eqn, operands):
-    """Reduces windows one dimension after the other: fewer operations, and halos along each alone."""
-    (x,), p = operands, eqn.params
-    if any(n != 1 for n in p["window_strides"]) or sum(p["window_dimensions"]) > MAX_SLICES:
-        return None
-    for d, (size, apart) in enumerate(zip(p["window_dimensions"], p["window_dilation"])):
-        n = x.shape[d] - (size - 1) * apart
-        parts = [lax.slice_in_dim(x, k * apart, k * apart + n, axis=d) for k in range(size)]
-        x = functools.reduce(WINDOWS[eqn.primitive.name], parts)
-    return [x]
-
-
 def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
-    body = retrace(body, dict.fromkeys(WINDOWS, _window_as_slices))
+    body = retrace(body, AS_SLICES)
     rolled = with_rolls(body)
     periodic = periodic_dimensions(rolled.jaxpr, counts)
     if periodic is None or not any(periodic):

@@ -22,7 +22,8 @@ from ..errors import UnsupportedOp
 from ..machine import Machine
 from .access import Access, NeedsWhole, Span, whole
 from .blocks import Requests, Unfusable, request
-from .cost import UNOVERLAPPED, Cost, evaluate, far_bandwidth, itemsize, nbytes
+from .cost import UNOVERLAPPED, Cost, evaluate, far_bandwidth
+from .step_cost import itemsize, nbytes
 
 # Rows that a step computes at a time: a register tile takes four; more of them repeat less of what a step stores in between.
 ROWS = (4, 8, 16)

@@ -137,8 +137,9 @@ class _Host:
                     self.steps(inner)
                     self.lines += ["scf.yield", "}"]
                 case Cond(index=i, branches=branches):
-                    value = self.put(f"llvm.load {self.pointer(i)} : !llvm.ptr -> i32")
-                    self._branches(value, branches, 0)
+                    size = f"i{8 * i.type.dtype.itemsize}"
+                    value = self.put(f"llvm.load {self.pointer(i)} : !llvm.ptr -> {size}")
+                    self._branches(value if size == "i32" else self.put(f"arith.extui {value} : {size} to i32"), branches, 0)
 
     def _branches(self, value: str, branches, k: int) -> None:
         """Nested ifs; the first also takes indices below it, the last those above."""

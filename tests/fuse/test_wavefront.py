@@ -194,6 +194,41 @@ def test_a_long_loop_goes_through_memory_once():
     assert launch.kernel == kernel  # no copies before or behind it
 
 
+def convolved(weights, layout="NCHW", **options):
+    """A step of one filter for each channel."""
+    taps = {"NCHW": "OIHW", "NHWC": "HWIO"}[layout]
+    channels = weights.shape[taps.index("O")]
+
+    def step(u):
+        return lax.conv_general_dilated(u, weights, (1, 1), "SAME", dimension_numbers=(layout, taps, layout),
+                                        feature_group_count=channels, **options)  # fmt: skip
+
+    return step
+
+
+CONVOLUTIONS = {
+    "one image": ((1, 1, 60, 70), convolved(0.2 * rand(1, 1, 3, 3))),
+    "even": ((1, 1, 33, 50), convolved(0.2 * rand(1, 1, 2, 4))),
+    "dilated": ((1, 1, 40, 70), convolved(0.2 * rand(1, 1, 3, 3), rhs_dilation=(2, 1))),
+    "images of channels": ((2, 3, 40, 48), convolved(0.2 * rand(3, 1, 3, 3))),
+    "channels last": ((1, 40, 48, 3), convolved(0.2 * rand(3, 3, 1, 3), "NHWC")),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_that_keep_channels_apart(name, fronts):
+    fronts(3)
+    shape, step = CONVOLUTIONS[name]
+    native(by_fori(step, 6), rand(*shape))
+
+
+def test_a_convolved_image_goes_through_memory_once():
+    weights = 0.2 * rand(3, 3)
+    step = lambda u: convolved(weights[None, None])(u[None, None])[0, 0]  # noqa: E731
+    plan = planned(by_fori(step, 20), f32(1024, 1024))
+    assert is_front(plan) and len(plan.programs()[0].steps) == 1, str(plan.explanation)
+
+
 def test_reach_and_lag():
     body = jax.make_jaxpr(asymmetric)(f32(64, 64))
     wave, _ = next(wavefront.waves(simplify(body), (0, 1), [set()], 8, DEFAULT_MACHINE))
