@@ -188,6 +188,28 @@ def test_large_carries_alternate_between_buffers(count):
     assert not any(isinstance(s, Copy) for s in program.steps)
 
 
+def test_carries_of_other_shapes_alternate():
+    """A new carry renames what a kernel makes."""
+
+    def sums(x):
+        return lax.fori_loop(0, 5, lambda _, a: jnp.cumsum(a[None] * 0.5, 2)[0], x)
+
+    program = check(sums, rand(70, 80), kernels=1).programs()[0]
+    assert not any(isinstance(s, Copy) for step in program.steps for s in getattr(step, "steps", (step,)))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_two_carries_that_are_one_array_are_copied(twice):
+    def sums(x):
+        def step(_, state):
+            new = jnp.cumsum(state[0] * 0.5 + state[-1].reshape(state[0].shape), 1)
+            return (new, new) if twice else (new, new.reshape(80, 70))
+
+        return lax.fori_loop(0, 5, step, (x, x if twice else x.reshape(80, 70)))
+
+    check(sums, rand(70, 80))
+
+
 STENCILS = {
     "zero boundary": lambda a: 0.25 * sum(jnp.roll(jnp.pad(a, 1), s, d)[1:-1, 1:-1] for d in (0, 1) for s in (1, -1)),
     "fixed boundary": lambda a: a.at[1:-1, 1:-1].set(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])),
