@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pbkern import fuse
-from pbkern.machine import Machine
-from pbkern.options import CompileOptions
+from pbkern.core.machine import Machine
+from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from tests.fuse.workloads import WORKLOADS
 

@@ -26,8 +26,8 @@ from jax.experimental.pallas.ops.tpu.random import philox, threefry
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
 import pbkern.pallas
-from pbkern.jaxprs import retrace
-from pbkern.machine import Machine
+from pbkern.core.jaxprs import retrace
+from pbkern.core.machine import Machine
 
 from .run import relative_error, versions
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pbkern
 from pbkern.targets import mlir
-from pbkern.targets.cpu import objects
+from pbkern.targets.cpu.codegen import elf_loader
 
 CHAINS, STEPS, SECONDS = 12, 1_000_000, 1.0
 OPERATIONS = {"fma": 2, "add": 1}  # arithmetic operations per element
@@ -46,7 +46,7 @@ func.func @run(%out: memref<{lanes}x{element}>) {{
 
 def compiled(operation: str, bits: int, element: str) -> Callable[[], None]:
     module = mlir.run_passes(mlir.parse(text(operation, bits // int(element[1:]), element)), mlir.KERNEL_PASSES)
-    image = objects.Image(mlir.object_code(module, 0, "run", {}), {})
+    image = elf_loader.Image(mlir.object_code(module, 0, "run", {}), {})
     memory = (ctypes.c_char * (bits // 8 + 64))()
     aligned = ctypes.addressof(memory) + -ctypes.addressof(memory) % 64
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(image.address("run"))

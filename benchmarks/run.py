@@ -28,7 +28,7 @@ import jaxlib
 import numpy as np
 
 import pbkern
-from pbkern.errors import PbkernError
+from pbkern.core.errors import PbkernError
 
 from .workloads import WORKLOADS, Workload
 

@@ -1,8 +1,10 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
-from . import cpu, pallas, testing
-from .decorators import jit, polyblocks_jit_jax, polymage_jit_jax
-from .dsl import (
+from pbkern import config, cpu, errors, options, pallas, testing
+from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
+from pbkern.api.tune import tune
+from pbkern.core.options import CompileOptions
+from pbkern.dsl import (
     Blocked,
     BlockSpec,
     BoundedSlice,
@@ -39,8 +41,6 @@ from .dsl import (
     store,
     when,
 )
-from .options import CompileOptions
-from .tuning import tune
 
 __all__ = [
     "BlockSpec",
@@ -65,8 +65,10 @@ __all__ = [
     "call_kernel",
     "cdiv",
     "check",
+    "config",
     "cpu",
     "ds",
+    "errors",
     "fail",
     "in_bounds",
     "interpret",
@@ -76,6 +78,7 @@ __all__ = [
     "loop",
     "multiple_of",
     "num_programs",
+    "options",
     "pallas",
     "polyblocks_jit_jax",
     "polymage_jit_jax",

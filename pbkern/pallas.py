@@ -1,7 +1,7 @@
 """pl.pallas_call on CPU, without a change to the kernels: `pbkern.pallas.install()`.
 
 install() registers a CPU lowering of JAX's pallas_call primitive, and of that of pl.kernel and pl.core_map. Under jit, vmap,
-jvp, scan and friends a kernel is imported (frontends/pallas.py), compiled and called like one written in pbkern.
+jvp, scan and friends a kernel is imported (frontends/pallas/call.py), compiled and called like one written in pbkern.
 `interpret=True` and InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
 (pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written; meshes that
 ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.interpreters import mlir
 
-from . import _jax
-from .api import build_kernel, compile_programs
-from .dsl import checks
-from .dsl.random_keys import is_key
-from .frontends.float8 import is_float8
-from .frontends.pallas import import_call
-from .frontends.pallas_mesh import call_params
-from .frontends.strided_operands import in_place
-from .jaxprs import inner_jaxprs
-from .options import CompileOptions
+from pbkern import _jax
+from pbkern.api.pipeline import build_kernel, compile_programs
+from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.options import CompileOptions
+from pbkern.dsl import checks
+from pbkern.dsl.primitives.prng_keys import is_key
+from pbkern.frontends.pallas.call import import_call
+from pbkern.frontends.pallas.float8 import is_float8
+from pbkern.frontends.pallas.mesh import call_params
+from pbkern.frontends.pallas.transposed_operands import in_place
 
 _installed = False
 _undo: list[Callable[[], None]] = []

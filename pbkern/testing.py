@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from . import decorators
-from .errors import OptionError
-from .targets import get_target
+from pbkern.api import decorators
+from pbkern.core.errors import OptionError
+from pbkern.targets import get_target
 
 if TYPE_CHECKING:
-    from .fuse import Explanation
+    from pbkern.fuse import Explanation
 
 __all__ = ["assert_fused", "assert_kernels", "assert_roofline"]
 

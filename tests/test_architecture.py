@@ -1,42 +1,52 @@
-"""Imports point one way: foundation -> dsl -> fuse, lower -> targets -> frontends -> api; local imports count too."""
+"""The tree is the diagram: layers point one way, no import circle of modules or of a folder's entries, small rooms that say
+what they do, and names of files in documents that exist. Imports inside functions count too."""
 
 import ast
+import collections
+import functools
 import pathlib
+import re
 
 import pytest
 
 import pbkern
 
 ROOT = pathlib.Path(pbkern.__file__).parent
-# layer -> the layers that its modules may import beside their own; the API may import all.
+PROJECT = ROOT.parent
+# Layer -> the layers that its modules may import beside their own. Public names at the top may import all.
 BELOW = {
-    "foundation": set(),
-    "dsl": {"foundation"},
-    "fuse": {"foundation", "dsl"},
-    "lower": {"foundation", "dsl"},
-    "targets": {"foundation", "dsl", "lower"},
-    "frontends": {"foundation", "dsl", "targets"},  # targets: what other systems' CompilerParams become
-    "api": {"foundation", "dsl", "fuse", "lower", "targets", "frontends"},
+    "core": set(),
+    "dsl": {"core"},
+    "fuse": {"core", "dsl"},
+    "lower": {"core", "dsl"},
+    "targets": {"core", "dsl", "lower"},
+    "frontends": {"core", "dsl", "targets"},  # targets: what other systems' CompilerParams become
+    "api": {"core", "dsl", "fuse", "lower", "targets", "frontends"},
+    "cli": {"core", "dsl", "fuse", "lower", "targets", "frontends", "api", "public"},
+    "public": {"core", "dsl", "fuse", "lower", "targets", "frontends", "api", "cli"},
 }
-FOUNDATION = set(
-    "errors rules jaxprs affine machine _jax config options cache collector contexts progress "
-    "scatter gathers reshapes top_k sorting named".split()
-)
-FOLDERS = set(BELOW) - {"foundation", "api"}
+MOST_ENTRIES = 15
 FILES = sorted(ROOT.rglob("*.py"))
+FOLDERS = sorted({p.parent for p in FILES})
 
 
-def layer_of(parts: tuple[str, ...]) -> str:
-    """Layer of a module below pbkern; what is no folder's and no foundation is the API."""
-    first = parts[0] if parts else "__init__"
-    if first in FOLDERS:
-        return first
-    return "foundation" if first in FOUNDATION else "api"
+def module_of(path: pathlib.Path) -> tuple[str, ...]:
+    """Parts of a module's name below pbkern; () is pbkern itself."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def imports_of(path: pathlib.Path):
-    """(line, module path below pbkern) of every import from pbkern; for names of packages, the submodule they name."""
+def layer_of(module: tuple[str, ...]) -> str:
+    if module[:1] == ("_jax",):
+        return "core"
+    return module[0] if module and module[0] in BELOW else "public"
+
+
+@functools.cache
+def imports_of(path: pathlib.Path) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """(line, module below pbkern) of every import from pbkern; for names of packages, the submodule they name."""
     package = path.relative_to(ROOT).parts[:-1]
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1] + tuple(node.module.split(".") if node.module else ())
@@ -44,25 +54,76 @@ def imports_of(path: pathlib.Path):
             base = tuple(node.module.split(".")[1:])
         elif isinstance(node, ast.Import):
             ours = (a.name.split(".") for a in node.names if a.name.split(".")[0] == "pbkern")
-            yield from ((node.lineno, tuple(parts[1:])) for parts in ours)
+            found += [(node.lineno, tuple(parts[1:])) for parts in ours]
             continue
         else:
             continue
         for alias in node.names:
             inner = ROOT.joinpath(*base, alias.name)
             is_module = inner.is_dir() or inner.with_suffix(".py").exists()
-            yield node.lineno, (*base, alias.name) if is_module else base
+            found.append((node.lineno, (*base, alias.name) if is_module else base))
+    return tuple(found)
+
+
+def circles(graph: dict) -> list[list]:
+    """Strongly connected components of more than one node (Tarjan 1972)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(v):
+        index[v] = low[v] = len(index)
+        stack.append(v)
+        for w in sorted(graph.get(v, ())):
+            if w not in index:
+                visit(w)
+                low[v] = min(low[v], low[w])
+            elif w in stack:
+                low[v] = min(low[v], index[w])
+        if low[v] == index[v]:
+            component = [stack.pop()]
+            while component[-1] != v:
+                component.append(stack.pop())
+            found.extend([sorted(component)] if len(component) > 1 else [])
+
+    for v in sorted(graph):
+        if v not in index:
+            visit(v)
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_one_way(path):
-    own = layer_of(path.relative_to(ROOT).with_suffix("").parts)
+    own = layer_of(module_of(path))
     back = []
     for line, target in imports_of(path):
         other = layer_of(target)
         if other != own and other not in BELOW[own]:
             back.append(f"{path.relative_to(ROOT)}:{line}: {own} imports {'.'.join(target) or 'pbkern'} ({other})")
     assert not back, "\n".join(back)
+
+
+def test_modules_form_no_import_circle():
+    graph = {module_of(p): {t for _, t in imports_of(p) if t != module_of(p)} for p in FILES}
+    assert not circles(graph)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(PROJECT)))
+def test_entries_of_a_folder_form_no_circle(folder):
+    depth = len(folder.relative_to(ROOT).parts)
+    graph = collections.defaultdict(set)
+    for path in FILES:
+        module = module_of(path)
+        if path.is_relative_to(folder) and len(module) > depth:
+            for _, target in imports_of(path):
+                if len(target) > depth and target[:depth] == module[:depth] and target[depth] != module[depth]:
+                    graph[module[depth]].add(target[depth])
+    assert not circles(graph)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(PROJECT)))
+def test_rooms_are_small_and_say_what_they_do(folder):
+    entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__", "py.typed")]
+    assert len(entries) <= MOST_ENTRIES or folder == ROOT, f"{len(entries)} entries: which of them are one room?"
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder} does not say what it is"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -77,11 +138,49 @@ def test_private_jax_has_one_importer(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_modules_say_what_they_do(path):
-    if path.read_text().strip():
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+    assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+MENTION = re.compile(r"(?<![\w./-])((?:[\w-]+/)*\w+\.py)\b(?!:\d)")
+# Names that examples and messages invent; JAX's own suite is named by `*_test.py`.
+INVENTED = {"model.py", "file.py", "script.py", "program.py", "setup.py", "FILE.py", "c.py", "prog.py"}
+
+
+def mentioned(path: pathlib.Path) -> list[str]:
+    """Names of Python files in a document, or in a module's docstrings and comments."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        tree = ast.parse(text)
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        parts = [ast.get_docstring(n) or "" for n in ast.walk(tree) if isinstance(n, documented)]
+        parts += [line.partition("# ")[2] for line in text.split("\n") if "# " in line]
+        text = "\n".join(parts)
+    return [name for name in MENTION.findall(text) if name.rsplit("/")[-1] not in INVENTED and not name.endswith("_test.py")]
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Every way to name a file of the project: its path, and the ends of its path."""
+    kept = [p for d in ("pbkern", "tests", "benchmarks", "tutorials", "examples") for p in (PROJECT / d).rglob("*.py")]
+    names = set()
+    for p in kept:
+        parts = p.relative_to(PROJECT).parts
+        names |= {"/".join(parts[n:]) for n in range(len(parts))}
+    return frozenset(names)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*FILES, PROJECT / "README.md", *sorted(PROJECT.glob("CONTRIBUTING.md")), *sorted((PROJECT / "docs").rglob("*.md"))],
+    ids=lambda p: str(p.relative_to(PROJECT)),
+)
+def test_files_that_texts_mention_exist(path):
+    missing = [name for name in mentioned(path) if name not in known_names()]
+    assert not missing, f"{path.relative_to(PROJECT)} mentions {', '.join(missing)}"
 
 
 def test_imports_are_found_and_have_layers():
-    found = list(imports_of(ROOT / "lower" / "host.py"))
-    assert ("dsl", "host") in [t for _, t in found]
-    assert layer_of(("dsl", "host")) == "dsl" and layer_of(("api",)) == "api" and layer_of(()) == "api"
+    found = imports_of(ROOT / "lower" / "build.py")
+    assert any(t[:2] == ("lower", "nest") for _, t in found)
+    assert layer_of(("dsl", "kernel")) == "dsl" and layer_of(("_jax",)) == "core" and layer_of(()) == "public"
+    assert circles({1: {2}, 2: {3}, 3: {1}, 4: {1}}) == [[1, 2, 3]]

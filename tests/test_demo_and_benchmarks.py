@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import run, survey
 from benchmarks.workloads import WORKLOADS
-from pbkern import cli, demo
+from pbkern.cli import demo, main
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -71,7 +71,7 @@ def test_peers_that_are_not_installed_are_left_out(monkeypatch):
 
 
 def test_pbkern_bench_passes_its_arguments_on(capsys):
-    assert cli.main(["bench", "rms_norm", "--quick", "--peers", ""]) == 0
+    assert main.main(["bench", "rms_norm", "--quick", "--peers", ""]) == 0
     assert "rms_norm" in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.errors import KernelError, TargetError
+from pbkern.core.errors import KernelError, TargetError
 
 F32 = jnp.float32
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pbkern
-from pbkern.errors import OptionError
+from pbkern.core.errors import OptionError
 from pbkern.testing import assert_fused, assert_kernels, assert_roofline
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import pbkern
-from pbkern.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedOp
 from pbkern.testing import assert_fused, assert_kernels
 
 

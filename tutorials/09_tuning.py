@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pbkern
-from pbkern import cache, config
+from pbkern.core import config
+from pbkern.core.process import disk_cache as cache
 
 
 @pbkern.jit

@@ -1,16 +1,26 @@
 """The kernel DSL: write, trace, verify, print and interpret kernels."""
 
-from .atomics import atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg, atomic_xor
-from .bounded import BoundedSlice
-from .breakpoints import breakpoint
+from pbkern.dsl.body_rewrites.bounded_slices import BoundedSlice
+from pbkern.dsl.primitives.atomics import (
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xchg,
+    atomic_xor,
+)
+from pbkern.dsl.primitives.breakpoint import breakpoint
+from pbkern.dsl.primitives.grid import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
+from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, ref_access
+from pbkern.dsl.text.spelling import bind
+
 from .checks import check, fail
 from .interpret import interpret
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
-from .primitives import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
-from .refs import Gather, Point, Range, RefAccess, ref_access
+from .printer import rebuild, same_kernel, source
 from .specs import BlockSpec, GridSpec
-from .spelling import bind
-from .text import rebuild, same_kernel, source
 from .trace import KernelFunction, call_kernel, kernel, trace_kernel
 from .verify import verify
 

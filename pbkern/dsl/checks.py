@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from .. import _jax
-from ..errors import CheckError, KernelError
-from ..jaxprs import inner_jaxprs
-from . import primitives
+from pbkern import _jax
+from pbkern.core.errors import CheckError, KernelError
+from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.dsl.primitives import grid
+from pbkern.dsl.text.repro import attach
+
 from .kernel import Kernel
-from .repro import attach
 
 fail_p = jex.Primitive("check_failed")  # *values ->; params: message, names (None for those that the message numbers)
 fail_p.multiple_results = True
@@ -50,7 +51,7 @@ def check(condition, message: str, *values, **named) -> None:
         )
     if not isinstance(condition, jax.core.Tracer):
         condition = jnp.asarray(condition, bool)
-    primitives.when(~condition)(lambda: fail(message, *values, **named))
+    grid.when(~condition)(lambda: fail(message, *values, **named))
 
 
 def fail(message: str, *values, **named) -> None:

@@ -23,15 +23,16 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from .. import _jax
-from ..errors import KernelError, OutOfBoundsError, RaceError
-from ..jaxprs import called_jaxpr, literal_value
+from pbkern import _jax
+from pbkern.core.errors import KernelError, OutOfBoundsError, RaceError
+from pbkern.core.jaxprs import called_jaxpr, literal_value
+from pbkern.dsl.primitives.breakpoint import stop
+from pbkern.dsl.primitives.grid import NUMPY as GRID_RULES
+from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, is_ref_access, value_access
+from pbkern.dsl.text.repro import attach
+
 from . import checks
-from .breakpoints import stop
 from .kernel import Blocked, BlockMapping, Kernel, Squeezed
-from .primitives import NUMPY as GRID_RULES
-from .refs import Gather, Point, Range, RefAccess, is_ref_access, value_access
-from .repro import attach
 
 
 def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndarray]:

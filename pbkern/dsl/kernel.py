@@ -1,14 +1,14 @@
 """Kernel: grid, block mappings, scratch and a body jaxpr over Refs. Where fused, hand-written and adopted kernels meet.
 
 A Kernel is canonical and frozen: what the user wrote (`BlockSpec`, specs.py) is resolved against array shapes.
-Tracing is trace.py, checking verify.py, printing text.py, running on NumPy interpret.py.
+Tracing is trace.py, checking verify.py, printing printer.py, running on NumPy interpret.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from ..affine import Affine
-from ..jaxprs import fingerprint
+from pbkern.core.affine import Affine
+from pbkern.core.jaxprs import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class BlockMapping:
     @cached_property
     def starts(self) -> tuple[Affine | None, ...]:
         """First element of the block per array dimension, affine in grid axes (symbols 0, 1, ...); None where it is not."""
-        from ..jaxprs import affine_outputs
+        from pbkern.core.jaxprs import affine_outputs
 
         indices = affine_outputs(self.index_map.jaxpr)
         return tuple(
@@ -193,9 +193,11 @@ class Kernel:
 
     def source(self) -> str:
         """DSL source that rebuilds the kernel."""
-        from .text import source
-
-        return source(self)
+        return print_as_source[0](self)
 
     def __str__(self) -> str:
         return self.source()
+
+
+# Set by printer.py, which knows of tracing: a kernel itself does not.
+print_as_source: list[Callable[[Kernel], str]] = []

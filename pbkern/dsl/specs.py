@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from .. import _jax
-from ..errors import KernelError
-from ..jaxprs import in_demand_order, retrace
-from . import refs
+from pbkern import _jax
+from pbkern.core.errors import KernelError
+from pbkern.core.jaxprs import in_demand_order, retrace
+from pbkern.dsl.primitives import ref_access
+
 from .kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Scratch, Squeezed
 
 
@@ -194,7 +195,7 @@ def canonical_index_map(closed: jex.ClosedJaxpr, grid: Sequence[int | None]) -> 
 
     def rewrite(eqn, *operands) -> list | None:
         if eqn.primitive.name not in ("program_id", "num_programs"):
-            return refs.rewrite(eqn, *operands)
+            return ref_access.rewrite(eqn, *operands)
         axis = eqn.params["axis"]
         if eqn.primitive.name == "num_programs" and axis < len(grid) and grid[axis] is not None:
             return [np.int32(grid[axis])]

@@ -24,14 +24,19 @@ import numpy as np
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
-from .. import _jax
-from ..errors import KernelError, TargetError, UnsupportedOp
-from ..jaxprs import inner_jaxprs, retrace, retrace_into
-from ..named import ByName
-from . import atomics, bounded, checks, primitives, random_keys, refs, rewrites
+from pbkern import _jax
+from pbkern.core.errors import KernelError, TargetError, UnsupportedOp
+from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
+from pbkern.core.process.pickle_by_name import ByName
+from pbkern.dsl.body_rewrites import bounded_slices, numpy_primitives
+from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
+from pbkern.dsl.primitives import atomics, prng_keys
+from pbkern.dsl.primitives import grid as primitives
+from pbkern.dsl.primitives import ref_access as refs
+
+from . import checks
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
-from .private_inputs import with_private_inputs
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
 from .verify import verify
 
@@ -246,7 +251,7 @@ def trace_kernel(
     if atomics.is_used(closed.jaxpr):
         k, closed = atomics.in_order(k), atomics.expand(closed)
     if sizes:
-        closed = bounded.bound(closed, lambda refs: limits_of(k, sizes, refs))
+        closed = bounded_slices.bound(closed, lambda refs: limits_of(k, sizes, refs))
     k = with_private_inputs(dataclasses.replace(k, body=canonical_body(closed, k.name)))
     verify(k)
     return k
@@ -256,14 +261,16 @@ def _without_slices(specs: list, labels: Sequence[str], at: str | None) -> tuple
     """(specs without BoundedSlice dimensions, number of each that had some -> its index map for sizes)."""
     plain, sizes = list(specs), {}
     for n, (spec, label) in enumerate(zip(specs, labels)):
-        if isinstance(spec, BlockSpec) and bounded.is_bounded(spec.block_shape):
-            starts, sizes[n] = bounded.split_index_map(spec.index_map, spec.block_shape, label, at)
-            shape = [bounded.element_of(d) if isinstance(d, bounded.BoundedSlice) else d for d in spec.block_shape]
+        if isinstance(spec, BlockSpec) and bounded_slices.is_bounded(spec.block_shape):
+            starts, sizes[n] = bounded_slices.split_index_map(spec.index_map, spec.block_shape, label, at)
+            shape = [
+                bounded_slices.element_of(d) if isinstance(d, bounded_slices.BoundedSlice) else d for d in spec.block_shape
+            ]
             plain[n] = BlockSpec(shape, starts, memory_space=spec.memory_space)
     return plain, sizes
 
 
-def limits_of(k: Kernel, sizes: Mapping[int, Callable], refs: Sequence) -> bounded.Limits:
+def limits_of(k: Kernel, sizes: Mapping[int, Callable], refs: Sequence) -> bounded_slices.Limits:
     """This program's sizes of BoundedSlice dimensions; `sizes`: number of a Ref -> index map for sizes."""
     args = [primitives.program_id(d) for d in range(len(k.grid))] + list(refs[: k.num_scalar_prefetch])
     return {id(refs[n]): f(*args) for n, f in sizes.items()}
@@ -321,8 +328,8 @@ def _rewrite(eqn, *operands) -> list | None:
         )  # fmt: skip
     found = refs.rewrite(eqn, *operands)
     if found is None:
-        found = random_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
-    return rewrites.rewrite(eqn, *operands) if found is None else found
+        found = prng_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
+    return numpy_primitives.rewrite(eqn, *operands) if found is None else found
 
 
 def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
@@ -330,7 +337,7 @@ def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
 
 
 def _bind(eqn, *operands) -> Sequence:
-    found = rewrites.rewrite(eqn, *operands)
+    found = numpy_primitives.rewrite(eqn, *operands)
     if found is not None:
         return found
     results = eqn.primitive.bind(*operands, **eqn.params)

@@ -12,11 +12,12 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from .. import _jax
-from ..errors import KernelError
-from ..jaxprs import inner_jaxprs
+from pbkern import _jax
+from pbkern.core.errors import KernelError
+from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.dsl.primitives.ref_access import Range, ref_access
+
 from .kernel import Blocked, BlockMapping, Element, Kernel
-from .refs import Range, ref_access
 
 KINDS = "biufcV"  # V: the small float types of ml_dtypes
 

@@ -9,18 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import choices
-    from .choices import Choice, groups_of
-    from .explain import Explanation
+    from pbkern.fuse.emit import choices
+    from pbkern.fuse.emit.choices import Choice, groups_of
+    from pbkern.fuse.emit.explain import Explanation
+    from pbkern.fuse.emit.plan import Left, Plan, Segment
+
     from .pipeline import plan
-    from .segment import Left, Plan, Segment
 
 __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "choices", "groups_of", "plan"]
 
 
 def __getattr__(name: str):
     if name == "choices":
-        return importlib.import_module(".choices", __name__)
+        return importlib.import_module("pbkern.fuse.emit.choices")
     if name in __all__:
         return getattr(importlib.import_module(".pipeline", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

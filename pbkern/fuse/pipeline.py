@@ -9,39 +9,39 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jax.extend import core as jex
 
-from ..errors import UnsupportedOp
-from ..machine import Machine
-from .alike import searches_remembered
-from .blocks import steps_remembered
-from .carries import drop_dead_carries
-from .choices import Choice, apply, groups_of
-from .chosen import choose_pieces
-from .complex_pairs import complex_as_pairs
-from .counters import count_loops, walk_counters
-from .donation import write_in_place
-from .explain import Explanation, explain
-from .indexed import place_updates
-from .keys import keys_as_words
-from .layouts import move_transposes
-from .literals import operands_as_equations
-from .logarithms import undo_exponentials
-from .lookups import pick_early
-from .moves import leave_moves
-from .once import compute_once
-from .online import runs_allowed
-from .outer import multiply_outer
-from .partition import partition
-from .precision import set_precision
-from .program import build_program
-from .quotients import divide_late
-from .repeats import repeat_first
-from .row_sums import sum_results
-from .segment import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
-from .short_loops import write_out_loops
-from .side_by_side import loops_as_one
-from .simplify import simplify
-from .stages import split_reductions
-from .sunk import sink_masks
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.machine import Machine
+from pbkern.fuse.access.blocks import steps_remembered
+from pbkern.fuse.algebra.contraction_precision import set_precision
+from pbkern.fuse.algebra.late_division import divide_late
+from pbkern.fuse.algebra.log_of_exp import undo_exponentials
+from pbkern.fuse.algebra.outer_products import multiply_outer
+from pbkern.fuse.algebra.prng_keys import keys_as_words
+from pbkern.fuse.algebra.reassociate_row_sums import sum_results
+from pbkern.fuse.complex.to_pairs import complex_as_pairs
+from pbkern.fuse.emit.choices import Choice, apply, groups_of
+from pbkern.fuse.emit.explain import Explanation, explain
+from pbkern.fuse.emit.host_program import build_program
+from pbkern.fuse.emit.plan import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
+from pbkern.fuse.indexing.gather_hoisting import pick_early
+from pbkern.fuse.indexing.gather_to_select import choose_pieces
+from pbkern.fuse.indexing.repeat_to_broadcast import repeat_first
+from pbkern.fuse.indexing.static_updates import place_updates
+from pbkern.fuse.indexing.transpose_motion import move_transposes
+from pbkern.fuse.loops.batched_while import loops_as_one
+from pbkern.fuse.loops.dead_carries import drop_dead_carries
+from pbkern.fuse.loops.full_unrolling import write_out_loops
+from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
+from pbkern.fuse.loops.invariant_hoisting import compute_once
+from pbkern.fuse.loops.mask_sinking import sink_masks
+from pbkern.fuse.partition.donation import write_in_place
+from pbkern.fuse.partition.leave_layouts_to_xla import leave_moves
+from pbkern.fuse.partition.partitioner import partition
+from pbkern.fuse.simplify.driver import simplify
+from pbkern.fuse.simplify.literal_operands import operands_as_equations
+from pbkern.fuse.split.two_stage import split_reductions
+from pbkern.fuse.tiling.online_analysis import runs_allowed
+from pbkern.fuse.tiling.search_memo import searches_remembered
 
 __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "plan"]
 

@@ -1,8 +1,9 @@
-"""Body jaxpr over Refs -> statements of nests (nest.py).
+"""Body jaxpr over Refs -> statements of nests (lower/nest/ir.py).
 
 Equations are read in order. Elementwise operations and index maps become lazy values; what must be in memory is
-decided by who asks for it (`decide.py`); Ref effects, control flow and loops become statements in program order.
-Before a statement writes a buffer, values that still have to be read from it are stored elsewhere (`effects.py`).
+decided by who asks for it (`lower/values/materialise.py`); Ref effects, control flow and loops become statements in program
+order. Before a statement writes a buffer, values that still have to be read from it are stored elsewhere
+(`lower/values/store_hazards.py`).
 """
 
 from __future__ import annotations
@@ -14,29 +15,32 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from .. import _jax, jaxprs
-from ..affine import Affine
-from ..dsl.kernel import Kernel
-from ..errors import UnsupportedOp
-from ..scatter import SCATTERS
-from . import control_flow, decide, effects, elementwise, refs
-from .collapse import Aliases
-from .index_arrays import row_steps
-from .items import ControlItem, Item, LetItem, StoreItem
-from .known_scalars import bounds_of, known, known_bounds, known_index
-from .merged import merged
-from .nest import Buf, Expr, Let, Names, Nest, Pool, Reduction, Stmt, Write
-from .pointwise import INT32, elementwise_value
-from .predicates import BOOL
-from .reductions import CONTRACTIONS
-from .scatters import scatter
-from .selection import elements_read
-from .shapes import VIEWS
-from .sorts import sorted_values
-from .steps import Steps
-from .traces import trace
-from .values import ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index
-from .waiting import Waiting
+from pbkern import _jax
+from pbkern.core import jaxprs
+from pbkern.core.affine import Affine
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.dsl.kernel import Kernel
+from pbkern.lower.math import elementwise
+from pbkern.lower.nest.collapse_dims import Aliases
+from pbkern.lower.nest.index_tests import BOOL
+from pbkern.lower.nest.ir import Buf, Expr, Let, Names, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.rules import control_flow, ref_effects
+from pbkern.lower.rules.contractions import CONTRACTIONS
+from pbkern.lower.rules.debug_callbacks import trace
+from pbkern.lower.rules.elementwise import INT32, elementwise_value
+from pbkern.lower.rules.reshape_views import merged
+from pbkern.lower.rules.scatter import scatter
+from pbkern.lower.rules.sort import elements_read, sorted_values
+from pbkern.lower.rules.views import VIEWS
+from pbkern.lower.values import materialise as decide
+from pbkern.lower.values import store_hazards
+from pbkern.lower.values.affine_index_arrays import row_steps
+from pbkern.lower.values.dynamic_strides import Steps
+from pbkern.lower.values.items import ControlItem, Item, LetItem, StoreItem
+from pbkern.lower.values.pending_reads import Waiting
+from pbkern.lower.values.scalar_evolution import bounds_of, known, known_bounds, known_index
+from pbkern.lower.values.values import ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index
 
 
 class BodyBuilder:
@@ -53,7 +57,7 @@ class BodyBuilder:
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
         self.bounds: dict[str, tuple[int, int]] = {}  # (smallest, largest) value of symbols, where known
-        self.rows: dict[int, Steps] = {}  # id of an index array -> how its rows move (index_arrays.py)
+        self.rows: dict[int, Steps] = {}  # id of an index array -> how its rows move (lower/values/affine_index_arrays.py)
         self.unstored: set[int] = set()  # ids of values that are not stored for it
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
@@ -168,11 +172,11 @@ class BodyBuilder:
                 continue
             name = eqn.primitive.name
             if name in ("get", "swap", "addupdate", "masked_load", "masked_store"):
-                refs.access(self, eqn, env)
+                ref_effects.access(self, eqn, env)
             elif name in ("debug_print", "check_failed", "breakpoint"):
                 trace(self, eqn, env)
             elif name == "in_bounds":
-                env[eqn.outvars[0]] = refs.in_bounds(self, self.refs[eqn.invars[0]], eqn.params["axis"])
+                env[eqn.outvars[0]] = ref_effects.in_bounds(self, self.refs[eqn.invars[0]], eqn.params["axis"])
             elif name in ("scan", "while", "cond"):
                 control_flow.RULES.lookup(name)(self, eqn, env)
             elif name == "sort":
@@ -239,10 +243,10 @@ class BodyBuilder:
             case LetItem(name=name, value=value, clamp=clamp):
                 self.stmts.append(Let(name, self.clamped(self.pull(value, ()), clamp)))
             case StoreItem():
-                effects.protect(self, {item.buf.root}, direct=item)
+                store_hazards.protect(self, {item.buf.root}, direct=item)
                 self._store(item)
             case ControlItem(writes=writes, run=run):
-                effects.protect(self, {b.root for b in writes}, captured=item.uses)
+                store_hazards.protect(self, {b.root for b in writes}, captured=item.uses)
                 run()
             case Opaque():
                 if id(item) in plan:

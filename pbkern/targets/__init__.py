@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from ..errors import TargetError
+from pbkern.core.errors import TargetError
+
 from .target import Target
 
 NAMES = ("cpu", "nvgpu", "amdgpu")
@@ -19,7 +20,7 @@ MISSING = {
 def get_target(name: str) -> Target:
     """The target of this name. Raises TargetError if it is unknown or missing."""
     if name == "cpu":
-        from .cpu.target import CpuTarget
+        from pbkern.targets.cpu.target import CpuTarget
 
         return CpuTarget()
     if name in MISSING:

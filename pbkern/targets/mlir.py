@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from ..errors import InternalError, TargetError
+from pbkern.core.errors import InternalError, TargetError
 
 PACKAGES = ("mlir", "torch_mlir")
 # Passes that are nested in functions run on several of them at a time. Blocks need no simplification: lowering makes none

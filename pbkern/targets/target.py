@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ..dsl.host import HostProgram
-from ..machine import Machine
+from pbkern.core.machine import Machine
+from pbkern.dsl.host_program import HostProgram
 
 
 class Target(Protocol):
@@ -16,7 +16,7 @@ class Target(Protocol):
       name: as in compile_options: "cpu", "nvgpu", "amdgpu".
       platform: JAX's name of the platform whose lowerings it provides.
       STAGES: names of what `text` shows, in order.
-      POOLED_BYTES: size from which a result is worth a place of its own, see pooled.py.
+      POOLED_BYTES: size from which a result is worth a place of its own, see api/result_pool.py.
     """
 
     name: str

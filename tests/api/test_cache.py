@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import cache, cli, config
-from pbkern.dsl.programs import kernel_program
-from pbkern.errors import InternalError
-from pbkern.targets.cpu import compile as cpu_compile
-from pbkern.targets.cpu import content, objects
+from pbkern.cli import main
+from pbkern.core import config
+from pbkern.core.errors import InternalError
+from pbkern.core.process import disk_cache
+from pbkern.dsl.build_programs import kernel_program
+from pbkern.targets.cpu.codegen import cache_key, compile, elf_loader
 from pbkern.targets.cpu.target import CpuTarget
 
 X = np.random.default_rng(0).normal(size=(64, 128)).astype("f")
@@ -29,7 +30,7 @@ X = np.random.default_rng(0).normal(size=(64, 128)).astype("f")
 def store(tmp_path):
     """An empty store, and a target that has compiled nothing yet."""
     with config.override(cache_dir=tmp_path / "kept", cache=True):
-        yield cache.current()
+        yield disk_cache.current()
 
 
 def program(f, *args):
@@ -58,7 +59,7 @@ CHILD = """
     import json, sys, time
     import jax, jax.numpy as jnp, numpy as np
     import pbkern
-    from pbkern.targets.cpu import compile as cpu_compile
+    from pbkern.targets.cpu.codegen import compile as cpu_compile
 
     @pbkern.jit
     def f(x):
@@ -150,11 +151,11 @@ def test_parts_that_are_alike_share_their_code():
 def test_the_environment_decides(store, monkeypatch):
     compiled(norm, X)
     for name, value in (("sources", "others"), ("processor", ("other",))):
-        content.environment.cache_clear()
+        cache_key.environment.cache_clear()
         with monkeypatch.context() as m:
-            m.setattr(content, name, lambda value=value: value)
+            m.setattr(cache_key, name, lambda value=value: value)
             assert not compiled(norm, X).from_disk
-        content.environment.cache_clear()
+        cache_key.environment.cache_clear()
     assert compiled(norm, X).from_disk
 
 
@@ -187,7 +188,7 @@ def test_printing_kernels_are_compiled_by_each_process(store, capfd):
     kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
     host = kernel_program(kernel.trace(X))
     one, other = (CpuTarget().compile(host, pbkern.CompileOptions()) for _ in range(2))
-    assert not other.from_disk and cpu_compile.prints(other.code)
+    assert not other.from_disk and compile.prints(other.code)
     for c in (one, other):
         c(X)
     assert capfd.readouterr().out.count(f"first {X[0, 0]}"[:9]) == 2
@@ -202,7 +203,7 @@ def damaged_ways(whole: bytes):
     yield "last byte missing", whole[:-1]
     yield "garbage", os.urandom(len(whole))
     yield "one bit", whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:]
-    yield "another's", cache.MAGIC + cache._checksum("code", "other", b"x") + b"x"
+    yield "another's", disk_cache.MAGIC + disk_cache._checksum("code", "other", b"x") + b"x"
 
 
 def test_damaged_entries_are_made_again(store):
@@ -220,7 +221,7 @@ def test_damaged_entries_are_made_again(store):
 
 def code_files_of(store, f):
     """Files of f's program: all but the runtime's, which is written before."""
-    runtime = cache.digest(("runtime", content.environment()))
+    runtime = disk_cache.digest(("runtime", cache_key.environment()))
     return [p for p in code_files(store) if runtime not in p.name]
 
 
@@ -237,7 +238,7 @@ def test_an_entry_that_is_whole_but_no_object_is_made_again(store):
 def write_and_read(folder, seed, failures, barrier):
     """Writes and reads entries of a few keys as fast as it can; every read must be whole."""
     barrier.wait(60)
-    s, rng = cache.Store(folder, 1 << 20), np.random.default_rng(seed)
+    s, rng = disk_cache.Store(folder, 1 << 20), np.random.default_rng(seed)
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
         key = str(rng.integers(3))
@@ -274,7 +275,7 @@ def test_two_processes_may_compile_the_same_at_once(tmp_path):
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path):
-    s = cache.Store(tmp_path, 10_000)
+    s = disk_cache.Store(tmp_path, 10_000)
     for n in range(9):
         s.put("code", str(n), bytes(900))
         os.utime(tmp_path / f"code-{n}.pbk", (1000 + n, 1000 + n))
@@ -287,7 +288,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
 
 
 def test_an_entry_larger_than_all_is_not_written(tmp_path):
-    s = cache.Store(tmp_path, 1000)
+    s = disk_cache.Store(tmp_path, 1000)
     assert not s.put("code", "a", bytes(2000)) and s.size() == 0
 
 
@@ -313,7 +314,7 @@ def test_a_read_only_folder_is_read(store):
     compiled(norm, X)
     store.folder.chmod(0o500)
     try:
-        reader = cache.Store(store.folder, store.limit)
+        reader = disk_cache.Store(store.folder, store.limit)
         with pytest.warns(UserWarning, match="keeps nothing on disk"):
             assert not reader.put("code", "a", b"x")
         (path,) = code_files_of(store, norm)
@@ -332,7 +333,7 @@ def test_a_folder_without_write_permission_costs_one_warning(store, monkeypatch)
 
 def test_what_can_be_read_is_read_where_nothing_can_be_written(store, monkeypatch):
     assert store.put("code", "a", b"x")
-    reader = cache.Store(store.folder, store.limit)
+    reader = disk_cache.Store(store.folder, store.limit)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr(os, "utime", lambda path: (_ for _ in ()).throw(PermissionError()))
     with pytest.warns(UserWarning, match="may not be written to"):
@@ -343,10 +344,10 @@ def test_what_can_be_read_is_read_where_nothing_can_be_written(store, monkeypatc
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     with config.override(cache_dir=None):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert cache.folder() == tmp_path / "pbkern"
+        assert disk_cache.folder() == tmp_path / "pbkern"
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert cache.folder() == tmp_path / ".cache" / "pbkern"
+        assert disk_cache.folder() == tmp_path / ".cache" / "pbkern"
 
 
 def test_users_without_a_home_get_one_warning(monkeypatch, capsys):
@@ -355,11 +356,11 @@ def test_users_without_a_home_get_one_warning(monkeypatch, capsys):
 
     monkeypatch.setattr(pathlib.Path, "expanduser", no_home)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    cache._warn.cache_clear()
+    disk_cache._warn.cache_clear()
     with config.override(cache_dir=None):
         with pytest.warns(UserWarning, match="no folder for the cache") as caught:
-            assert cache.current() is None and cache.current() is None
-        assert cli.main(["cache", "where"]) == 2 and "PBKERN_CACHE_DIR" in capsys.readouterr().err
+            assert disk_cache.current() is None and disk_cache.current() is None
+        assert main.main(["cache", "where"]) == 2 and "PBKERN_CACHE_DIR" in capsys.readouterr().err
     assert len(caught) == 1
 
 
@@ -371,11 +372,11 @@ def test_the_readme_names_every_variable():
 
 def test_the_command_counts_and_clears(store, capsys):
     compiled(norm, X)
-    assert cli.main(["cache", "where"]) == 0 and capsys.readouterr().out.strip() == str(store.folder)
-    assert cli.main(["cache", "size"]) == 0 and " code" in capsys.readouterr().out
-    assert cli.main(["cache", "clear"]) == 0 and "removed" in capsys.readouterr().out
+    assert main.main(["cache", "where"]) == 0 and capsys.readouterr().out.strip() == str(store.folder)
+    assert main.main(["cache", "size"]) == 0 and " code" in capsys.readouterr().out
+    assert main.main(["cache", "clear"]) == 0 and "removed" in capsys.readouterr().out
     assert store.size() == 0
-    assert cli.main(["cache", "size"]) == 0 and "nothing" in capsys.readouterr().out
+    assert main.main(["cache", "size"]) == 0 and "nothing" in capsys.readouterr().out
 
 
 # --- objects --------------------------------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def test_the_command_counts_and_clears(store, capsys):
 def test_objects_that_nobody_completes_are_refused(store):
     (code,) = compiled(norm, X).code.objects
     with pytest.raises(InternalError, match="which nothing defines"):
-        objects.Image(code, {})
+        elf_loader.Image(code, {})
     for damaged in (b"", b"\x7fELF", code[:64], code[: len(code) // 2], code[:18] + b"\x07" + code[19:]):
         with pytest.raises(InternalError):
-            objects.Image(damaged, cpu_compile.runtime_symbols())
+            elf_loader.Image(damaged, compile.runtime_symbols())

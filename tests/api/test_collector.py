@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pbkern
-from pbkern import collector, progress
+from pbkern.core.process import gc_pause, progress
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +26,14 @@ def test_a_compilation_pauses_it(monkeypatch):
 
 
 def test_it_goes_on_after_an_error():
-    with pytest.raises(ZeroDivisionError), collector.paused():
+    with pytest.raises(ZeroDivisionError), gc_pause.paused():
         _ = 1 // 0
     assert gc.isenabled()
 
 
 def test_one_that_was_off_stays_off():
     gc.disable()
-    with collector.paused():
+    with gc_pause.paused():
         pass
     assert not gc.isenabled()
 
@@ -42,12 +42,12 @@ def test_several_threads_pause_it_until_the_last_is_done():
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with collector.paused():
+        with gc_pause.paused():
             inside.set()
             leave.wait(60)
 
     thread = threading.Thread(target=other)
-    with collector.paused():
+    with gc_pause.paused():
         thread.start()
         inside.wait(60)
     assert not gc.isenabled()

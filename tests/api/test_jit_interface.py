@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.errors import OptionError, TargetError
+from pbkern.core.errors import OptionError, TargetError
 
 pj = pbkern.polyblocks_jit_jax
 X = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)).astype("f"))

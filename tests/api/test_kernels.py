@@ -12,9 +12,9 @@ from jax.experimental import pallas as pl
 
 import pbkern
 import pbkern.pallas
-from pbkern import config
-from pbkern.cli import main
-from pbkern.errors import OptionError, TargetError
+from pbkern.cli.main import main
+from pbkern.core import config
+from pbkern.core.errors import OptionError, TargetError
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(64, 128)).astype("f"))
 ROWS = pbkern.BlockSpec((8, 128), lambda i: (i, 0))

@@ -3,7 +3,7 @@
 import pytest
 
 import pbkern
-from pbkern.machine import DEFAULT_MACHINE
+from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.targets.cpu import machine
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pbkern
-from pbkern import config
+from pbkern.core import config
 
 F32 = 4
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import config
-from pbkern.errors import OptionError, UnsupportedOp
-from pbkern.options import AOT_ONLY, TORCH_ONLY, CompileOptions
+from pbkern.core import config
+from pbkern.core.errors import OptionError, UnsupportedOp
+from pbkern.core.options import AOT_ONLY, TORCH_ONLY, CompileOptions
 
 pj = pbkern.polyblocks_jit_jax
 RNG = np.random.default_rng(0)

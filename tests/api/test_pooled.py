@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import config, pooled
+from pbkern.api import result_pool
+from pbkern.core import config
 
 ROWS = 2048
 SHAPE = (ROWS, 4096)  # 32 MB of float32, the least that is pooled
@@ -18,8 +19,8 @@ SHAPE = (ROWS, 4096)  # 32 MB of float32, the least that is pooled
 @pytest.fixture
 def pool(monkeypatch):
     """A pool of this test's own."""
-    fresh = pooled.Pool()
-    monkeypatch.setattr(pooled, "POOL", fresh)
+    fresh = result_pool.Pool()
+    monkeypatch.setattr(result_pool, "POOL", fresh)
     return fresh
 
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import config, progress
-from pbkern.errors import OptionError
+from pbkern.core import config
+from pbkern.core.errors import OptionError
+from pbkern.core.process import progress
 
 X = np.linspace(0, 1, 64 * 64, dtype="f").reshape(64, 64)
 

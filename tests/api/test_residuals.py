@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.frontends.residuals import SINK, SOURCE, Flow
+from pbkern.frontends.jax.residuals import SINK, SOURCE, Flow
 
 
 def rand(*shape, seed=0):

@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import cache, cli, config, measure, tune, tuned, tuning
-from pbkern.errors import OptionError, ScheduleError
-from pbkern.fuse import Choice, choices
+from pbkern import tune
+from pbkern.api import measure, tuned_choices
+from pbkern.api import tune as tuning
+from pbkern.cli import main
+from pbkern.core import config
+from pbkern.core.errors import OptionError, ScheduleError
+from pbkern.core.process import disk_cache
+from pbkern.fuse import Choice
+from pbkern.fuse.emit import choices
 from pbkern.targets import get_target
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(512, 512)).astype("f"))
@@ -27,9 +33,9 @@ def softmax(x):
 def forgetful(tmp_path):
     """Nothing is known before a test, or after it."""
     with config.override(cache_dir=tmp_path, cache=True):
-        tuned._found.clear()
+        tuned_choices._found.clear()
         yield
-        tuned._found.clear()
+        tuned_choices._found.clear()
     jax.clear_caches()
 
 
@@ -77,7 +83,7 @@ def test_candidates_are_distinct_and_all_compute_the_same():
 def test_choices_reach_the_kernels():
     f = pbkern.jit(softmax)
     chosen = Choice((16, 512), (("max_concurrent_steps", 3), ("num_threads", 1)))
-    with tuned.trial((chosen,)):
+    with tuned_choices.trial((chosen,)):
         (kernel,) = f.kernels(X)
     assert kernel.grid == (32,)
     assert kernel.compiler_params["cpu"].max_concurrent_steps == 3 and kernel.compiler_params["cpu"].num_threads == 1
@@ -86,7 +92,7 @@ def test_choices_reach_the_kernels():
 
 @pytest.mark.parametrize("wrong", [(Choice((0, 3)),), (Choice((8,)),), (Choice(), Choice())])
 def test_choices_that_do_not_fit_are_refused(wrong):
-    with tuned.trial(wrong), pytest.raises(ScheduleError):
+    with tuned_choices.trial(wrong), pytest.raises(ScheduleError):
         pbkern.jit(softmax).kernels(X)
 
 
@@ -174,9 +180,9 @@ def test_donated_arguments_survive():
 def test_the_command_tunes(tmp_path, capsys):
     (tmp_path / "model.py").write_text("import jax.numpy as jnp\ndef f(x):\n    return jnp.exp(x) * 2 + x\n")
     where = f"{tmp_path}/model.py:f"
-    assert cli.main(["tune", where, "--args", "f32[256,256]", "--budget", "1"]) == 0
+    assert main.main(["tune", where, "--args", "f32[256,256]", "--budget", "1"]) == 0
     assert capsys.readouterr().out.startswith("f: ")
-    assert cli.main(["tune", where, "--args", "f32[256,256]", "--budget", "0"]) == 2
+    assert main.main(["tune", where, "--args", "f32[256,256]", "--budget", "0"]) == 2
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
@@ -217,8 +223,8 @@ CHILD = """
 def test_other_processes_use_what_was_found(tmp_path):
     jaxpr, _, options = pbkern.jit(softmax).call_of(X)
     default = pbkern.jit(softmax).kernels(X)[0].grid
-    tuned.remember(jaxpr, options, (Choice((2, 512)),))
-    assert any(p.name.startswith("tuned-") for p, _ in cache.current().entries())
+    tuned_choices.remember(jaxpr, options, (Choice((2, 512)),))
+    assert any(p.name.startswith("tuned-") for p, _ in disk_cache.current().entries())
 
     def child(**environment):
         env = os.environ | {"PBKERN_CACHE_DIR": str(tmp_path)} | environment
@@ -235,10 +241,10 @@ def test_damaged_results_are_not_used():
     f = pbkern.jit(softmax)
     default = f.kernels(X)[0].grid
     jaxpr, _, options = f.call_of(X)
-    tuned.remember(jaxpr, options, (Choice((2, 512)),))
+    tuned_choices.remember(jaxpr, options, (Choice((2, 512)),))
     assert f.kernels(X)[0].grid == (256,)
-    tuned._found.clear()
-    (path,) = [p for p, _ in cache.current().entries() if p.name.startswith("tuned-")]
+    tuned_choices._found.clear()
+    (path,) = [p for p, _ in disk_cache.current().entries() if p.name.startswith("tuned-")]
     path.write_bytes(path.read_bytes()[:-3])
     assert f.kernels(X)[0].grid == default
 
@@ -247,6 +253,6 @@ def test_without_a_disk_the_process_remembers():
     with config.override(cache=False):
         f = pbkern.jit(softmax)
         jaxpr, _, options = f.call_of(X)
-        tuned.remember(jaxpr, options, (Choice((2, 512)),))
+        tuned_choices.remember(jaxpr, options, (Choice((2, 512)),))
         assert f.kernels(X)[0].grid == (256,)
-    assert not cache.current().entries()
+    assert not disk_cache.current().entries()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.errors import KernelError, OutOfBoundsError
+from pbkern.core.errors import KernelError, OutOfBoundsError
 
 RNG = np.random.default_rng(0)
 AT, VALUES, START = RNG.integers(0, 10, 128).astype("i4"), RNG.integers(1, 255, 128).astype("i4"), np.full(10, 77, "i4")

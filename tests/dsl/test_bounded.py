@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.errors import KernelError, UnsupportedOp
+from pbkern.core.errors import KernelError, UnsupportedOp
 
 PARTS = np.array([[11, 16], [8, 11], [3, 8], [0, 3], [5, 5]], "i4")
 X = np.random.default_rng(0).standard_normal((16, 4)).astype("f4")

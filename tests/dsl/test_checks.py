@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.dsl.text import same_kernel
-from pbkern.errors import CheckError, KernelError
+from pbkern.core.errors import CheckError, KernelError
+from pbkern.dsl.printer import same_kernel
 
 X = np.arange(32, dtype="f4")
 ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
@@ -115,7 +115,7 @@ def test_the_file_has_operands_updated_in_place_as_they_were_before():
 
 
 def test_large_operands_of_a_check_among_several_are_drawn_anew(monkeypatch):
-    monkeypatch.setattr("pbkern.lower.traces.LARGEST", 16)
+    monkeypatch.setattr("pbkern.lower.rules.debug_callbacks.LARGEST", 16)
     f = pbkern.jit(lambda x: below(2.5, "large")(below(99.0, "small")(x)))
     with pytest.raises(FROM_JAX) as e:
         jax.block_until_ready(f(X))

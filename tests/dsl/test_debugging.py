@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import config
-from pbkern.dsl.text import same_kernel
-from pbkern.errors import CheckError, OutOfBoundsError, PbkernError, RaceError, UnsupportedOp
-from pbkern.targets.cpu import compile
+from pbkern.core import config
+from pbkern.core.errors import CheckError, OutOfBoundsError, PbkernError, RaceError, UnsupportedOp
+from pbkern.dsl.printer import same_kernel
+from pbkern.targets.cpu.codegen import compile
 
 X = np.arange(32, dtype="f4")
 ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
@@ -177,7 +177,7 @@ def test_the_same_failure_leaves_one_file(tmp_path):
 
 
 def test_large_operands_are_drawn_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr("pbkern.dsl.repro.LARGEST", 16)
+    monkeypatch.setattr("pbkern.dsl.text.repro.LARGEST", 16)
     with config.override(dump=tmp_path), pytest.raises(CheckError) as raised:
         interpreted(make(failing), X)
     text = raised.value.repro.read_text()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.errors import KernelError, UnsupportedOp
+from pbkern.core.errors import KernelError, UnsupportedOp
 
 X = np.arange(32, dtype="f4")
 STRUCT = jax.ShapeDtypeStruct((32,), jnp.float32)

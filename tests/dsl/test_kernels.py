@@ -11,8 +11,8 @@ from jax import lax
 
 import pbkern
 from pbkern import _jax
+from pbkern.core.errors import OutOfBoundsError, RaceError, UnsupportedOp
 from pbkern.dsl import Point, Range, ref_access, same_kernel
-from pbkern.errors import OutOfBoundsError, RaceError, UnsupportedOp
 
 F32, I32 = jnp.float32, jnp.int32
 rng = np.random.default_rng(0)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.core.errors import CheckError, KernelError, RaceError
 from pbkern.dsl import same_kernel
 from pbkern.dsl.checks import check
 from pbkern.dsl.verify import verify
-from pbkern.errors import CheckError, KernelError, RaceError
 
 rng = np.random.default_rng(0)
 BLOCK = 32

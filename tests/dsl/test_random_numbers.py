@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.dsl.text import same_kernel
+from pbkern.dsl.printer import same_kernel
 
 WORDS = jax.random.key_data(jax.random.key(7))
 SHAPE = (6, 17)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pbkern import fuse
+from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.verify import verify
-from pbkern.fuse import schedule
-from pbkern.machine import DEFAULT_MACHINE
+from pbkern.fuse.tiling import block_search
 
 from .oracle import run_program
 
@@ -70,7 +70,7 @@ def random_blocks(seed):
 def check_blocks(monkeypatch, f, *args, seeds=range(4), tolerance=1e-4, **options):
     """Like check, at random block sizes."""
     for seed in seeds:
-        monkeypatch.setattr(schedule, "_descend", random_blocks(seed))
+        monkeypatch.setattr(block_search, "_descend", random_blocks(seed))
         check(f, *args, tolerance=tolerance, **options)
 
 

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.dsl.host import BufferKind, Cond, Copy, Launch, Loop, While
+from pbkern.dsl.build_programs import in_stages
+from pbkern.dsl.host_program import BufferKind, Cond, Copy, Launch, Loop, While
 from pbkern.dsl.interpret import interpret
 from pbkern.dsl.kernel import Element
-from pbkern.dsl.programs import in_stages
 
 
 def garbage(dtype):

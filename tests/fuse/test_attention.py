@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pbkern.dsl.text import source
+from pbkern.dsl.printer import source
 
 from .attention_forms import FORMS, attend, operands
 from .checking import check, check_blocks, planned

@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.fuse.indexed import place_updates
-from pbkern.fuse.simplify import simplify
+from pbkern.fuse.indexing.static_updates import place_updates
+from pbkern.fuse.simplify.driver import simplify
 
 from .checking import check, planned, rand
 

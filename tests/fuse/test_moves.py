@@ -8,8 +8,8 @@ from jax import lax
 from jax.scipy import linalg
 
 import pbkern
-from pbkern.errors import UnsupportedOp
-from pbkern.fuse.moves import MOST_MOVED, REASON
+from pbkern.core.errors import UnsupportedOp
+from pbkern.fuse.partition.leave_layouts_to_xla import MOST_MOVED, REASON
 
 from .checking import planned
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pbkern
-import pbkern.fuse.online
-import pbkern.fuse.schedule
-from pbkern.dsl.host import BufferKind
+import pbkern.fuse.tiling.block_search
+import pbkern.fuse.tiling.online_analysis
+from pbkern.dsl.host_program import BufferKind
 
 from .attention_forms import FORMS, attend, by_tril, operands
 from .checking import check, planned, rand

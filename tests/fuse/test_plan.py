@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pbkern.dsl.host import Cond, Copy, Loop, While
-from pbkern.errors import UnsupportedOp
-from pbkern.fuse.moves import REASON as BESIDE
-from pbkern.fuse.schedule import search, tall_blocks
-from pbkern.machine import DEFAULT_MACHINE
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.machine import DEFAULT_MACHINE
+from pbkern.dsl.host_program import Cond, Copy, Loop, While
+from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
+from pbkern.fuse.tiling.block_search import search, tall_blocks
 
 from .checking import check, planned, rand
 from .oracle import run_program
@@ -164,7 +164,7 @@ def test_precision_mode_sets_the_dtype_of_contractions(mode, multiplied):
 
 
 def test_kernels_verify_and_print():
-    from pbkern.dsl.text import rebuild, same_kernel, source
+    from pbkern.dsl.printer import rebuild, same_kernel, source
     from pbkern.dsl.verify import verify
 
     from .workloads import WORKLOADS

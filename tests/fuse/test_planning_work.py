@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pbkern.fuse import alike, blocks, handover, merges, schedule
+from pbkern.fuse.access import blocks
+from pbkern.fuse.partition import merge_groups, move_consumers
+from pbkern.fuse.tiling import block_search, search_memo
 
 from .checking import check, planned, rand
 
-partition = importlib.import_module("pbkern.fuse.partition")
+partition = importlib.import_module("pbkern.fuse.partition.partitioner")
 
 
 def block(x, wq, wk, wv, wo, w1, w2):
@@ -35,7 +37,7 @@ ARGUMENTS = [np.ones(s, np.float32) for s in [(512, 256), *[(256, 256)] * 4, (25
 
 def test_groups_that_stay_apart_are_asked_once(monkeypatch):
     asked = []
-    merge = merges.merge
+    merge = merge_groups.merge
 
     def counted(self, a, b, aliases=()):
         pair = tuple(tuple(map(id, n.eqns)) for n in (a, b))
@@ -43,7 +45,7 @@ def test_groups_that_stay_apart_are_asked_once(monkeypatch):
         asked.append((pair, done))
         return done
 
-    monkeypatch.setattr(merges, "merge", counted)
+    monkeypatch.setattr(merge_groups, "merge", counted)
     planned(block, *ARGUMENTS)
     assert any(done for _, done in asked)  # so that all pairs are looked at again
     assert len({pair for pair, _ in asked}) == len(asked)
@@ -51,7 +53,7 @@ def test_groups_that_stay_apart_are_asked_once(monkeypatch):
 
 def test_long_arithmetic_is_priced_in_parts(monkeypatch):
     priced = []
-    schedule_more = alike.schedule_more
+    schedule_more = search_memo.schedule_more
 
     def counted(eqns, *args):
         priced.append(len(eqns))
@@ -62,7 +64,7 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
             x = x * 1.5 + x / (k + 2)
         return x
 
-    monkeypatch.setattr(alike, "schedule_more", counted)
+    monkeypatch.setattr(search_memo, "schedule_more", counted)
     plan = planned(long, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
@@ -71,7 +73,7 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
 
 def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
     priced = []
-    schedule_more = alike.schedule_more
+    schedule_more = search_memo.schedule_more
 
     def counted(eqns, *args):
         priced.append(len(eqns))
@@ -80,7 +82,7 @@ def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
     def filtered(x):
         return sum((k + 0.5) * x[k // 12 : k // 12 + 52, k % 12 : k % 12 + 52] for k in range(144))
 
-    monkeypatch.setattr(alike, "schedule_more", counted)
+    monkeypatch.setattr(search_memo, "schedule_more", counted)
     plan = planned(filtered, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
@@ -113,21 +115,21 @@ def network(x, w, v):
 
 
 def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
-    parts, schedule_more = [], schedule.schedule_more
+    parts, schedule_more = [], block_search.schedule_more
 
     def compared(eqns, found, machine):
         walked.clear()
         made = schedule_more(eqns, found, machine)
         parts.append(not walked)
-        whole = schedule.schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
+        whole = block_search.schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
         assert (made is None) == (whole is None)
         if made is not None:
             assert made.cost == whole.cost and made.outputs == whole.outputs and made.requests.inputs == whole.requests.inputs
             assert [(s.eqn, s.out) for s in made.requests.steps] == [(s.eqn, s.out) for s in whole.requests.steps]
         return made
 
-    walked, request = [], schedule.request
-    monkeypatch.setattr(schedule, "request", lambda *args: walked.append(args) or request(*args))
+    walked, request = [], block_search.request
+    monkeypatch.setattr(block_search, "request", lambda *args: walked.append(args) or request(*args))
     monkeypatch.setattr(partition, "schedule_more_once", compared)
     planned(network, *(np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]))
     assert len(parts) > 20 and sum(parts) > 0.8 * len(parts)
@@ -151,8 +153,8 @@ LAYER = [np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]]
 
 @pytest.mark.parametrize("name", ["search", "schedule_more"])
 def test_layers_that_are_alike_are_searched_once(name, monkeypatch):
-    searched, search = [], getattr(alike, name)
-    monkeypatch.setattr(alike, name, lambda *args: searched.append(args) or search(*args))
+    searched, search = [], getattr(search_memo, name)
+    monkeypatch.setattr(search_memo, name, lambda *args: searched.append(args) or search(*args))
     counts = []
     for count in (6, 12):
         planned(layers(count), *LAYER)
@@ -164,12 +166,12 @@ def test_layers_that_are_alike_are_searched_once(name, monkeypatch):
 @pytest.mark.parametrize("f", [layers(3), network])
 def test_what_is_found_for_a_group_holds_for_those_like_it(f, monkeypatch):
     remembered = planned(f, *LAYER)
-    monkeypatch.setattr(alike, "_once", lambda what, eqns, outputs, look, with_runs: look())
+    monkeypatch.setattr(search_memo, "_once", lambda what, eqns, outputs, look, with_runs: look())
     assert [k.source() for k in planned(f, *LAYER).kernels()] == [k.source() for k in remembered.kernels()]
 
 
 def test_groups_that_differ_in_a_number_are_not_alike():
-    searches = alike._Searches()
+    searches = search_memo._Searches()
     keys = []
     functions = [
         lambda x, y: jnp.exp(x * 2.0) + y,
@@ -187,7 +189,7 @@ def test_groups_that_differ_in_a_number_are_not_alike():
 
 def test_values_handed_over_are_looked_for_in_one_walk(monkeypatch):
     """Of a group that reads a large value and makes long arithmetic of what it takes from it, beginnings grow step by step."""
-    read, counted = [], handover._read
+    read, counted = [], move_consumers._read
 
     def counting(eqns):
         read.append(len(eqns))
@@ -199,7 +201,7 @@ def test_values_handed_over_are_looked_for_in_one_walk(monkeypatch):
             m = m * m + k
         return m.mean()
 
-    monkeypatch.setattr(handover, "_read", counting)
+    monkeypatch.setattr(move_consumers, "_read", counting)
     plan = planned(long, np.ones((3000, 500), np.float32), np.ones(3000, np.int32))
     equations = len(plan.jaxpr.eqns)
     assert equations > 200 and equations < sum(read) < 4 * equations**2

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pbkern.fuse import schedule
+from pbkern.fuse.tiling import block_search
 
 from .checking import check, random_blocks
 
@@ -113,7 +113,7 @@ def test_random_graphs_equal_jax(blocks, seed, shape, count):
     x, y = (jnp.asarray(rng.integers(-8, 9, size=shape) / 4, jnp.float32) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
         if blocks == "odd":
-            patch.setattr(schedule, "_descend", random_blocks(seed))
+            patch.setattr(block_search, "_descend", random_blocks(seed))
         f = random_function(seed, count)
         # Casts to integers and bf16 turn one rounding into a step: values are quarters, tolerance wide.
         check(f, x, y, tolerance=2e-2, left=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pbkern
-from pbkern.fuse import merges, recompute, scores
+from pbkern.fuse.partition import join_softmax_chains, merge_groups, rematerialise
 
 from .attention_forms import alibi, attend, by_tril, operands, repeated, window
 from .checking import check, planned, rand
@@ -57,12 +57,12 @@ ARGS = operands(200, 200, heads=2, width=64)
     ids=["plain", "causal", "window", "alibi", "bias and cap", "silent row", "repeated heads"],
 )
 def test_gradients_equal_jax(f, args, monkeypatch):
-    monkeypatch.setattr(recompute, "CACHED", 0.0)
-    monkeypatch.setattr(recompute, "SMALLER", 0.01)
-    monkeypatch.setattr(recompute, "SLACK", 100.0)
-    for module in (merges, scores):  # several kernels, also of so few positions
+    monkeypatch.setattr(rematerialise, "CACHED", 0.0)
+    monkeypatch.setattr(rematerialise, "SMALLER", 0.01)
+    monkeypatch.setattr(rematerialise, "SLACK", 100.0)
+    for module in (merge_groups, join_softmax_chains):  # several kernels, also of so few positions
         monkeypatch.setattr(module, "SCORES_SLACK", 1.0)
-    monkeypatch.setattr(merges, "CLEAR_GAIN", 0.0)
+    monkeypatch.setattr(merge_groups, "CLEAR_GAIN", 0.0)
     given = rand(*jax.eval_shape(f, *args).shape)
     plan = check(gradient(f), *args[:3], given, *args[3:], tolerance=2e-5)
     assert any(e.fused and e.why == "computed again by its readers" for e in plan.explanation.edges)

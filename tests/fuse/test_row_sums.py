@@ -7,9 +7,9 @@ import pytest
 from jax.extend import core as jex
 
 import pbkern
-from pbkern.fuse.quotients import divide_late
-from pbkern.fuse.row_sums import sum_results
-from pbkern.fuse.simplify import simplify
+from pbkern.fuse.algebra.late_division import divide_late
+from pbkern.fuse.algebra.reassociate_row_sums import sum_results
+from pbkern.fuse.simplify.driver import simplify
 
 from .checking import rand
 

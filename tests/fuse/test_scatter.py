@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pbkern.fuse.moves import REASON as BESIDE
+from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
 
 from .checking import check, check_blocks, ints, planned, rand
 
@@ -159,6 +159,6 @@ def test_loops_that_would_copy_stay_with_xla(name):
 
 
 def _cpu():
-    from pbkern.lower.support import supports
+    from pbkern.lower.rules.coverage import supports
 
     return supports

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.fuse.moves import REASON as BESIDE
+from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
 from pbkern.testing import assert_fused
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.dsl.host import Cond, Copy, While
-from pbkern.jaxprs import equations
+from pbkern.core.jaxprs import equations
+from pbkern.dsl.host_program import Cond, Copy, While
 
 from .checking import compare, planned, rand
 

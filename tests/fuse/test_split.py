@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from pbkern.fuse import stages
+from pbkern.fuse.split import two_stage
 
 from .checking import check, check_blocks, planned, rand
 from .workloads import f32
@@ -29,8 +29,8 @@ DEEP = {
 
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_contractions_equal_jax(name, monkeypatch):
-    monkeypatch.setattr(stages, "SPLIT_OPERAND_BYTES", 1)
-    monkeypatch.setattr(stages, "SPLIT_DEPTH", 1)
+    monkeypatch.setattr(two_stage, "SPLIT_OPERAND_BYTES", 1)
+    monkeypatch.setattr(two_stage, "SPLIT_DEPTH", 1)
     f, *shapes = DEEP[name]
     args = [rand(*s, seed=n) for n, s in enumerate(shapes)]
     check(f, *args, tolerance=1e-3)
@@ -38,8 +38,8 @@ def test_deep_contractions_equal_jax(name, monkeypatch):
 
 
 def test_half_precision_adds_partial_results_in_single(monkeypatch):
-    monkeypatch.setattr(stages, "SPLIT_OPERAND_BYTES", 1)
-    monkeypatch.setattr(stages, "SPLIT_DEPTH", 1)
+    monkeypatch.setattr(two_stage, "SPLIT_OPERAND_BYTES", 1)
+    monkeypatch.setattr(two_stage, "SPLIT_DEPTH", 1)
     x = rand(640, 6, dtype="bfloat16")
     plan = check(lambda x: x.T @ x, x, tolerance=2e-2)
     assert any(e.params.get("preferred_element_type") == jnp.float32 for e in plan.jaxpr.eqns)

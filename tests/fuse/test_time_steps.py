@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.fuse.periodic import with_rolls
-from pbkern.fuse.simplify import simplify
+from pbkern.fuse.simplify.driver import simplify
+from pbkern.fuse.time_tiling.periodic_borders import with_rolls
 
 from .checking import check, check_blocks, planned, rand
 from .workloads import f32
@@ -171,14 +171,14 @@ def small(types):
 @pytest.fixture
 def tiles(monkeypatch):
     """Several steps share a tile, if a kernel at all: no front of rows (test_wavefront.py)."""
-    monkeypatch.setattr("pbkern.fuse.time_blocks.waves", lambda *_: ())
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.waves", lambda *_: ())
 
 
 @pytest.fixture
 def always_blocked(tiles, monkeypatch):
     """Several steps share a tile wherever they can, at whatever price."""
-    monkeypatch.setattr("pbkern.fuse.time_blocks.GAIN", np.inf)
-    monkeypatch.setattr("pbkern.fuse.time_blocks.MAX_RECOMPUTE", np.inf)
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.GAIN", np.inf)
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.MAX_RECOMPUTE", np.inf)
 
 
 def fields(count, *shape):

@@ -10,9 +10,10 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.fuse import time_blocks, wavefront
-from pbkern.fuse.simplify import simplify
-from pbkern.machine import DEFAULT_MACHINE
+from pbkern.core.machine import DEFAULT_MACHINE
+from pbkern.fuse.simplify.driver import simplify
+from pbkern.fuse.tiling import time_skewing
+from pbkern.fuse.time_tiling import overlapped
 
 from .checking import check, planned, rand
 from .test_time_steps import PERIODIC, SYSTEMS, by_fori, fields, interior, padded, rolled, small
@@ -63,15 +64,15 @@ OF_SEVERAL_SHAPES = {
 @pytest.fixture
 def fronts(monkeypatch):
     """fronts(k, l2_bytes): only the k-th front counts, at whatever price, of as many steps as that cache holds rows for."""
-    every = time_blocks.waves
-    monkeypatch.setattr("pbkern.fuse.time_blocks.GAIN", np.inf)
-    monkeypatch.setattr("pbkern.fuse.time_blocks.STEPS", ())
+    every = overlapped.waves
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.GAIN", np.inf)
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS", ())
 
     def choose(k: int, l2_bytes: int = 1 << 20) -> None:
         def only(body, counts, periodic, length, machine):
             return islice(every(body, counts, periodic, length, dataclasses.replace(machine, l2_bytes=l2_bytes)), k, k + 1)
 
-        monkeypatch.setattr("pbkern.fuse.time_blocks.waves", only)
+        monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.waves", only)
 
     return choose
 
@@ -231,5 +232,5 @@ def test_a_convolved_image_goes_through_memory_once():
 
 def test_reach_and_lag():
     body = jax.make_jaxpr(asymmetric)(f32(64, 64))
-    wave, _ = next(wavefront.waves(simplify(body), (0, 1), [set()], 8, DEFAULT_MACHINE))
+    wave, _ = next(time_skewing.waves(simplify(body), (0, 1), [set()], 8, DEFAULT_MACHINE))
     assert wave.reach == (-2, 1) and wave.lag == 3

@@ -13,8 +13,8 @@ from torch_mlir import ir, passmanager
 from torch_mlir._mlir_libs import _mlirRegisterEverything as register
 from torch_mlir.execution_engine import ExecutionEngine
 
-from pbkern.lower.builder import Builder, Value
-from pbkern.lower.elements import storage_el
+from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.ops import Builder, Value
 
 PASSES = (
     "canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from pbkern.affine import Affine
-from pbkern.lower import arena
-from pbkern.lower.nest import Buf, Nest, Pool, Write
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, Nest, Pool, Write
 
 
 def test_equal_buffers_take_places_in_order_of_their_names():
@@ -13,6 +13,6 @@ def test_equal_buffers_take_places_in_order_of_their_names():
     buffers = [Buf(name, (16,), np.dtype(np.float32), arena=True) for name in reversed(names)]
     zero = Pool().make("const", np.float32, np.float32(0))
     nest = Nest({}, writes=[Write(b, (Affine(),), zero) for b in buffers])
-    placed, end = arena.place([nest], 128)
+    placed, end = scratch.place([nest], 128)
     assert [b.name for b in sorted(placed, key=placed.__getitem__)] == names
     assert sorted(placed.values()) == list(range(128, end, 64)) and end == 128 + 64 * len(names)

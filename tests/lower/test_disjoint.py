@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.lower.parallel import grid_dimensions
+from pbkern.lower.grid.parallelism import grid_dimensions
 
 X = np.random.default_rng(0).normal(size=(12, 64)).astype("f")
 

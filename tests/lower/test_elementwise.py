@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 from jax._src.lax import lax as lax_internal  # total-order comparisons have no public name
 
-from pbkern.errors import UnsupportedOp
-from pbkern.lower.elements import compute_el
-from pbkern.lower.elementwise import RULES, EqnInfo, supports
+from pbkern.core.errors import UnsupportedOp
+from pbkern.lower.math.elementwise import RULES, EqnInfo, supports
+from pbkern.lower.mlir.element_types import compute_el
 
 from .harness import Compiled, bfloat16, same
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.interleave import GROUP, LONG_LINES, MOST_LIVE, interleaved
+from pbkern.targets.cpu.emit.interleave_chains import GROUP, LONG_LINES, MOST_LIVE, interleaved
 
 
 def chain(name: str, length: int, first: str = "") -> list[str]:

@@ -6,10 +6,10 @@ import numpy as np
 from jax import lax
 
 import pbkern
-from pbkern.affine import Affine
-from pbkern.lower.elementwise import EqnInfo
-from pbkern.lower.nest import Expr, Pool
-from pbkern.lower.steps import steps_along
+from pbkern.core.affine import Affine
+from pbkern.lower.math.elementwise import EqnInfo
+from pbkern.lower.nest.ir import Expr, Pool
+from pbkern.lower.values.dynamic_strides import steps_along
 
 INT = np.dtype(np.int32)
 

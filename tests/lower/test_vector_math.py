@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import scipy.special
 
-from pbkern.lower.elementwise import RULES, EqnInfo, supports
-from pbkern.lower.tables import PIECES
-from pbkern.lower.vector_math import APPROX_RELATIVE, BINARY, ERROR_ULP, UNARY
+from pbkern.lower.math.elementwise import RULES, EqnInfo, supports
+from pbkern.lower.math.functions import APPROX_RELATIVE, BINARY, ERROR_ULP, UNARY
+from pbkern.lower.math.lookup_values import PIECES
 from pbkern.targets.cpu.machine import detected_machine
 
 from .harness import Compiled, bfloat16, same

@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern.dsl.host import Buffer, BufferKind, HostProgram, Launch, View
+from pbkern.dsl.host_program import Buffer, BufferKind, HostProgram, Launch, View
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.program import LowerOptions
-from pbkern.targets.cpu.compile import compile_program
+from pbkern.targets.cpu.codegen.compile import compile_program
+from pbkern.targets.cpu.codegen.kernel import LowerOptions
 
 
 def semantics(kernel: Kernel) -> LowerOptions:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.program import lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
 
 from ..dsl import test_kernels, test_random_bodies
 from .running import native

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.lower.program import LowerOptions, lower_kernel
+from pbkern.targets.cpu.codegen.kernel import LowerOptions, lower_kernel
 from pbkern.targets.cpu.machine import has_bf16_pairs, has_vnni
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.lower.program import lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
 
 from .running import native
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pbkern
-from pbkern.errors import OutOfBoundsError, UnsupportedOp
+from pbkern.core.errors import OutOfBoundsError, UnsupportedOp
 
 
 def test_dtype_without_registers():

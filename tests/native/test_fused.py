@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pbkern
-from pbkern.lower.support import supports
+from pbkern.lower.rules.coverage import supports
 
 from ..fuse import checking, test_access, workloads
 from ..fuse.test_random import random_function

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.in_place import walks_ahead
+from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 
 
 def updated(fields, writes, height, width):
@@ -68,7 +68,8 @@ def test_updates_agree(seed, dtype):
 def test_rows_follow_each_other_without_a_copy(row, in_place, monkeypatch):
     """A sum of four neighbours, below and beside the element that it is stored to: over the row before or over its own."""
     found, safe = [], walks_ahead
-    monkeypatch.setattr("pbkern.lower.in_place.walks_ahead", lambda *args: found.append(safe(*args)) or found[-1])
+    monkeypatch.setattr(
+        "pbkern.targets.cpu.locality.in_place_stores.walks_ahead", lambda *args: found.append(safe(*args)) or found[-1])
     writes = [(0, row, 16, [(1.0, 0, 0, 16), (1.0, 0, 2, 16), (1.0, 0, 1, 15), (1.0, 0, 1, 17)])]
     x = np.random.default_rng(0).integers(0, 9, (14, 96)).astype(np.float32)
     (got,) = kernel(x.shape, np.float32, 1, writes, 12, 64)(jnp.asarray(x))

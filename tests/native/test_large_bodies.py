@@ -9,10 +9,14 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.lower import arena, fuse_nests, outline, strips, uniform, waiting
-from pbkern.lower.emit import NestEmitter
-from pbkern.lower.nest import MAX_HEIGHT
-from pbkern.lower.program import lower_kernel
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import MAX_HEIGHT
+from pbkern.lower.passes import merge_nests, uniform_axes
+from pbkern.lower.values import pending_reads
+from pbkern.targets.cpu.codegen import outlining
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from pbkern.targets.cpu.emit.nests import NestEmitter
+from pbkern.targets.cpu.locality import strip_mining
 
 from .running import native
 
@@ -116,11 +120,12 @@ def calls(monkeypatch, owner, function, name):
 
 @pytest.mark.parametrize("name", ["stores", "indices"])
 def test_what_a_store_looks_at_is_in_proportion(monkeypatch, name):
-    short, long = calls(monkeypatch, waiting.Waiting, "_is_used", name)
+    short, long = calls(monkeypatch, pending_reads.Waiting, "_is_used", name)
     assert 0 < long < 5 * short
 
 
-@pytest.mark.parametrize("owner, function", [(strips, "accesses"), (uniform, "_contradicted"), (fuse_nests, "merge")])
+@pytest.mark.parametrize(
+    "owner, function", [(strip_mining, "accesses"), (uniform_axes, "_contradicted"), (merge_nests, "merge")])
 def test_what_nests_look_at_is_in_proportion(monkeypatch, owner, function):
     short, long = calls(monkeypatch, owner, function, "sums")
     assert 0 < long < 5 * short
@@ -140,8 +145,8 @@ def test_expressions_have_a_largest_height(monkeypatch):
 
 
 def test_long_bodies_are_cut_into_functions(monkeypatch):
-    monkeypatch.setattr(outline, "PIECE", 400)
-    monkeypatch.setattr(outline, "SHORT", 100)
+    monkeypatch.setattr(outlining, "PIECE", 400)
+    monkeypatch.setattr(outlining, "SHORT", 100)
     k = made("sums", 400)
     lowered = lower_kernel(k, "k")
     assert lowered.main.text.count("func.call") > 5
@@ -150,8 +155,8 @@ def test_long_bodies_are_cut_into_functions(monkeypatch):
 
 
 def test_scalar_loops_are_apart(monkeypatch):
-    monkeypatch.setattr(outline, "PIECE", 400)
-    monkeypatch.setattr(outline, "SHORT", 20)
+    monkeypatch.setattr(outlining, "PIECE", 400)
+    monkeypatch.setattr(outlining, "SHORT", 20)
     k = kernel(ordered, 40, X)
     lowered = lower_kernel(k, "k")
     assert {f.has_scalar_loops for f in lowered.pieces} == {False, True} and not lowered.main.has_scalar_loops
@@ -173,8 +178,8 @@ def nested(n, x, o):
 
 
 def test_pieces_call_pieces(monkeypatch):
-    monkeypatch.setattr(outline, "PIECE", 300)
-    monkeypatch.setattr(outline, "SHORT", 100)
+    monkeypatch.setattr(outlining, "PIECE", 300)
+    monkeypatch.setattr(outlining, "SHORT", 100)
     k = kernel(nested, 20, X)
     lowered = lower_kernel(k, "k")
     assert any(f.calls for f in lowered.pieces)
@@ -215,9 +220,9 @@ def test_what_statements_touch_is_looked_at_in_proportion_to_their_number(monkey
 
         shape = jax.ShapeDtypeStruct((2 * times, 256), "float32")
         kernel = pbkern.kernel(body, out_shape=shape).trace(jax.ShapeDtypeStruct((1,), "int32"), shape)
-        seen, touched = [], arena.touched
+        seen, touched = [], scratch.touched
         with monkeypatch.context() as m:
-            m.setattr(arena, "touched", lambda stmts: seen.append(len(stmts)) or touched(stmts))
+            m.setattr(scratch, "touched", lambda stmts: seen.append(len(stmts)) or touched(stmts))
             lower_kernel(kernel, "k")
         return sum(seen)
 

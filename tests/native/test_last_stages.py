@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern.core.errors import CheckError
 from pbkern.dsl.checks import check
-from pbkern.errors import CheckError
 
 from .running import native
 

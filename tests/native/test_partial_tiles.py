@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.affine import Affine
-from pbkern.lower.cache_sets import fit
-from pbkern.lower.nest import Buf, Nest, Pool, Reduction, Write
-from pbkern.lower.schedule import contraction_tile
-from pbkern.lower.streams import chunks
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
+from pbkern.targets.cpu.schedule.cache_conflicts import fit
+from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
+from pbkern.targets.cpu.schedule.sliding_windows import chunks
 
 
 def draw(shape, dtype, seed):

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pbkern import config
-from pbkern.errors import InternalError
+from pbkern.core import config
+from pbkern.core.errors import InternalError
 from pbkern.targets import mlir
-from pbkern.targets.cpu import compile as cpu_compile
-from pbkern.targets.cpu import generate
-from pbkern.targets.cpu.compile import Code, compile_program
+from pbkern.targets.cpu.codegen import compile, object_files
+from pbkern.targets.cpu.codegen.compile import Code, compile_program
 
 from ..fuse.checking import planned
 
@@ -54,24 +53,24 @@ def test_kernels_that_differ_are_lowered_each():
 
 
 def test_objects_of_several_parts_call_each_other(monkeypatch):
-    monkeypatch.setattr(generate, "PART", 1)
+    monkeypatch.setattr(object_files, "PART", 1)
     made = built(layers, X, X, X)
     assert len(made.code.objects) == 3  # two kernels and the host functions
     check(made, layers, X, X, X)
 
 
 def test_objects_do_not_depend_on_timing(monkeypatch):
-    monkeypatch.setattr(generate, "PART", 1)
+    monkeypatch.setattr(object_files, "PART", 1)
     first, second = (built(layers, X, X, X).code for _ in range(2))
     assert first == second
 
 
 def test_parts_survive_the_store(monkeypatch):
-    monkeypatch.setattr(generate, "PART", 1)
+    monkeypatch.setattr(object_files, "PART", 1)
     made = built(layers, X, X)
     code = Code.unpacked(made.code.packed())
     assert code == made.code and len(code.objects) > 1
-    made.image = cpu_compile._image(code, cpu_compile.runtime_symbols())
+    made.image = compile._image(code, compile.runtime_symbols())
     check(made, layers, X, X)
 
 
@@ -80,7 +79,7 @@ def test_errors_of_threads_are_raised(monkeypatch):
         raise InternalError("operation x was not lowered")
 
     monkeypatch.setattr(mlir, "check_lowered", fail)
-    cpu_compile.runtime_symbols()
+    compile.runtime_symbols()
     with pytest.raises(InternalError, match="was not lowered"):
         built(layers, X + 1, X)
 

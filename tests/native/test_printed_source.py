@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern import demo
+from pbkern.cli import demo
 from pbkern.dsl import same_kernel
-from pbkern.dsl.host import Cond, HostProgram, Launch, Loop, While
-from pbkern.lower.support import supports
+from pbkern.dsl.host_program import Cond, HostProgram, Launch, Loop, While
+from pbkern.lower.rules.coverage import supports
 
 from ..fuse import checking, workloads
 from .running import native_program

@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pbkern.fuse import schedule
-from pbkern.lower.support import supports
+from pbkern.fuse.tiling import block_search
+from pbkern.lower.rules.coverage import supports
 
 from ..fuse import checking
 from ..fuse.checking import random_blocks
@@ -22,7 +22,7 @@ def test_scatter(name, monkeypatch):
     f, *args = CASES[name]
     run(f, *args)
     for seed in range(2):
-        monkeypatch.setattr(schedule, "_descend", random_blocks(seed))
+        monkeypatch.setattr(block_search, "_descend", random_blocks(seed))
         run(f, *args)
 
 
@@ -87,7 +87,7 @@ def test_rows_as_numpy_does(data):
 
     args = jnp.asarray(x, dtype), jnp.asarray(i, jnp.int32), jnp.asarray(v, dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "_descend", random_blocks(data.draw(st.integers(0, 100))))
+        patch.setattr(block_search, "_descend", random_blocks(data.draw(st.integers(0, 100))))
         (got,) = run(f, *args)
     want = np.array(np.asarray(args[0]), np.float64 if dtype == "bfloat16" else dtype)
     for k, row in zip(np.where(i < 0, i + rows, i), np.asarray(args[2]).astype(want.dtype)):
@@ -132,7 +132,7 @@ def test_any_dimension_numbers(data):
     starts = rng.integers(-2, 8, size=(*(loops[k] for k in order), len(chosen)))
     i = jnp.asarray(starts, data.draw(st.sampled_from(["int32", "int8"])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "_descend", random_blocks(data.draw(st.integers(0, 100))))
+        patch.setattr(block_search, "_descend", random_blocks(data.draw(st.integers(0, 100))))
         run(lambda x, i, v: scatter(x, i, v, numbers, mode=mode), x, i, v)
 
 
@@ -143,7 +143,7 @@ def test_wide_and_unsigned_indices(monkeypatch):
         far = np.asarray([1, 1 << 32, (1 << 32) + 3, -(1 << 40), 7, 8])
         for blocks in (None, random_blocks(1), random_blocks(2)):
             if blocks is not None:
-                monkeypatch.setattr(schedule, "_descend", blocks)
+                monkeypatch.setattr(block_search, "_descend", blocks)
             for mode in ("drop", "clip"):
                 for dtype in ("int64", "uint64", "uint32"):
                     index = jnp.asarray(far.astype(dtype))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower import scratch_rows
-from pbkern.lower.nest import Buf
+from pbkern.lower.nest.ir import Buf
+from pbkern.targets.cpu.packing import row_padding
 
 F32 = np.dtype("float32")
 
@@ -20,7 +20,7 @@ F32 = np.dtype("float32")
     ((32, 1040), (32, 1040)),
 ])  # fmt: skip
 def test_lengths(shape, want):
-    assert scratch_rows._padded(Buf("t", shape, F32, arena=True)).shape == want
+    assert row_padding._padded(Buf("t", shape, F32, arena=True)).shape == want
 
 
 def spilled(q, k):

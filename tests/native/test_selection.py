@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 
 import pbkern
 import pbkern.pallas
-from pbkern.lower.program import lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
 
 from .running import native
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.lower.program import lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
 
 SPECIAL = [1.0, 2.0, -3.0, np.nan, 0.0, -0.0, np.inf, -np.inf]
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.sorting import digit_bits, sorts_in_registers
+from pbkern.core.ops.sort_cost import digit_bits, sorts_in_registers
 
 pytestmark = pytest.mark.usefixtures("wide_types")
 DTYPES = (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.api import kernel_program
-from pbkern.lower.program import LowerOptions
-from pbkern.targets.cpu.compile import compile_program
+from pbkern.api.pipeline import kernel_program
+from pbkern.targets.cpu.codegen.compile import compile_program
+from pbkern.targets.cpu.codegen.kernel import LowerOptions
 
 
 @pytest.mark.parametrize("shape", [(64, 256), (7, 100), (5, 33), (16, 16), (3, 1000)])

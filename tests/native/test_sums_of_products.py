@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.program import lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
 
 from .running import native
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern import config
+from pbkern.core import config
 from pbkern.targets import get_target
 
 PARALLEL = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))
@@ -31,8 +31,8 @@ def counted(programs: int):
 @pytest.mark.parametrize("task_ns", [1.0, 40.0])
 @pytest.mark.parametrize("programs", [2, 3, 5, 8, 31, 100])
 def test_each_program_runs_once(programs, task_ns, monkeypatch):
-    monkeypatch.setattr("pbkern.lower.work.TASK_NS", task_ns)
-    monkeypatch.setattr("pbkern.lower.work.SERIAL_NS", 0.0)
+    monkeypatch.setattr("pbkern.targets.cpu.schedule.task_size.TASK_NS", task_ns)
+    monkeypatch.setattr("pbkern.targets.cpu.schedule.task_size.SERIAL_NS", 0.0)
     get_target("cpu")._compiled.clear()  # which does not know of such numbers
     with config.override(cache=False):
         kernel = jax.jit(lambda x: lax.fori_loop(0, 20, lambda _, s: counted(programs)(s), x))

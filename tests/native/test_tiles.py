@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.affine import Affine
-from pbkern.lower.nest import Buf, Nest, Pool, Reduction, Write
-from pbkern.lower.schedule import choose
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
+from pbkern.targets.cpu.schedule.register_tiles import choose
 
 F32 = np.dtype(np.float32)
 LAYOUTS = {"NHWC": ("NHWC", "HWIO", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.affine import Affine
-from pbkern.lower.nest import Buf, Nest, Pool, Reduction, Write
-from pbkern.lower.schedule import choose
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
+from pbkern.targets.cpu.schedule.register_tiles import choose
 
 CHANNELS_FIRST = ("NCHW", "OIHW", "NCHW")
 RTOL = {"float64": 1e-13, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}

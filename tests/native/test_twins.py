@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower import outline
-from pbkern.lower.program import lower_kernel
-from pbkern.lower.twins import differences, form
+from pbkern.targets.cpu.codegen import outlining
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from pbkern.targets.cpu.codegen.merge_functions import differences, form
 
 from .running import native
 
@@ -50,8 +50,8 @@ def test_text_grows_less_than_the_body():
 
 @pytest.mark.parametrize("shortest", [1, 10**9])
 def test_calls_of_twins_and_of_none_give_the_same(monkeypatch, shortest):
-    monkeypatch.setattr(outline, "TWIN", shortest)
-    monkeypatch.setattr(outline, "PIECE", 10)
+    monkeypatch.setattr(outlining, "TWIN", shortest)
+    monkeypatch.setattr(outlining, "PIECE", 10)
 
     def kernel(index, x, o, s):
         for i in range(6):

@@ -12,7 +12,7 @@ from jax import lax
 
 import pbkern
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.program import lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
 
 from .running import native
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.program import LowerOptions, lower_kernel
+from pbkern.targets.cpu.codegen.kernel import LowerOptions, lower_kernel
 
 from .running import native
 

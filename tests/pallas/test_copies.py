@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pbkern.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedOp
 
 F32 = jnp.float32
 ANYWHERE = pl.BlockSpec(memory_space=pl.ANY)

@@ -16,9 +16,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
 import pbkern
-from pbkern.dsl.text import rebuild, same_kernel
-from pbkern.errors import KernelError, UnsupportedOp
-from pbkern.frontends.pallas import import_call
+from pbkern.core.errors import KernelError, UnsupportedOp
+from pbkern.dsl.printer import rebuild, same_kernel
+from pbkern.frontends.pallas.call import import_call
 
 F32 = jnp.float32
 

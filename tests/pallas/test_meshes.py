@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
 import pbkern.pallas
-from pbkern.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedOp
 
 F32 = jnp.float32
 X = np.random.default_rng(0).standard_normal((32, 128)).astype("f4")

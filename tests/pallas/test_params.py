@@ -8,7 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
-from pbkern.frontends.pallas_params import TABLES, cpu_params, markdown
+from pbkern.frontends.pallas.params import TABLES, cpu_params, markdown
 
 CLASSES = [(pltpu.CompilerParams, "mosaic"), (plgpu.CompilerParams, "mosaic_gpu"), (plt.CompilerParams, "triton")]
 

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import pbkern
-from pbkern.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedOp
 
 KEY = jax.random.key(7)
 KEYS = jax.random.split(jax.random.key(8), 6)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pbkern.frontends import ref_exchange
-from pbkern.frontends.ref_exchange import Run
+from pbkern.frontends.pallas.refs import reorder_transforms
+from pbkern.frontends.pallas.refs.reorder_transforms import Run
 
 from .test_import import imported
 
@@ -57,7 +57,7 @@ def test_runs_before_a_reshape(case, traced):
     asked = taken
     if traced:
         asked = [r if r.is_whole(n) else Run(jnp.int32(r.start), r.size, r.stride, r.point) for r, n in zip(taken, new)]
-    found = ref_exchange.before(ref_exchange._jax.ReshapeTransform(new), old, x.dtype, asked)
+    found = reorder_transforms.before(reorder_transforms._jax.ReshapeTransform(new), old, x.dtype, asked)
     if found is not None:
         before, t = found
         np.testing.assert_array_equal(x[numpy_index(before)].reshape(t.shape), x.reshape(new)[numpy_index(taken)])
@@ -65,7 +65,7 @@ def test_runs_before_a_reshape(case, traced):
 
 def test_common_reshapes_are_exchanged():
     def exchanged(old, new, *taken):
-        return ref_exchange.before(ref_exchange._jax.ReshapeTransform(new), old, np.dtype("f4"), taken) is not None
+        return reorder_transforms.before(reorder_transforms._jax.ReshapeTransform(new), old, np.dtype("f4"), taken) is not None
 
     page = jnp.int32(3)
     assert exchanged((6, 8, 4), (48, 4), Run(page, 1), Run(0, 4))  # a row of a page

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...errors import OptionError
+from pbkern.core.errors import OptionError
 
 SEMANTICS = ("parallel", "arbitrary", "sequential")
 VECTOR_WIDTHS = (128, 256, 512)

@@ -8,17 +8,19 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ... import config
-from ...dsl import repro
-from ...dsl.host import HostProgram
-from ...dsl.kernel import Kernel
-from ...dsl.programs import in_stages, kernel_program
-from ...errors import TargetError
-from ...lower import support
-from ...lower.program import LowerOptions
-from ...machine import Machine
-from . import compile as cpu_compile
-from . import content, runtime
+from pbkern.core import config
+from pbkern.core.errors import TargetError
+from pbkern.core.machine import Machine
+from pbkern.dsl.build_programs import in_stages, kernel_program
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.text import repro
+from pbkern.lower.rules import coverage as support
+from pbkern.targets.cpu.codegen import cache_key as content
+from pbkern.targets.cpu.codegen import compile as cpu_compile
+from pbkern.targets.cpu.codegen import ffi_runtime
+from pbkern.targets.cpu.codegen.kernel import LowerOptions
+
 from .machine import detected_machine, has_avx512dq, has_bf16_pairs, has_vnni
 from .params import CompilerParams
 
@@ -30,7 +32,7 @@ class CpuTarget:
 
     name = "cpu"
     platform = "cpu"
-    POOLED_BYTES = runtime.POOLED_BYTES
+    POOLED_BYTES = ffi_runtime.POOLED_BYTES
     STAGES = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):

@@ -1,0 +1,267 @@
+"""The decorators, and what they return: functions as jax.jit makes them, which can be looked into.
+
+How such a function is compiled is api/pipeline.py, where its large results lie api/result_pool.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from pbkern import _jax, fuse
+from pbkern.core import config
+from pbkern.core.errors import OptionError
+from pbkern.core.jaxprs import equations
+from pbkern.core.options import CompileOptions, check_for_jax_jit
+from pbkern.core.process.pickle_by_name import ByName
+from pbkern.dsl.kernel import Kernel
+from pbkern.frontends.jax import call
+from pbkern.targets import get_target
+
+from . import explain_handwritten, result_pool, stages
+from .measure import kernel_seconds
+from .pipeline import Build, compile_programs, current_plan
+
+ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+
+
+def polyblocks_jit_jax(
+    fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
+    donate_argnums=None, donate_argnames=None, **jit_kw: Any,
+) -> Any:  # fmt: skip
+    """Compiles a JAX function with pbkern when it is called; a decorator, with or without arguments.
+
+    The result is what `jax.jit` makes: it composes with grad, vmap, scan, remat, shard_map and other jits, has
+    `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
+
+      .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
+      .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
+      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+      .memory_analysis(*args) bytes of arguments, results, temporaries and code
+
+    Args:
+      compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
+      static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
+      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of those of
+        equal type: at once where a kernel makes them of the argument by elementwise arithmetic, else by a copy of XLA's.
+      jit_kw: passed on to jax.jit.
+    Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
+    """
+    arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
+    if fn is None:
+        return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
+    if not callable(fn):
+        hint = "@polyblocks_jit_jax(compile_options={...})"
+        raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
+    given = _merged(compile_options, arguments)
+    options = CompileOptions.from_dict(given)
+    check_for_jax_jit(options, given)
+    return JitFunction(fn, options, jit_kw)
+
+
+def _merged(compile_options, arguments: dict) -> dict:
+    """compile_options with the decorator's own arguments and the environment's defaults."""
+    if isinstance(compile_options, CompileOptions):
+        compile_options = compile_options.differing()
+    CompileOptions.from_dict(compile_options)  # unknown names and bad values are reported before anything else
+    given = dict(compile_options or {})
+    for name, value in arguments.items():
+        if value is not None and name in given:
+            both = f"{value!r} and compile_options[{name!r}]={given[name]!r}"
+            raise OptionError(f"`{name}` is given twice", why=both, hint="give it once")
+        if value is not None:
+            given[name] = value
+    environment = config.current()
+    given.setdefault("target", environment.target)
+    if environment.debug:
+        given.setdefault("debug", True)
+    return given
+
+
+jit = polyblocks_jit_jax
+
+
+def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: Any) -> Any:
+    """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
+
+    "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
+    """
+    if fn is None:
+        return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
+    given = CompileOptions.from_dict(compile_options).differing()
+    backend = given.pop("execution_backend", "polyblocks")
+    if backend == "polyblocks":
+        return polyblocks_jit_jax(fn, compile_options=given, **kw)
+    if backend == "std":
+        return fn
+    return jax.jit(fn, **{n: given[n] for n in ARGUMENT_OPTIONS if n in given}, **kw)
+
+
+class JitFunction(ByName):
+    """What the decorator returns; it has the attributes of jax.jit's functions besides its own.
+
+    Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no result is worth a pool: a
+    method in Python would add 0.7 us to the 6 us of a small call.
+    """
+
+    def __new__(cls, *args, **kwargs):
+        return super().__new__(type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__}))
+
+    def __init__(self, fn: Callable, options: CompileOptions, jit_kw: dict):
+        functools.update_wrapper(self, fn)
+        self.__wrapped__ = fn  # the user's own function, as jax.jit's
+        static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
+        donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
+        name = _name_of(fn)
+        poolable = not (donated.positions or donated.names or jit_kw)
+
+        @functools.wraps(fn)
+        def traced(*args, **kwargs):
+            results = call.traced_call(fn, static, donated, name, options, args, kwargs)
+            if poolable and _largest(results) >= get_target(options.target).POOLED_BYTES:
+                type(self).__call__ = JitFunction._pooled_call  # type: ignore[method-assign]
+            return results
+
+        if not hasattr(fn, "__name__"):
+            traced.__name__ = traced.__qualname__ = name
+        marked: dict[str, Any] = static.as_jit("static") | donated.as_jit("donate") | jit_kw
+        self._jitted: Any = jax.jit(traced, **marked)
+        type(self).__call__ = staticmethod(self._jitted)  # type: ignore[assignment, method-assign]
+        split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
+        self._dispatch = result_pool.Dispatch(self._into_places, split)
+        self._options, self._jit_kw = options, jit_kw
+
+    def remade(self) -> tuple:
+        """As jax.jit's functions: of the user's function."""
+        return _remade, (self.__wrapped__, self._options, self._jit_kw)
+
+    def __call__(self, *args, **kwargs) -> Any:
+        """As jax.jit's functions."""
+        return self._jitted(*args, **kwargs)
+
+    def _pooled_call(self, *args, **kwargs) -> Any:
+        """The same of a function that was called with arguments that make results worth a pool."""
+        has_run, results = self._dispatch(args, kwargs)
+        return results if has_run else self._jitted(*args, **kwargs)
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str):
+        if name != "_jitted" and hasattr(self._jitted, name):
+            return getattr(self._jitted, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __repr__(self) -> str:
+        return f"<pbkern.jit of {self.__wrapped__!r}>"
+
+    # Methods, not attributes of the instance, which functools.wraps would copy to what is made of the function.
+
+    def lower(self, *args, **kwargs) -> jax.stages.Lowered:
+        """As of jax.jit."""
+        return self._jitted.lower(*args, **kwargs)
+
+    def trace(self, *args, **kwargs) -> jax.stages.Traced:
+        """As of jax.jit."""
+        return self._jitted.trace(*args, **kwargs)
+
+    def eval_shape(self, *args, **kwargs) -> Any:
+        """As of jax.jit."""
+        return self._jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled: the next call compiles anew."""
+        self._jitted.clear_cache()
+        self._dispatch.known.clear()
+
+    def explain(self, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
+        """What was fused for arguments like these, what was not, at which price, and what XLA keeps.
+
+        Args:
+          measure: compiles each fused kernel and runs it alone on random operands of its sizes, a fraction of a second
+            each; the report then has the measured times beside the predicted ones. Default: nothing is compiled or run.
+          verbose: lists every fusion in place of counting them.
+          args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are given by position.
+        """
+        build, options = self.build(args, kwargs)
+        native = _jax.has_cpu_lowering("pallas_call")
+        name = get_target(options.target).name
+        found = explain_handwritten.explained(build.fused.explanation, build.fused.jaxpr, name, native)
+        found = dataclasses.replace(found, verbose=verbose)
+        if not measure:
+            return found
+        reported = {k.name for k in found.kernels}
+        return found.with_times({k.name: kernel_seconds(k, options) for k in build.fused.kernels() if k.name in reported})
+
+    def kernels(self, *args, **kwargs) -> list[Kernel]:
+        """The kernels that arguments like these need, in launch order."""
+        return self.build(args, kwargs)[0].fused.kernels()
+
+    def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
+        """What one stage of compilation makes for arguments like these. Raises OptionError for an unknown stage."""
+        build, options = self.build(args, kwargs)
+        if stage not in build.record.texts:
+            compile_programs(build, options)
+        return build.record.text(stage)
+
+    def memory_analysis(self, *args, **kwargs) -> stages.MemoryAnalysis:
+        """Bytes that one call on arguments like these needs: arrays, temporaries, code. Compiles, runs nothing."""
+        build, options = self.build(args, kwargs)
+        target = get_target(options.target)
+        compiled = compile_programs(build, options).compiled.values()
+        arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
+        return stages.MemoryAnalysis.of(self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
+
+    def dump(self, folder: str | os.PathLike, *args, **kwargs) -> pathlib.Path:
+        """Writes every stage for arguments like these below `folder` and returns where."""
+        build, options = self.build(args, kwargs)
+        return stages.dump(compile_programs(build, options).record, pathlib.Path(folder))
+
+    def undonated(self) -> JitFunction:
+        """The function anew, with nothing compiled yet, that leaves its arguments alone."""
+        return JitFunction(self.__wrapped__, dataclasses.replace(self._options, donate_argnums=(), donate_argnames=()), {})
+
+    def call_of(self, *args, **kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
+        """(jaxpr, name, options) of what is compiled for arguments like these."""
+        p = self._call(args, kwargs)
+        return p["jaxpr"], p["name"], p["options"]
+
+    def build(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:
+        """The plan for arguments like these, and its options."""
+        p = self._call(args, kwargs)
+        return current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]), p["options"]
+
+    def _call(self, args, kwargs) -> dict:
+        """Parameters of the primitive that is bound for arguments like these."""
+        return next(e.params for e in equations(self.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is call.call_p)
+
+    def _into_places(self, args: tuple, kwargs: dict) -> result_pool.IntoPlaces | None:
+        """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
+        build, options = self.build(args, kwargs)
+        compiled = compile_programs(build, options).compiled
+        return result_pool.into_places(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+
+
+def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:
+    """Classes of single functions cannot be named by what is pickled."""
+    return JitFunction(fn, options, jit_kw)
+
+
+def _name_of(fn: Callable) -> str:
+    """A function's name; of a partial one, that of the function it calls."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _largest(results: Any) -> int:
+    """Bytes of the largest array."""
+    return max((r.size * r.dtype.itemsize for r in map(jax.typeof, jax.tree.leaves(results))), default=0)

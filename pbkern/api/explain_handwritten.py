@@ -1,0 +1,77 @@
+"""What `explain` says of the kernels in a function that fusion did not make: hand-written ones and Pallas calls.
+
+For each: where it is from, and for each dimension of its grid whether programs run in parallel or in order, and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.trace import kernel_p
+from pbkern.lower.grid.parallelism import grid_dimensions
+
+if TYPE_CHECKING:
+    from pbkern.fuse import Explanation
+    from pbkern.fuse.emit.explain import WrittenKernel
+
+PALLAS = "pallas_call"
+
+
+def explained(explanation: Explanation, jaxpr: jex.Jaxpr, target_name: str, pallas_is_native: bool) -> Explanation:
+    """The explanation with an entry for each hand-written kernel and each Pallas call of the function `jaxpr`.
+
+    Args:
+      pallas_is_native: whether pbkern.pallas.install() is in force; otherwise XLA gets what JAX makes of the call.
+    """
+    written = tuple(_report(e, target_name, pallas_is_native) for e in _calls(jaxpr))
+    left = explanation.left
+    if pallas_is_native:  # XLA calls it, but it is a kernel
+        left = tuple(dataclasses.replace(x, why="a Pallas kernel, which is compiled by itself") if x.op == PALLAS else x
+                     for x in left)  # fmt: skip
+    return dataclasses.replace(explanation, written=written, left=left)
+
+
+def _calls(jaxpr: jex.Jaxpr) -> Iterator:
+    """Equations that call a kernel, at any depth; what a Pallas call contains is its own matter."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is kernel_p or eqn.primitive.name == PALLAS:
+            yield eqn
+            continue
+        for inner in inner_jaxprs(eqn):
+            yield from _calls(inner.jaxpr)
+
+
+def _report(eqn, target_name: str, pallas_is_native: bool) -> WrittenKernel:
+    from pbkern.fuse.emit.explain import WrittenKernel
+
+    at = _jax.user_line(eqn)
+    if eqn.primitive is kernel_p:
+        kernel = eqn.params["kernel"]
+        return WrittenKernel(kernel.name, "written by hand", at, kernel.grid, _grid_lines(kernel, target_name))
+    name = eqn.params["name"] or "pallas_call"
+    grid = tuple(eqn.params["grid_mapping"].grid)
+    if eqn.params["interpret"]:
+        return WrittenKernel(name, "Pallas", at, grid, ("runs in JAX's interpreter, as interpret= asks for",))
+    if not pallas_is_native:
+        return WrittenKernel(name, "Pallas", at, grid, ("is JAX's: pbkern.pallas.install() compiles it",))
+    from pbkern.frontends.pallas.call import import_call
+
+    try:
+        kernel = import_call(**{k: v for k, v in eqn.params.items() if k != "interpret"}).kernel
+    except UnsupportedOp as e:
+        return WrittenKernel(name, "Pallas", at, grid, (f"cannot be compiled: {e.what}",))
+    return WrittenKernel(kernel.name, "Pallas", at, grid, _grid_lines(kernel, target_name))
+
+
+def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:
+    params = kernel.compiler_params.get(target_name)
+    lines = tuple(map(str, grid_dimensions(kernel, getattr(params, "dimension_semantics", None))))
+    return lines if kernel.finish is None else (*lines, f"last stage: {kernel.finish.name}, once all programs are done")

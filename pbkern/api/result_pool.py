@@ -1,0 +1,199 @@
+"""Eager calls with large results: memory that is used again in place of new pages.
+
+XLA takes arrays from malloc, and glibc's malloc maps arrays above 32 MB (DEFAULT_MMAP_THRESHOLD_MAX) anew each time and
+unmaps them when they are freed: every call of a function with such a result touches fresh pages first, which costs more
+than computing many of them (decision 012). Here such results lie in memory of a pool. A result is an ordinary jax.Array
+over it; when its last reference goes, the memory returns to the pool, which keeps up to PBKERN_POOL_MEGABYTES unused.
+
+`Dispatch` decides per types of arguments, once. Calls under a transformation, with donated arguments, over several devices,
+or of functions of which XLA keeps a part run as any other; so do small ones, at the cost of one test.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern import _jax, fuse
+from pbkern.core import config
+from pbkern.dsl import checks
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import ArrayType
+from pbkern.targets.target import Target
+
+HUGE_PAGE = 2 << 20
+
+
+class Memory:
+    """Pages of one size, aligned to huge pages."""
+
+    def __init__(self, size: int) -> None:
+        pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        whole = np.frombuffer(pages, np.uint8)
+        start = -whole.ctypes.data % HUGE_PAGE
+        self.bytes = whole[start : start + size]
+        self.size = size
+
+
+class Lease:
+    """Lends memory to one array: when nothing refers to it any more, the memory goes back to its pool."""
+
+    def __init__(self, memory: Memory, pool: Pool):
+        self.memory, self.pool = memory, pool
+        self.__array_interface__ = memory.bytes.__array_interface__
+
+    def __del__(self):
+        self.pool.give(self.memory)
+
+
+class Pool:
+    """Memory that is not in use, what was returned last first."""
+
+    def __init__(self) -> None:
+        self.unused: deque[Memory] = deque()
+        self.lock = threading.RLock()  # reentrant: garbage collection may return memory while this thread takes some
+
+    def array(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """An array of any values in memory of the pool."""
+        size = max(math.prod(shape) * dtype.itemsize, 1)
+        lease = Lease(self._take(-(-size // HUGE_PAGE) * HUGE_PAGE), self)
+        return np.asarray(lease)[:size].view(dtype).reshape(shape)
+
+    def _take(self, size: int) -> Memory:
+        with self.lock:
+            for memory in reversed(list(self.unused)):
+                if memory.size == size:
+                    self.unused.remove(memory)
+                    return memory
+        return Memory(size)
+
+    def give(self, memory: Memory) -> None:
+        with self.lock:
+            self.unused.append(memory)
+            while self.unused and sum(m.size for m in self.unused) > config.current().pool_megabytes << 20:
+                self.unused.popleft()
+
+
+POOL = Pool()
+
+
+@dataclass(frozen=True)
+class IntoPlaces:
+    """A compiled function that writes some of its results into arrays that it is given.
+
+    Attributes:
+      run: (leaves of the arguments, places) -> (the other results, an array to wait for).
+      places: type of each result that is written to a place, by its position among all results.
+      structure: of the results.
+    """
+
+    run: Callable
+    places: dict[int, ArrayType]
+    structure: Any
+
+    def __call__(self, leaves: Sequence, device: jax.Device | None) -> Any:
+        arrays = {n: jax.device_put(POOL.array(t.shape, t.dtype), device) for n, t in self.places.items()}
+        others, done = self.run(leaves, list(arrays.values()))
+        jax.block_until_ready(done)
+        given = iter(others)
+        count = len(arrays) + len(others)
+        return jax.tree.unflatten(self.structure, [arrays[n] if n in arrays else next(given) for n in range(count)])
+
+
+def into_places(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: Target) -> IntoPlaces | None:
+    """A function, traced by jax.jit and planned, so compiled that its large results go to places.
+
+    None where kernels of one program do not make every large result once, or write to operands.
+    """
+    outer, programs, results = traced.jaxpr.jaxpr, plan.programs(), plan.jaxpr.outvars
+    if len(outer.eqns) != 1 or len(plan.segments) != 1 or not programs or _has_effects(programs[0]):
+        return None
+    call = outer.eqns[0]
+    if outer.outvars != call.outvars:
+        return None
+    outputs = zip(plan.segments[0].makes, programs[0].outputs)
+    large = {v: b.type for v, b in outputs if b.type.nbytes >= target.POOLED_BYTES}
+    at = {n: large[v] for v in large for n, r in enumerate(results) if r is v}  # in the order of the program's outputs
+    if len(at) != len(large) or not at or any(call.outvars[n].aval.weak_type for n in at):
+        return None
+
+    def run(leaves, places):
+        env = dict(zip((*outer.invars, *outer.constvars), (*leaves, *traced.jaxpr.consts)))
+        ends = []
+
+        def program_into(program: HostProgram, operands: Sequence) -> list:
+            others, end = target.call_into(compiled[program.name], operands, places)
+            ends.append(end)
+            placed, small = iter(places), iter(others)
+            return [next(placed if b.type.nbytes >= target.POOLED_BYTES else small) for b in program.outputs]
+
+        operands = [a.val if isinstance(a, jex.Literal) else env[a] for a in call.invars]
+        found = plan.evaluate(operands, program_into)
+        return [r for n, r in enumerate(found) if n not in at], ends[0]
+
+    return IntoPlaces(jax.jit(run), at, jax.tree.structure(traced.out_info))
+
+
+def _has_effects(program: HostProgram) -> bool:
+    """Whether kernels write to operands or can fail."""
+    return any(k.shared or checks.can_fail(k) for k in program.kernels())
+
+
+@dataclass
+class Dispatch:
+    """Chooses how eager calls of one decorated function run.
+
+    Attributes:
+      build: (args, kwargs) -> IntoPlaces, or None where results are XLA's.
+      split: (args, kwargs) -> (static arguments, pytree of the others).
+      known: what `build` has answered, by types, static arguments and JAX's configuration.
+    """
+
+    build: Callable[[tuple, dict], IntoPlaces | None]
+    split: Callable[[tuple, dict], tuple[Any, Any]]
+    known: dict[Any, IntoPlaces | None] = field(default_factory=dict)
+
+    def __call__(self, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+        """(whether the call has run, its results)."""
+        context = _jax.eager_context()
+        if context is None or config.current().pool_megabytes == 0:
+            return False, None
+        static, dynamic = self.split(args, kwargs)
+        leaves, structure = jax.tree.flatten(dynamic)
+        if not all(map(_on_only_device, leaves)):
+            return False, None
+        key = (static, structure, tuple(map(jax.typeof, leaves)), context, config.current())
+        if key not in self.known:
+            self.known[key] = self.build(args, kwargs)
+        into = self.known[key]
+        if into is None:
+            return False, None
+        committed = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
+        return True, into(leaves, _only_device() if committed else None)
+
+
+@functools.cache
+def _only_device() -> jax.Device | None:
+    """The CPU, where it is JAX's one and default device."""
+    devices = jax.devices()
+    return devices[0] if len(devices) == 1 and devices[0].platform == "cpu" else None
+
+
+def _on_only_device(leaf: Any) -> bool:
+    """Whether an argument is a number, a NumPy array, or an array that lies there."""
+    if isinstance(leaf, jax.core.Tracer) or _only_device() is None:
+        return False
+    if isinstance(leaf, jax.Array):
+        return not leaf.is_deleted() and leaf.devices() == {_only_device()}
+    return isinstance(leaf, np.ndarray | np.generic | int | float)

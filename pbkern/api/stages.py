@@ -1,0 +1,151 @@
+"""Named stages of one compilation: run, verified, timed, and written as numbered files on request.
+
+A Record collects the stages of one decorated function. Texts are made when somebody looks, because printing costs more
+than many stages. PBKERN_DUMP=<folder> writes every record to a folder of its own there, with a script that rebuilds
+the kernels and compares each, compiled, with the interpreter. MemoryAnalysis is what a compiled function needs to run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pbkern.core.errors import OptionError, TargetError
+from pbkern.core.process import progress
+from pbkern.dsl.kernel import Kernel
+
+# In the order of compilation, with the suffix of a dumped file.
+STAGES = {"jaxpr": "txt", "plan": "txt", "kernels": "py", "nests": "txt", "mlir": "mlir", "llvm": "mlir", "asm": "s"}
+
+
+@dataclass
+class Record:
+    """Stages of one compilation.
+
+    Attributes:
+      texts: stage -> function that makes its text.
+      milliseconds: what was run -> time.
+    """
+
+    name: str
+    texts: dict[str, Callable[[], str]] = field(default_factory=dict)
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
+
+    def run(self, what: str, make: Callable, *args, verify: Callable[[Any], None] | None = None) -> Any:
+        """make(*args), timed; then `verify` of the result, which raises where it is not well-formed."""
+        progress.step(what)
+        start = time.perf_counter()
+        result = make(*args)
+        self.milliseconds[what] = (time.perf_counter() - start) * 1e3
+        if verify is not None:
+            verify(result)
+        return result
+
+    def show_kernels(self, kernels: list[Kernel]) -> None:
+        self.kernels = kernels
+        self.texts["kernels"] = lambda: "\n\n".join(k.source() for k in kernels)
+
+    def text(self, stage: str) -> str:
+        """One stage's text. Raises OptionError for a stage that there is not."""
+        if stage not in self.texts:
+            hint = f"one of {', '.join(self.texts)}"
+            raise OptionError(f"there is no stage `{stage}`", why=f"of `{self.name}`", hint=hint)
+        return self.texts[stage]()
+
+    def times(self) -> str:
+        return "\n".join(f"{ms:10.2f} ms  {what}" for what, ms in self.milliseconds.items())
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Memory of one call, in bytes. Names are those of XLA's memory_analysis() where it has them.
+
+    Attributes:
+      argument_size_in_bytes, output_size_in_bytes: arrays that the caller holds before and after.
+      alias_size_in_bytes: the part of the results that lies in donated arguments.
+      arena_size_in_bytes: what compiled programs hold for temporaries between kernels and for scratch of all threads;
+        calls that run at the same time have one each. Programs keep their arenas from call to call.
+      temp_size_in_bytes: the arenas, and what XLA allocates between programs and for operations left to it.
+      peak_memory_in_bytes: arguments, results and temporaries together; what is aliased counts once.
+      generated_code_size_in_bytes: object files of the compiled programs.
+    """
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    arena_size_in_bytes: int
+    temp_size_in_bytes: int
+    generated_code_size_in_bytes: int
+
+    @classmethod
+    def of(cls, xla: Any, arenas: int, code: int) -> MemoryAnalysis:
+        """From the statistics of XLA's executable, which knows nothing of arenas."""
+        return cls(xla.argument_size_in_bytes, xla.output_size_in_bytes, xla.alias_size_in_bytes, arenas,
+                   xla.temp_size_in_bytes + arenas, xla.generated_code_size_in_bytes + code)  # fmt: skip
+
+    @property
+    def peak_memory_in_bytes(self) -> int:
+        held = self.argument_size_in_bytes + self.output_size_in_bytes - self.alias_size_in_bytes
+        return held + self.temp_size_in_bytes
+
+    def __str__(self) -> str:
+        rows = {"arguments": self.argument_size_in_bytes, "results": self.output_size_in_bytes,
+                "of them aliased": self.alias_size_in_bytes, "temporaries": self.temp_size_in_bytes,
+                "of them arenas": self.arena_size_in_bytes, "peak": self.peak_memory_in_bytes,
+                "code": self.generated_code_size_in_bytes}  # fmt: skip
+        return "\n".join(f"{name:16} {n / 2**20:10.3f} MB" for name, n in rows.items())
+
+
+_serial = itertools.count()
+
+
+def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the numbered stages, their times, every kernel and the repro script; returns the folder."""
+    stem = re.sub(r"\W+", "_", record.name).strip("_") or "function"
+    at = folder / f"{next(_serial):03d}_{stem}"
+    while at.exists():  # of an earlier process
+        at = folder / f"{next(_serial):03d}_{stem}"
+    (at / "kernels").mkdir(parents=True)
+    for number, (stage, make) in enumerate(record.texts.items(), 1):
+        try:
+            text = make()
+        except TargetError as e:  # a tool that only this stage needs
+            text = str(e)
+        (at / f"{number}_{stage}.{STAGES[stage]}").write_text(text + "\n")
+    (at / "times.txt").write_text(record.times() + "\n")
+    for number, kernel in enumerate(record.kernels):
+        (at / "kernels" / f"{number}_{kernel.name}.py").write_text(kernel.source())
+    (at / "repro.py").write_text(REPRO.format(name=record.name))
+    return at
+
+
+REPRO = '''"""Rebuilds the kernels of `{name}`, runs each on random inputs and compares with the interpreter."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+import pbkern
+
+jax.config.update("jax_enable_x64", True)
+for path in sorted(pathlib.Path(__file__).with_name("kernels").glob("*.py")):
+    kernel = pbkern.rebuild(path.read_text())
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=t.shape).astype(t.dtype) for t in kernel.in_types]
+    for got, want in zip(pbkern.call_kernel(kernel, *inputs), pbkern.interpret(kernel, *inputs)):
+        far = np.max(np.abs(np.asarray(got).astype(complex) - want.astype(complex)), initial=0.0)
+        print(f"{{kernel.name}}: largest difference {{far:.3g}}")
+'''
+
+
+def report(record: Record) -> None:
+    """The plan and the times, on stderr (option debug)."""
+    print(record.text("plan"), record.times(), sep="\n", file=sys.stderr)

@@ -1,0 +1,257 @@
+"""`tune(f, *args, budget=seconds)`: schedules searched with measured times, and kept for later compilations.
+
+Each fused kernel is tried alone, on random operands of its sizes: first other blocks, cheapest first by the model, then
+the target's variations (prefetched steps, threads) of the best. Every candidate's results are compared with the model's
+choice. The best few are measured once more, in turn and twice, and have to gain both times. At last the whole function
+runs with all that was chosen beside the function as it was, likewise: what is not faster then is not kept.
+
+Fusion itself is not searched: which operations share a kernel stays the cost model's decision. Groups of the function and
+their candidates are fuse/emit/choices.py; what was found is kept by api/tuned_choices.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pbkern import fuse
+from pbkern.core.errors import OptionError, PbkernError
+from pbkern.core.options import CompileOptions
+from pbkern.dsl.kernel import ArrayType
+from pbkern.targets import get_target
+
+from . import decorators, pipeline, tuned_choices
+from .measure import kernel_call, least_seconds, random_operands
+
+if TYPE_CHECKING:
+    from pbkern.fuse import Choice
+    from pbkern.fuse.graph import Node
+
+# Candidates of blocks per kernel, finalists that are measured again, and what these must gain over the model's choice.
+CANDIDATES, FINALISTS, GAIN = 16, 3, 0.97
+# What the whole function must gain. Comparisons are made in so many parts.
+WHOLE_GAIN, ROUNDS = 0.99, 2
+# Parts of the budget: for kernels, and for the whole function at the end. A candidate's own part of its kernel's.
+KERNELS_SHARE, WHOLE_SHARE, CANDIDATE_SHARE = 0.75, 0.2, 0.03
+FINAL_PAUSES = 2  # a finalist is measured for so many times as long as a candidate
+
+
+@dataclass(frozen=True)
+class TunedKernel:
+    """One kernel alone: seconds with the model's choice and with `choice`; candidates tried, and refused for results."""
+
+    name: str
+    choice: Choice
+    before: float
+    after: float
+    tried: int
+    differing: int = 0
+
+    def __str__(self) -> str:
+        gain = f"{self.before * 1e6:.1f} us" + (f" before, {self.after * 1e6:.1f} us" if self.choice != fuse.Choice() else "")
+        refused = f", {self.differing} with other results" if self.differing else ""
+        return f"{self.name}: {self.choice}; {gain}; {self.tried} candidate(s){refused}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` did.
+
+    Attributes:
+      kernels: each fused kernel alone. A kernel that the budget did not reach has tried 0 candidates.
+      before, after: seconds of the whole function, least of calls in turn, with the model's choices and with the
+        kernels' best.
+      kept: whether the kernels' best are now the function's; otherwise the model's choices stay.
+      seconds: that tuning took.
+    """
+
+    name: str
+    kernels: tuple[TunedKernel, ...]
+    before: float
+    after: float
+    kept: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        better = any(k.choice != fuse.Choice() for k in self.kernels)
+        why = "not faster as a whole" if better else "nothing better"
+        verdict = "kept" if self.kept else f"{why}: the model's choices stay"
+        times = f"{self.before * 1e3:.3f} ms" + (f" before, {self.after * 1e3:.3f} ms tuned" if better else "")
+        head = f"{self.name}: {times}, {verdict}; {self.seconds:.1f} s"
+        return "\n".join([head, *(f"  {k}" for k in self.kernels)])
+
+
+def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning:
+    """Searches schedules of f's kernels for arguments like these, prints what it chose, and keeps it.
+
+    Later compilations of the same program, in this process and in others on the same kind of machine, use what was
+    found; `pbkern cache clear` forgets it. A result is never kept that was measured to be slower than the default.
+
+    Args:
+      f: a function decorated with pbkern.jit, or a plain one.
+      args, kwargs: its arguments. Types in place of arrays stand for random arrays; give arrays where values decide how
+        long the function takes.
+      budget: seconds that the search may take, about; compiling a candidate is not interrupted.
+    Raises OptionError for a budget that is not above 0.
+    """
+    if not budget > 0:
+        raise OptionError("the budget of tuning must be positive", why=f"budget={budget!r}", hint="30: seconds")
+    begin = time.monotonic()
+    jitted: Any = f if hasattr(f, "explain") else decorators.jit(f)
+    args, kwargs = _arrays((args, kwargs))
+    jaxpr, name, options = jitted.call_of(*args, **kwargs)
+    with tuned_choices.trial(()):
+        groups = pipeline.current_plan(jaxpr, name, options).groups()
+    found = _tune_kernels(groups, options, begin + budget * KERNELS_SHARE)
+    chosen = tuple(k.choice for k in found)
+    both = [jitted.undonated() for _ in range(2)]
+    before, after, faster = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
+    kept = faster and any(c != fuse.Choice() for c in chosen)
+    tuned_choices.remember(jaxpr, options, chosen if kept else (fuse.Choice(),) * len(chosen))
+    jitted.clear_cache()  # what was compiled before is compiled anew
+    result = Tuning(name, tuple(found), before, after, kept, time.monotonic() - begin)
+    print(result)
+    return result
+
+
+def _arrays(tree: Any) -> Any:
+    """Random arrays in place of types."""
+
+    def one(leaf):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        return random_operands([ArrayType(leaf.shape, np.dtype(leaf.dtype))])[0]
+
+    return jax.tree.map(one, tree)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
+def _tune_kernels(nodes: list[Node], options: CompileOptions, end: float) -> list[TunedKernel]:
+    """One result per group. Time is given in proportion to what the model thinks each kernel takes."""
+    results: dict[int, TunedKernel] = {}
+    waiting = sorted(nodes, key=lambda n: -n.seconds)
+    while waiting:
+        node = waiting.pop(0)
+        share = node.seconds / max(node.seconds + sum(n.seconds for n in waiting), 1e-12)
+        now = time.monotonic()
+        results[id(node)] = _Search(node, options, now + max(end - now, 0.0) * share).run()
+    return [results[id(n)] for n in nodes]
+
+
+@dataclass
+class _Search:
+    """Of one kernel's choice, until `end`."""
+
+    node: Node
+    options: CompileOptions
+    end: float
+    tried: int = 0
+    differing: int = 0
+    times: dict[Choice, float] = field(default_factory=dict)
+    calls: dict[Choice, Callable] = field(default_factory=dict)
+
+    def run(self) -> TunedKernel:
+        self.target = get_target(self.options.target)
+        self.pause = max(0.005, CANDIDATE_SHARE * (self.end - time.monotonic()))
+        self.last = self.end - self.pause * FINAL_PAUSES * (FINALISTS + 1)  # the rest is for the finalists
+        default = self.kernel(fuse.Choice())
+        self.operands = random_operands(default.in_types)
+        self.want = [np.asarray(a) for a in kernel_call(default, self.options)(*self.operands)]
+        self.measure(fuse.Choice())
+        for c in fuse.choices.candidates(self.node, self.target.machine(), CANDIDATES)[1:]:
+            self.attempt(c)
+        for c in self.variations():
+            self.attempt(c)
+        best, before, after = self.final()
+        return TunedKernel(self.node.kernel, best, before, after, self.tried, self.differing)
+
+    def kernel(self, choice: Choice):
+        def params_for(semantics, **chosen):
+            return self.target.fused_params(semantics, self.options, **chosen)
+
+        return fuse.choices.kernel_at(self.node, choice, self.target.machine(), params_for)
+
+    def attempt(self, choice: Choice) -> None:
+        """Measures a candidate, if there is time, and its results are those of the model's choice."""
+        if time.monotonic() > self.last or choice in self.times:
+            return
+        self.tried += 1
+        try:
+            same = self.agrees(choice)
+        except PbkernError:  # cannot be lowered with these blocks
+            return
+        if same:
+            self.measure(choice)
+        else:
+            self.differing += 1
+
+    def agrees(self, choice: Choice) -> bool:
+        run = kernel_call(self.kernel(choice), self.options)
+        self.calls[choice] = lambda: run(*self.operands)
+        return all(map(agree, self.calls[choice](), self.want))
+
+    def measure(self, choice: Choice) -> None:
+        if choice not in self.calls:
+            self.agrees(choice)
+        (self.times[choice],) = least_seconds([self.calls[choice]], self.pause)
+
+    def variations(self) -> Iterator[Choice]:
+        """Of the best so far, one field at a time; each field starts from the best of those before."""
+        for name, values in self.target.variations():
+            for value in values:
+                best = min(self.times, key=self.times.__getitem__)
+                others = tuple(p for p in best.params if p[0] != name)
+                yield fuse.Choice(best.blocks, tuple(sorted((*others, (name, value)))))
+
+    def final(self) -> tuple[Choice, float, float]:
+        """(best, seconds of the default, seconds of the best): the fastest few again, in turn with the default."""
+        ranked = sorted((c for c in self.times if c != fuse.Choice()), key=self.times.__getitem__)[:FINALISTS]
+        ranked = [fuse.Choice(), *ranked]
+        seconds, faster = compared([self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN)
+        best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
+        return ranked[best], seconds[0], seconds[best]
+
+
+def compared(calls: Sequence[Callable[[], Any]], seconds: float, gain: float) -> tuple[list[float], list[bool]]:
+    """(least time of each, whether it takes at most `gain` times the first's), calls in turn for about `seconds`.
+
+    Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine decides.
+    """
+    parts = [least_seconds(calls, seconds / ROUNDS) for _ in range(ROUNDS)]
+    faster = [all(p[n] <= gain * p[0] for p in parts) for n in range(len(calls))]
+    return [min(times) for times in zip(*parts)], faster
+
+
+def agree(got, want) -> bool:
+    """Whether two results differ by rounding at most: other blocks sum in another order."""
+    got, want = np.asarray(got), np.asarray(want)
+    if not jnp.issubdtype(want.dtype, jnp.inexact):
+        return bool(np.array_equal(got, want))
+    tolerance = float(jnp.finfo(want.dtype).eps) ** 0.5
+    got, want = (a.astype(np.complex128 if a.dtype.kind == "c" else np.float64) for a in (got, want))
+    finite = np.abs(want[np.isfinite(want)])
+    return bool(np.allclose(got, want, rtol=tolerance, atol=tolerance * finite.max(initial=0.0), equal_nan=True))
+
+
+# --- the whole function ---------------------------------------------------------------------------------------------
+
+
+def _whole(both: list[Callable], arguments: tuple, chosen: tuple, seconds: float) -> tuple[float, float, bool]:
+    """(seconds of the first, of the second, whether that is faster with equal results): one function, two sets of choices."""
+    args, kwargs = arguments
+    results = []
+    for f, c in zip(both, chosen):
+        with tuned_choices.trial(c):
+            results.append(jax.tree.leaves(f(*args, **kwargs)))  # compiled here
+    same = all(map(agree, *results))
+    times, faster = compared([functools.partial(f, *args, **kwargs) for f in both], seconds, WHOLE_GAIN)
+    return times[0], times[1], same and faster[1]

@@ -1,0 +1,83 @@
+"""What tuning has found, by program and machine: in this process, and on disk (core/process/disk_cache.py, kind "tuned").
+
+The key is made of the function's jaxpr, its options, the threads that may be used, the target's identity and the sources
+of fusion, whose groups the choices are for. Names do not count: equal functions share what was found.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import hashlib
+import json
+import pathlib
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from jax.extend import core as jex
+
+from pbkern import fuse
+from pbkern.core import config
+from pbkern.core.jaxprs import fingerprint
+from pbkern.core.options import CompileOptions
+from pbkern.core.process import disk_cache
+from pbkern.core.process.context_values import during
+from pbkern.targets import get_target
+
+if TYPE_CHECKING:
+    from pbkern.fuse import Choice
+
+KIND = "tuned"
+Choices = tuple["Choice", ...]
+_found: dict[str, Choices] = {}
+_trial: contextvars.ContextVar[Choices | None] = contextvars.ContextVar("trial", default=None)
+
+
+def choices_for(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> Choices:
+    """One choice per fused kernel of this program; () where it was never tuned."""
+    tried = _trial.get()
+    if tried is not None:
+        return tried
+    store = disk_cache.current()
+    if store is None and not _found:
+        return ()
+    key = key_of(jaxpr, options)
+    if key not in _found and store is not None:
+        payload = store.get(KIND, key)
+        return _unpacked(payload) if payload is not None else ()
+    return _found.get(key, ())
+
+
+def remember(jaxpr: jex.ClosedJaxpr, options: CompileOptions, choices: Choices) -> None:
+    """From now on, these are the program's choices, here and in later processes."""
+    key = key_of(jaxpr, options)
+    _found[key] = choices
+    store = disk_cache.current()
+    if store is not None:
+        store.put(KIND, key, json.dumps([{"blocks": c.blocks, "params": dict(c.params)} for c in choices]).encode())
+
+
+def trial(choices: Choices) -> AbstractContextManager:
+    """Programs that this thread compiles in the body have these choices and no others."""
+    return during(_trial, choices)
+
+
+def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:
+    target = get_target(options.target)
+    return disk_cache.digest((fingerprint(jaxpr), repr(options), config.num_threads(), target.identity(), fusion_sources()))
+
+
+@functools.cache
+def fusion_sources() -> str:
+    found = hashlib.sha256()
+    for path in sorted((pathlib.Path(__file__).parents[1] / "fuse").rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _unpacked(payload: bytes) -> Choices:
+    def choice(entry: dict) -> Choice:
+        blocks = entry["blocks"]
+        return fuse.Choice(None if blocks is None else tuple(blocks), tuple(sorted(entry["params"].items())))
+
+    return tuple(map(choice, json.loads(payload)))

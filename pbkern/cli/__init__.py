@@ -1,0 +1,1 @@
+"""The pbkern command and make demo."""

@@ -1,0 +1,142 @@
+"""Environment variables: every one that pbkern reads, with type, default and meaning.
+
+They are read at first use; an empty one counts as not set. A variable that starts with PBKERN_ and is not one of these is
+an error, and so is a bad value. Tests set values for the length of a block with `override(num_threads=1)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import OptionError
+
+PREFIX = "PBKERN_"
+TARGETS = ("cpu", "nvgpu", "amdgpu")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable: `parse` makes its value of the text, or raises ValueError; `takes` says what it accepts."""
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    takes: str
+    meaning: str
+
+
+def _positive(text: str) -> int:
+    n = int(text)
+    if n < 1:
+        raise ValueError
+    return n
+
+
+def _count(text: str) -> int:
+    n = int(text)
+    if n < 0:
+        raise ValueError
+    return n
+
+
+def _target(text: str) -> str:
+    if text not in TARGETS:
+        raise ValueError
+    return text
+
+
+def _flag(text: str) -> bool:
+    return {"0": False, "1": True}[text]
+
+
+def _seconds(text: str) -> float:
+    n = float(text)
+    if not 0 <= n < float("inf"):
+        raise ValueError
+    return n
+
+
+VARIABLES = (
+    Variable("PBKERN_DUMP", None, pathlib.Path, "a folder", "write the numbered stages of every compilation there"),
+    Variable("PBKERN_NUM_THREADS", None, _positive, "an integer of at least 1", "most threads of one kernel"),
+    Variable("PBKERN_TARGET", "cpu", _target, ", ".join(TARGETS), "target of decorators that name none"),
+    Variable("PBKERN_DEBUG", False, _flag, "0 or 1", "as compile_options={'debug': True} for every decorator"),
+    Variable("PBKERN_CACHE", True, _flag, "0 or 1", "whether compiled programs and tuned schedules are kept on disk"),
+    Variable("PBKERN_CACHE_DIR", None, pathlib.Path, "a folder", "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern"),
+    Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
+    Variable("PBKERN_POOL_MEGABYTES", 512, _count, "an integer, 0 for no pool",
+             "most megabytes of memory for large results that are kept unused"),
+    Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
+             "compilations that take longer print what they are at on stderr"),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Values of VARIABLES."""
+
+    dump: pathlib.Path | None = None
+    num_threads: int | None = None
+    target: str = "cpu"
+    debug: bool = False
+    cache: bool = True
+    cache_dir: pathlib.Path | None = None
+    cache_megabytes: int = 512
+    pool_megabytes: int = 512
+    progress: float = 2.0
+
+
+def read(environment) -> Config:
+    """Raises OptionError for unknown variables and bad values."""
+    known = {v.name: v for v in VARIABLES}
+    values = {}
+    for name, text in environment.items():
+        if not name.startswith(PREFIX):
+            continue
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise OptionError(f"unknown environment variable {name}", why=f"the variables are {', '.join(known)}",
+                              hint=f"did you mean {close[0]}?" if close else None)  # fmt: skip
+        if not text:
+            continue
+        try:
+            values[name[len(PREFIX) :].lower()] = known[name].parse(text)
+        except (ValueError, KeyError):
+            raise OptionError(f"environment variable {name} has a bad value", why=f"{name}={text!r}",
+                              hint=f"{known[name].takes}: {known[name].meaning}") from None  # fmt: skip
+    return Config(**values)
+
+
+@functools.cache
+def _from_environment() -> Config:
+    return read(os.environ)
+
+
+_overridden: Config | None = None
+
+
+def current() -> Config:
+    return _overridden if _overridden is not None else _from_environment()
+
+
+def num_threads() -> int | None:
+    return current().num_threads
+
+
+@contextlib.contextmanager
+def override(**values: Any) -> Iterator[Config]:
+    """Sets values for the length of a `with` block, in every thread."""
+    global _overridden
+    before, _overridden = _overridden, dataclasses.replace(current(), **values)
+    try:
+        yield _overridden
+    finally:
+        _overridden = before

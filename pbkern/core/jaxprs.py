@@ -1,0 +1,498 @@
+"""Walking and re-tracing jaxprs: the only jaxpr surgery in pbkern.
+
+Jaxprs are never built by hand: `inline` re-traces through calls with `primitive.bind`, which renames variables
+(JAX shares inner jaxprs between call sites) and type-checks the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern._jax import fresh_aval, only_reads, source_context
+
+from .affine import Affine
+
+# Equations that only call another jaxpr, by the parameter that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_lin": "jaxpr",
+    "pbkern_call": "jaxpr",
+}
+
+
+def atoms(eqn) -> list[jex.Var]:
+    """An equation's operands that are no literals."""
+    return [a for a in eqn.invars if not isinstance(a, jex.Literal)]
+
+
+def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:
+    """Those of equations in program order that lead to `outputs`, except through `given` values."""
+    given = set(given)
+    live, kept = set(outputs) - given, []
+    for e in reversed(eqns):
+        if any(v in live for v in e.outvars):
+            kept.append(e)
+            live.update(a for a in atoms(e) if a not in given)
+    return kept[::-1]
+
+
+def called_jaxpr(eqn) -> jex.ClosedJaxpr | None:
+    """The jaxpr that a call equation inlines to, or None for any other equation."""
+    if eqn.primitive.name == "custom_linear_solve":
+        return _solution(eqn)
+    key = CALLS.get(eqn.primitive.name)
+    inner = eqn.params.get(key) if key else None
+    if inner is None and key:
+        inner = eqn.params.get("call_jaxpr") or eqn.params.get("jaxpr")
+    if inner is None:
+        return None
+    return inner if isinstance(inner, jex.ClosedJaxpr) else jex.ClosedJaxpr(inner, ())
+
+
+def _solution(eqn) -> jex.ClosedJaxpr:
+    """Operands of a linear solve -> its solution. The other functions among its parameters are for its derivatives."""
+    lengths, solve = eqn.params["const_lengths"], jex.jaxpr_as_fun(eqn.params["jaxprs"].solve)
+    first, end = lengths.matvec + lengths.vecmat, sum(lengths)
+
+    def solution(*operands):
+        return solve(*operands[first : first + lengths.solve], *operands[end:])
+
+    return jax.make_jaxpr(solution)(*[fresh_aval(a.aval) for a in eqn.invars])
+
+
+def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
+    """Every jaxpr among an equation's parameters; open ones close over nothing that is known here."""
+    for value in eqn.params.values():
+        for v in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(v, jex.ClosedJaxpr):
+                yield v
+            elif isinstance(v, jex.Jaxpr):
+                yield jex.ClosedJaxpr(v, (None,) * len(v.constvars))
+
+
+def equations(jaxpr: jex.Jaxpr) -> Iterator:
+    """Every equation, at any depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in inner_jaxprs(eqn):
+            yield from equations(inner.jaxpr)
+
+
+def evaluate(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence,
+    args: Sequence,
+    inline_calls: bool = True,
+    bind: Callable | None = None,
+) -> list:
+    """Binds each equation in order on `args`, going through calls. `bind(eqn, *operands) -> results` may intercept."""
+    env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
+
+    def read(atom):
+        return atom.val if isinstance(atom, jex.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(a) for a in eqn.invars]
+        inner = called_jaxpr(eqn) if inline_calls else None
+        if inner is not None:
+            results = evaluate(inner.jaxpr, inner.consts, operands, inline_calls, bind)
+        elif bind is not None:
+            results = bind(eqn, *operands)
+        else:
+            results = eqn.primitive.bind(*operands, **eqn.params)
+            results = results if eqn.primitive.multiple_results else [results]
+        env.update(zip(eqn.outvars, results))
+    return [read(a) for a in jaxpr.outvars]
+
+
+def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function without call equations at its top level."""
+    avals = [v.aval for v in closed.jaxpr.invars]
+    return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, args))(*avals)
+
+
+def literal_value(atom: jex.Literal) -> np.generic:
+    """A literal's value as a NumPy scalar of the literal's exact type."""
+    return np.asarray(atom.val).astype(atom.aval.dtype)[()]
+
+
+Rewrite = Callable[..., "list | None"]
+
+# Each pass removes equations that died in the one before (a loop's unused carry, say); two are usual.
+MAX_PASSES = 8
+
+
+def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.ClosedJaxpr:
+    """The same function in canonical form, Ref effects in order.
+
+    Calls are inlined at every depth, weak types are erased, scalar constants become literals, uniform array
+    constants become broadcasts, equations without use or effect are gone, and control flow is what
+    `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that printed control flow rebuilds).
+    `rewrite(eqn, *operands)` may return an equation's results, or None to keep the equation.
+    """
+    for _ in range(MAX_PASSES):
+        avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
+        traced, before = _Retrace(rewrite), closed
+        closed = jax.make_jaxpr(lambda *args: traced.run(before.jaxpr, before.consts, args))(*avals)  # noqa: B023
+        if not _has_dead_equations(closed.jaxpr):
+            break
+        rewrite = None  # already applied
+    return closed
+
+
+def retrace_into(
+    jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, rewrite: Rewrite, constant: Callable = lambda x: x
+) -> list:
+    """Like `retrace`, into the trace that is being made: equations are bound on `args`; results are returned.
+
+    `constant(value)` says what literals and constants become, at any depth.
+    """
+    return _Retrace(rewrite, constant).run(jaxpr, consts, args)
+
+
+def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
+    """The carries of loops side by side, as vmap makes them: each stands still once its own element of the predicate is false.
+
+    `goes_on(carries)` is bool[*loops], each carry has shape [*loops, ...], or is a pytree of such.
+    """
+
+    def one(state):
+        running, *carries = state
+        new = jax.tree.map(lambda x, old: _chosen(running, x, old), list(step(carries)), carries)
+        return [goes_on(new), *new]
+
+    def any_runs(state):
+        return jax.lax.reduce_or(state[0], tuple(range(state[0].ndim)))
+
+    return list(jax.lax.while_loop(any_runs, one, [goes_on(init), *init])[1:])
+
+
+def _chosen(running, new, old):
+    return jax.lax.select(jax.lax.broadcast_in_dim(running, new.shape, range(running.ndim)), new, old)
+
+
+class _Retrace:
+    def __init__(self, rewrite: Rewrite | None, constant: Callable = lambda x: x):
+        self.rewrite, self.constant = rewrite, constant
+
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
+        env = {v: _constant(self.constant(c)) for v, c in zip(jaxpr.constvars, consts)} | dict(zip(jaxpr.invars, args))
+        live, producers = live_equations(jaxpr), {v: e for e in jaxpr.eqns for v in e.outvars}
+        wanted = _read_variables(jaxpr, live)
+
+        def read(atom):
+            return self.constant(literal_value(atom)) if isinstance(atom, jex.Literal) else env[atom]
+
+        for eqn, used in zip(jaxpr.eqns, live):
+            if used:
+                with source_context(eqn):
+                    if eqn.primitive.name == "cond":
+                        results = self.cond(eqn, *selector(eqn, producers), read)
+                    else:
+                        results = self.step(eqn, [read(a) for a in eqn.invars], wanted)
+                env.update(zip(eqn.outvars, results))
+        return [read(a) for a in jaxpr.outvars]
+
+    def step(self, eqn, operands: list, wanted: set) -> Sequence:
+        inner = called_jaxpr(eqn)
+        if inner is not None:
+            return self.run(inner.jaxpr, inner.consts, operands)
+        results = self.rewrite(eqn, *operands) if self.rewrite else None
+        if results is not None:
+            return results
+        if eqn.primitive.name == "scan":
+            return self.scan(eqn, operands, wanted)
+        if eqn.primitive.name == "while":
+            return self.while_loop(eqn, operands)
+        if eqn.primitive.name in IDENTITIES or _keeps_value(eqn):
+            return operands
+        if eqn.primitive.name == "convert_element_type":
+            return [_convert(eqn, operands[0])]
+        if eqn.primitive.name == "broadcast_to":  # of Ref indices; broadcast_in_dim has rules everywhere
+            shape = eqn.params["shape"]
+            return [
+                jax.lax.broadcast_in_dim(
+                    operands[0], shape, range(len(shape) - np.ndim(operands[0]), len(shape))
+                )
+            ]
+        if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+            return [jax.lax.reshape(jax.lax.transpose(operands[0], eqn.params["dimensions"]), eqn.params["new_sizes"])]
+        results = eqn.primitive.bind(*operands, **eqn.params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    def scan(self, eqn, operands: list, wanted: set) -> Sequence:
+        """The loop, without what it stacks for nobody, of which each round would store a part."""
+        p = eqn.params
+        stacked = [v in wanted for v in eqn.outvars[p["num_carry"] :]]
+        inner, carries = p["jaxpr"], p["num_consts"] + p["num_carry"]
+        consts, init, xs = (
+            operands[: p["num_consts"]],
+            operands[p["num_consts"] : carries],
+            operands[carries:],
+        )
+
+        def step(carry, x):
+            out = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *x])
+            return tuple(out[: p["num_carry"]]), tuple(y for y, kept in zip(out[p["num_carry"] :], stacked) if kept)
+
+        carry, ys = jax.lax.scan(
+            step, tuple(init), tuple(xs), length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+        )
+        kept = iter(ys)
+        return [*carry, *(next(kept) if used else None for used in stacked)]
+
+    def while_loop(self, eqn, operands: list) -> Sequence:
+        p = eqn.params
+        cond, body, nc = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"]
+        first = nc + p["body_nconsts"]
+
+        def goes_on(carries):
+            return self.run(cond.jaxpr, cond.consts, [*operands[:nc], *carries])[0]
+
+        def step(carries):
+            return self.run(body.jaxpr, body.consts, [*operands[nc:first], *carries])
+
+        if cond.out_avals[0].shape:
+            return while_any(goes_on, step, operands[first:])
+        return jax.lax.while_loop(goes_on, lambda c: tuple(step(c)), tuple(operands[first:]))
+
+    def cond(self, eqn, kind: str, selected, read) -> Sequence:
+        operands = [read(a) for a in eqn.invars[1:]]
+        branches = [lambda b=b: tuple(self.run(b.jaxpr, b.consts, operands)) for b in eqn.params["branches"]]
+        choice = read(selected)
+        if isinstance(choice, (np.generic, bool, int)):
+            return branches[min(max(int(choice), 0), len(branches) - 1)]()
+        if kind == "pred":
+            return jax.lax.cond(choice, branches[1], branches[0])
+        return jax.lax.switch(choice, branches)
+
+
+def selector(eqn, producers: dict) -> tuple[str, object]:
+    """What a `cond` equation selects by: ("pred", bool atom) for lax.cond, ("index", int atom) for lax.switch.
+
+    lax.cond converts its predicate and lax.switch clamps its index first; seen through here, so that both print
+    as written.
+    """
+    made_by = producers.get(eqn.invars[0]) if isinstance(eqn.invars[0], jex.Var) else None
+    if (
+        made_by is not None
+        and made_by.primitive.name == "convert_element_type"
+        and len(eqn.params["branches"]) == 2
+    ):
+        if made_by.invars[0].aval.dtype == bool and not made_by.invars[0].aval.shape:
+            return "pred", made_by.invars[0]
+    if made_by is not None and made_by.primitive.name == "clamp":
+        low, index, high = made_by.invars
+        bounds = [int(literal_value(a)) if isinstance(a, jex.Literal) else None for a in (low, high)]
+        if bounds == [0, len(eqn.params["branches"]) - 1]:
+            return "index", index
+    return "index", eqn.invars[0]
+
+
+def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
+    """Per equation: does a result or an effect need it? A cond needs what selects it, not the converted index."""
+    producers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    needed = {a for a in jaxpr.outvars if isinstance(a, jex.Var)}
+    live = []
+    for eqn in reversed(jaxpr.eqns):
+        used = any(v in needed for v in eqn.outvars) or _acts(eqn)
+        live.append(used)
+        if used:
+            atoms = eqn.invars
+            if eqn.primitive.name == "cond":
+                atoms = [selector(eqn, producers)[1], *eqn.invars[1:]]
+            needed.update(a for a in atoms if isinstance(a, jex.Var))
+    return live[::-1]
+
+
+def _read_variables(jaxpr: jex.Jaxpr, live: Sequence[bool]) -> set:
+    """Variables that live equations or the results read."""
+    atoms = [a for eqn, used in zip(jaxpr.eqns, live) if used for a in eqn.invars]
+    return {a for a in (*atoms, *jaxpr.outvars) if isinstance(a, jex.Var)}
+
+
+def _acts(eqn) -> bool:
+    """Whether an equation does more than to give results. Some of Pallas's primitives do not tell what their jaxprs do."""
+    return not only_reads(eqn) or any(_acts(e) for inner in inner_jaxprs(eqn) for e in inner.jaxpr.eqns)
+
+
+def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
+    """Whether retracing would drop something, at any depth. The index that a cond makes for itself is not dead."""
+    selecting = {
+        e.invars[0] for e in jaxpr.eqns if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)
+    }
+    live = live_equations(jaxpr)
+    wanted = _read_variables(jaxpr, live)
+    for eqn, used in zip(jaxpr.eqns, live):
+        if not used and not any(v in selecting for v in eqn.outvars):
+            return True
+        if eqn.primitive.name == "scan" and not wanted.issuperset(eqn.outvars[eqn.params["num_carry"] :]):
+            return True
+        if any(_has_dead_equations(inner.jaxpr) for inner in inner_jaxprs(eqn)):
+            return True
+    return False
+
+
+# Equations that only mean something to transformations of the caller.
+IDENTITIES = ("stop_gradient", "copy", "copy_p")
+
+# Equations that do nothing if this parameter is empty or, for a shape, what the operand has already.
+_NEUTRAL_IF_EMPTY = {"squeeze": "dimensions", "rev": "dimensions", "reduce_sum": "axes", "reduce_max": "axes",
+                     "reduce_min": "axes", "reduce_prod": "axes", "reduce_and": "axes", "reduce_or": "axes"}  # fmt: skip
+
+
+def _keeps_value(eqn) -> bool:
+    """Whether an equation returns its operand; the public functions would not make it."""
+    name, p = eqn.primitive.name, eqn.params
+    if name in _NEUTRAL_IF_EMPTY:
+        return not p[_NEUTRAL_IF_EMPTY[name]]
+    if name in ("broadcast_in_dim", "reshape", "slice"):
+        same_shape = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+        return same_shape and len(eqn.invars) == 1 and p.get("dimensions") is None
+    if name == "transpose":
+        return tuple(p["permutation"]) == tuple(range(len(p["permutation"])))
+    return name == "concatenate" and len(eqn.invars) == 1
+
+
+def _constant(value):
+    """A constant as retracing keeps it: scalar literal, broadcast of one, or the array."""
+    if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return value
+    if value.shape == ():
+        return np.asarray(value)[()]
+    flat = np.asarray(value).reshape(-1)
+    if flat.size and flat.tobytes() == flat[:1].tobytes() * flat.size:
+        return jax.lax.broadcast(flat[0], value.shape)
+    return value
+
+
+def _convert(eqn, x):
+    """convert_element_type without what only weak types needed: conversions to the same type and of literals."""
+    dtype = np.dtype(eqn.params["new_dtype"])
+    if x.dtype == dtype:
+        return x
+    exact = {"f": "f", "i": "if", "u": "iuf", "b": "iufb"}
+    if isinstance(x, np.generic) and dtype.kind in exact.get(x.dtype.kind, ""):
+        return x.astype(dtype)
+    return eqn.primitive.bind(x, **(eqn.params | {"new_dtype": dtype, "weak_type": False}))
+
+
+def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A pure jaxpr's equations in the order in which a nested expression of its results would evaluate them."""
+    producers = {v: (eqn, n) for eqn in closed.jaxpr.eqns for n, v in enumerate(eqn.outvars)}
+
+    def run(*args):
+        env = dict(zip(closed.jaxpr.invars, args)) | dict(zip(closed.jaxpr.constvars, closed.consts))
+
+        def value(atom):
+            if isinstance(atom, jex.Literal):
+                return literal_value(atom)
+            if atom not in env:
+                eqn, _ = producers[atom]
+                operands = [value(a) for a in eqn.invars]
+                with source_context(eqn):
+                    results = eqn.primitive.bind(*operands, **eqn.params)
+                env.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results]))
+            return env[atom]
+
+        return [value(a) for a in closed.jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*[fresh_aval(v.aval) for v in closed.jaxpr.invars])
+
+
+def as_dtype(p) -> np.dtype | None:
+    """The dtype that an equation parameter is, if it is one: parameters hold dtypes, NumPy's and JAX's scalar types."""
+    if isinstance(p, np.dtype):
+        return p
+    is_scalar_type = isinstance(p, type) and (
+        issubclass(p, np.generic) or isinstance(p, type(jax.numpy.float32))
+    )
+    return np.dtype(p) if is_scalar_type else None
+
+
+def same(a: jex.ClosedJaxpr, b: jex.ClosedJaxpr) -> bool:
+    """Whether two jaxprs have the same equations, parameters and types, up to names of variables."""
+    return fingerprint(a) == fingerprint(b)
+
+
+def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
+    """Everything that a jaxpr means, as nested tuples (str(jaxpr) leaves out some parameters)."""
+    names: dict = {}
+
+    def atom(a) -> tuple:
+        if isinstance(a, jex.Literal):
+            value = literal_value(a)
+            return "literal", str(value.dtype), value.tobytes()
+        return "var", names.setdefault(a, len(names)), str(a.aval)
+
+    def param(p):
+        if isinstance(p, (jex.ClosedJaxpr, jex.Jaxpr)):
+            return fingerprint(p if isinstance(p, jex.ClosedJaxpr) else jex.ClosedJaxpr(p, ()))
+        if isinstance(p, (tuple, list)):
+            return tuple(map(param, p))
+        if isinstance(p, np.integer):
+            return str(int(p))
+        return str(as_dtype(p) or p)
+
+    def equation(e) -> tuple:
+        said = ((k, v) for k, v in sorted(e.params.items()) if v is not None)
+        params = tuple((k, param(v)) for k, v in said if not callable(v) or as_dtype(v))
+        return e.primitive.name, tuple(map(atom, e.invars)), tuple(map(atom, e.outvars)), params
+
+    jaxpr = closed.jaxpr
+    inputs = tuple(map(atom, (*jaxpr.constvars, *jaxpr.invars)))
+    return inputs, tuple(map(equation, jaxpr.eqns)), tuple(map(atom, jaxpr.outvars))
+
+
+def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
+    """Each result as an affine expression of the inputs (symbols 0, 1, ...), None where it is not one."""
+    env: dict = {v: Affine.symbol(n) for n, v in enumerate(jaxpr.invars)}
+
+    def read(atom) -> Affine | None:
+        if isinstance(atom, jex.Literal):
+            return Affine((), int(atom.val)) if np.ndim(atom.val) == 0 else None
+        return env.get(atom)
+
+    def step(eqn) -> Affine | None:
+        xs = [read(a) for a in eqn.invars]
+        if not xs or any(x is None for x in xs):
+            return None
+        name = eqn.primitive.name
+        if name == "add":
+            return xs[0] + xs[1]
+        if name == "sub":
+            return xs[0] - xs[1]
+        if name == "neg":
+            return xs[0] * -1
+        if name == "mul" and (xs[0].is_const or xs[1].is_const):
+            return xs[0] * xs[1].const if xs[1].is_const else xs[1] * xs[0].const
+        if name in ("convert_element_type", "stop_gradient", "copy"):
+            return xs[0]
+        return None
+
+    def run(jx: jex.Jaxpr) -> None:
+        for eqn in jx.eqns:
+            inner = called_jaxpr(eqn)
+            if inner is not None:
+                for v, a in zip(inner.jaxpr.invars, eqn.invars):
+                    env[v] = read(a)
+                run(inner.jaxpr)
+                for v, a in zip(eqn.outvars, inner.jaxpr.outvars):
+                    env[v] = read(a)
+            elif len(eqn.outvars) == 1:
+                env[eqn.outvars[0]] = step(eqn)
+
+    run(jaxpr)
+    return [read(a) for a in jaxpr.outvars]

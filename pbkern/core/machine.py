@@ -1,0 +1,90 @@
+"""Machine: what the cost model and schedules know about a target. Types here, values with each target.
+
+Bandwidths and peaks are sustained figures of all cores together, so that a kernel's limit is
+max(flops / peak, bytes / bandwidth). `op_cycles` prices one element of an elementwise primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Vector instructions per vector of f32 results; a target replaces them by measured figures.
+DEFAULT_OP_CYCLES: Mapping[str, float] = {
+    "exp": 8, "exp2": 7, "expm1": 12, "log": 12, "log1p": 14, "tanh": 14, "logistic": 12, "erf": 16, "erfc": 30,
+    "erf_inv": 30, "sin": 18, "cos": 18, "tan": 30, "asin": 25, "acos": 25, "atan": 25, "atan2": 35, "sinh": 20,
+    "cosh": 20, "asinh": 30, "acosh": 30, "atanh": 30, "pow": 30, "sqrt": 8, "rsqrt": 8, "cbrt": 25, "div": 5,
+    "rem": 16, "lgamma": 30, "digamma": 30, "nextafter": 6, "threefry2x32": 90, "gather": 8,
+    "dynamic_slice": 4, "cumsum": 4, "cumprod": 4, "cummax": 4, "cummin": 4, "cumlogsumexp": 30, "transpose": 2,
+    "argmax": 3, "argmin": 3, "rev": 2, "population_count": 2, "clz": 2,
+}  # fmt: skip
+
+# Of every target so far.
+LINE_BYTES = 64
+# Rows of operands this many bytes apart, or a multiple, fall into few cache sets: 64 sets of 64-byte lines. Those that at
+# least so many points share are copied, to where they lie otherwise.
+CONFLICT_BYTES, ROW_REUSE = 2048, 256
+# Of an element of a contraction that is turned, in registers, on its way from cache to cache.
+TURN_CYCLES = 0.5
+# Arrays of this size and more are not held by the caches of one core.
+FAR_BYTES = 2 << 20
+# Keys of attention that are left out together where a mask silences them. A power of two: strip numbers are shifts.
+MASK_STRIP = 64
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One target device.
+
+    Attributes:
+      name: how reports call it.
+      cores: hardware threads that run programs at the same time.
+      vector_bits: width of one vector register.
+      l1_bytes, l2_bytes: private cache of one core, bytes.
+      l3_bytes: shared last-level cache, bytes.
+      dram_bandwidth, l3_bandwidth, l2_bandwidth: bytes per second, all cores.
+      peak_flops: dtype name -> multiply-adds counted as two, per second, all cores.
+      clock_hz: vector instructions per second of one core.
+      launch_seconds: start and end of one kernel on all cores.
+      program_seconds: overhead of one program (index arithmetic, call).
+      op_cycles: primitive name -> vector instructions per vector of f32 results; 1 where absent.
+      source: where the numbers come from.
+    """
+
+    name: str = "cpu"
+    cores: int = 2
+    vector_bits: int = 512
+    l1_bytes: int = 48 << 10
+    l2_bytes: int = 1 << 20
+    l3_bytes: int = 32 << 20
+    dram_bandwidth: float = 54e9
+    l3_bandwidth: float = 210e9
+    l2_bandwidth: float = 463e9
+    peak_flops: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "float32": 469e9,
+            "float64": 234e9,
+            "bfloat16": 928e9,
+            "float16": 469e9,
+            "int8": 928e9,
+        }
+    )
+    clock_hz: float = 3.7e9
+    launch_seconds: float = 5e-6
+    program_seconds: float = 2e-7
+    op_cycles: Mapping[str, float] = field(default_factory=lambda: DEFAULT_OP_CYCLES)
+    source: str = "AMD Zen 5 server, two cores, measured with STREAM-like loops and FMA chains"
+
+    def lanes(self, itemsize: int) -> int:
+        """Elements of one vector register."""
+        return max(1, self.vector_bits // (8 * max(itemsize, 1)))
+
+    def flops(self, dtype_name: str) -> float:
+        """Peak of contractions in a dtype, per second; the f32 figure where none is given."""
+        return self.peak_flops.get(dtype_name, self.peak_flops["float32"])
+
+    def cycles(self, primitive: str) -> float:
+        return self.op_cycles.get(primitive, 1.0)
+
+
+DEFAULT_MACHINE = Machine()

@@ -1,0 +1,209 @@
+"""CompileOptions: every option of the `compile_options` dictionary, typed, documented and validated.
+
+An option either does what its entry says or is refused with a reason; none is ignored. Which of them concern a
+decorator that compiles just in time is decided by `check_for_jax_jit`: the others raise OptionError when given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import OptionError
+
+TARGETS = ("cpu", "nvgpu", "amdgpu")
+PRECISION_MODES = ("fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_int32")
+BACKENDS = ("std", "xla", "polyblocks")
+
+
+@dataclass(frozen=True, repr=False)
+class CompileOptions:
+    """Options of one decorated function. All are keywords of the `compile_options` dictionary.
+
+    Attributes:
+      target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
+      mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None:
+        the precision that operand and result types dictate. Otherwise operands of every matmul and convolution are
+        converted to the first type, products are accumulated in the last, and the result is converted back to
+        the type it had. Integer modes take integer operands.
+      mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions such as exp are
+        never approximated. NaN, infinities and signed zeros are right either way.
+      num_iters: int, default 1. Each call runs the compiled kernels this many times on the same inputs, for timing;
+        what XLA keeps runs once.
+      polyblocks_disable_affine_fusion: bool, default False. Every operation becomes a kernel of its own.
+      polyblocks_disable_reduce_reduce_fusion: bool, default False. Chains of reductions (matmul, softmax, matmul)
+        are not made one kernel.
+      polyblocks_disable_unsafe_math_canonicalizations: bool, default False. Omits rewrites that may change rounding,
+        such as x / c to x * (1 / c).
+      strict_target: bool, default False. Operations that no kernel can contain raise UnsupportedOp in place of
+        being left to XLA.
+      debug: bool, default False. Writes the plan and the time of each compilation stage to stderr.
+      static_argnums, static_argnames: arguments that are compile-time constants, as for jax.jit.
+      donate_argnums, donate_argnames: arguments whose memory may be reused for results, as for jax.jit.
+      execution_backend: "std" | "xla" | "polyblocks", for polymage_jit_* only, default "polyblocks": run op by op,
+        under jax.jit, or compiled by pbkern.
+      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores.
+      device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched.
+      on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
+      user_device_memory: bool, default False. AOT for GPUs: the caller provides device memory and a stream.
+      aot: bool, default False. AOT: make a library.
+      aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its files.
+      device: str or None, default None. AOT: the device to cross-compile for.
+      torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers, default (). Torch only.
+    """
+
+    target: str = "cpu"
+    mm_conv_precision_mode: str | None = None
+    mlir_disable_fast_math: bool = False
+    num_iters: int = 1
+    polyblocks_disable_affine_fusion: bool = False
+    polyblocks_disable_reduce_reduce_fusion: bool = False
+    polyblocks_disable_unsafe_math_canonicalizations: bool = False
+    strict_target: bool = False
+    debug: bool = False
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+    execution_backend: str = "polyblocks"
+    polyblocks_gpu_no_tensor_core: bool = False
+    device_one_time_load: bool = True
+    on_gpu_tensors: bool = False
+    user_device_memory: bool = False
+    aot: bool = False
+    aot_name: str = "polyblocks_mlir_artifact"
+    device: str | None = None
+    torch_polyblocks_select_graphs: tuple[int, ...] = ()
+    torch_polyblocks_filter_graphs: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            check = CHECKS.get(f.name) or BY_TYPE[f.type]
+            object.__setattr__(self, f.name, check(f.name, value))
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any] | CompileOptions | None) -> CompileOptions:
+        """Options from the user's dictionary. Raises OptionError for unknown names and bad values."""
+        if isinstance(given, CompileOptions):
+            return given
+        if not isinstance(given or {}, Mapping):
+            raise OptionError("compile_options is not a dictionary", why=f"{given!r}", hint="{'target': 'cpu'}")
+        names = [f.name for f in dataclasses.fields(cls)]
+        for name in given or {}:
+            if name not in names:
+                raise OptionError(f"unknown compile option `{name}`", why=f"the options are {', '.join(sorted(names))}",
+                                  hint=_nearest(str(name), names))  # fmt: skip
+        return cls(**(given or {}))
+
+    # What fusion reads.
+
+    @property
+    def disable_affine_fusion(self) -> bool:
+        return self.polyblocks_disable_affine_fusion
+
+    @property
+    def disable_reduce_reduce_fusion(self) -> bool:
+        return self.polyblocks_disable_reduce_reduce_fusion
+
+    @property
+    def disable_unsafe_math_canonicalizations(self) -> bool:
+        return self.polyblocks_disable_unsafe_math_canonicalizations
+
+    def __repr__(self) -> str:
+        return f"CompileOptions({', '.join(f'{k}={v!r}' for k, v in self.differing().items())})"
+
+    def differing(self) -> dict[str, Any]:
+        """The options that are not at their defaults."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+
+
+def _nearest(name: str, names) -> str:
+    close = difflib.get_close_matches(name.replace("-", "_"), names, n=1, cutoff=0.5)
+    return f"did you mean `{close[0]}`?" if close else f"one of {', '.join(map(str, sorted(names)))}"
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _bad(name: str, value: Any, allowed: str, hint: str | None = None):
+    what = f"compile option `{name}` has a bad value"
+    raise OptionError(what, why=f"{name}={value!r}; it takes {allowed}", hint=hint)
+
+
+def _bool(name: str, value: Any) -> bool:
+    return value if isinstance(value, bool) else _bad(name, value, "True or False")
+
+
+def _str(name: str, value: Any) -> str:
+    return value if isinstance(value, str) and value.isidentifier() else _bad(name, value, "an identifier")
+
+
+def _choice(*choices: str | None) -> Callable:
+    def check(name: str, value: Any):
+        if value not in choices:
+            shown = ", ".join(repr(c) for c in choices)
+            _bad(name, value, shown, _nearest(str(value), [c for c in choices if c]))
+        return value
+
+    return check
+
+
+def _optional_str(name: str, value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else _bad(name, value, "a device name or None")
+
+
+def _count(name: str, value: Any) -> int:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return value if good else _bad(name, value, "an integer of at least 1")
+
+
+def _tuple_of(kind: type, words: str) -> Callable:
+    def check(name: str, value: Any) -> tuple:
+        value = (value,) if isinstance(value, kind) else value
+        good = isinstance(value, (tuple, list)) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
+        return tuple(value) if good else _bad(name, value, f"{words} or a sequence of them")
+
+    return check
+
+
+BY_TYPE: Mapping[str, Callable] = {
+    "bool": _bool,
+    "str": _str,
+    "str | None": _optional_str,
+    "int": _count,
+    "tuple[int, ...]": _tuple_of(int, "an integer"),
+    "tuple[str, ...]": _tuple_of(str, "a name"),
+}
+CHECKS: Mapping[str, Callable] = {
+    "target": _choice(*TARGETS),
+    "mm_conv_precision_mode": _choice(None, *PRECISION_MODES),
+    "execution_backend": _choice(*BACKENDS),
+}
+
+
+# --- who takes which ------------------------------------------------------------------------------------------------
+
+GPU_ONLY = ("polyblocks_gpu_no_tensor_core", "device_one_time_load")
+AOT_ONLY = ("aot", "aot_name", "device", "on_gpu_tensors", "user_device_memory")
+TORCH_ONLY = ("torch_polyblocks_select_graphs", "torch_polyblocks_filter_graphs")
+
+
+def check_for_jax_jit(options: CompileOptions, given: Mapping[str, Any]) -> None:
+    """Raises OptionError for options that were given and mean nothing to a JAX decorator that compiles just in time."""
+    for name in given:
+        if name in AOT_ONLY:
+            _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
+        if name in TORCH_ONLY:
+            _refuse(name, "the PyTorch front end", "use it with polyblocks_jit_torch")
+        if name in GPU_ONLY and options.target == "cpu":
+            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
+        if name == "execution_backend" and options.execution_backend != "polyblocks":
+            _refuse(name, "polymage_jit_jax", "polymage_jit_jax(compile_options={'execution_backend': ...})")
+
+
+def _refuse(name: str, concerns: str, hint: str) -> None:
+    raise OptionError(f"compile option `{name}` concerns {concerns}", why="it would have no effect here", hint=hint)

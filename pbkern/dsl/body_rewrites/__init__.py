@@ -1,0 +1,1 @@
+"""Rewrites of bodies while a kernel is traced: body jaxpr -> body jaxpr."""

@@ -1,0 +1,147 @@
+"""BoundedSlice: blocks whose place and size an index map gives, resolved while a kernel is traced.
+
+In a traced Kernel such a dimension is an Element of the largest size. The size of a program's slice is computed at the top
+of the body, and masks what the body stores and what `in_bounds` says; so lowering and interpreting know nothing of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.errors import KernelError, UnsupportedOp
+from pbkern.core.jaxprs import retrace_into
+from pbkern.dsl.kernel import Element
+from pbkern.dsl.primitives import grid
+from pbkern.dsl.primitives.atomics import positions
+from pbkern.dsl.primitives.ref_access import Gather, bind_access, compose
+from pbkern.dsl.primitives.ref_access import add_index as add
+from pbkern.dsl.primitives.ref_access import mul_index as mul
+
+Limits = dict[int, dict[int, object]]  # id of a Ref -> its dimension -> i32 size of this program's slice
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedSlice:
+    """At most `size` elements; the index map returns `pbkern.ds(start, size)` for the dimension, both of which may be traced.
+
+    What a read returns beyond the slice is unspecified; stores there are dropped. `in_bounds` tells which positions it has.
+    The slice may reach beyond the array's end. Slices of size 0 are empty.
+    """
+
+    size: int
+
+
+def element_of(d: BoundedSlice) -> Element:
+    """The dimension that stands for it in a traced kernel: it may start anywhere up to the array's end."""
+    return Element(int(d.size), (0, int(d.size)))
+
+
+def is_bounded(block_shape) -> bool:
+    return any(isinstance(d, BoundedSlice) for d in block_shape or ())
+
+
+def split_index_map(f: Callable, block_shape: Sequence, origin: str, at: str | None) -> tuple[Callable, Callable]:
+    """(index map of starts, map of the same arguments to {dimension of the Ref: size}) of an index map with slices."""
+    axes = _ref_axes(block_shape)
+
+    def indices(*args) -> tuple:
+        found = f(*args)
+        found = tuple(map(_slice, found)) if isinstance(found, (tuple, list)) else (_slice(found),)
+        for n, (i, d) in enumerate(zip(found, block_shape)):
+            if isinstance(d, BoundedSlice) != _jax.is_slice(i):
+                raise KernelError(
+                    f"index map of {origin} does not fit dimension {n}", at=at, why=f"block dimension {d}, index {i}",
+                    hint="pbkern.ds(start, size) for a BoundedSlice, an integer for any other",
+                )  # fmt: skip
+        return found
+
+    @functools.wraps(f)
+    def starts(*args) -> tuple:
+        return tuple(i.start if _jax.is_slice(i) else i for i in indices(*args))
+
+    def sizes(*args) -> dict:
+        return {axes[n]: jnp.asarray(i.size, np.int32) for n, i in enumerate(indices(*args)) if _jax.is_slice(i)}
+
+    return starts, sizes
+
+
+def _slice(i):
+    """A Python slice as JAX's."""
+    return _jax.Slice(i.start or 0, i.stop - (i.start or 0)) if isinstance(i, slice) else i
+
+
+def _ref_axes(block_shape: Sequence) -> list[int]:
+    """Dimension of the Ref per array dimension; squeezed ones count for nothing."""
+    kept = [d is not None and type(d).__name__ != "Squeezed" for d in block_shape]
+    return [sum(kept[:n]) for n in range(len(kept))]
+
+
+def bound(closed: jex.ClosedJaxpr, limits_of: Callable[[Sequence], Limits]) -> jex.ClosedJaxpr:
+    """A body whose accesses respect limits, which `limits_of(refs)` computes at its top."""
+
+    def run(*refs):
+        limits = limits_of(refs)
+        retrace_into(closed.jaxpr, closed.consts, refs, lambda eqn, *operands: _rewrite(limits, eqn, operands))
+
+    with jax.enable_x64(True):  # every type is explicit by now
+        return jax.make_jaxpr(run)(*[_jax.fresh_aval(v.aval) for v in closed.jaxpr.invars])
+
+
+def _rewrite(limits: Limits, eqn, operands: Sequence) -> list | None:
+    sizes = limits.get(id(operands[0])) if operands else None
+    if sizes is None:
+        return None
+    name, ref = eqn.primitive.name, operands[0]
+    if name == "in_bounds":
+        axis = eqn.params["axis"]
+        inside = grid.in_bounds_p.bind(ref, axis=axis)
+        if axis in sizes:
+            inside = inside & (lax.iota(np.int32, ref_shape(ref)[axis]) < sizes[axis])
+        return [inside]
+    if name not in ("swap", "addupdate", "masked_store"):
+        return None
+    number = _jax.REF_OPERANDS[name]
+    indexers = _jax.unflatten_indexers(eqn.params["tree"], operands[number:])
+    return _store(eqn, ref, operands[1:number], compose(ref_shape(ref), indexers, add, mul), sizes)
+
+
+def ref_shape(ref) -> tuple[int, ...]:
+    return _jax.ref_type(jax.typeof(ref))[0]
+
+
+def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
+    """swap, addupdate or masked_store as a masked store; a swap's old elements are read before."""
+    name, shape, value = eqn.primitive.name, ref_shape(ref), operands[0]
+    mask = inside_slice(indices, sizes, np.shape(value))
+    if name == "masked_store":
+        mask = mask & operands[1]
+    old = None
+    if name == "addupdate":
+        if any(isinstance(i, Gather) for i in indices):
+            raise UnsupportedOp(
+                "+= through array indices into a BoundedSlice", at=_jax.user_line(eqn),
+                why="an element that is named twice is added to twice", hint="pbkern.atomic_add",
+            )  # fmt: skip
+    if name == "addupdate" or (name == "swap" and not _jax.is_dropped(eqn.outvars[0])):
+        (old,) = bind_access(_jax.REF_PRIMITIVES["get"], shape, [ref], indices)
+    value = lax.add(old, value) if name == "addupdate" else value
+    bind_access(grid.masked_store_p, shape, [ref, value, mask], indices)
+    return [value if old is None else old] if name == "swap" else []
+
+
+def inside_slice(indices: tuple, sizes: dict, shape: tuple[int, ...]):
+    """bool[shape]: which elements of an access lie inside the slice."""
+    tests = []
+    for d, at in enumerate(positions(indices, shape)):
+        if d in sizes:
+            tests.append(lax.lt(at, jnp.broadcast_to(sizes[d], shape)))
+    return functools.reduce(lax.bitwise_and, tests)

@@ -1,0 +1,67 @@
+"""Bodies that write to Refs of operands: the writes go to a copy, never to the caller's array.
+
+A block's copy lives for one program. Operands that are prefetched whole keep what programs write to them from one program to
+the next, as on a TPU, whose kernels hold their state there. Along dimensions declared parallel each program starts anew, as
+cores do; without declared ones the whole grid runs in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import jax
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.jaxprs import retrace_into
+from pbkern.dsl.interpret import parallel_dims
+from pbkern.dsl.kernel import Kernel, Scratch
+from pbkern.dsl.primitives import grid
+
+
+def with_private_inputs(k: Kernel, anew: Collection[int] | None = None) -> Kernel:
+    """k with scratch in place of every operand that its body writes to; k itself if there is none.
+
+    Args:
+      anew: grid dimensions along which each program starts with the caller's values; None: those declared parallel.
+    """
+    anew = parallel_dims(k) if anew is None else anew
+    written = sorted(n for n in _jax.written_inputs(k.body.jaxpr) if n < len(k.inputs))
+    if not written:
+        return k
+    kept = [n for n in written if n < k.num_scalar_prefetch]
+    copies = [Scratch(k.inputs[n].ref_shape, k.inputs[n].array.dtype, scoped=n not in kept) for n in written]
+    return dataclasses.replace(k, scratch=(*k.scratch, *copies), body=_with_copies(k, written, kept, copies, anew))
+
+
+def _with_copies(k: Kernel, written: list[int], kept: list[int], copies: list[Scratch], anew) -> jex.ClosedJaxpr:
+    avals = [_jax.fresh_aval(v.aval) for v in k.body.jaxpr.invars] + [_jax.ref_aval(c.shape, c.dtype) for c in copies]
+
+    def run(*refs):
+        mine = dict(zip(written, refs[len(refs) - len(copies) :]))
+        original = {id(copy): refs[n] for n, copy in mine.items()}
+        for n in (n for n in written if n not in kept):
+            mine[n][...] = refs[n][...]
+        if kept:
+            in_order = [d for d in range(len(k.grid)) if d not in anew]
+            _in_first_program(in_order, [(mine[n], refs[n]) for n in kept])
+
+        def rewrite(eqn, *operands):
+            if eqn.primitive.name == "in_bounds" and id(operands[0]) in original:
+                return [eqn.primitive.bind(original[id(operands[0])], **eqn.params)]
+            return None
+
+        operands = [mine.get(n, ref) for n, ref in enumerate(refs[: len(refs) - len(copies)])]
+        retrace_into(k.body.jaxpr, (), operands, rewrite)
+
+    with jax.enable_x64(True):  # every type is explicit by now
+        return jax.make_jaxpr(run)(*avals)
+
+
+def _in_first_program(dims: list[int], pairs: list) -> None:
+    """The first program along these dimensions copies each (target, source)."""
+    @grid.when(grid.is_first_program(dims))
+    def _():
+        for target, source in pairs:
+            target[...] = source[...]

@@ -1,0 +1,76 @@
+"""Kernels -> HostPrograms that are not fusion's: of one launch, of many runs, and with last stages as launches of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .host_program import Buffer, BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from .kernel import ArrayType, Kernel
+
+
+def kernel_program(kernel: Kernel) -> HostProgram:
+    """The HostProgram of one launch."""
+    sides = ((kernel.in_types, BufferKind.INPUT, "in"), (kernel.out_types, BufferKind.OUTPUT, "out"))
+    buffers = [[Buffer(f"{stem}{n}", t, kind, n) for n, t in enumerate(types)] for types, kind, stem in sides]
+    operands, results = (tuple(View(b.name, b.type) for b in side) for side in buffers)
+    return HostProgram(kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),))
+
+
+def repeated(program: HostProgram, times: int) -> HostProgram:
+    """The program that runs `times` times on the same inputs (option num_iters)."""
+    if times == 1:
+        return program
+    return HostProgram(program.name, program.buffers, (Loop("iteration", times, program.steps),))
+
+
+def in_stages(program: HostProgram) -> HostProgram:
+    """The same program for targets, which know no last stages: each is a launch that follows that of its kernel's programs.
+
+    What lies between them is temporary; launches share its storage.
+    """
+    if not any(k.finish for k in program.kernels()):
+        return program
+    stages = _Stages(1 + max((b.slot for b in program.buffers), default=-1))
+    steps = stages.steps(program.steps)
+    return HostProgram(program.name, (*program.buffers, *stages.buffers.values()), steps)
+
+
+class _Stages:
+    """`first_slot`: storage that the program does not use yet; `buffers`: new ones, by slot and type."""
+
+    def __init__(self, first_slot: int) -> None:
+        self.first_slot = first_slot
+        self.buffers: dict[tuple[int, ArrayType], Buffer] = {}
+
+    def steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(new for step in steps for new in self.step(step))
+
+    def step(self, step: Step) -> Iterator[Step]:
+        match step:
+            case Launch():
+                yield from self.launches(step)
+            case Copy():
+                yield step
+            case Loop(counter=c, trip_count=n, steps=inner):
+                yield Loop(c, n, self.steps(inner))
+            case While(condition=c, predicate=p, steps=inner):
+                yield While(self.steps(c), p, self.steps(inner))
+            case Cond(index=i, branches=branches):
+                yield Cond(i, tuple(map(self.steps, branches)))
+
+    def launches(self, launch: Launch) -> Iterator[Launch]:
+        programs, *last = launch.kernel.stages
+        if not last:
+            yield launch
+            return
+        count, (finish,) = len(programs.inputs), last
+        shared = dict(finish.aliases)
+        between = tuple(launch.results[shared[n]] if n in shared else self.temporary(n, t)
+                        for n, t in enumerate(programs.out_types))  # fmt: skip
+        yield Launch(programs, launch.operands[:count], between)
+        yield Launch(finish, between + launch.operands[count:], launch.results)
+
+    def temporary(self, n: int, array: ArrayType) -> View:
+        name = f"between{len(self.buffers)}"
+        b = self.buffers.setdefault((n, array), Buffer(name, array, BufferKind.TEMP, slot=self.first_slot + n))
+        return View(b.name, b.type)

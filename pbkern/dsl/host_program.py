@@ -1,0 +1,180 @@
+"""HostProgram: kernels in launch order over buffers with lifetimes. One native function, one call from XLA.
+
+Buffers are whole contiguous arrays; a View is a buffer from an element offset that is affine in loop counters.
+Fusion builds these (fuse/emit/group_kernel.py), `targets/cpu/codegen/host.py` compiles them; the AOT library's entry point is
+one of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+
+from .kernel import ArrayType, Kernel
+
+
+class BufferKind(enum.Enum):
+    INPUT = "input"
+    OUTPUT = "output"
+    TEMP = "temp"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One array. `position` is its place among inputs or outputs; `slot` the temporary storage it shares
+    (fuse/emit/buffer_reuse.py)."""
+
+    name: str
+    type: ArrayType
+    kind: BufferKind
+    position: int = -1
+    slot: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`type.shape` contiguous elements of `buffer` from element `offset` (affine in loop counter names).
+
+    Elements are those of the view: of a buffer of complex numbers, there are views of their parts.
+    """
+
+    buffer: str
+    type: ArrayType
+    offset: Affine = Affine()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Runs a kernel over its grid, then its last stage: operands in the order of its in_types, results of its out_types."""
+
+    kernel: Kernel
+    operands: tuple[View, ...]
+    results: tuple[View, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copies source's elements to destination; both have one type and do not overlap."""
+
+    source: View
+    destination: View
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Runs `steps` for counter = 0 .. trip_count - 1."""
+
+    counter: str
+    trip_count: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    """Runs `condition`, then `steps` and `condition` again as long as the bool scalar `predicate` is true."""
+
+    condition: tuple[Step, ...]
+    predicate: View
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cond:
+    """Runs branches[clamp(index, 0, len - 1)]; `index` is an int32 scalar or a bool."""
+
+    index: View
+    branches: tuple[tuple[Step, ...], ...]
+
+
+Step = Launch | Copy | Loop | While | Cond
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """`name(inputs) -> outputs`: buffers by name and the steps to run."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+
+    def of_kind(self, kind: BufferKind) -> tuple[Buffer, ...]:
+        """Buffers of one kind, inputs and outputs by position."""
+        return tuple(sorted((b for b in self.buffers if b.kind is kind), key=lambda b: b.position))
+
+    @property
+    def inputs(self) -> tuple[Buffer, ...]:
+        return self.of_kind(BufferKind.INPUT)
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:
+        return self.of_kind(BufferKind.OUTPUT)
+
+    def launches(self) -> list[Launch]:
+        """Launches in program order, those inside loops and branches once."""
+        found: list[Launch] = []
+
+        def visit(steps: tuple[Step, ...]) -> None:
+            for step in steps:
+                match step:
+                    case Launch():
+                        found.append(step)
+                    case Loop(steps=inner):
+                        visit(inner)
+                    case While(condition=c, steps=inner):
+                        visit(c)
+                        visit(inner)
+                    case Cond(branches=branches):
+                        for b in branches:
+                            visit(b)
+
+        visit(self.steps)
+        return found
+
+    def kernels(self) -> list[Kernel]:
+        """Kernels in program order, each once."""
+        found: list[Kernel] = []
+        for launch in self.launches():
+            if launch.kernel not in found:
+                found.append(launch.kernel)
+        return found
+
+    def __str__(self) -> str:
+        return f"program {self.name}\n{self.text(lambda kernel: kernel.name)}"
+
+    def text(self, called: Callable[[Kernel], str]) -> str:
+        """Buffers and steps; `called`: the name of each kernel."""
+        lines = [
+            f"  {b.kind.value:8} {b.name}: {b.type}" + (f" slot {b.slot}" if b.slot >= 0 else "")
+            for b in self.buffers
+        ]
+
+        def view(v: View) -> str:
+            return v.buffer if v.offset == Affine() else f"{v.buffer}[{v.offset}]"
+
+        def visit(steps: tuple[Step, ...], indent: str) -> None:
+            for step in steps:
+                match step:
+                    case Launch(kernel=k, operands=o, results=r):
+                        lines.append(
+                            f"{indent}{', '.join(map(view, r))} = {called(k)}{list(k.grid)}({', '.join(map(view, o))})"
+                        )
+                    case Copy(source=s, destination=d):
+                        lines.append(f"{indent}{view(d)} = copy {view(s)}: {s.type}")
+                    case Loop(counter=c, trip_count=n, steps=inner):
+                        lines.append(f"{indent}for {c} in range({n}):")
+                        visit(inner, indent + "  ")
+                    case While(condition=c, predicate=p, steps=inner):
+                        lines.append(f"{indent}while {view(p)}, after:")
+                        visit(c, indent + "    ")
+                        lines.append(f"{indent}do:")
+                        visit(inner, indent + "  ")
+                    case Cond(index=i, branches=branches):
+                        for n, b in enumerate(branches):
+                            lines.append(f"{indent}case {view(i)} == {n}:")
+                            visit(b, indent + "  ")
+
+        visit(self.steps, "  ")
+        return "\n".join(lines)

@@ -1,0 +1,191 @@
+"""Atomic updates: element = f(element, value), while programs of a parallel dimension may update the same element.
+
+A program's accesses are loads and stores in a traced Kernel. What makes the updates atomic is order: a dimension of the grid
+whose programs are not proved to write disjoint blocks runs in order in a kernel that has atomics, whatever
+dimension_semantics say (`in_order`). Updates of one access through array indices run one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.errors import KernelError
+from pbkern.core.jaxprs import inner_jaxprs, retrace
+from pbkern.dsl.kernel import Kernel
+
+from . import grid
+from .ref_access import Gather, Index, Point, Range, add_index, bind_access, compose, mul_index, value_axes
+
+COMBINE: dict[str, Callable] = {
+    "xchg": lambda old, new: new,
+    "add": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "cas": lambda old, compare, new: lax.select(lax.eq(old, compare), new, old),
+}
+
+update_p = jex.Primitive("atomic_update")  # ref, *values, mask if `masked`, *index operands -> elements before
+
+
+def _update(kind: str, ref, idx, values: Sequence, mask) -> jax.Array:
+    base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
+    out = _jax.indexed_type(jax.typeof(base), tree, leaves)
+    if kind in ("and", "or", "xor") and out.dtype.kind not in "iub":
+        raise KernelError(f"atomic_{kind} takes integers and bools", why=f"the Ref has dtype {out.dtype}")
+    values = [jnp.broadcast_to(jnp.asarray(v, out.dtype), out.shape) for v in values]
+    masks = [] if mask is None else [grid.as_mask(mask, out.shape)]
+    return update_p.bind(base, *values, *masks, *leaves, kind=kind, values=len(values), masked=bool(masks), tree=tree)
+
+
+def atomic_add(ref, idx, value, *, mask=None) -> jax.Array:
+    """ref[idx] += value; returns what was there. An element that array indices name twice is added to twice.
+
+    Args:
+      ref: a Ref of a result or of scratch.
+      idx: as in ref[idx]. Negative elements of array indices lie outside; they may be masked off.
+      value: broadcast to ref[idx] and cast to the Ref's dtype.
+      mask: bool, broadcast to ref[idx]: which elements are updated; of others 0 is returned.
+    """
+    return _update("add", ref, idx, [value], mask)
+
+
+def atomic_max(ref, idx, value, *, mask=None) -> jax.Array:
+    """ref[idx] = max(ref[idx], value); otherwise as atomic_add."""
+    return _update("max", ref, idx, [value], mask)
+
+
+def atomic_min(ref, idx, value, *, mask=None) -> jax.Array:
+    """ref[idx] = min(ref[idx], value); otherwise as atomic_add."""
+    return _update("min", ref, idx, [value], mask)
+
+
+def atomic_and(ref, idx, value, *, mask=None) -> jax.Array:
+    """ref[idx] &= value, for integers and bools; otherwise as atomic_add."""
+    return _update("and", ref, idx, [value], mask)
+
+
+def atomic_or(ref, idx, value, *, mask=None) -> jax.Array:
+    """ref[idx] |= value, for integers and bools; otherwise as atomic_add."""
+    return _update("or", ref, idx, [value], mask)
+
+
+def atomic_xor(ref, idx, value, *, mask=None) -> jax.Array:
+    """ref[idx] ^= value, for integers and bools; otherwise as atomic_add."""
+    return _update("xor", ref, idx, [value], mask)
+
+
+def atomic_xchg(ref, idx, value, *, mask=None) -> jax.Array:
+    """ref[idx] = value; returns what was there. Of several values for one element the last one stays."""
+    return _update("xchg", ref, idx, [value], mask)
+
+
+def atomic_cas(ref, idx, compare, value, *, mask=None) -> jax.Array:
+    """ref[idx] = value where it equals `compare`; returns what was there. Otherwise as atomic_add."""
+    return _update("cas", ref, idx, [compare, value], mask)
+
+
+@update_p.def_effectful_abstract_eval
+def _update_type(ref, *operands, kind, values, masked, tree):
+    out = _jax.indexed_type(ref, tree, operands[values + masked :])
+    return out, {_jax.READ(0), _jax.WRITE(0)}
+
+
+# --- as loads and stores -------------------------------------------------------------------------------------------
+
+
+def expand(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The body with every atomic update as loads and stores."""
+    with jax.enable_x64(True):  # every type is explicit by now
+        return retrace(closed, _rewrite)
+
+
+def is_used(jaxpr: jex.Jaxpr) -> bool:
+    return any(e.primitive is update_p or any(is_used(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+
+
+def _rewrite(eqn, *operands) -> list | None:
+    if eqn.primitive is not update_p:
+        return None
+    p, ref = eqn.params, operands[0]
+    values, rest = operands[1 : 1 + p["values"]], operands[1 + p["values"] :]
+    shape, _ = _jax.ref_type(jax.typeof(ref))
+    indexers = _jax.unflatten_indexers(p["tree"], rest[p["masked"] :])
+    indices = compose(shape, indexers, add_index, mul_index)
+    return [update(ref, indices, COMBINE[p["kind"]], values, rest[0] if p["masked"] else None)]
+
+
+def update(ref, indices: tuple[Index, ...], combine: Callable, values: Sequence, mask) -> Any:
+    """elements = combine(elements, *values) at these indices; returns what was there (0 where masked off)."""
+    if any(isinstance(i, Gather) for i in indices):
+        return update_each(ref, indices, combine, values, mask)
+    shape, dtype = _jax.ref_type(jax.typeof(ref))
+    if mask is None:
+        (old,) = bind_access(_jax.REF_PRIMITIVES["get"], shape, [ref], indices)
+        bind_access(_jax.REF_PRIMITIVES["swap"], shape, [ref, combine(old, *values)], indices)
+        return old
+    zeros = jnp.zeros(np.shape(mask), dtype)
+    (old,) = bind_access(grid.masked_load_p, shape, [ref, mask, zeros], indices)
+    bind_access(grid.masked_store_p, shape, [ref, combine(old, *values), mask], indices)
+    return old
+
+
+def update_each(ref, indices: tuple[Index, ...], combine: Callable, values: Sequence, mask) -> Any:
+    """`update` for one element after the other, in row-major order of the values."""
+    shape = np.shape(values[0])
+    flat = [lax.reshape(p, (math.prod(shape),)) for p in positions(indices, shape)]
+    columns = [lax.reshape(v, (math.prod(shape),)) for v in values]
+    masks = None if mask is None else lax.reshape(mask, (math.prod(shape),))
+
+    def step(_, x):
+        at, new, taking_part = x
+        return None, update(ref, tuple(map(Point, at)), combine, new, taking_part)
+
+    _, old = lax.scan(step, None, (tuple(flat), tuple(columns), masks))
+    return lax.reshape(old, shape)
+
+
+def positions(indices: tuple[Index, ...], shape: tuple[int, ...]) -> list:
+    """For each dimension of a Ref, i32[shape]: the position of every element of an access."""
+    found = []
+    for i, axes in zip(indices, value_axes(indices)):
+        if isinstance(i, Range):
+            at = _plus(lax.iota(np.int32, i.size) * np.int32(i.stride), i.start)
+        else:
+            at = jnp.asarray(i.at, np.int32)
+        found.append(lax.broadcast_in_dim(at, shape, axes if np.ndim(at) else ()))
+    return found
+
+
+def _plus(steps, start):
+    return steps if isinstance(start, int) and start == 0 else steps + jnp.asarray(start, np.int32)
+
+
+# --- order ---------------------------------------------------------------------------------------------------------
+
+
+def in_order(k: Kernel) -> Kernel:
+    """k with no dimension declared parallel along which blocks of some result may overlap."""
+    apart = [all(m.moves_apart(d) for m in k.outputs) for d in range(len(k.grid))]
+    return dataclasses.replace(k, compiler_params={t: ordered(p, apart) for t, p in k.compiler_params.items()})
+
+
+def ordered(params: Any, apart: list[bool]) -> Any:
+    """CompilerParams in which only dimensions whose entry in `apart` is true may be "parallel"."""
+    semantics = getattr(params, "dimension_semantics", None)
+    if semantics is None:
+        return params
+    words = (w if a or str(getattr(w, "value", w)).lower() != "parallel" else "arbitrary" for w, a in zip(semantics, apart))
+    return dataclasses.replace(params, dimension_semantics=tuple(words))

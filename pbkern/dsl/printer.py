@@ -1,0 +1,488 @@
+"""Kernel -> DSL source that rebuilds it, and back. Fused, hand-written and adopted kernels all print this way.
+
+One line per equation (dsl/text/spelling.py); Ref accesses as subscripts; control flow as nested functions. Running the text
+traces a Kernel whose jaxprs are the same (jaxprs.same): the text is the kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.errors import KernelError
+from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
+from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
+from pbkern.dsl.text.spelling import Expr, Scope, dtype_name, plain_number, spell, spell_param, typed_literal
+
+from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed, print_as_source
+from .trace import KernelFunction, body_dtypes, needs_x64
+
+IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n\nimport pbkern\n"
+WIDTH = 100
+
+
+def source(k: Kernel) -> str:
+    """DSL source of a kernel: imports, its last stage, index maps that need statements, decorator, body."""
+    imports: set[str] = set()
+    lines = _definition(k.finish, imports) if k.finish else []
+    lines += _definition(k, imports)
+    return "\n".join([IMPORTS + "".join(f"import {m}\n" for m in sorted(imports)), *lines])
+
+
+print_as_source.append(source)
+
+
+def _definition(k: Kernel, imports: set[str]) -> list[str]:
+    """Lines of one stage; adds to `imports` what they need."""
+    refs = _ref_names(k)
+    printer = _Printer(reserved={*refs, k.name}, x64=_x64(k))
+    index_maps, options = [], [("grid", spell_param(k.grid, printer.imports))]
+    specs = []
+    for n, m in enumerate(k.inputs + k.outputs):
+        text, definition = _spec(m, f"{k.name}_block_{n}", printer)
+        specs.append(text)
+        index_maps += definition
+    options += [
+        ("in_specs", specs[k.num_scalar_prefetch : len(k.inputs)]),
+        ("out_specs", specs[len(k.inputs) :]),
+        ("in_types", [_struct(t) for t in k.in_types]),
+        ("out_shape", [_struct(m.array) for m in k.outputs]),
+        *_other_options(k, printer),
+    ]
+    body = printer.function(k.name, refs, k.body.jaxpr, dict(zip(k.body.jaxpr.invars, refs)))
+    imports |= printer.imports
+    decorator = ["@pbkern.kernel(", *(line for o in options for line in _option(*o)), ")"]
+    return [*index_maps, *decorator, *body, ""]
+
+
+def rebuild(text: str) -> Kernel:
+    """Runs DSL source and traces the (last) kernel that it defines. It must give in_types."""
+    filename = f"<pbkern kernel {abs(hash(text)):x}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace: dict = {"__name__": "pbkern_rebuilt"}
+    exec(compile(text, filename, "exec"), namespace)  # noqa: S102
+    found = [v for v in namespace.values() if isinstance(v, KernelFunction)]
+    if not found:
+        raise KernelError("the source defines no kernel", hint="a function under @pbkern.kernel(...)")
+    return found[-1].trace()
+
+
+def same_kernel(a: Kernel, b: Kernel) -> bool:
+    """Whether two kernels are equal but for where they were defined and how messages call their arrays."""
+
+    def plain(k: Kernel) -> tuple:
+        mappings = [(m.array, m.dims, m.memory_space) for m in k.inputs + k.outputs]
+        return k.name, k.grid, mappings, k.scratch, k.aliases, dict(k.compiler_params), k.num_scalar_prefetch, k.dynamic_grid
+
+    index_maps = zip(a.inputs + a.outputs, b.inputs + b.outputs)
+    return (
+        plain(a) == plain(b)
+        and same(a.body, b.body)
+        and all(same(m.index_map, n.index_map) for m, n in index_maps)
+        and (a.finish is b.finish or bool(a.finish and b.finish and same_kernel(a.finish, b.finish)))
+    )
+
+
+# --- the decorator -----------------------------------------------------------------------------------------------
+
+
+def _x64(k: Kernel) -> bool:
+    return needs_x64(body_dtypes(k.body.jaxpr))
+
+
+def _block_dtypes(k: Kernel) -> list[np.dtype]:
+    return [m.array.dtype for m in k.inputs + k.outputs] + [s.dtype for s in k.scratch]
+
+
+def _compiler_params(params: dict, printer: _Printer) -> str:
+    """As short as `kernel` accepts: parameters that know their target need no dictionary."""
+    if all(getattr(p, "target_name", None) == target for target, p in params.items()):
+        only = tuple(params.values())
+        return spell_param(only[0] if len(only) == 1 else only, printer.imports)
+    return spell_param(params, printer.imports)
+
+
+def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | list[str]]]:
+    if k.scratch:
+        yield (
+            "scratch_shapes",
+            [
+                f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)}"
+                f"{', scoped=True' if s.scoped else ''})"
+                for s in k.scratch
+            ],
+        )
+    if k.aliases:
+        yield "input_output_aliases", repr(dict(k.aliases))
+    if k.compiler_params:
+        yield "compiler_params", _compiler_params(dict(k.compiler_params), printer)
+    if k.dynamic_grid:
+        yield "dynamic_grid", repr(dict(k.dynamic_grid))
+    if k.num_scalar_prefetch:
+        yield "num_scalar_prefetch", str(k.num_scalar_prefetch)
+    if _x64(k) != needs_x64(_block_dtypes(k)):
+        yield "x64", str(_x64(k))
+    if k.finish:
+        yield "finish", k.finish.name
+
+
+def _option(name: str, value: str | list[str]) -> list[str]:
+    if isinstance(value, str):
+        return [f"    {name}={value},"]
+    line = f"    {name}=[{', '.join(value)}],"
+    if len(line) <= WIDTH:
+        return [line]
+    return [f"    {name}=[", *(f"        {v}," for v in value), "    ],"]
+
+
+def _struct(t: ArrayType) -> str:
+    return f"jax.ShapeDtypeStruct({t.shape!r}, {dtype_name(t.dtype)})"
+
+
+def _memory_space(space: str) -> str:
+    return "" if space == "any" else f", memory_space={space!r}"
+
+
+def _ref_names(k: Kernel) -> list[str]:
+    """The body's own names for its Refs where messages show them, else in0, out0, scratch0."""
+    plain = [f"in{n}" for n in range(len(k.inputs))] + [f"out{n}" for n in range(len(k.outputs))]
+    plain += [f"scratch{n}" for n in range(len(k.scratch))]
+    own = [re.search(r"`(\w+)`", m.origin) for m in k.inputs + k.outputs]
+    names = [m.group(1) if m else p for m, p in itertools.zip_longest(own, plain)]
+    taken = {"jax", "jnp", "lax", "pbkern", k.name}
+    return plain if len(set(names)) < len(names) or taken & set(names) else names
+
+
+def _spec(m: BlockMapping, name: str, printer: _Printer) -> tuple[str, list[str]]:
+    """(BlockSpec source, lines of a function for an index map that is no single expression)."""
+    jaxpr = m.index_map.jaxpr
+    zero = all(isinstance(v, jex.Literal) and literal_value(v) == 0 for v in jaxpr.outvars)
+    whole = all(isinstance(d, Blocked) and d.size == n for d, n in zip(m.dims, m.array.shape))
+    space = _memory_space(m.memory_space)
+    if whole and zero:
+        return f"pbkern.BlockSpec({space.removeprefix(', ')})", []
+    dims = "".join(f"{_dim(d)}, " for d in m.dims)
+    shape = f"({dims.rstrip()})" if len(m.dims) == 1 else f"({dims.removesuffix(', ')})"
+    if zero:
+        return f"pbkern.BlockSpec({shape}{space})", []
+    indices = [n for n in _names("ijklmnopqrstuvwxyz", printer.reserved, len(jaxpr.invars))]
+    inline = _inline(jaxpr, indices, printer)
+    if inline is not None:
+        return f"pbkern.BlockSpec({shape}, lambda {', '.join(indices)}: {inline}{space})", []
+    local = _Printer(printer.reserved | set(indices), x64=False)
+    lines = local.function(name, indices, jaxpr, dict(zip(jaxpr.invars, indices)), result=_indices)
+    return f"pbkern.BlockSpec({shape}, {name}{space})", [*lines, ""]
+
+
+def _dim(d) -> str:
+    match d:
+        case Squeezed():
+            return "None"
+        case Element(size, (0, 0)):
+            return f"pbkern.Element({size})"
+        case Element(size, padding):
+            return f"pbkern.Element({size}, padding={padding!r})"
+        case _:
+            return str(d.size)
+
+
+def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | None:
+    """An index map as one expression, or None if a value is used twice or is no expression."""
+    uses = Counter(a for e in jaxpr.eqns for a in e.invars if isinstance(a, jex.Var))
+    uses.update(a for a in jaxpr.outvars if isinstance(a, jex.Var))
+    scope = Scope({v: Expr(n) for v, n in zip(jaxpr.invars, names)})
+    for eqn in jaxpr.eqns:
+        if len(eqn.outvars) != 1 or uses[eqn.outvars[0]] != 1 or any(True for _ in inner_jaxprs(eqn)):
+            return None
+        if eqn.primitive.name == "get":
+            scope.names[eqn.outvars[0]] = Expr(_subscripted(eqn, scope))
+        elif is_ref_access(eqn):
+            return None
+        else:
+            scope.names[eqn.outvars[0]] = spell(scope, eqn)
+    printer.imports |= scope.imports
+    return _indices(jaxpr.outvars, scope)
+
+
+def _indices(atoms: Sequence, scope: Scope) -> str:
+    shown = [plain_number(literal_value(a)) if isinstance(a, jex.Literal) else scope.text(a) for a in atoms]
+    return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"
+
+
+def _names(letters: str, reserved: set[str], count: int | None = None) -> Iterator[str]:
+    candidates = (c + (str(n) if n else "") for n in itertools.count() for c in letters)
+    return itertools.islice((c for c in candidates if c not in reserved), count)
+
+
+# --- the body ----------------------------------------------------------------------------------------------------
+
+
+def _results(atoms: Sequence, scope: Scope) -> str:
+    return ", ".join(map(scope.text, atoms))
+
+
+class _Printer:
+    """Prints jaxprs as functions; all names are unique, so that inner functions may use outer ones."""
+
+    def __init__(self, reserved: set[str], x64: bool):
+        self.reserved, self.x64 = reserved, x64
+        self.scope = Scope(x64=x64)
+        self.imports = self.scope.imports
+        self._fresh = _names("abcdefghijklmnopqrstuvwxyz", reserved)
+        self.carry = next(n for n in ("carry", "carry_", "carry__", "carry___") if n not in reserved)
+        self.xs = next(n for n in ("xs", "xs_", "xs__", "xs___") if n not in reserved)
+        self._functions = itertools.count()
+
+    def function(self, name, params, jaxpr, bound, unpack=(), result=_results) -> list[str]:
+        """Lines of `def name(params)`. `bound`: names of (some) inputs; `unpack`: lines before the equations."""
+        self.scope.names |= {v: Expr(n) for v, n in bound.items()}
+        lines = [*unpack, *self.equations(jaxpr)]
+        if returned := result(jaxpr.outvars, self.scope):
+            lines.append(f"return {returned}")
+        return [f"def {name}({', '.join(params)}):", *(f"    {line}" for line in lines or ["pass"])]
+
+    def equations(self, jaxpr: jex.Jaxpr) -> list[str]:
+        used = {a for e in jaxpr.eqns for a in e.invars if isinstance(a, jex.Var)} | set(
+            a for a in jaxpr.outvars if isinstance(a, jex.Var)
+        )
+        producers = {v: e for e in jaxpr.eqns for v in e.outvars}
+        lines = []
+        for eqn, live in zip(jaxpr.eqns, live_equations(jaxpr)):
+            if live:
+                lines += self.equation(eqn, producers, used)
+        return lines
+
+    def equation(self, eqn, producers: dict, used: set) -> list[str]:
+        name = eqn.primitive.name
+        if name == "cond":
+            return self.cond(eqn, producers)
+        if name == "while":
+            return self.while_loop(eqn)
+        if name == "scan":
+            return self.scan(eqn)
+        if is_ref_access(eqn):
+            return self.access(eqn, used)
+        return self.assign(eqn.outvars, spell(self.scope, eqn).text, eqn.primitive.multiple_results)
+
+    def name(self, var) -> str:
+        self.scope.names[var] = Expr(next(self._fresh))
+        return self.scope.names[var].text
+
+    def assign(self, variables: Sequence, expression: str, is_tuple: bool) -> list[str]:
+        names = [self.name(v) for v in variables]
+        if not names:
+            return [expression]
+        return [f"{', '.join(names)}{',' if is_tuple and len(names) == 1 else ''} = {expression}"]
+
+    def access(self, eqn, used: set) -> list[str]:
+        name, scope = eqn.primitive.name, self.scope
+        ref, a = scope.text(eqn.invars[0]), ref_access(eqn)
+        index = _index_argument(eqn, scope)
+        if name == "get":
+            return self.assign(eqn.outvars, _subscripted(eqn, scope), False)
+        if name == "masked_load":
+            masked = f"pbkern.load({ref}, {index}, mask={scope.text(a.mask)}, other={scope.text(a.other)})"
+            return self.assign(eqn.outvars, masked, False)
+        if name == "masked_store":
+            return [f"pbkern.store({ref}, {index}, {scope.text(a.value)}, mask={scope.text(a.mask)})"]
+        if name == "addupdate":
+            return [f"jax.ref.addupdate({ref}, {index}, {scope.text(a.value)})"]
+        if eqn.outvars[0] in used:
+            return self.assign(eqn.outvars, f"jax.ref.swap({ref}, {index}, {scope.text(a.value)})", False)
+        return [f"{_subscripted(eqn, scope)} = {_stored(a.value, scope)}"]
+
+    # Control flow: inner functions see the outer names of what their jaxprs take as constants.
+
+    def closed_over(self, atoms: Sequence, inner: Sequence) -> None:
+        self.scope.names |= {v: self.scope.expr(a) for v, a in zip(inner, atoms)}
+
+    def function_name(self, kind: str) -> str:
+        while (found := f"{kind}_{next(self._functions)}") in self.reserved:
+            pass
+        return found
+
+    def cond(self, eqn, producers: dict) -> list[str]:
+        kind, selected = selector(eqn, producers)
+        branches = eqn.params["branches"]
+        for b in branches:
+            self.closed_over(eqn.invars[1:], b.jaxpr.invars)
+        if kind == "pred" and not eqn.outvars and not branches[0].jaxpr.eqns:
+            lines = self.function("_", (), branches[1].jaxpr, {})
+            return [f"@pbkern.when({self.scope.text(selected)})", *lines]
+        names = [self.function_name("branch") for _ in branches]
+        lines = [line for n, b in zip(names, branches) for line in self.function(n, (), b.jaxpr, {})]
+        if kind == "pred":
+            call = f"lax.cond({self.scope.text(selected)}, {names[1]}, {names[0]})"
+        else:
+            call = f"lax.switch({self.scope.text(selected)}, [{', '.join(names)}])"
+        return lines + self.assign(eqn.outvars, call, False)
+
+    def while_loop(self, eqn) -> list[str]:
+        p = eqn.params
+        cond, body, nc = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr, p["cond_nconsts"]
+        first = nc + p["body_nconsts"]
+        self.closed_over(eqn.invars[:nc], cond.invars)
+        self.closed_over(eqn.invars[nc:first], body.invars)
+        names = self.function_name("condition"), self.function_name("body")
+        init = self.tuple(eqn.invars[first:])
+        lines = [
+            *self.carrying(names[0], (self.carry,), cond, [cond.invars[nc:]]),
+            *self.carrying(names[1], (self.carry,), body, [body.invars[first - nc :]], result=_tuple_of),
+        ]
+        return lines + self.assign(eqn.outvars, f"lax.while_loop({names[0]}, {names[1]}, {init})", True)
+
+    def scan(self, eqn) -> list[str]:
+        p, body = eqn.params, eqn.params["jaxpr"].jaxpr
+        consts, carries = p["num_consts"], p["num_consts"] + p["num_carry"]
+        self.closed_over(eqn.invars[:consts], body.invars)
+        bounds = _counted(eqn, np.dtype("int64" if self.x64 else "int32"))
+        if bounds is not None:
+            return self.fori_loop(eqn, *bounds)
+
+        def result(atoms, scope):
+            return f"{_tuple_of(atoms[: p['num_carry']], scope)}, {_tuple_of(atoms[p['num_carry'] :], scope)}"
+
+        name = self.function_name("step")
+        lines = self.carrying(
+            name, (self.carry, self.xs), body, [body.invars[consts:carries], body.invars[carries:]], result
+        )
+        init, xs = self.tuple(eqn.invars[consts:carries]), self.tuple(eqn.invars[carries:])
+        options = f"length={p['length']}"
+        options += ", reverse=True" if p["reverse"] else ""
+        options += f", unroll={p['unroll']}" if p["unroll"] != 1 else ""
+        names = [self.name(v) for v in eqn.outvars]
+        targets = [
+            f"({', '.join(n)}{',' if len(n) == 1 else ''})"
+            for n in (names[: p["num_carry"]], names[p["num_carry"] :])
+        ]
+        call = f"lax.scan({name}, {init}, {xs}, {options})"
+        return [*lines, f"{targets[0]}, {targets[1]} = {call}" if names else call]
+
+    def fori_loop(self, eqn, lower: int, upper: int) -> list[str]:
+        """A counted scan: pbkern.loop without carries, lax.fori_loop with."""
+        body, consts = eqn.params["jaxpr"].jaxpr, eqn.params["num_consts"]
+        increment, *rest = body.eqns
+        counter = self.name(body.invars[consts])
+        inner = body.replace(
+            eqns=rest, outvars=body.outvars[1:], debug_info=body.debug_info._replace(result_paths=None)
+        )
+        carries = body.invars[consts + 1 :]
+        if not carries:
+            lines = self.function("_", (counter,), inner, {})
+            return [f"@pbkern.loop({lower}, {upper})", *lines]
+        name = self.function_name("body")
+        lines = self.carrying(name, (counter, self.carry), inner, [carries], _tuple_of)
+        init = self.tuple(eqn.invars[consts + 1 :])
+        call = f"lax.fori_loop({lower}, {upper}, {name}, {init})"
+        return lines + self.assign(eqn.outvars[1:], call, True)
+
+    def carrying(self, name, params, jaxpr, groups, result=_results) -> list[str]:
+        """A function whose last parameters are tuples, unpacked into `groups` of the jaxpr's inputs."""
+        unpack = []
+        for param, group in zip(params[len(params) - len(groups) :], groups):
+            if group:
+                names = [self.name(v) for v in group]
+                unpack.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {param}")
+        return self.function(name, params, jaxpr, {}, unpack, result)
+
+    def tuple(self, atoms: Sequence) -> str:
+        return _tuple_of(atoms, self.scope)
+
+
+def _tuple_of(atoms: Sequence, scope: Scope) -> str:
+    return f"({', '.join(map(scope.text, atoms))}{',' if len(atoms) == 1 else ''})"
+
+
+def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
+    """(lower, upper) of a scan that lax.fori_loop makes: no xs, and a first carry that only counts up from a literal."""
+    p, body = eqn.params, eqn.params["jaxpr"].jaxpr
+    consts = p["num_consts"]
+    if len(eqn.invars) != consts + p["num_carry"] or p["num_carry"] != len(eqn.outvars) or not p["num_carry"]:
+        return None
+    start, i = eqn.invars[consts], body.invars[consts]
+    if (
+        p["reverse"]
+        or p["unroll"] != 1
+        or not isinstance(start, jex.Literal)
+        or i.aval.dtype != counter
+        or not body.eqns
+    ):
+        return None
+    first = body.eqns[0]
+    counts = (
+        first.primitive.name == "add" and first.invars[0] is i and isinstance(first.invars[1], jex.Literal)
+    )
+    if (
+        not counts
+        or literal_value(first.invars[1]) != 1
+        or body.outvars[0] is not first.outvars[0]
+        or p["length"] < 1
+    ):
+        return None
+    later = [a for e in body.eqns[1:] for a in e.invars] + list(body.outvars[1:])
+    if any(a is first.outvars[0] for a in later):
+        return None
+    lower = int(literal_value(start))
+    return lower, lower + p["length"]
+
+
+# --- Ref indices -------------------------------------------------------------------------------------------------
+
+
+def _subscripted(eqn, scope: Scope) -> str:
+    return f"{scope.text(eqn.invars[0])}[{_subscript(eqn, scope)}]"
+
+
+def _subscript(eqn, scope: Scope) -> str:
+    """What stands in the brackets of ref[...]."""
+    a = ref_access(eqn)
+    shape, _ = _jax.ref_type(eqn.invars[0].aval)
+    if all(is_whole(i, n) for i, n in zip(a.indices, shape)):
+        return "..."
+    return ", ".join(_index(i, n, scope) for i, n in zip(a.indices, shape))
+
+
+def _index(index, extent: int, scope: Scope) -> str:
+    match index:
+        case Range(start=int(start), size=size, stride=stride):
+            if is_whole(index, extent):
+                return ":"
+            end = start + (size - 1) * stride + 1 if size else start
+            if start < 0 or end > extent:  # masked
+                return f"pbkern.ds({start}, {size}{f', {stride}' if stride != 1 else ''})"
+            return f"{start}:{end}" + (f":{stride}" if stride != 1 else "")
+        case Range(start=start, size=size, stride=stride):
+            return f"pbkern.ds({scope.text(start)}, {size}{f', {stride}' if stride != 1 else ''})"
+        case Point(at=int(at)):
+            return str(at)
+        case _:
+            return scope.text(index.at)
+
+
+def _index_argument(eqn, scope: Scope) -> str:
+    """The index as a function argument."""
+    a = ref_access(eqn)
+    shape, _ = _jax.ref_type(eqn.invars[0].aval)
+    if _subscript(eqn, scope) == "...":
+        return "..."
+    parts = []
+    for i, n in zip(a.indices, shape):
+        text = _index(i, n, scope)
+        if ":" in text:
+            text = f"slice({', '.join(text.split(':')) if text != ':' else 'None'})"
+        parts.append(text)
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _stored(value, scope: Scope) -> str:
+    """A stored value; number literals take the Ref's type."""
+    if isinstance(value, jex.Literal) and value.aval.dtype.kind in "ifV":
+        return plain_number(literal_value(value))
+    return typed_literal(value) if isinstance(value, jex.Literal) else scope.text(value)

@@ -1,0 +1,1 @@
+"""What printing is made of: equation -> Python expression; a failed kernel -> a file that fails the same way."""

@@ -1,0 +1,485 @@
+"""Equation -> Python expression that makes the same equation again: one rule per primitive, beside its name.
+
+Arithmetic is spelled with operators, the rest as calls of jax.lax with every parameter explicit. A rule that
+cannot say an equation's parameters exactly returns None, and `bind("name", ...)`, which binds the primitive as it
+is, says it instead. Statements (Ref accesses, control flow) and names are dsl/printer.py's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.errors import KernelError, UnsupportedOp
+from pbkern.core.jaxprs import as_dtype, literal_value
+from pbkern.core.ops.scatter import SCATTERS, scatter_combines
+from pbkern.core.rules import RuleTable
+
+# How tightly an expression binds.
+BITS, SUM, PRODUCT, UNARY, ATOM = range(5)
+
+
+class Expr(NamedTuple):
+    """Python source and how tightly it binds."""
+
+    text: str
+    tightness: int = ATOM
+
+    def inside(self, tightness: int) -> str:
+        return self.text if self.tightness >= tightness else f"({self.text})"
+
+
+class Scope:
+    """Spelled variables, and the imports that parameters turned out to need.
+
+    `x64`: whether Python numbers are 64-bit where the text will run.
+    """
+
+    def __init__(self, names: Mapping[Any, Expr] | None = None, x64: bool = False):
+        self.x64 = x64
+        self.names: dict[Any, Expr] = dict(names or {})
+        self.imports: set[str] = set()
+
+    def expr(self, atom) -> Expr:
+        return Expr(typed_literal(atom)) if isinstance(atom, jex.Literal) else self.names[atom]
+
+    def text(self, atom) -> str:
+        return self.expr(atom).text
+
+    def operands(self, eqn) -> list[str]:
+        return [self.text(a) for a in eqn.invars]
+
+    def param(self, value) -> str:
+        return spell_param(value, self.imports)
+
+
+Rule = Callable[[Scope, Any], "Expr | str | None"]
+rules: RuleTable[Rule] = RuleTable("spelling")
+
+
+def spell(scope: Scope, eqn) -> Expr:
+    """The expression for one equation (a tuple, if the primitive has several results)."""
+    rule = rules.get(eqn.primitive.name)
+    found = rule(scope, eqn) if rule is not None else None
+    if found is None:
+        found = _spell_bind(scope, eqn)
+    return found if isinstance(found, Expr) else Expr(found)
+
+
+# --- literals and parameters -------------------------------------------------------------------------------------
+
+
+def dtype_name(dtype) -> str:
+    name = np.dtype(dtype).name
+    return "jnp.bool_" if name == "bool" else f"jnp.{name}"
+
+
+def plain_number(value: np.generic) -> str:
+    """A Python number that converts to exactly this value."""
+    if value.dtype.kind == "b":
+        return str(bool(value))
+    if value.dtype.kind in "iu" or jnp.issubdtype(value.dtype, jnp.integer):
+        return str(int(value))
+    if value.dtype.kind == "c":
+        return f"complex({plain_number(value.real)}, {plain_number(value.imag)})"
+    x = float(value)
+    if math.isnan(x):
+        return "jnp.nan"
+    if math.isinf(x):
+        return "jnp.inf" if x > 0 else "-jnp.inf"
+    short = str(value)
+    with np.errstate(all="ignore"):
+        exact = float(np.asarray(float(short)).astype(value.dtype)) == x and "." in short + "e"
+    return short if exact and ("." in short or "e" in short) else repr(x)
+
+
+def typed_literal(atom: jex.Literal) -> str:
+    value = literal_value(atom)
+    return f"{dtype_name(value.dtype)}({plain_number(value)})"
+
+
+def beside(scope: Scope, atom, partner) -> Expr:
+    """An operand as it may stand in an operation with `partner`: a literal takes the partner's type."""
+    if (
+        isinstance(atom, jex.Literal)
+        and not isinstance(partner, jex.Literal)
+        and atom.aval.dtype.kind in "bifV"
+    ):
+        return Expr(plain_number(literal_value(atom)))
+    return scope.expr(atom)
+
+
+def spell_param(value: Any, imports: set[str]) -> str:
+    """Source of an equation parameter or of a CompilerParams field."""
+    again = functools.partial(spell_param, imports=imports)
+    match value:
+        case None | bool() | str():
+            return repr(value)
+        case _ if as_dtype(value):
+            return dtype_name(as_dtype(value))
+        case enum.Enum():
+            return f"{_qualified(type(value), imports)}.{value.name}"
+        case int() | np.integer():
+            return str(int(value))
+        case np.generic():
+            return f"{dtype_name(value.dtype)}({plain_number(value)})"
+        case float():
+            return plain_number(np.float64(value))
+        case tuple() if hasattr(value, "_fields"):
+            fields = ", ".join(f"{f}={again(v)}" for f, v in zip(value._fields, value))
+            return f"{_qualified(type(value), imports)}({fields})"
+        case tuple():
+            return f"({', '.join(map(again, value))}{',' if len(value) == 1 else ''})"
+        case list():
+            return f"[{', '.join(map(again, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{again(k)}: {again(v)}' for k, v in value.items())}}}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _spell_dataclass(value, imports)
+    raise UnsupportedOp("a parameter that cannot be printed", why=f"{type(value).__name__}: {value!r}")
+
+
+def _spell_dataclass(value: Any, imports: set[str]) -> str:
+    """Constructor call with the fields that differ from their defaults."""
+    given = []
+    for f in dataclasses.fields(value):
+        if not f.init:
+            continue
+        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        field = getattr(value, f.name)
+        if default is dataclasses.MISSING or field != default:
+            given.append(f"{f.name}={spell_param(field, imports)}")
+    return f"{_qualified(type(value), imports)}({', '.join(given)})"
+
+
+def _qualified(cls: type, imports: set[str]) -> str:
+    if getattr(lax, cls.__name__, None) is cls:
+        return f"lax.{cls.__name__}"
+    imports.add(cls.__module__)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# --- bind: the last resort ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _primitives() -> dict[str, jex.Primitive]:
+    from pbkern.dsl.primitives import grid
+
+    found: dict[str, jex.Primitive] = {}
+    for module in (grid, jex.primitives, lax):
+        for name in dir(module):
+            p = getattr(module, name) if name.endswith("_p") else None
+            if isinstance(p, jex.Primitive):
+                found.setdefault(p.name, p)
+    return found | _jax.REF_PRIMITIVES
+
+
+def bind(name: str, *operands, **params) -> Any:
+    """Binds a JAX or pbkern primitive by name, with exactly these parameters.
+
+    Printed kernels use it for parameters that the public functions cannot say.
+    """
+    primitive = _primitives().get(name)
+    if primitive is None:
+        raise KernelError(
+            f"no primitive is called {name!r}", hint="the names that str(jaxpr) shows, e.g. 'sin'"
+        )
+    return primitive.bind(*map(_value, operands), **params)
+
+
+def _value(x):
+    return x if hasattr(x, "aval") or _jax.is_ref(jax.typeof(x)) else np.asarray(x)[()]
+
+
+def _spell_bind(scope: Scope, eqn) -> str:
+    if eqn.primitive.name not in _primitives():
+        raise UnsupportedOp(
+            f"no spelling rule for primitive `{eqn.primitive.name}`",
+            at=_jax.user_line(eqn),
+            why=f"operands ({', '.join(str(a.aval) for a in eqn.invars)})",
+        )
+    params = [f"{k}={_bound_param(scope, v)}" for k, v in eqn.params.items()]
+    return f"pbkern.bind({', '.join([repr(eqn.primitive.name), *scope.operands(eqn), *params])})"
+
+
+def _bound_param(scope: Scope, v: Any) -> str:
+    """jnp.float32 is no dtype, only convertible to one, which `bind` does not do."""
+    return f"jnp.dtype({scope.param(v)})" if as_dtype(v) else scope.param(v)
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+NUMBERS, FLOATS, BITWISE = "iufcV", "fcV", "biu"
+
+for _name, _operator, _kinds, _tightness in (
+    ("add", "+", NUMBERS, SUM),
+    ("sub", "-", NUMBERS, SUM),
+    ("mul", "*", NUMBERS, PRODUCT),
+    ("div", "/", FLOATS, PRODUCT),
+    ("and", "&", BITWISE, BITS),
+    ("or", "|", BITWISE, BITS),
+    ("xor", "^", BITWISE, BITS),
+    ("lt", "<", "iufV", BITS),
+    ("le", "<=", "iufV", BITS),
+    ("gt", ">", "iufV", BITS),
+    ("ge", ">=", "iufV", BITS),
+    ("eq", "==", NUMBERS, BITS),
+    ("ne", "!=", NUMBERS, BITS),
+):
+
+    @rules.register(_name)
+    def _infix(scope, eqn, operator=_operator, kinds=_kinds, tightness=_tightness):
+        a, b = eqn.invars
+        call = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(eqn.primitive.name)
+        if any(v is not None for v in eqn.params.values()):
+            return None
+        mirrored = isinstance(a, jex.Literal) and operator[0] in "<>=!"  # Python turns 3 < x into x > 3
+        if a.aval.dtype.kind not in kinds or mirrored:
+            return f"lax.{call or eqn.primitive.name}({scope.text(a)}, {scope.text(b)})"
+        # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless they are atoms.
+        left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
+        return Expr(
+            f"{beside(scope, a, b).inside(left)} {operator} {beside(scope, b, a).inside(right)}", tightness
+        )
+
+
+@rules.register("neg", "not")
+def _sign(scope, eqn):
+    operator = {"neg": "-", "not": "~"}[eqn.primitive.name]
+    return Expr(operator + scope.expr(eqn.invars[0]).inside(ATOM), UNARY)
+
+
+@rules.register("max", "min")
+def _extremum(scope, eqn):
+    a, b = eqn.invars
+    if a.aval.dtype.kind not in "iufV":
+        return None
+    return f"jnp.{eqn.primitive.name}imum({beside(scope, a, b).text}, {beside(scope, b, a).text})"
+
+
+@rules.register("check_failed")
+def _check_failed(scope, eqn):
+    values = (t if n is None else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"]))
+    return f"pbkern.fail({', '.join([repr(eqn.params['message']), *values])})"
+
+
+@rules.register("breakpoint")
+def _breakpoint(scope, eqn):
+    values = (t if isinstance(n, int) else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"]))
+    return f"pbkern.breakpoint({', '.join(values)})"
+
+
+@rules.register("debug_print")
+def _debug_print(scope, eqn):
+    args, kwargs = _jax.debug_print_arguments(eqn, scope.operands(eqn))
+    said = [repr(eqn.params["fmt"]), *map(str, args), *(f"{k}={v}" for k, v in kwargs.items())]
+    return f"jax.debug.print({', '.join(said)})"
+
+
+# --- calls with their parameters ---------------------------------------------------------------------------------
+
+
+def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> None:  # noqa: B006
+    """callee(*operands, argument=parameter, ...). `arguments`: parameter name -> argument name; others must be None."""
+
+    @rules.register(name)
+    def rule(scope, eqn):
+        if any(v is not None for k, v in eqn.params.items() if k not in arguments):
+            return None
+        given = [
+            f"{a}={scope.param(eqn.params[p])}" for p, a in arguments.items() if eqn.params.get(p) is not None
+        ]
+        return f"{callee}({', '.join([*scope.operands(eqn), *given])})"
+
+
+for _name in (
+    "abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex cos cosh digamma "
+    "erf erf_inv erfc exp exp2 expm1 floor igamma igammac imag is_finite lgamma log log1p logistic nextafter "
+    "population_count pow real rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh "
+    "sqrt square tan tanh"
+).split():
+    register_call(_name, f"lax.{_name}")
+
+for _name in ("sum", "max", "min", "prod", "and", "or", "xor"):
+    register_call(f"reduce_{_name}", f"lax.reduce_{_name}", {"axes": "axes"})
+
+for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
+    register_call(_name, f"lax.{_name}", {"axis": "axis", "reverse": "reverse"})
+
+register_call("integer_pow", "lax.integer_pow", {"y": "y"})
+register_call("reshape", "lax.reshape", {"new_sizes": "new_sizes", "dimensions": "dimensions"})
+register_call("squeeze", "lax.squeeze", {"dimensions": "dimensions"})
+register_call("transpose", "lax.transpose", {"permutation": "permutation"})
+register_call("rev", "lax.rev", {"dimensions": "dimensions"})
+register_call(
+    "slice",
+    "lax.slice",
+    {"start_indices": "start_indices", "limit_indices": "limit_indices", "strides": "strides"},
+)
+register_call("pad", "lax.pad", {"padding_config": "padding_config"})
+register_call("bitcast_convert_type", "lax.bitcast_convert_type", {"new_dtype": "new_dtype"})
+register_call("round", "lax.round", {"rounding_method": "rounding_method"})
+register_call("split", "lax.split", {"sizes": "sizes", "axis": "axis"})
+register_call(
+    "reduce_precision",
+    "lax.reduce_precision",
+    {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"},
+)
+register_call(
+    "gather",
+    "lax.gather",
+    {
+        "dimension_numbers": "dimension_numbers",
+        "slice_sizes": "slice_sizes",
+        "indices_are_sorted": "indices_are_sorted",
+        "unique_indices": "unique_indices",
+        "mode": "mode",
+        "fill_value": "fill_value",
+    },
+)
+register_call(
+    "conv_general_dilated",
+    "lax.conv_general_dilated",
+    {
+        "window_strides": "window_strides",
+        "padding": "padding",
+        "lhs_dilation": "lhs_dilation",
+        "rhs_dilation": "rhs_dilation",
+        "dimension_numbers": "dimension_numbers",
+        "feature_group_count": "feature_group_count",
+        "batch_group_count": "batch_group_count",
+        "precision": "precision",
+        "preferred_element_type": "preferred_element_type",
+    },
+)
+
+
+@rules.register("program_id", "num_programs", "in_bounds")
+def _grid_primitive(scope, eqn):
+    return f"pbkern.{eqn.primitive.name}({', '.join([*scope.operands(eqn), str(eqn.params['axis'])])})"
+
+
+# --- shapes, casts, contractions and the rest --------------------------------------------------------------------
+
+
+@rules.register("convert_element_type")
+def _convert(scope, eqn):
+    x, new = eqn.invars[0], np.dtype(eqn.params["new_dtype"])
+    if eqn.params.get("sharding") is not None:
+        return None
+    if isinstance(x, jex.Literal) or new.kind in "bc" or x.aval.dtype.kind == "c":
+        return f"lax.convert_element_type({scope.text(x)}, {dtype_name(new)})"
+    return f"{scope.expr(x).inside(ATOM)}.astype({dtype_name(new)})"
+
+
+@rules.register("broadcast_in_dim")
+def _broadcast_in_dim(scope, eqn):
+    x, p = eqn.invars[0], eqn.params
+    if p.get("sharding") is not None or len(eqn.invars) != 1:
+        return None
+    if isinstance(x, jex.Literal):
+        number = plain_number(literal_value(x))
+        return f"lax.full({scope.param(p['shape'])}, {number}, {dtype_name(x.aval.dtype)})"
+    dims = scope.param(tuple(p["broadcast_dimensions"]))
+    return f"lax.broadcast_in_dim({scope.text(x)}, {scope.param(p['shape'])}, {dims})"
+
+
+@rules.register("iota")
+def _iota(scope, eqn):
+    p = eqn.params
+    if p.get("sharding") is not None or eqn.invars:
+        return None
+    if len(p["shape"]) == 1:
+        return f"lax.iota({dtype_name(p['dtype'])}, {p['shape'][0]})"
+    return f"lax.broadcasted_iota({dtype_name(p['dtype'])}, {scope.param(p['shape'])}, {p['dimension']})"
+
+
+@rules.register("concatenate")
+def _concatenate(scope, eqn):
+    if len(eqn.invars) < 2:
+        return None
+    return f"lax.concatenate([{', '.join(scope.operands(eqn))}], {eqn.params['dimension']})"
+
+
+@rules.register("argmax", "argmin")
+def _arg_extremum(scope, eqn):
+    p = eqn.params
+    if len(p["axes"]) != 1:
+        return None
+    return f"lax.{eqn.primitive.name}({scope.text(eqn.invars[0])}, {p['axes'][0]}, {dtype_name(p['index_dtype'])})"
+
+
+@rules.register("dot_general")
+def _dot_general(scope, eqn):
+    (a, b), p = eqn.invars, eqn.params
+    if p.get("out_sharding") is not None:
+        return None
+    given = [f"{k}={scope.param(p[k])}" for k in ("precision", "preferred_element_type") if p[k] is not None]
+    if isinstance(a, jex.Literal) or isinstance(b, jex.Literal):
+        return None
+    if len(a.aval.shape) == len(b.aval.shape) == 2 and p["dimension_numbers"] == (((1,), (0,)), ((), ())):
+        natural = a.aval.dtype == b.aval.dtype == eqn.outvars[0].aval.dtype == p["preferred_element_type"]
+        if natural and p["precision"] is None and a.aval.dtype.kind == "f":
+            return f"jnp.dot({scope.text(a)}, {scope.text(b)})"
+    dims = scope.param(tuple(tuple(tuple(map(int, d)) for d in pair) for pair in p["dimension_numbers"]))
+    return f"lax.dot_general({', '.join([scope.text(a), scope.text(b), dims, *given])})"
+
+
+@rules.register("dynamic_slice")
+def _dynamic_slice(scope, eqn):
+    x, *starts = scope.operands(eqn)
+    if len(starts) != len(eqn.invars[0].aval.shape):
+        return None
+    sizes = scope.param(tuple(eqn.params["slice_sizes"]))
+    return f"lax.dynamic_slice({x}, [{', '.join(starts)}], {sizes}, allow_negative_indices=False)"
+
+
+@rules.register("dynamic_update_slice")
+def _dynamic_update_slice(scope, eqn):
+    x, update, *starts = scope.operands(eqn)
+    return f"lax.dynamic_update_slice({x}, {update}, [{', '.join(starts)}], allow_negative_indices=False)"
+
+
+@rules.register("sort")
+def _sort(scope, eqn):
+    given = ", ".join(f"{k}={scope.param(eqn.params[k])}" for k in ("dimension", "is_stable", "num_keys"))
+    return f"lax.sort(({', '.join(scope.operands(eqn))},), {given})"
+
+
+@rules.register("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+def _reduce_window(scope, eqn):
+    dtype, p = eqn.invars[0].aval.dtype, eqn.params
+    name = eqn.primitive.name.removeprefix("reduce_window_")
+    computation = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}[name]
+    inits = {"float32": {"sum": "0.0", "max": "-jnp.inf", "min": "jnp.inf"},
+             "int32": {"sum": "0", "max": "jnp.iinfo(jnp.int32).min", "min": "jnp.iinfo(jnp.int32).max"}}  # fmt: skip
+    if (
+        dtype.name not in inits or scope.x64
+    ):  # lax sees the reduction's kind only in a number of the default type
+        return None
+    keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+    given = ", ".join(f"{k}={scope.param(p[k])}" for k in keys)
+    return (
+        f"lax.reduce_window({scope.text(eqn.invars[0])}, {inits[dtype.name][name]}, {computation}, {given})"
+    )
+
+
+@rules.register(*SCATTERS)
+def _scatter(scope, eqn):
+    if scatter_combines(eqn) is None:
+        return None
+    keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    given = [f"{k}={scope.param(eqn.params[k])}" for k in keys]
+    return f"lax.{eqn.primitive.name.replace('-', '_')}({', '.join([*scope.operands(eqn), *given])})"

@@ -1,0 +1,1 @@
+"""JAX functions -> pbkern_call, a primitive that carries its jaxpr through JAX's transformations."""

@@ -1,0 +1,173 @@
+"""Python function on JAX values -> `pbkern_call`, a primitive that carries its jaxpr through transformations.
+
+JAX differentiates, batches and splits the jaxpr; each rule here binds the primitive again on the result, so forward
+and backward reach the compiler whole. What the primitive compiles to is api/pipeline.py. Private JAX is in _jax.py.
+
+Parameters of the primitive: `jaxpr` (closed, without constants: what the function closes over becomes operands),
+`name`, `options`, and `donated`, one flag per operand, which the decorator sets and every transformation clears.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from pbkern import _jax
+
+from .constant_iotas import count_progressions
+from .residuals import Residuals, choose_residuals
+
+call_p = jex.Primitive("pbkern_call")
+call_p.multiple_results = True
+
+
+@call_p.def_effectful_abstract_eval
+def _result_types(*_, jaxpr, name, options, donated):
+    return jaxpr.out_avals, jaxpr.effects
+
+
+_jax.set_eager_rule(call_p)
+
+
+def bind(operands: Iterable, jaxpr: jex.ClosedJaxpr, name: str, options, donated=None) -> list:
+    """Binds the primitive; `donated`: one flag per operand, None for none."""
+    operands = list(operands)
+    flags = (False,) * len(operands) if donated is None else donated
+    return call_p.bind(*operands, jaxpr=jaxpr, name=name, options=options, donated=flags)
+
+
+# --- from Python ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Arguments named by position or by name; either way of passing one finds it."""
+
+    positions: frozenset[int]
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, fn: Callable, positions, names) -> Marked:
+        """Completes positions by names and names by positions, from the function's signature."""
+        found_positions = {positions} if isinstance(positions, int) else set(positions or ())
+        found_names = {names} if isinstance(names, str) else set(names or ())
+        try:
+            parameters = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        found_positions = {n + len(named) if n < 0 else n for n in found_positions}
+        keywords = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+        by_position = {named[n] for n in found_positions if n < len(named)} & keywords
+        by_name = {named.index(n) for n in found_names if n in named}
+        return cls(frozenset(found_positions | by_name), frozenset(found_names | by_position))
+
+    def others(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
+        """Arguments that are not among them, by position and by name."""
+        return (
+            {n: a for n, a in enumerate(args) if n not in self.positions},
+            {k: v for k, v in kwargs.items() if k not in self.names},
+        )
+
+    def these(self, args: tuple, kwargs: dict) -> tuple:
+        """Arguments that are among them: (position or name, type, value)."""
+        return (
+            *((n, type(a), a) for n, a in enumerate(args) if n in self.positions),
+            *((k, type(v), v) for k, v in sorted(kwargs.items()) if k in self.names),
+        )
+
+    def as_jit(self, verb: str) -> dict[str, tuple]:
+        """Arguments of jax.jit: {verb}_argnums and {verb}_argnames."""
+        both = {f"{verb}_argnums": tuple(sorted(self.positions)), f"{verb}_argnames": tuple(sorted(self.names))}
+        return {k: v for k, v in both.items() if v}
+
+
+def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
+    """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
+    dynamic, named = static.others(args, kwargs)
+    leaves, tree = jax.tree.flatten((dynamic, named))
+
+    def flat(*values):
+        positional, keyword = jax.tree.unflatten(tree, values)
+        return fn(*[positional.get(n, a) for n, a in enumerate(args)], **(kwargs | keyword))
+
+    closed, results = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+    closed = count_progressions(_jax.without_refs(closed))
+    flags = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
+    flags += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
+    flags = (False,) * len(closed.consts) + tuple(f for group in flags for f in group)
+    outs = bind([*closed.consts, *leaves], _jax.hoist_constants(closed), name, options, flags)
+    return jax.tree.unflatten(jax.tree.structure(results), outs)
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+def _jvp(primals, tangents, *, jaxpr, name, options, donated):
+    nonzero = [type(t) is not _jax.Zero for t in tangents]
+    both, nonzero_out = _jax.jvp_jaxpr(jaxpr, nonzero)
+    results = bind([*primals, *(t for t, nz in zip(tangents, nonzero) if nz)], both, f"{name}_jvp", options)
+    count = len(jaxpr.out_avals)
+    primals_out, given = results[:count], iter(results[count:])
+    zeros = _jax.tangent_zeros(primals_out)
+    return primals_out, [next(given) if nz else z for nz, z in zip(nonzero_out, zeros)]
+
+
+@_jax.cached_by_jaxpr
+def _split(jaxpr, unknown: tuple[bool, ...]) -> Residuals:
+    return choose_residuals(_jax.split_by_known(jaxpr, unknown))
+
+
+def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
+    """Known operands are computed with now; what the rest needs is saved, or recomputed there where that is cheap."""
+    unknown = tuple(not t.is_known() for t in tracers)
+    s = _split(jaxpr, unknown)
+    known_operands = [_jax.known_value(t) for t in tracers if t.is_known()]
+    results = bind(known_operands, s.known, f"{name}_fwd", options)
+    saved = [*(known_operands[n] for n in s.kept_operands), *(results[n] for n in s.kept_results)]
+    operands = [*saved, *(t for t in tracers if not t.is_known())]
+    params = {"jaxpr": s.unknown, "name": f"{name}_bwd", "options": options, "donated": (False,) * len(operands)}
+    staged = iter(_jax.stage_unknown(trace, call_p, operands, s.unknown.out_avals, params, s.unknown.effects))
+    known = iter(results)
+    return [next(staged) if u else next(known) for u in s.unknown_results]
+
+
+@_jax.cached_by_jaxpr
+def _transposed(jaxpr, linear: tuple[bool, ...], nonzero: tuple[bool, ...]) -> tuple:
+    return _jax.transposed_jaxpr(jaxpr, linear, nonzero)
+
+
+def _transpose(cotangents, *operands, jaxpr, name, options, donated):
+    linear = tuple(map(_jax.is_linear_operand, operands))
+    nonzero = tuple(type(ct) is not _jax.Zero for ct in cotangents)
+    back, nonzero_out = _transposed(jaxpr, linear, nonzero)
+    given = [x for x, u in zip(operands, linear) if not u] + [ct for ct, nz in zip(cotangents, nonzero) if nz]
+    results, found = iter(bind(given, back, name, options)), iter(nonzero_out)
+    return [(next(results) if next(found) else _jax.cotangent_zero(x)) if u else None for x, u in zip(operands, linear)]
+
+
+def _batch(axis_data, operands, dims, *, jaxpr, name, options, donated):
+    batched, dims_out = _jax.batch_jaxpr(jaxpr, axis_data, dims)
+    return bind(operands, batched, f"{name}_vmap", options), dims_out
+
+
+def _dce(used_results, eqn):
+    def keep(params, used):
+        return dict(params, donated=tuple(d for d, u in zip(params["donated"], used) if u))
+
+    return _jax.prune_equation(used_results, eqn, keep)
+
+
+def _split_params(unknown_in, staged_in, kept_known, kept_staged, residuals_out, residuals_in, known, staged):
+    return tuple(dict(p, donated=(False,) * len(p["jaxpr"].in_avals)) for p in (known, staged))
+
+
+_jax.set_transformation_rules(
+    call_p, jvp=_jvp, partial_eval_rule=_partial_eval, transpose=_transpose, batch=_batch, dce=_dce,
+    params_of_split=_split_params,
+)  # fmt: skip

@@ -1,0 +1,191 @@
+"""Split of a jaxpr by what is known -> Residuals: what the forward half saves for the backward one.
+
+JAX saves every value that the second half reads. Here, values that follow from operands, results or other saved values
+by elementwise arithmetic and broadcasts alone are computed again where they are read: in a fused kernel that costs
+less than writing and reading them. Which values to save is a minimum cut: each value costs its bytes, operands and
+results cost nothing because they exist anyway, and most else (reductions, convolutions, random bits) cannot be crossed.
+A product may be computed again too, at the price of its arithmetic: the scores of attention are, from queries, keys and
+the statistics of the rows, and layers of a network are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+from jax.extend import core as jex
+
+from pbkern._jax import Split, part_of
+from pbkern.core.jaxprs import called_jaxpr
+
+# Cheap per element, or without cost inside a kernel.
+RECOMPUTED = frozenset(
+    """abs acos add add_any and asin atan2 atan broadcast_in_dim ceil clamp convert_element_type copy cos cosh div eq
+    erf exp exp2 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pow reshape
+    round rsqrt select_n sign sin sinh sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
+)
+
+# Arithmetic of a product that costs as much as a saved byte of f32 results: a little more than the time of both says, as
+# what is not saved needs no memory between the two halves either.
+OPERATIONS_PER_BYTE = 96
+
+
+class Residuals(NamedTuple):
+    """The two halves of a split and what passes between them.
+
+    known: known operands -> known results, then saved values.
+    unknown: kept operands, kept results (saved values among them), unknown operands -> unknown results.
+    unknown_results: per result of the whole.
+    kept_operands, kept_results: positions among the known half's operands and results.
+    """
+
+    known: jex.ClosedJaxpr
+    unknown: jex.ClosedJaxpr
+    unknown_results: tuple[bool, ...]
+    kept_operands: tuple[int, ...]
+    kept_results: tuple[int, ...]
+
+
+def choose_residuals(split: Split) -> Residuals:
+    jaxpr = split.known.jaxpr
+    count = len(jaxpr.outvars) - split.residuals
+    results, residuals = jaxpr.outvars[:count], jaxpr.outvars[count:]
+    cut = minimum_cut(jaxpr, results, [v for v in residuals if isinstance(v, jex.Var)])
+    operands = {v: n for n, v in enumerate(jaxpr.invars)}
+    made = {v: n for n, v in reversed(list(enumerate(results))) if isinstance(v, jex.Var)}
+    kept_operands = [v for v in cut if v in operands]
+    kept_results = [v for v in cut if v not in operands and v in made]
+    saved = [v for v in cut if v not in operands and v not in made]
+    known = part_of(split.known, jaxpr.invars, [*results, *saved], jaxpr.eqns)
+    kept = [*kept_operands, *kept_results, *saved]
+    again = part_of(split.known, kept, residuals, equations_between(jaxpr, kept, residuals))
+    positions = [*(made[v] for v in kept_results), *range(count, count + len(saved))]
+    return Residuals(known, recomputing(again, split.unknown, split.residuals), split.unknown_results,
+                     tuple(operands[v] for v in kept_operands), tuple(positions))  # fmt: skip
+
+
+def recomputing(again: jex.ClosedJaxpr, unknown: jex.ClosedJaxpr, residuals: int) -> jex.ClosedJaxpr:
+    """The unknown half on kept values: computes its residuals first."""
+    kept = len(again.in_avals)
+
+    def run(*args):
+        return jex.jaxpr_as_fun(unknown)(*jex.jaxpr_as_fun(again)(*args[:kept]), *args[kept:])
+
+    return jax.make_jaxpr(run)(*again.in_avals, *unknown.in_avals[residuals:])
+
+
+def equations_between(jaxpr: jex.Jaxpr, given: Sequence, wanted: Sequence) -> list:
+    """The equations that make `wanted` of `given` and constants, in order."""
+    have, needed, chosen = set(given), {v for v in wanted if isinstance(v, jex.Var)}, []
+    for eqn in reversed(jaxpr.eqns):
+        if any(v in needed and v not in have for v in eqn.outvars):
+            chosen.append(eqn)
+            needed.update(a for a in eqn.invars if isinstance(a, jex.Var))
+    return chosen[::-1]
+
+
+def is_recomputed(eqn) -> bool:
+    inner = called_jaxpr(eqn)
+    if eqn.effects:
+        return False
+    return all(map(is_recomputed, inner.jaxpr.eqns)) if inner is not None else eqn.primitive.name in RECOMPUTED
+
+
+# --- minimum cut ----------------------------------------------------------------------------------------------------
+
+SOURCE, SINK = "source", "sink"
+
+
+def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var]) -> list[jex.Var]:
+    """The cheapest values from which all residuals follow, in the order in which they are made.
+
+    Every value is an edge from (value, 0) to (value, 1) of its price; recomputation leads from (operand, 1) to
+    (result, 0) at no price; values that are not recomputed hang on the source, products by the price of their arithmetic.
+    """
+    free = {*jaxpr.invars, *jaxpr.constvars, *results}
+    producers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    constants = set(jaxpr.constvars)
+    flow = Flow()
+    waiting, seen = list(residuals), set()
+    for v in residuals:
+        flow.add((v, 1), SINK, math.inf)
+    while waiting:
+        v = waiting.pop()
+        if v in seen or v in constants:
+            continue
+        seen.add(v)
+        flow.add((v, 0), (v, 1), 0 if v in free else price(v.aval))
+        eqn = producers.get(v)
+        if eqn is None or not is_recomputed(eqn):
+            effort = math.inf if eqn is None else product_price(eqn)
+            flow.add(SOURCE, (v, 0), effort)
+            if effort == math.inf:
+                continue
+        for a in eqn.invars:
+            if isinstance(a, jex.Var) and a not in constants:
+                flow.add((a, 1), (v, 0), math.inf)
+                waiting.append(a)
+    reached = flow.saturate()
+    cut = {v for v in seen if (v, 0) in reached and (v, 1) not in reached}
+    order = [*jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
+    return [v for v in order if v in cut]
+
+
+def price(aval) -> float:
+    """Bytes of a value, and a little for being one more."""
+    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8) + 64
+
+
+def product_price(eqn) -> float:
+    """What computing a product again and reading its operands costs, in saved bytes; infinite for other equations."""
+    if eqn.primitive.name != "dot_general":
+        return math.inf
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    depth = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    aval = eqn.outvars[0].aval
+    arithmetic = 2 * depth * math.prod(aval.shape) * aval.dtype.itemsize / 4 / OPERATIONS_PER_BYTE
+    return arithmetic + sum(price(a.aval) for a in eqn.invars)
+
+
+class Flow:
+    """A network with capacities. Edmonds and Karp 1972: augment along shortest paths."""
+
+    def __init__(self):
+        self.rest: dict = {}  # node -> {node: capacity that is left}
+
+    def add(self, a, b, capacity: float) -> None:
+        self.rest.setdefault(a, {})
+        self.rest[a][b] = self.rest[a].get(b, 0) + capacity
+        self.rest.setdefault(b, {}).setdefault(a, 0)
+
+    def saturate(self) -> set:
+        """Sends all the flow there can be; returns the nodes that the source still reaches."""
+        while True:
+            before = self.search()
+            if SINK not in before:
+                return set(before)
+            path = list(self.path(before))
+            amount = min(self.rest[a][b] for a, b in path)
+            for a, b in path:
+                self.rest[a][b] -= amount
+                self.rest[b][a] += amount
+
+    def search(self) -> dict:
+        """node -> its predecessor, for what is reachable; stops at the sink."""
+        before, waiting = {SOURCE: None}, deque([SOURCE])
+        while waiting and SINK not in before:
+            a = waiting.popleft()
+            for b, left in self.rest.get(a, {}).items():
+                if left > 0 and b not in before:
+                    before[b] = a
+                    waiting.append(b)
+        return before
+
+    def path(self, before: dict) -> Iterator[tuple]:
+        b = SINK
+        while before[b] is not None:
+            yield before[b], b
+            b = before[b]

@@ -1,0 +1,1 @@
+"""pl.pallas_call -> Kernel."""

@@ -1,0 +1,161 @@
+"""CompilerParams of Pallas's back ends -> the CPU target's, by one table that says what becomes of every field.
+
+"used" changes what is compiled, "hint" may be dropped because results and memory stay the same, "refused" raises
+UnsupportedOp unless it has its default value. docs/pallas-compiler-params.md is `markdown()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from pbkern.core.errors import UnsupportedOp
+from pbkern.targets.cpu.params import CompilerParams
+
+USED, HINT, REFUSED = "used", "hint", "refused"
+
+
+@dataclass(frozen=True)
+class Field:
+    """What happens to one field of a CompilerParams class."""
+
+    name: str
+    use: str
+    meaning: str
+
+
+TPU = (
+    Field("dimension_semantics", USED, "`parallel`, `core_parallel` and `subcore_parallel` dimensions may run on several "
+          "threads, `arbitrary` ones run in order. Unset: dimensions whose programs provably write disjoint "
+          "blocks or elements run in parallel."),
+    Field("allow_input_fusion", HINT, "A pallas_call is compiled by itself here: nothing is fused into its operands."),
+    Field("vmem_limit_bytes", HINT, "Scratch is ordinary memory; there is no limit to raise."),
+    Field("collective_id", REFUSED, "It names a barrier between devices; kernels here use one device."),
+    Field("has_side_effects", HINT, "It keeps XLA from merging or dropping calls; results are the same either way."),
+    Field("flags", HINT, "Flags of the TPU compiler."),
+    Field("internal_scratch_in_bytes", HINT, "Scratch for the TPU compiler's own use."),
+    Field("serialization_format", HINT, "Format of the TPU module; none is made."),
+    Field("disable_bounds_checks", HINT, "Accesses at block edges are always masked where they may leave the array."),
+    Field("disable_semaphore_checks", HINT, "Kernels with semaphores are refused as such."),
+    Field("skip_device_barrier", HINT, "There is one device and no barrier."),
+    Field("allow_collective_id_without_custom_barrier", HINT, "See collective_id."),
+    Field("shape_invariant_numerics", HINT, "Reductions are accumulated in several registers whose number depends on the "
+          "shape, whatever this says; the "
+          "error bounds of the math library do not depend on shapes."),
+    Field("use_tc_tiling_on_sc", HINT, "Tiling of arrays in TPU memory; arrays are row-major here."),
+    Field("needs_layout_passes", HINT, "Passes of the TPU compiler."),
+    Field("fuse_transposed_lhs_in_matmul", HINT, "Transposed operands of contractions are always read in place or packed."),
+    Field("kernel_type", HINT, "Which core of a TPU runs the kernel."),
+)  # fmt: skip
+
+GPU = (
+    Field("approx_math", USED, "Cheaper implementations of functions such as exp, as with `pbkern.cpu.CompilerParams`."),
+    Field("dimension_semantics", USED, "`parallel` dimensions may run on several threads, `sequential` ones run in order."),
+    Field("max_concurrent_steps", USED, "Blocks of the next max_concurrent_steps - 1 sequential steps are prefetched."),
+    Field("delay_release", HINT, "Blocks are read in place: there is no buffer to release."),
+    Field("unsafe_no_auto_barriers", HINT, "One thread runs a program: no barriers are needed."),
+    Field("reduction_scratch_bytes", HINT, "Reductions across lanes stay in registers."),
+    Field("profile_space", REFUSED, "The profiler records events of warps."),
+    Field("profile_dir", REFUSED, "The profiler records events of warps."),
+    Field("profile_trace_scope", HINT, "See profile_space."),
+    Field("lowering_semantics", HINT, "Which threads of a GPU execute an operation; results do not depend on it."),
+)  # fmt: skip
+
+TRITON = (
+    Field("num_warps", HINT, "Threads of a GPU block; one CPU thread runs a program with vector instructions."),
+    Field("num_stages", HINT, "Stages of software pipelining on a GPU; the CPU's own prefetchers do this."),
+)
+
+ANY_ORDER = (
+    "Programs run on several threads, in any order, as those of a GPU do, where no block of a result belongs to several of\n"
+    "them; not if the kernel has atomics or prints."
+)
+
+# The class's module tells the back end, and so survives that all three are called CompilerParams.
+TABLES = {
+    "mosaic": ("pltpu.CompilerParams", TPU),
+    "mosaic_gpu": ("plgpu.CompilerParams", GPU),
+    "triton": ("plt.CompilerParams", TRITON),
+}
+
+
+def cpu_params(
+    params: Any, grid: tuple[int, ...], vmapped: tuple[int, ...], ordered: bool, at: str
+) -> dict[str, CompilerParams]:
+    """{"cpu": CompilerParams} with the same meaning.
+
+    `vmapped` grid dimensions, which the author's semantics do not count, are parallel. `ordered`: programs take turns at
+    shared elements (atomics), so that only a proof of disjointness may make dimensions parallel.
+    """
+    if params is None:
+        return {}
+    if isinstance(params, CompilerParams):
+        return {"cpu": params}
+    if isinstance(params, dict):
+        return cpu_params(params.get("cpu"), grid, vmapped, ordered, at)
+    given = _given(params, at)
+    semantics = given.get("dimension_semantics")
+    return {
+        "cpu": CompilerParams(
+            approx_math=bool(given.get("approx_math", False)),
+            dimension_semantics=None if semantics is None or ordered else _semantics(semantics, grid, vmapped, at),
+            max_concurrent_steps=max(int(given.get("max_concurrent_steps", 1)), 1),
+        )
+    }
+
+
+def backend_of(params: Any) -> str | None:
+    """Which of Pallas's back ends a CompilerParams is for, None if it is for another."""
+    return next((p for p in reversed(type(params).__module__.split(".")) if p in TABLES), None)
+
+
+def _given(params: Any, at: str) -> dict[str, Any]:
+    """Fields that are used, after refusing what must be."""
+    backend = backend_of(params)
+    if backend is None:
+        raise UnsupportedOp(
+            f"compiler_params of type {type(params).__name__} on CPU", at=at, why=f"{params!r}",
+            hint="pltpu, plgpu or Triton CompilerParams, or pbkern.cpu.CompilerParams",
+        )  # fmt: skip
+    label, table = TABLES[backend]
+    uses = {f.name: f for f in table}
+    found = {}
+    for f in dataclasses.fields(params):
+        value = getattr(params, f.name)
+        entry = uses.get(f.name)
+        if entry is None or entry.use == REFUSED:
+            if value != f.default:
+                why = entry.meaning if entry else "this version of pbkern does not know the field"
+                what = f"{label} field `{f.name}` on CPU"
+                raise UnsupportedOp(what, at=at, why=f"{f.name}={value!r}. {why}", hint="leave it out")
+        elif entry.use == USED:
+            found[f.name] = value
+    return found
+
+
+def _semantics(given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str) -> tuple[str, ...]:
+    """One of the CPU's words per grid dimension."""
+    words = [str(getattr(s, "value", s)).lower() for s in given]
+    words = ["parallel" if w.endswith("parallel") else "arbitrary" if w == "arbitrary" else "sequential" for w in words]
+    if len(words) == len(grid):
+        return tuple(words)
+    if len(words) != len(grid) - len(vmapped):
+        raise UnsupportedOp(
+            "dimension_semantics does not fit the grid", at=at, why=f"dimension_semantics={tuple(given)!r}, grid={grid}",
+            hint="one entry per grid dimension",
+        )  # fmt: skip
+    rest = iter(words)
+    return tuple("parallel" if d in vmapped else next(rest) for d in range(len(grid)))
+
+
+def markdown() -> str:
+    """The table, for docs/pallas-compiler-params.md."""
+    rows = ["# CompilerParams of Pallas's back ends on CPU", "",
+            "Kernels keep the CompilerParams they were written with. A field is *used*, a *hint* that cannot change results",
+            "here, or *refused* with an error when it is not at its default.", ""]  # fmt: skip
+    for label, table in TABLES.values():
+        rows += [f"## {label}", ""] + ([ANY_ORDER, ""] if table is TRITON else [])
+        rows += [ "| field | | what it does here |", "|---|---|---|"]
+        rows += [f"| `{f.name}` | {f.use} | {f.meaning} |" for f in table] + [""]
+    return "\n".join(rows)

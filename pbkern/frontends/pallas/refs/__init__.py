@@ -1,0 +1,1 @@
+"""Ref + transforms (index, reshape, transpose, bitcast) -> accesses with one index per dimension."""

@@ -1,0 +1,177 @@
+"""An index after a reshape, transpose or bitcast of a Ref -> an index before it, that takes as few elements.
+
+`ref.reshape(8, 16).at[3]` of a Ref of 128 elements reads and writes 16 of them: ref.at[48:64], reshaped. Without the exchange
+a store would have to read and write back the whole Ref, which takes as long, and which other programs may write to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pbkern import _jax
+from pbkern.frontends.pallas import bitcasts
+
+
+@dataclass(frozen=True)
+class Run:
+    """Elements start, start + stride, ... of a dimension; `point`: one, and the dimension goes."""
+
+    start: object
+    size: int
+    stride: int = 1
+    point: bool = False
+
+    def is_whole(self, extent: int) -> bool:
+        return self.size == extent and self.stride == 1 and isinstance(self.start, int) and not self.point
+
+    def as_slice(self):
+        return _jax.Slice(self.start, self.size, self.stride)
+
+
+def runs(indexer) -> list[Run] | None:
+    """The Runs of an indexer; None if it has array indices."""
+    found = []
+    for i in indexer.indices:
+        if not _jax.is_slice(i):
+            if np.ndim(i):
+                return None
+            found.append(Run(int(i) if isinstance(i, (int, np.integer)) else i, 1, point=True))
+        else:
+            found.append(Run(i.start, i.size, i.stride if i.size > 1 else 1))
+    return found
+
+
+def before(t, shape: Sequence[int], dtype: np.dtype, taken: Sequence[Run]) -> tuple[list[Run], object] | None:
+    """(Runs of t's operand, the transform of what they take), or None if they would have to take more.
+
+    Args:
+      t: a reshape, transpose or bitcast of a value of this shape and dtype.
+      taken: Runs of its result.
+    """
+    match t:
+        case _jax.ReshapeTransform(shape=after):
+            return _before_reshape(shape, after, taken)
+        case _jax.TransposeTransform(permutation=p):
+            inverse = [taken[p.index(d)] for d in range(len(p))]
+            kept = [d for d in range(len(p)) if not inverse[d].point]
+            order = tuple(kept.index(d) for d in p if not inverse[d].point)
+            return inverse, _jax.TransposeTransform(order)
+        case _jax.BitcastTransform(dtype=new):
+            return _before_bitcast(t, bitcasts.width(dtype), bitcasts.width(new), taken)
+    return None
+
+
+def shape_after(t, shape: Sequence[int], dtype: np.dtype) -> tuple[int, ...]:
+    match t:
+        case _jax.ReshapeTransform(shape=after):
+            return tuple(after)
+        case _jax.TransposeTransform(permutation=p):
+            return tuple(shape[d] for d in p)
+    *lead, rows, columns = (1, *shape, 1) if len(shape) == 1 else shape
+    new = (*lead, rows * bitcasts.width(dtype) // bitcasts.width(t.dtype), columns)
+    return (new[-2],) if len(shape) == 1 else new
+
+
+def _before_bitcast(t, old: int, new: int, taken: Sequence[Run]) -> tuple[list[Run], object] | None:
+    if old == new:
+        return list(taken), t
+    if len(taken) < 2 or taken[-1].point or taken[-2].point or taken[-2].stride != 1 or new < old:
+        return None
+    rows, k = taken[-2], new // old
+    return [*taken[:-2], Run(_times(rows.start, k), rows.size * k), taken[-1]], t
+
+
+def _before_reshape(shape: Sequence[int], after: Sequence[int], taken: Sequence[Run]) -> tuple[list[Run], object] | None:
+    found: list[Run] = []
+    for group, new in _groups(shape, after):
+        inner = _within([shape[d] for d in group], [after[d] for d in new], [taken[d] for d in new])
+        if inner is None:
+            return None
+        found += inner
+    return found, _jax.ReshapeTransform(tuple(r.size for r in taken if not r.point))
+
+
+def _groups(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Smallest runs of dimensions of a and of b that hold the same elements, in order."""
+    i = j = 0
+    while i < len(a) or j < len(b):
+        left, right, m, n = [], [], 1, 1
+        while True:
+            if i < len(a) and (m <= n or j == len(b)):
+                m, i = m * a[i], i + 1
+                left.append(i - 1)
+            elif j < len(b):
+                n, j = n * b[j], j + 1
+                right.append(j - 1)
+            if m == n and (left and right or i == len(a) and j == len(b)):
+                break
+        yield left, right
+
+
+def _within(old: list[int], new: list[int], taken: list[Run]) -> list[Run] | None:
+    """Runs of a group's dimensions, of sizes `old`, that hold what `taken` takes of the same elements as sizes `new`."""
+    if all(r.is_whole(n) for r, n in zip(taken, new)):
+        return [Run(0, n) for n in old]
+    if len(old) == len(new) == 1:
+        return [Run(taken[0].start, taken[0].size, taken[0].stride)]
+    partial = [d for d, (r, n) in enumerate(zip(taken, new)) if not r.is_whole(n)]
+    last = partial[-1]
+    if any(r.size != 1 for r in taken[:last]) or taken[last].stride != 1:
+        return None  # what they take is not one run of the elements
+    rows = [math.prod(new[d + 1 :]) for d in range(len(new))]
+    count = taken[last].size * rows[last]
+    steps = [math.prod(old[d + 1 :]) for d in range(len(old))]
+    for d, step in enumerate(steps):
+        aligned = all((r.start * n if isinstance(r.start, int) else n) % step == 0 for r, n in zip(taken, rows))
+        if count % step == 0 and aligned and (d == 0 or count == step):
+            # The run starts at this many steps from the group's first element.
+            start = _sum([_scaled(r.start, n, step) for r, n in zip(taken, rows)])
+            return [*_digits(start, old[: d + 1], count // step), *(Run(0, n) for n in old[d + 1 :])]
+    return None
+
+
+def _digits(start, sizes: list[int], count: int) -> list[Run]:
+    """The number `start` written in the places `sizes`; `count` elements from it on, in the last place."""
+    found = [Run(_rem(start, sizes[-1]) if len(sizes) > 1 else start, count)]
+    for d in range(len(sizes) - 2, -1, -1):
+        start = _div(start, sizes[d + 1])
+        found.append(Run(_rem(start, sizes[d]) if d else start, 1))
+    return found[::-1]
+
+
+def _i32(x):
+    return jnp.asarray(x, np.int32)
+
+
+def _times(x, k: int):
+    return x * k if isinstance(x, int) else x if k == 1 else _i32(x) * np.int32(k)
+
+
+def _scaled(x, k: int, n: int):
+    """x * k / n, where n divides it."""
+    return x * k // n if isinstance(x, int) else _times(x, k // n)
+
+
+def _div(x, n: int):
+    return x // n if isinstance(x, int) else lax.div(_i32(x), np.int32(n))
+
+
+def _rem(x, n: int):
+    return x % n if isinstance(x, int) else lax.rem(_i32(x), np.int32(n))
+
+
+def _sum(xs: list):
+    constant = sum(x for x in xs if isinstance(x, int))
+    values = [_i32(x) for x in xs if not isinstance(x, int)]
+    if not values:
+        return constant
+    total = values[0]
+    for x in values[1:]:
+        total = total + x
+    return total + np.int32(constant) if constant else total

@@ -1,0 +1,134 @@
+"""Transforms of Refs (index, reshape, transpose, bitcast) as functions of values: what they select, and that part replaced.
+
+A slice that reaches over the end of its dimension is moved inside, as `ref[pl.ds(start, n)]` is. With `fixed` it stays where it
+is, as under a mask: what lies outside reads as zero, and is not replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pbkern import _jax
+from pbkern.core.errors import UnsupportedOp
+from pbkern.dsl.primitives.ref_access import as_index, stays
+from pbkern.frontends.pallas import bitcasts
+
+
+def has_arrays(t) -> bool:
+    """Whether a transform is an index with arrays in it."""
+    return isinstance(t, _jax.NDIndexer) and any(not _jax.is_slice(i) and np.ndim(i) for i in t.indices)
+
+
+def stays_inside(t) -> bool:
+    """Whether a transform is no index of which a part can lie outside."""
+    return not isinstance(t, _jax.NDIndexer) or all(stays(as_index(i, n), n) for i, n in zip(t.indices, t.shape))
+
+
+def dtype_after(dtype: np.dtype, t) -> np.dtype:
+    return np.dtype(t.dtype) if isinstance(t, _jax.BitcastTransform) else dtype
+
+
+def apply_all(value, dtype: np.dtype, transforms: Sequence, fixed: bool = False, fill: int = 0):
+    """`dtype` is what the body takes the elements for, which is not the value's for 8-bit floats; `fill`: what lies outside."""
+    for t in transforms:
+        value, dtype = _apply(value, dtype, t, fixed, fill), dtype_after(dtype, t)
+    return value
+
+
+def _apply(value, dtype: np.dtype, t, fixed: bool, fill: int = 0):
+    match t:
+        case _jax.ReshapeTransform(shape=shape):
+            return lax.reshape(value, tuple(shape))
+        case _jax.TransposeTransform(permutation=p):
+            return lax.transpose(value, tuple(p))
+        case _jax.BitcastTransform():
+            return bitcasts.rows(value, dtype, dtype_after(dtype, t))
+        case _jax.NDIndexer():
+            return _index_value(value, t, fixed, fill)
+    raise UnsupportedOp(f"Ref transform {type(t).__name__}", hint="index, reshape, transpose and bitcast are supported")
+
+
+def replaced(value, dtype: np.dtype, transforms: Sequence, new, fixed: bool = False):
+    """The value with the part that `transforms` select replaced by `new`."""
+    if not transforms:
+        return new
+    t, rest = transforms[0], transforms[1:]
+    if not rest and not isinstance(t, _jax.NDIndexer):
+        inner = new
+    else:
+        inner = replaced(_apply(value, dtype, t, fixed), dtype_after(dtype, t), rest, new, fixed)
+    match t:
+        case _jax.ReshapeTransform():
+            return lax.reshape(inner, value.shape)
+        case _jax.TransposeTransform(permutation=p):
+            return lax.transpose(inner, tuple(np.argsort(p)))
+        case _jax.BitcastTransform():
+            return bitcasts.rows(inner, dtype_after(dtype, t), dtype)
+    return _update_value(value, t, inner, fixed)
+
+
+def _index_value(value, t, fixed: bool, fill: int):
+    if has_arrays(t):
+        for d, i in enumerate(t.indices):
+            if _jax.is_slice(i):
+                span = (i.size - 1) * i.stride + 1 if i.size else 0
+                value, (start,) = _widened(value, [(d, i, span)], [i.start], fixed, fill)
+                window = lax.dynamic_slice_in_dim(value, start, span, d)
+                value = lax.slice_in_dim(window, 0, span, i.stride, d)
+        return value[tuple(slice(None) if _jax.is_slice(i) else i for i in t.indices)]
+    starts, spans, strides, points = _slices(t)
+    slices = [(d, i, spans[d]) for d, i in enumerate(t.indices)]
+    value, starts = _widened(value, slices, starts, fixed, fill)
+    window = lax.dynamic_slice(value, starts, spans)
+    window = lax.slice(window, [0] * window.ndim, spans, strides)
+    return lax.squeeze(window, points)
+
+
+def _update_value(value, t, new, fixed: bool):
+    starts, spans, strides, points = _slices(t)
+    slices = [(d, i, spans[d]) for d, i in enumerate(t.indices)]
+    wide, starts = _widened(value, slices, starts, fixed, 0)
+    new = lax.expand_dims(new, points)
+    if math.prod(strides) != 1:  # widen with what lies between
+        window = lax.dynamic_slice(wide, starts, spans)
+        config = [(0, n - ((m - 1) * s + 1), s - 1) for n, m, s in zip(spans, new.shape, strides)]
+        inside = lax.pad(jnp.ones(new.shape, bool), np.False_, config)
+        new = lax.select(inside, lax.pad(new, np.zeros((), new.dtype), config), window)
+    wide = lax.dynamic_update_slice(wide, new, starts)
+    margins = [(w - n) // 2 for w, n in zip(wide.shape, value.shape)]
+    return lax.slice(wide, margins, [m + n for m, n in zip(margins, value.shape)])
+
+
+def _widened(value, slices: Sequence[tuple], starts: Sequence, fixed: bool, fill: int) -> tuple:
+    """(value, starts): with `fixed`, a span is added on both sides of dimensions that a (dimension, index, span) may leave."""
+    margins, moved = [0] * value.ndim, []
+    for (d, i, span), start in zip(slices, starts):
+        n, start = value.shape[d], jnp.asarray(start, np.int32)
+        if fixed and not stays(as_index(i, n), n):
+            margins[d] = span
+            start = lax.clamp(np.int32(0), start + np.int32(span), np.int32(n + span))  # where all of it lies outside
+        moved.append(start)
+    if any(margins):
+        value = lax.pad(value, np.asarray(fill, value.dtype), [(m, m, 0) for m in margins])
+    return value, moved
+
+
+def _slices(t) -> tuple[list, list[int], list[int], list[int]]:
+    """(starts, spans, strides, dimensions to drop) of an indexer without array indices."""
+    starts, spans, strides, points = [], [], [], []
+    for d, i in enumerate(t.indices):
+        if _jax.is_slice(i):
+            starts.append(i.start)
+            spans.append((i.size - 1) * i.stride + 1 if i.size else 0)
+            strides.append(i.stride)
+        else:
+            starts.append(i)
+            spans.append(1)
+            strides.append(1)
+            points.append(d)
+    return starts, spans, strides, points

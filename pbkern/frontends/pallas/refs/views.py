@@ -1,0 +1,301 @@
+"""Ref + transforms (index, reshape, transpose, bitcast) -> loads and stores with one index per dimension.
+
+Indices and transposes compose into the access itself, and where they can, indices move to before a reshape or bitcast
+(reorder_transforms.py). From the first transform that does not compose the view is a value: a load applies the rest to what it
+read, a store reads, replaces and writes back what the access takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pbkern import _jax
+from pbkern.core.errors import UnsupportedOp
+from pbkern.dsl.primitives import grid
+from pbkern.dsl.primitives.atomics import positions
+from pbkern.dsl.primitives.prng_keys import WORD, is_key, words_of
+from pbkern.dsl.primitives.ref_access import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow, stays
+from pbkern.frontends.pallas.float8 import decode, encode, in_body, is_float8, quantise
+
+from .reorder_transforms import before, runs, shape_after
+from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stays_inside
+
+
+@dataclass(frozen=True)
+class View:
+    """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value.
+
+    `dtype` is what the body takes the Ref's elements for; those of int4 and its like are held in a byte each.
+    """
+
+    ref: object
+    dtype: np.dtype
+    indices: tuple[Index, ...]
+    perm: tuple[int, ...] | None  # None: as the access gives them
+    rest: tuple
+
+    @property
+    def writes_back(self) -> bool:
+        """Whether a store writes elements that it leaves as they are."""
+        return any(isinstance(t, _jax.NDIndexer) and not has_arrays(t) for t in self.rest)
+
+    @property
+    def stays(self) -> bool:
+        """Whether no part of it can lie outside the Ref, or outside of what a transform is taken of."""
+        return all(map(stays, self.indices, self.ref_shape)) and all(map(stays_inside, self.rest))
+
+    @property
+    def ref_shape(self) -> tuple[int, ...]:
+        return _jax.ref_type(jax.typeof(self.ref))[0]
+
+    def load(self):
+        (value,) = bind_access(_jax.REF_PRIMITIVES["get"], self.ref_shape, [self.ref], self.indices)
+        return apply_all(self._out(value), self.dtype, self.rest)
+
+    def swap(self, value, want_old: bool):
+        """Stores a value; the old one if it is wanted."""
+        if any(map(has_arrays, self.rest)):
+            old = self.load() if want_old else None
+            self._gathered().swap(value, want_old=False)
+            return old
+        if not self.rest:
+            (old,) = bind_access(_jax.REF_PRIMITIVES["swap"], self.ref_shape, [self.ref, self._back(value)], self.indices)
+            return self._out(old) if want_old else None
+        whole = self._head().load()
+        self._head().swap(replaced(whole, self.dtype, self.rest, value), want_old=False)
+        return apply_all(whole, self.dtype, self.rest) if want_old else None
+
+    def _head(self) -> View:
+        """The view without the transforms of values."""
+        return View(self.ref, self.dtype, self.indices, self.perm, ())
+
+    def add(self, value) -> None:
+        if self.rest or is_float8(self.dtype):
+            total = lax.add(self.load(), value)
+            self.swap(quantise(total, self.dtype) if is_float8(self.dtype) else total, want_old=False)
+        else:
+            bind_access(_jax.REF_PRIMITIVES["addupdate"], self.ref_shape, [self.ref, self._back(value)], self.indices)
+
+    def masked_load(self, mask, other):
+        """What the mask chooses, else `other`. Slices stay where they are: what lies outside is anything."""
+        other = in_body(other)
+        if self.rest:
+            value = apply_all(self._whole(), self.dtype, self.rest, fixed=True)
+            return lax.select(jnp.broadcast_to(mask, value.shape), value, jnp.broadcast_to(other, value.shape))
+        shape = self._shape()
+        mask, other = (self._back(jnp.broadcast_to(x, shape)) for x in (mask, other))
+        (value,) = bind_access(grid.masked_load_p, self.ref_shape, [self.ref, mask, other], self.indices)
+        return self._out(value)
+
+    def masked_store(self, value, mask) -> None:
+        """Stores what the mask chooses and lies inside."""
+        if any(map(has_arrays, self.rest)):
+            at, inside = self._gathered_inside()
+            at.masked_store(value, jnp.broadcast_to(mask, value.shape) & inside)
+        elif any(isinstance(t, _jax.NDIndexer | _jax.BitcastTransform) for t in self.rest):
+            whole = self._whole()
+            old = apply_all(whole, self.dtype, self.rest, fixed=True)
+            new = lax.select(jnp.broadcast_to(mask, old.shape), value, old)
+            self._head().masked_store(replaced(whole, self.dtype, self.rest, new, fixed=True), np.bool_(True))
+        elif self.rest:  # elements in another order
+            like = lax.full(self._shape(), False)
+            mask = replaced(like, like.dtype, self.rest, jnp.broadcast_to(mask, value.shape))
+            self._head().masked_store(replaced(like, self.dtype, self.rest, value), mask)
+        else:
+            mask = self._back(jnp.broadcast_to(mask, value.shape))
+            bind_access(grid.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
+
+    def _whole(self):
+        """The head's elements, those that lie inside where they are."""
+        head = self._head()
+        if head.stays:
+            return head.load()
+        return head.masked_load(np.bool_(True), np.zeros((), jax.eval_shape(head.load).dtype))
+
+    def update(self, combine, values: Sequence, mask):
+        """elements = combine(elements, *values), one after the other where an array index may name one twice.
+
+        Returns what was there.
+        """
+        if any(isinstance(i, Gather) for i in self.indices) or any(map(has_arrays, self.rest)):
+            return (self._gathered() if self.rest else self)._update_each(combine, values, mask)
+        old = self.load() if mask is None else self.masked_load(mask, np.zeros((), self.dtype))
+        new = combine(old, *values)
+        if mask is None:
+            self.swap(new, want_old=False)
+        else:
+            self.masked_store(new, mask)
+        return old
+
+    def _update_each(self, combine, values: Sequence, mask):
+        shape = self._shape()
+        flat = [lax.reshape(p, (math.prod(shape),)) for p in positions(self.indices, shape)]
+        columns = [lax.reshape(jnp.broadcast_to(v, shape), (math.prod(shape),)) for v in values]
+        masks = None if mask is None else lax.reshape(jnp.broadcast_to(mask, shape), (math.prod(shape),))
+
+        def step(_, x):
+            at, new, taking_part = x
+            one = View(self.ref, self.dtype, tuple(map(Point, at)), None, ())
+            return None, one.update(combine, new, taking_part)
+
+        _, old = lax.scan(step, None, (tuple(flat), tuple(columns), masks))
+        return lax.reshape(old, shape)
+
+    def _gathered(self) -> View:
+        """The same elements, each named by array indices alone."""
+        return self._places(fixed=False)[0]
+
+    def _gathered_inside(self) -> tuple[View, jax.Array]:
+        """The same with slices that stay where they are, and which elements lie inside."""
+        return self._places(fixed=True)
+
+    def _places(self, fixed: bool) -> tuple[View, jax.Array]:
+        if any(isinstance(t, _jax.BitcastTransform) for t in self.rest):
+            raise UnsupportedOp("a store through an array index after a bitcast", hint="index before the bitcast")
+        shape = self.ref_shape
+        places = positions(self.indices, self._head()._natural_shape())
+        strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+        flat = functools.reduce(lax.add, (p * np.int32(s) for p, s in zip(places, strides)))
+        if fixed:
+            inside = (lax.ge(p, np.int32(0)) & lax.lt(p, np.int32(n)) for p, n in zip(places, shape))
+            flat = lax.select(functools.reduce(lax.bitwise_and, inside), flat, lax.full_like(flat, -1))
+        flat = flat if self.perm is None else lax.transpose(flat, self.perm)
+        flat = apply_all(flat, flat.dtype, self.rest, fixed, fill=-1)
+        at = (lax.rem(lax.div(flat, lax.full_like(flat, s)), lax.full_like(flat, n)) for s, n in zip(strides, shape))
+        return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(flat, np.int32(0))
+
+    def _natural_shape(self) -> tuple[int, ...]:
+        """Shape of the value as the access gives it."""
+        shape = self._shape()
+        return shape if self.perm is None else tuple(shape[self.perm.index(d)] for d in range(len(shape)))
+
+    def _shape(self) -> tuple[int, ...]:
+        """Shape of the value, without the rest."""
+        sizes = [i.size for i in self.indices if isinstance(i, Range)]
+        if any(isinstance(i, Gather) for i in self.indices):
+            return tuple(np.shape(jax.eval_shape(lambda: View(self.ref, self.dtype, self.indices, None, ()).load())))
+        return tuple(sizes if self.perm is None else (sizes[p] for p in self.perm))
+
+    def _out(self, value):
+        """What the body sees of elements read."""
+        value = decode(value, self.dtype) if is_float8(self.dtype) else lax.convert_element_type(value, self.dtype)
+        return value if self.perm is None else lax.transpose(value, self.perm)
+
+    def _back(self, value):
+        """What the Ref holds of a value of the body."""
+        held = _jax.ref_type(jax.typeof(self.ref))[1]
+        if is_float8(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
+            value = encode(lax.convert_element_type(value, np.float32), self.dtype)
+        value = value if value.dtype != self.dtype else lax.convert_element_type(value, held)
+        return value if self.perm is None else lax.transpose(value, tuple(np.argsort(self.perm)))
+
+
+def view(ref, dtype, transforms: Sequence) -> View:
+    """Composes as many transforms as an access can express."""
+    if is_key(dtype):
+        transforms, dtype = _over_words(dtype, transforms), WORD
+    access = _Access(ref, np.dtype(dtype))
+    for t in transforms:
+        access.take(t)
+    return access.view()
+
+
+def _over_words(dtype, transforms: Sequence) -> list:
+    """Transforms of a Ref of keys as those of the Ref of their words, whose last dimensions they leave alone."""
+    words, found = words_of(dtype), []
+    for t in transforms:
+        match t:
+            case _jax.NDIndexer():
+                whole = tuple(_jax.Slice(0, n) for n in words)
+                found.append(_jax.NDIndexer((*t.indices, *whole), (*t.shape, *words), t.int_indexer_shape))
+            case _jax.ReshapeTransform(shape=shape):
+                found.append(_jax.ReshapeTransform((*shape, *words)))
+            case _jax.TransposeTransform(permutation=p):
+                found.append(_jax.TransposeTransform((*p, *range(len(p), len(p) + len(words)))))
+            case _:
+                raise UnsupportedOp(f"{type(t).__name__} of a Ref of PRNG keys", hint="index, reshape or transpose it")
+    return found
+
+
+class _Access:
+    """A View in the making.
+
+    order: per dimension of what the access gives, the Ref's dimension that it runs along.
+    rest: transforms that come after it.
+    """
+
+    def __init__(self, ref, dtype: np.dtype):
+        self.ref, self.dtype = ref, dtype
+        self.indices: list[Index] = [Range(0, n) for n in _jax.ref_type(jax.typeof(ref))[0]]
+        self.order = list(range(len(self.indices)))
+        self.rest: list = []
+
+    def take(self, t) -> None:
+        if isinstance(t, _jax.NDIndexer):
+            if self.rest and (exchanged := self._exchanged(t)) is not None:
+                t, self.rest = exchanged
+                self._index(t)
+            elif not self.rest and _composes(t, self.indices, self.order):
+                self._index(t.indices)
+            else:
+                self.rest.append(t)
+        elif isinstance(t, _jax.TransposeTransform) and not self.rest and not self._gathers():
+            self.order = [self.order[p] for p in t.permutation]
+        else:
+            self.rest.append(t)
+
+    def _gathers(self) -> bool:
+        return any(isinstance(i, Gather) for i in self.indices)
+
+    def _index(self, entries: Sequence) -> None:
+        for d, raw in zip(self.order, entries):
+            self.indices[d] = narrow(self.indices[d], _from_start(raw, self.indices[d].size), add_index, mul_index)
+        self.order = [d for d in self.order if isinstance(self.indices[d], Range)]
+
+    def _exchanged(self, t) -> tuple[list, list] | None:
+        """(indices before the rest, the new rest) with the meaning of the rest, then t."""
+        taken = None if self._gathers() else runs(t)
+        if taken is None or not all(isinstance(i, Range) for i in map(self.indices.__getitem__, self.order)):
+            return None
+        shapes, dtypes = [tuple(self.indices[d].size for d in self.order)], [self.dtype]
+        for r in self.rest:
+            if isinstance(r, _jax.NDIndexer):
+                return None
+            shapes.append(shape_after(r, shapes[-1], dtypes[-1]))
+            dtypes.append(dtype_after(dtypes[-1], r))
+        rest = []
+        for r, shape, kind in zip(self.rest[::-1], shapes[-2::-1], dtypes[-2::-1]):
+            found = before(r, shape, kind, taken)
+            if found is None:
+                return None
+            taken, moved = found
+            rest.append(moved)
+        return [r.start if r.point else r.as_slice() for r in taken], rest[::-1]
+
+    def view(self) -> View:
+        kept = sorted(self.order)
+        perm = tuple(kept.index(d) for d in self.order)
+        natural = perm == tuple(range(len(perm))) or self._gathers()
+        return View(self.ref, self.dtype, tuple(self.indices), None if natural else perm, tuple(self.rest))
+
+
+def _from_start(raw, extent: int):
+    """An array index counted from the start: negative elements count from the end, as in NumPy."""
+    if _jax.is_slice(raw) or not np.ndim(raw) or raw.dtype.kind == "u":
+        return raw
+    return lax.select(lax.lt(raw, lax.full_like(raw, 0)), lax.add(raw, lax.full_like(raw, extent)), raw)
+
+
+def _composes(t, indices: list, order: list) -> bool:
+    """Whether the indexer can join the access: no array index before it, and array indices only in the Ref's own order."""
+    if any(isinstance(i, Gather) for i in indices):
+        return False
+    return not has_arrays(t) or order == list(range(len(indices)))

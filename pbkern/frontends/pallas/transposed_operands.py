@@ -1,0 +1,116 @@
+"""Operands of a pallas_call that XLA would copy only to transpose them: the kernel reads them where they lie.
+
+    q = jnp.swapaxes(x, 1, 2)                    # [batch, heads, length, width] of [batch, length, heads, width]
+    pl.pallas_call(..., in_specs=[pl.BlockSpec((None, None, 128, width), lambda b, h, i: (b, h, i, 0))])(q)
+
+The block of q is one of x as well: (1, 128, 1, width) at (b, i, h, 0), without the squeezed dimensions the same Ref. This holds
+where the dimensions that a block keeps lie in the order of the Ref, as those of blocks of one head do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import operator
+from typing import Any
+
+from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
+
+# Shorter runs of a block, in bytes, are copied: its rows then share cache lines with other blocks'.
+SHORTEST_RUN = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Strided:
+    """An array as a view of another: (size, stride in elements) of each dimension in `source`."""
+
+    source: Any
+    dims: tuple[tuple[int, int], ...]
+
+    def order(self) -> tuple[int, ...]:
+        """Dimensions as they lie in the source, those of the largest strides first."""
+        return tuple(sorted(range(len(self.dims)), key=lambda d: (-self.dims[d][1], self.dims[d][0] != 1)))
+
+
+def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[Kernel, dict[int, Strided]]:
+    """The kernel that reads transposed operands where they lie, and those by their number among `nodes`.
+
+    Args:
+      operands: number of each kernel operand among `nodes`, the MLIR values of the call's operands.
+    """
+    inputs, views = list(kernel.inputs), {}
+    aliased = {i for i, _ in kernel.aliases}
+    for i in range(kernel.num_scalar_prefetch, len(inputs)):
+        view = strided(nodes[operands[i]])
+        order = view.order()
+        if i not in aliased and view.source is not nodes[operands[i]] and _reads_alike(inputs[i], view, order):
+            inputs[i], views[operands[i]] = _permuted(inputs[i], order), view
+    return dataclasses.replace(kernel, inputs=tuple(inputs)), views
+
+
+def strided(node) -> Strided:
+    """What an MLIR value is a view of, through transpositions and reshapes that move nothing."""
+    whole = Strided(node, tuple(zip(node.type.shape, _row_major(node.type.shape))))
+    name = getattr(node.owner, "name", None)  # blocks, which own arguments, have none
+    if name not in ("stablehlo.transpose", "stablehlo.reshape"):
+        return whole
+    inner = strided(node.owner.operands[0])
+    if name == "stablehlo.transpose":
+        return Strided(inner.source, tuple(inner.dims[p] for p in node.owner.attributes["permutation"]))
+    dims = _reshaped(inner.dims, tuple(node.type.shape))
+    return whole if dims is None else Strided(inner.source, dims)
+
+
+def _row_major(shape) -> list[int]:
+    return list(itertools.accumulate(list(shape)[:0:-1], operator.mul, initial=1))[::-1] if shape else []
+
+
+def _reshaped(dims: tuple[tuple[int, int], ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
+    """Strides of the same elements under another shape; None where they do not lie so."""
+    if 0 in shape:
+        return None
+    merged: list[list[int]] = []  # runs of dimensions that are one, as [size, stride of the last]
+    for size, stride in (d for d in dims if d[0] != 1):
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = [merged[-1][0] * size, stride]
+        else:
+            merged.append([size, stride])
+    found: list[tuple[int, int]] = []
+    for size in shape:
+        if size == 1:
+            found.append((1, 1))
+            continue
+        if not merged or merged[0][0] % size:
+            return None
+        rest = merged[0][0] // size
+        found.append((size, rest * merged[0][1]))
+        merged[0][0] = rest
+        if rest == 1:
+            merged.pop(0)
+    return tuple(found)
+
+
+def _reads_alike(m: BlockMapping, view: Strided, order: tuple[int, ...]) -> bool:
+    """Whether a block is the same Ref in the source, made of runs that are long enough."""
+    kept = [d for d in order if not isinstance(m.dims[d], Squeezed)]
+    plain = all(isinstance(d, (Blocked, Squeezed)) for d in m.dims)
+    if not plain or order == tuple(range(len(order))) or kept != sorted(kept) or math.prod(m.array.shape) == 0:
+        return False
+    dense = [view.dims[d] for d in order if view.dims[d][0] != 1]
+    if [stride for _, stride in dense] != _row_major([size for size, _ in dense]):
+        return False
+    run = 1
+    for d in reversed(order):
+        run *= m.dims[d].size
+        if m.dims[d].size != m.array.shape[d]:
+            break
+    return run * m.array.dtype.itemsize >= SHORTEST_RUN
+
+
+def _permuted(m: BlockMapping, order: tuple[int, ...]) -> BlockMapping:
+    """The mapping with its array's dimensions in another order."""
+    jaxpr = m.index_map.jaxpr
+    index_map = m.index_map.replace(jaxpr=jaxpr.replace(outvars=[jaxpr.outvars[d] for d in order]))
+    array = ArrayType(tuple(m.array.shape[d] for d in order), m.array.dtype)
+    return dataclasses.replace(m, array=array, dims=tuple(m.dims[d] for d in order), index_map=index_map)

@@ -1,0 +1,133 @@
+"""Primitives without Refs that kernels meet and bodies do not have -> the lax equations that say the same.
+
+Used by body.py's table. Nothing here depends on the kernel around the equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pbkern import _jax
+from pbkern.core.errors import UnsupportedOp
+from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
+
+from . import bitcasts as bits
+from .float8 import FORMATS, round_at_random
+
+
+def _reciprocal(eqn, x) -> list:
+    """Always exact: `approx` allows an error, and a division costs little here."""
+    return [lax.div(lax.full_like(x, 1), x)]
+
+
+def _bitcast(eqn, x) -> list:
+    return [bits.rows(x, eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype)]
+
+
+def _bitcast_convert_type(eqn, x) -> list | None:
+    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    return None if bits.is_plain(old, new) else [bits.convert(x, old, new)]
+
+
+def _roll(eqn, x, shift) -> list:
+    """x rolled by `shift`; with `stride`, by shift + stride * position along `stride_axis`."""
+    axis, stride, stride_axis = eqn.params["axis"], eqn.params.get("stride"), eqn.params.get("stride_axis")
+    n = x.shape[axis]
+    if stride is None:
+        start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
+        return [lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)]
+    rows = [
+        _roll_by(lax.slice_in_dim(x, k, k + 1, axis=stride_axis), shift + k * stride, axis)
+        for k in range(x.shape[stride_axis])
+    ]
+    return [lax.concatenate(rows, stride_axis)]
+
+
+def _roll_by(x, shift, axis: int):
+    n = x.shape[axis]
+    start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
+    return lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)
+
+
+def _platform_index(eqn) -> list:
+    """The branch for the CPU, else the default one."""
+    platforms = eqn.params["platforms"]
+    found = next((n for n, names in enumerate(platforms) if names is None or "cpu" in names), None)
+    if found is None:
+        raise UnsupportedOp("no branch for the CPU", at=_jax.user_line(eqn), why=f"platforms {platforms}")
+    return [np.int32(found)]
+
+
+def _inline_asm(eqn, *operands) -> list:
+    """Only what Pallas itself emits has a meaning on other machines."""
+    if "tanh.approx" in eqn.params["asm"]:
+        return [lax.tanh(operands[0])]
+    raise UnsupportedOp("inline assembly in a Pallas kernel", at=_jax.user_line(eqn), why=eqn.params["asm"])
+
+
+# --- random numbers ------------------------------------------------------------------------------------------------
+
+
+def _stochastic_round(eqn, x, random) -> list:
+    to = np.dtype(eqn.params["target_dtype"])
+    if to.name not in ("bfloat16", *FORMATS) or x.dtype != np.float32:
+        raise UnsupportedOp(
+            "`stochastic_round` in a Pallas kernel", at=_jax.user_line(eqn), why=f"from {x.dtype} to {to}",
+            hint=f"from float32 to bfloat16, {', '.join(FORMATS)}",
+        )  # fmt: skip
+    return [round_at_random(x, random, to)]
+
+
+# --- packed elements -----------------------------------------------------------------------------------------------
+
+
+def _pack(eqn, *xs: Sequence) -> list:
+    """Operands side by side in one word, the first lowest."""
+    packed, word = np.dtype(eqn.params["packed_dtype"]), np.dtype(eqn.outvars[0].aval.dtype)
+    bits = word.itemsize * 8 // len(xs)
+    total = None
+    for k, x in enumerate(xs):
+        if jnp.issubdtype(packed, jnp.floating):
+            x = lax.bitcast_convert_type(x.astype(packed), f"uint{bits}").astype(word)
+        else:
+            x = lax.bitcast_convert_type(x, word) & word.type((1 << bits) - 1)
+        x = x << word.type(k * bits)
+        total = x if total is None else total | x
+    return [total]
+
+
+def _unpack(eqn, x) -> list:
+    packed, out = np.dtype(eqn.params["packed_dtype"]), np.dtype(eqn.params["unpacked_dtype"])
+    word = np.dtype(f"uint{x.dtype.itemsize * 8}")
+    bits = jax.dtypes.itemsize_bits(packed) if hasattr(jax.dtypes, "itemsize_bits") else packed.itemsize * 8
+    part = lax.bitcast_convert_type(x, word) >> word.type(eqn.params["index"] * bits)
+    if jnp.issubdtype(packed, jnp.floating):
+        return [lax.bitcast_convert_type(part.astype(f"uint{bits}"), packed).astype(out)]
+    signed = np.dtype(f"int{word.itemsize * 8}")
+    top = word.itemsize * 8 - bits
+    part = part << word.type(top)
+    if jnp.issubdtype(packed, jnp.unsignedinteger):
+        return [(part >> word.type(top)).astype(out)]
+    return [(lax.bitcast_convert_type(part, signed) >> signed.type(top)).astype(out)]
+
+
+VALUE_RULES = SAID_OTHERWISE | {
+    "reciprocal": _reciprocal,
+    "bitcast": _bitcast,
+    "bitcast_convert_type": _bitcast_convert_type,
+    "roll": _roll,
+    "platform_index": _platform_index,
+    "elementwise_inline_asm_p": _inline_asm,
+    "stochastic_round": _stochastic_round,
+    "pack_elementwise": _pack,
+    "unpack_elementwise": _unpack,
+}
+# Hints and placements: the value itself.
+IDENTITIES = ("multiple_of", "max_contiguous", "add_dependency", "layout_cast", "reshard", "optimization_barrier", "pvary")
+# Nothing to do on one core that runs its programs in order.
+NOTHING = ("delay", "debug_barrier_p", "set_max_registers_p", "commit_smem", "trace_value", "print_layout")

@@ -1,0 +1,332 @@
+"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over
+Refs.
+
+Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of
+their offsets (a halo); different linear parts are different blocks of one array; distant ones stay apart. A
+producer's block is fixed only when all its consumers have asked. The body then walks forward, takes each
+operand as a static slice of its hull block and binds the primitive with parameters at block shape. Rules are
+rules.py.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern._jax import ref_aval
+from pbkern.core.affine import Affine
+from pbkern.core.process.context_values import during
+
+from .rules import Access, NeedsWhole, Pull, Span, block_shape, pull
+
+# Two requests share a hull as long as it holds at most this many times the elements that they ask for.
+HULL_SLACK = 1.5
+# Blocks that a program computes, at most: so many for each equation, or so many. Where borders are mirrored, each stage of a
+# chain asks for more distant blocks of the one before, and their number multiplies.
+BLOCKS_OF_EACH, FEW_BLOCKS = 4, 64
+
+
+class Unfusable(Exception):
+    """These equations cannot share one kernel."""
+
+
+def _hull(a: Access, b: Access, slack: float) -> Access | None:
+    """The least block around two, `a` itself where that is one; None if it holds more than `slack` times what they hold."""
+    ends = [(min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size)) for x, y in zip(a, b)]
+    if all(first == x.start.const and last == first + x.size for x, (first, last) in zip(a, ends)):
+        return a
+    if math.prod(last - first for first, last in ends) > slack * (volume(a) + volume(b)):
+        return None
+    return tuple(Span(Affine(x.start.terms, first), last - first) for x, (first, last) in zip(a, ends))
+
+
+def _linear(access: Access) -> tuple:
+    return tuple(s.start.terms for s in access)
+
+
+def _contains(a: Access, b: Access) -> bool:
+    """Is `b`, of equal linear part, inside `a`?"""
+    return all(
+        x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size
+        for x, y in zip(a, b)
+    )
+
+
+def volume(access: Access) -> int:
+    return math.prod(s.size for s in access)
+
+
+@dataclass
+class Hulls:
+    """The blocks of one value, by linear part."""
+
+    by_linear: dict[tuple, list[Access]] = field(default_factory=dict)
+    asked: dict[int, Access] = field(default_factory=dict)  # by id: most consumers ask for one and the same object
+
+    @classmethod
+    def of(cls, accesses: Iterable[Access]) -> Hulls:
+        made = cls()
+        for access in accesses:
+            made.ask(access)
+        return made
+
+    def ask(self, access: Access, linear: tuple | None = None) -> None:
+        """One more block that is needed; `linear`: its linear part, where that is known."""
+        if id(access) in self.asked:
+            return
+        self.asked[id(access)] = access
+        kept = self.by_linear.setdefault(_linear(access) if linear is None else linear, [])
+        if access in kept:
+            return
+        merged = access
+        for h in list(kept):
+            joint = _hull(h, merged, HULL_SLACK)
+            if joint is not None:
+                kept.remove(h)
+                merged = joint
+        kept.append(merged)
+
+    def copy(self) -> Hulls:
+        return Hulls({linear: list(kept) for linear, kept in self.by_linear.items()}, dict(self.asked))
+
+    def find(self, access: Access) -> Access:
+        return next(h for h in self.by_linear[_linear(access)] if _contains(h, access))
+
+    def __iter__(self):
+        for hulls in self.by_linear.values():
+            yield from hulls
+
+
+@dataclass
+class Step:
+    """One equation computing one block of its results; `price`: what fuse/cost/equation.py has found about it."""
+
+    eqn: object
+    out: Access
+    pull: Pull
+    price: object = field(default=None, compare=False)
+
+    @functools.cached_property
+    def linear(self) -> tuple:
+        """The linear part of `out`."""
+        return _linear(self.out)
+
+    @functools.cached_property
+    def asks(self) -> list[tuple[jex.Var, Access, tuple]]:
+        """(operand, block, linear part of the block) of all that it reads."""
+        return [(atom, access, _linear(access)) for atom, access in zip(self.eqn.invars, self.pull.inputs)
+                if access is not None and not isinstance(atom, jex.Literal)]
+
+
+class _Remembered:
+    """Steps of one plan. Every attempt to join groups asks for those of their equations, mostly for the same blocks.
+
+    Equal accesses are one object here, which is told apart by identity.
+    """
+
+    def __init__(self) -> None:
+        self.accesses: dict[Access, Access] = {}
+        self.steps: dict[tuple[int, int], Step | NeedsWhole] = {}
+
+    def one(self, access: Access) -> Access:
+        return self.accesses.setdefault(access, access)
+
+    def step(self, eqn, out: Access) -> Step:
+        found = self.steps.get((id(eqn), id(out)))
+        if found is None:
+            out = self.one(out)
+            found = self.steps.get((id(eqn), id(out)))
+        if found is None:
+            found = self.steps[id(eqn), id(out)] = self._made(eqn, out)
+        if isinstance(found, NeedsWhole):
+            raise found
+        return found
+
+    def _made(self, eqn, out: Access) -> Step | NeedsWhole:
+        try:
+            made = _step(eqn, out)
+        except NeedsWhole as e:
+            return e
+        inputs = tuple(a if a is None else self.one(a) for a in made.pull.inputs)
+        return Step(eqn, self.one(made.out), dataclasses.replace(made.pull, inputs=inputs))
+
+
+_remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar("steps of one plan", default=None)
+
+
+def steps_remembered() -> AbstractContextManager:
+    """In a `with` block, the steps of an equation are worked out once. Machine and equations stay the same within."""
+    return during(_remembered, _Remembered())
+
+
+def step_of(eqn, out: Access) -> Step:
+    """How an equation computes a block of its results."""
+    remembered = _remembered.get()
+    return _step(eqn, out) if remembered is None else remembered.step(eqn, out)
+
+
+def _step(eqn, out: Access) -> Step:
+    pulled = pull(eqn, out)
+    return Step(eqn, out if pulled.out is None else pulled.out, pulled)
+
+
+@dataclass
+class Requests:
+    """What one program of a group reads and computes.
+
+    Attributes:
+      hulls: value -> its blocks; values that no equation of the group makes are the group's inputs.
+      steps: computations in program order.
+      inputs: (value, access) of every block read from outside, in order of first use.
+    """
+
+    hulls: dict
+    steps: list[Step]
+    inputs: list[tuple[object, Access]]
+
+
+class LaterRequests(Requests):
+    """Requests that are worked out when somebody looks at them."""
+
+    def __init__(self, eqns: Sequence, outputs: Sequence[tuple[object, Access]]):
+        self.of = tuple(eqns), outputs
+
+    def __getattr__(self, name: str):
+        if name not in ("hulls", "steps", "inputs"):
+            raise AttributeError(name)
+        made = request(*self.of)
+        self.hulls, self.steps, self.inputs = made.hulls, made.steps, made.inputs
+        return getattr(self, name)
+
+
+def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Requests:
+    """Walks `eqns` in reverse from the wanted blocks of `outputs`. Raises NeedsWhole, UnsupportedOp, Unfusable."""
+    hulls: dict = {}
+    for v, access in outputs:
+        hulls.setdefault(v, Hulls()).ask(access)
+    return _walked(eqns, hulls, [])
+
+
+def request_more(eqns: Sequence, found: Requests) -> Requests:
+    """What `request` finds for equations in front of those of `found`, none of which they read. Raises as that does."""
+    made = {v for e in eqns for v in e.outvars}
+    asked = {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
+    hulls = {v: h.copy() if v in asked else h for v, h in found.hulls.items()}
+    return _walked(eqns, hulls, found.steps[::-1])
+
+
+def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
+    """The requests once `eqns` are walked too. `hulls` so far, which are changed, and `steps`, the last one first."""
+    most = max(BLOCKS_OF_EACH * (len(eqns) + len({id(s.eqn) for s in steps})), FEW_BLOCKS)
+    for eqn in reversed(eqns):
+        asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
+        if len(asked) > 1:
+            asked = Hulls.of(asked)
+        if len(steps) > most:
+            raise Unfusable("values would be needed at too many places")
+        produced = Hulls()
+        for out in asked:
+            step = step_of(eqn, out)
+            produced.by_linear.setdefault(step.linear, []).append(step.out)
+            steps.append(step)
+            for atom, access, linear in step.asks:
+                if atom not in hulls:
+                    hulls[atom] = Hulls()
+                hulls[atom].ask(access, linear)
+        for v in eqn.outvars:
+            hulls[v] = produced
+    steps.reverse()
+    made = {v for s in steps for v in s.eqn.outvars}
+    read = dict.fromkeys(
+        a for s in steps for a in s.eqn.invars if not isinstance(a, jex.Literal) and a not in made
+    )
+    return Requests(hulls, steps, [(v, h) for v in read for h in hulls.get(v, ())])
+
+
+class BodyContext:
+    """Gives access rules the grid indices while a body is traced. `ids`: grid axis -> i32 scalar that stands for it."""
+
+    def __init__(self, ids: dict | None = None) -> None:
+        self._ids: dict = dict(ids or {})
+
+    def affine(self, expr: Affine, dtype):
+        """`expr` at this program, as a scalar of `dtype`. Index arithmetic is int32."""
+        from pbkern.dsl.primitives.grid import program_id
+
+        total = None
+        for axis, c in expr.terms:
+            if axis not in self._ids:
+                self._ids[axis] = program_id(axis)
+            term = self._ids[axis] if c == 1 else lax.mul(self._ids[axis], np.int32(c))
+            total = term if total is None else lax.add(total, term)
+        if total is None:
+            return np.asarray(expr.const, dtype)
+        total = lax.add(total, np.int32(expr.const)) if expr.const else total
+        return total if np.dtype(dtype) == np.int32 else lax.convert_element_type(total, dtype)
+
+
+def literal(atom):
+    """A literal's value, strongly typed."""
+    return np.asarray(atom.val, atom.aval.dtype)
+
+
+def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
+    """Computes all steps, given the `blocks` of inputs, (value, hull) -> array. Returns get(value or literal, access)."""
+    blocks = dict(blocks)
+
+    def get(atom, access):
+        if access is None:
+            return None
+        if isinstance(atom, jex.Literal):
+            return literal(atom)
+        hull = requests.hulls[atom].find(access)
+        block = blocks[atom, hull]
+        if hull == access:
+            return block
+        starts = [s.start.const - h.start.const for s, h in zip(access, hull)]
+        return lax.slice(block, starts, [b + s.size for b, s in zip(starts, access)])
+
+    for step in requests.steps:
+        operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
+        if step.pull.compute is not None:
+            results = step.pull.compute(ctx, *operands)
+        else:
+            results = step.eqn.primitive.bind(*operands, **step.pull.params)
+            results = results if step.eqn.primitive.multiple_results else [results]
+        for v, r in zip(step.eqn.outvars, results):
+            blocks[v, step.out] = r
+    return get
+
+
+def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> jex.ClosedJaxpr:
+    """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last.
+
+    Inputs that nothing asks for are not read, and outputs that are inputs, whose arrays they share, not written.
+    """
+    given = {v for v, _ in requests.inputs}
+
+    def body(*refs):
+        blocks = {(v, h): r[...] for (v, h), r in zip(requests.inputs, refs) if v in requests.hulls}
+        get = run_steps(requests, blocks, BodyContext())
+        for (v, access), ref in zip(outputs, refs[len(requests.inputs) :]):
+            if v not in given:
+                ref[...] = get(v, access)
+
+    types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
+    return jax.make_jaxpr(body)(*types)
+
+
+def bounds(span: Span, grid: Sequence[int]) -> tuple[int, int]:
+    """(first, one past last) element that `span` reaches over the grid."""
+    lo, hi = span.start.bounds(lambda axis: grid[axis])
+    return lo, hi + span.size

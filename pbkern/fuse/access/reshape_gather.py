@@ -1,0 +1,193 @@
+"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic
+slices.
+
+Indices are data, so operands are taken whole along the dimensions that indices move in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from jax import lax
+
+from pbkern.core.affine import Affine
+from pbkern.core.ops.reshape import segments
+
+from .rules import Access, NeedsWhole, Pull, Span, block_shape, is_whole, require_whole, rules, shapes, whole
+
+# ---- reshape
+
+
+def _strides(extents: Sequence[int]) -> list[int]:
+    return [math.prod(extents[d + 1 :]) for d in range(len(extents))]
+
+
+def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] | None:
+    """(start, size) in row-major order if the spans are one contiguous run."""
+    first = next((d for d, s in enumerate(spans) if s.size != 1), len(spans) - 1)
+    if any(not is_whole(s, n) for s, n in zip(spans[first + 1 :], extents[first + 1 :])):
+        return None
+    start = Affine()
+    for s, stride in zip(spans, _strides(extents)):
+        start = start + s.start * stride
+    return start, spans[first].size * _strides(extents)[first]
+
+
+def _unflatten(start: Affine, size: int, extents: Sequence[int], programs: Mapping[int, int]) -> list[Span] | None:
+    """Spans of dimensions `extents` that cover the run, if they do exactly. `programs`: grid axis -> how many there are."""
+    if len(extents) == 1:
+        return [Span(start, size)]
+    strides = _strides(extents)
+    for d, stride in enumerate(strides):
+        if size % stride or size // stride > extents[d]:
+            continue
+        spans, rest = [], start
+        for outer in strides[: d + 1]:
+            terms = tuple((s, c // outer) for s, c in rest.terms if c % outer == 0)
+            const = rest.const // outer if outer != strides[d] else rest.const / outer
+            if const != int(const):
+                return None
+            spans.append(Affine(terms, int(const)))
+            rest = rest - spans[-1] * outer
+        if rest.terms or rest.const:
+            return None
+        # An index that runs on into the next outer one would need a division.
+        if any(_reach(span, programs) >= n for span, n in zip(spans[1:], extents[1:])):
+            return None
+        return [
+            *(Span(s, 1) for s in spans[:d]),
+            Span(spans[d], size // stride),
+            *(whole(n) for n in extents[d + 1 :]),
+        ]
+    return None
+
+
+def _reach(index: Affine, programs: Mapping[int, int]) -> int:
+    """The largest value of an index."""
+    return index.const + sum(max(c, 0) * (programs[s] - 1) for s, c in index.terms)
+
+
+def _programs(spans: Sequence[Span], extents: Sequence[int]) -> dict[int, int]:
+    """Grid axis -> the number of programs along it, as far as these dimensions tell."""
+    found: dict[int, int] = {}
+    for s, n in zip(spans, extents):
+        for axis, c in s.start.terms:
+            found[axis] = max(found.get(axis, 1), -(-n // abs(c)))
+    return found
+
+
+def _split_dimension(eqn, asked: Access, outer: Sequence[int], inner: Sequence[int]) -> Access:
+    """`asked` with `outer` taken whole. Raises NeedsWhole, with the next block size that starts at whole inner runs."""
+    multiple = 0
+    if len(outer) == 1:
+        size, (shape, *_) = asked[outer[0]].size, shapes(eqn)
+        strides = _strides([shape[d] for d in inner])[:-1]
+        multiple = min((s for s in strides if s > size or size % s), default=0)
+    try:
+        return require_whole(eqn, asked, outer)
+    except NeedsWhole as e:
+        raise NeedsWhole(e.axes, e.why, multiple) from None
+
+
+@rules.register("reshape")
+def _reshape(eqn, out: Access) -> Pull:
+    """Dimensions map one to one, or a contiguous run maps to one; otherwise a run is taken whole."""
+    (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
+    source: list[Span] = [whole(n) for n in shape]
+    # A concatenation may ask for more than there is along a dimension of one element: that element is repeated.
+    asked = [whole(1) if n == 1 < s.size else s for n, s in zip(extents, out)]
+    for inner, outer in segments(shape, extents):
+        if len(inner) == len(outer) == 1:
+            source[inner[0]] = asked[outer[0]]
+            continue
+        if all(is_whole(asked[d], extents[d]) for d in outer):
+            continue
+        flat = _flat([asked[d] for d in outer], [extents[d] for d in outer])
+        programs = _programs([asked[d] for d in outer], [extents[d] for d in outer])
+        spans = flat and _unflatten(*flat, [shape[d] for d in inner], programs)
+        if spans is None:
+            asked = list(_split_dimension(eqn, tuple(asked), outer, inner))
+            continue
+        for d, s in zip(inner, spans):
+            source[d] = s
+    params, inputs = {**eqn.params, "new_sizes": block_shape(asked)}, (tuple(source), *(() for _ in dynamic))
+    if not any(n == 1 < s.size for n, s in zip(extents, out)):
+        return Pull(inputs, params, out=tuple(asked))
+    repeated = tuple(o if n == 1 else a for n, o, a in zip(extents, out, asked))
+
+    def repeat(ctx, x, *dynamic):
+        x = eqn.primitive.bind(x, *dynamic, **params)
+        return [lax.broadcast_in_dim(x, block_shape(repeated), range(x.ndim))]
+
+    return Pull(inputs, {}, repeat, out=repeated)
+
+
+# ---- data-dependent positions
+
+
+@rules.register("gather")
+def _gather(eqn, out: Access) -> Pull:
+    """Blocks run over batch dimensions (those of the indices) and over slice dimensions taken in full."""
+    (operand, indices), p = shapes(eqn), eqn.params
+    dn, sizes = p["dimension_numbers"], p["slice_sizes"]
+    window = [
+        d
+        for d in range(len(operand))
+        if d not in dn.collapsed_slice_dims and d not in dn.operand_batching_dims
+    ]
+    source, slice_sizes = [whole(n) for n in operand], list(sizes)
+    partial = []
+    for o, d in zip(dn.offset_dims, window):
+        if sizes[d] == operand[d]:
+            source[d], slice_sizes[d] = out[o], out[o].size
+        else:
+            partial.append(o)
+    out = require_whole(eqn, out, partial)
+    batch = [s for d, s in enumerate(out) if d not in dn.offset_dims]
+    for d, k in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
+        source[d] = batch[k]
+    params = {**p, "slice_sizes": tuple(slice_sizes)}
+    if any(d in dn.start_index_map and slice_sizes[d] != sizes[d] for d in range(len(operand))):
+        # The start of a full slice is always clamped to 0; on a block of it another one would be in bounds.
+        moving = frozenset(
+            s for o, d in zip(dn.offset_dims, window) if d in dn.start_index_map for s in out[o].start.symbols
+        )
+        if moving:
+            raise NeedsWhole(moving, "gather moves along this dimension")
+        return _gather_whole(eqn, out)
+    return Pull((tuple(source), (*batch, whole(indices[-1]))), params, out=out)
+
+
+def _gather_whole(eqn, out: Access) -> Pull:
+    extents = eqn.outvars[0].aval.shape
+    out = require_whole(eqn, out, range(len(extents)))
+    return Pull(tuple(tuple(whole(n) for n in s) for s in shapes(eqn)), eqn.params, out=out)
+
+
+@rules.register("dynamic_slice")
+def _dynamic_slice(eqn, out: Access) -> Pull:
+    (operand, *starts), sizes = shapes(eqn), eqn.params["slice_sizes"]
+    moved = [d for d, (n, m) in enumerate(zip(operand, sizes)) if n != m]
+    out = require_whole(eqn, out, moved)
+    source = tuple(whole(n) if d in moved else out[d] for d, n in enumerate(operand))
+    params = {
+        **eqn.params,
+        "slice_sizes": tuple(sizes[d] if d in moved else out[d].size for d in range(len(operand))),
+    }
+    # Starts along dimensions taken in full are clamped to 0, as they are on a block taken in full.
+    return Pull((source, *(() for _ in starts)), params, out=out)
+
+
+@rules.register("dynamic_update_slice")
+def _dynamic_update_slice(eqn, out: Access) -> Pull:
+    """Dimensions that the update spans in full follow the output."""
+    operand, update = shapes(eqn)[:2]
+    moved = [d for d, (n, m) in enumerate(zip(operand, update)) if n != m]
+    if all(out[d].is_const for d in moved):
+        out = require_whole(eqn, out, moved)
+        part = tuple(whole(update[d]) if d in moved else s for d, s in enumerate(out))
+        return Pull((out, part, *(() for _ in operand)), eqn.params, out=out)
+    raise NeedsWhole(
+        frozenset(s for d in moved for s in out[d].start.symbols), "the update moves along this dimension"
+    )

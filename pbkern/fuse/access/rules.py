@@ -1,0 +1,354 @@
+"""(equation, wanted part of its output) -> the part of each input it needs, and how to compute it.
+
+An access holds one Span per dimension: a start affine in grid axes (symbols 0, 1, ... count programs) and a
+size. A dimension taken as a whole is the span from 0 over its extent. Each rule returns a `Pull`: input
+accesses together with the computation on blocks of just these shapes, so the two cannot disagree. Operands of
+size 1 are told apart by *full* shapes. A rule that needs more of a dimension than was asked returns a wider
+`out` where the span is constant, and raises `NeedsWhole` where it moves with the grid: then the schedule
+leaves these grid axes out. Grouping accesses into blocks is blocks.py; shapes that need several dimensions at
+once are reshape_gather.py, windows and contractions windows_contractions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jax import lax
+
+from pbkern._jax import user_line
+from pbkern.core.affine import Affine
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.rules import RuleTable
+
+ZERO = Affine()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`size` elements from `start` of one dimension."""
+
+    start: Affine
+    size: int
+
+    @property
+    def is_const(self) -> bool:
+        return not self.start.terms
+
+    def shifted(self, by: int) -> Span:
+        return Span(self.start + int(by), self.size) if by else self
+
+    def __str__(self) -> str:
+        return f"{self.start}:+{self.size}"
+
+
+Access = tuple[Span, ...]
+
+
+def whole(n: int) -> Span:
+    return Span(ZERO, n)
+
+
+def is_whole(span: Span, extent: int) -> bool:
+    return span.is_const and span.start.const == 0 and span.size == extent
+
+
+def block_shape(access: Access) -> tuple[int, ...]:
+    return tuple(s.size for s in access)
+
+
+class NeedsWhole(Exception):
+    """Grid axes `axes` must not be split: an equation needs all of a dimension that moves with them.
+
+    Blocks of multiples of `multiple` elements along them may do as well, where that is not 0.
+    """
+
+    def __init__(self, axes: frozenset, why: str, multiple: int = 0):
+        self.axes, self.why, self.multiple = axes, why, multiple
+        super().__init__(f"axes {sorted(axes)}: {why}")
+
+
+@dataclass(frozen=True)
+class Pull:
+    """How one block of an equation's results is computed.
+
+    Attributes:
+      inputs: access per operand; None for an operand that this block does not need.
+      params: the equation's parameters at block shape.
+      compute: (ctx, *operands) -> list of results; None binds the primitive with `params`.
+      out: the access that comes out; None where it is the one asked for.
+    """
+
+    inputs: tuple[Access | None, ...]
+    params: dict = field(default_factory=dict)
+    compute: Callable | None = None
+    out: Access | None = None
+
+
+rules: RuleTable = RuleTable("access")
+
+
+def pull(eqn, out: Access) -> Pull:
+    """Applies the primitive's rule. Raises UnsupportedOp or NeedsWhole."""
+    rule = rules.get(eqn.primitive.name)
+    if rule is None:
+        types = ", ".join(str(a.aval) for a in eqn.invars)
+        rule = rules.lookup(eqn.primitive.name, operands=types, at=user_line(eqn))
+    return rule(eqn, out)
+
+
+def shapes(eqn) -> tuple[tuple[int, ...], ...]:
+    return tuple(a.aval.shape for a in eqn.invars)
+
+
+# Indices in kernels are of 32 bits; in flat arrays, of 64.
+MAX_EXTENT = 2**31 - 1
+
+
+def is_long(eqn) -> bool:
+    """Whether an operand or a result has more elements along a dimension than kernels can count."""
+    return any(n > MAX_EXTENT for v in (*eqn.outvars, *eqn.invars) for n in getattr(v.aval, "shape", ()))
+
+
+def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
+    """`out` with the given output dimensions widened to their whole extent."""
+    extents = eqn.outvars[0].aval.shape
+    moving = frozenset(s for d in dims for s in out[d].start.symbols)
+    if moving:
+        raise NeedsWhole(
+            moving, f"{eqn.primitive.name} takes dimension {', '.join(map(str, dims))} as a whole"
+        )
+    return tuple(whole(extents[d]) if d in dims else s for d, s in enumerate(out))
+
+
+# ---- elementwise
+
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz convert_element_type
+    copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag
+    integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+    population_count pow real reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e
+    bessel_i1e
+    """.split()
+)
+
+
+@rules.register(*sorted(ELEMENTWISE))
+def _elementwise(eqn, out: Access) -> Pull:
+    """Rank-0 operands and dimensions of size 1 repeat."""
+    extents = eqn.outvars[0].aval.shape
+    if eqn.primitive.name == "bitcast_convert_type" and tuple(shapes(eqn)[0]) != tuple(extents):
+        raise UnsupportedOp("a bitcast between widths", at=user_line(eqn), why=f"{eqn.invars[0].aval} to {eqn.outvars[0].aval}")
+    inputs = []
+    for shape in shapes(eqn):
+        if shape == extents:
+            inputs.append(out)
+        elif not shape:
+            inputs.append(())
+        else:
+            inputs.append(tuple(whole(1) if n == 1 != extents[d] else out[d] for d, n in enumerate(shape)))
+    return Pull(tuple(inputs), eqn.params)
+
+
+@rules.register("iota")
+def _iota(eqn, out: Access) -> Pull:
+    p = eqn.params
+    d = p["dimension"]
+
+    def compute(ctx, *_):
+        made = lax.broadcasted_iota(p["dtype"], block_shape(out), d)
+        return [made if out[d].start == ZERO else made + ctx.affine(out[d].start, p["dtype"])]
+
+    return Pull(tuple(() for _ in eqn.invars), p, compute)
+
+
+# ---- dimensions that move, appear or go
+
+
+@rules.register("broadcast_in_dim")
+def _broadcast(eqn, out: Access) -> Pull:
+    p = eqn.params
+    (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
+    source = tuple(
+        whole(1) if n == 1 != extents[d] else out[d] for n, d in zip(shape, p["broadcast_dimensions"])
+    )
+    return Pull((source, *(() for _ in dynamic)), {**p, "shape": block_shape(out)})
+
+
+@rules.register("squeeze")
+def _squeeze(eqn, out: Access) -> Pull:
+    (shape,) = shapes(eqn)
+    gone = {d % len(shape) for d in eqn.params["dimensions"]}
+    rest = iter(out)
+    return Pull((tuple(whole(1) if d in gone else next(rest) for d in range(len(shape))),), eqn.params)
+
+
+@rules.register("transpose")
+def _transpose(eqn, out: Access) -> Pull:
+    source: list = [None] * len(out)
+    for d, s in zip(eqn.params["permutation"], out):
+        source[d] = s
+    return Pull((tuple(source),), eqn.params)
+
+
+@rules.register("rev")
+def _rev(eqn, out: Access) -> Pull:
+    (shape,) = shapes(eqn)
+    turned = eqn.params["dimensions"]
+    source = tuple(
+        Span(s.start * -1 + (n - s.size), s.size) if d in turned else s
+        for d, (s, n) in enumerate(zip(out, shape))
+    )
+    return Pull((source,), eqn.params)
+
+
+@rules.register("slice")
+def _slice(eqn, out: Access) -> Pull:
+    """Offsets become part of the access; only strides remain in the block."""
+    p = eqn.params
+    strides = p["strides"] or (1,) * len(out)
+    source = tuple(
+        Span(s.start * int(t) + int(b), (s.size - 1) * int(t) + 1 if s.size else 0)
+        for s, b, t in zip(out, p["start_indices"], strides)
+    )
+    if all(t == 1 for t in strides):
+        return Pull((source,), {}, lambda ctx, x: [x])
+    limits = block_shape(source)
+    params = dict(start_indices=(0,) * len(out), limit_indices=limits, strides=tuple(strides))
+    return Pull((source,), params)
+
+
+# ---- reductions and scans over a whole dimension
+
+
+@rules.register(
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_and",
+    "reduce_or",
+    "reduce_xor",
+    "argmax",
+    "argmin",
+)
+def _reduce(eqn, out: Access) -> Pull:
+    (shape,) = shapes(eqn)
+    axes, rest = eqn.params["axes"], iter(out)
+    return Pull((tuple(whole(n) if d in axes else next(rest) for d, n in enumerate(shape)),), eqn.params)
+
+
+@rules.register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def _cumulative(eqn, out: Access) -> Pull:
+    access = require_whole(eqn, out, (eqn.params["axis"],))
+    return Pull((access,), eqn.params, out=access)
+
+
+@rules.register("sort")
+def _sort(eqn, out: Access) -> Pull:
+    access = require_whole(eqn, out, (eqn.params["dimension"],))
+    return Pull((access,) * len(eqn.invars), eqn.params, out=access)
+
+
+# ---- padding and joining: which elements come from where is decided by index
+
+
+def _index(ctx, access: Access, dim: int):
+    """i32 array of `access`'s shape: each element's index along `dim` in the whole array."""
+    made = lax.broadcasted_iota(np.int32, block_shape(access), dim)
+    return made if access[dim].start == ZERO else made + ctx.affine(access[dim].start, np.int32)
+
+
+def _pad_const(span: Span, extent: int, lo: int, interior: int) -> tuple[Span, tuple[int, int, int]]:
+    """Part of the input under a constant span of the padded dimension, and the padding that makes the span of
+    it.
+    """
+    step, first = interior + 1, span.start.const
+    begin = min(max(-((lo - first) // step), 0), extent)  # first input element at or after `first`
+    end = min(max((first + span.size - 1 - lo) // step + 1, begin), extent)
+    if end == begin:  # padding only: one element, cropped again
+        return whole(min(extent, 1)), (-min(extent, 1), span.size, 0)
+    low, size = begin * step + lo - first, (end - begin - 1) * step + 1
+    return Span(Affine((), begin), end - begin), (low, span.size - low - size, interior)
+
+
+@rules.register("pad")
+def _pad(eqn, out: Access) -> Pull:
+    """Moving spans read past the edge and select by index; constant ones keep a pad of the block."""
+    (shape, _), config = shapes(eqn), eqn.params["padding_config"]
+    source, static, moving = [], [], []
+    for d, (s, n, (lo, hi, interior)) in enumerate(zip(out, shape, [tuple(map(int, c)) for c in config])):
+        if (lo, hi, interior) == (0, 0, 0):
+            source.append(s)
+            static.append((0, 0, 0))
+        elif s.is_const:
+            span, padding = _pad_const(s, n, lo, interior)
+            source.append(span)
+            static.append(padding)
+        elif interior:
+            require_whole(eqn, out, (d,))
+        else:
+            source.append(s.shifted(-lo))
+            static.append((0, 0, 0))
+            if lo > 0 or hi > 0:
+                moving.append((d, lo, n))
+
+    def compute(ctx, x, value):
+        if any(c != (0, 0, 0) for c in static):
+            x = lax.pad_p.bind(x, value, padding_config=tuple(static))
+        inside = None
+        for d, lo, n in moving:
+            # One row of indices per dimension: comparisons stay one-dimensional until they are combined.
+            line = tuple(s if k == d else whole(1) for k, s in enumerate(out))
+            index = _index(ctx, line, d)
+            here = lax.ge(index, np.int32(lo)) & lax.lt(index, np.int32(lo + n))
+            here = lax.broadcast_in_dim(here, x.shape, tuple(range(x.ndim)))
+            inside = here if inside is None else inside & here
+        return [x if inside is None else lax.select_n(inside, _splat(value, x), x)]
+
+    return Pull((tuple(source), ()), {}, compute)
+
+
+def _splat(value, like):
+    return lax.broadcast_in_dim(value, like.shape, ())
+
+
+@rules.register("concatenate")
+def _concatenate(eqn, out: Access) -> Pull:
+    """A constant span joins the operands under it; a moving one reads all of them and selects by index."""
+    d = eqn.params["dimension"]
+    offsets = np.cumsum([0] + [s[d] for s in shapes(eqn)]).tolist()
+    span = out[d]
+    if span.is_const:
+        lo, hi = span.start.const, span.start.const + span.size
+        inputs: list = []
+        for a, b in zip(offsets, offsets[1:]):
+            first, last = max(a, lo), min(b, hi)
+            part = Span(Affine((), first - a), last - first)
+            inputs.append(tuple(part if k == d else s for k, s in enumerate(out)) if last > first else None)
+
+        def join(ctx, *xs):
+            xs = [x for x in xs if x is not None]
+            return [xs[0] if len(xs) == 1 else lax.concatenate_p.bind(*xs, dimension=d)]
+
+        return Pull(tuple(inputs), {}, join)
+
+    def select(ctx, *xs):
+        line = tuple(s if k == d else whole(1) for k, s in enumerate(out))
+        index, joined = _index(ctx, line, d), xs[-1]
+        for x, end in zip(reversed(xs[:-1]), reversed(offsets[1:-1])):
+            here = lax.broadcast_in_dim(lax.lt(index, np.int32(end)), x.shape, tuple(range(x.ndim)))
+            joined = lax.select_n(here, joined, x)
+        return [joined]
+
+    moved = [tuple(s.shifted(-a) if k == d else s for k, s in enumerate(out)) for a in offsets[:-1]]
+    return Pull(tuple(moved), {}, select)
+
+
+def widened(pulled: Pull, asked: Access) -> Access:
+    """The access that a pull produces when `asked` was wanted."""
+    return asked if pulled.out is None else pulled.out

@@ -1,0 +1,77 @@
+"""Access rules of scatters: which programs may share the result of one.
+
+Programs own disjoint blocks of the result. Along batch dimensions and along window dimensions that an update spans in
+full, a program sees the updates of its own block. Along a dimension that indices choose one element of, it goes through
+all updates and drops those that belong to others: their indices, counted from its block's start, lie outside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+
+from pbkern.core.ops.scatter import SCATTERS, ScatterForm
+
+from .rules import Access, Pull, is_whole, require_whole, rules, shapes, whole
+
+
+def owned(eqn) -> dict[int, int]:
+    """Dimension of the operand -> position in an index vector, where indices choose one element of it."""
+    form = ScatterForm.of(eqn)
+    return {d: k for d, k in form.starts.items() if d not in form.windows}
+
+
+def share(eqn, out: Access) -> float:
+    """The part of the updates that belongs to a block of the result, where they are spread evenly."""
+    extents, found = eqn.outvars[0].aval.shape, 1.0
+    for d in owned(eqn):
+        found *= min(1.0, out[d].size / max(extents[d], 1))
+    return found
+
+
+@rules.register(*SCATTERS)
+def _scatter(eqn, out: Access) -> Pull:
+    form, (extents, indices, updates) = ScatterForm.of(eqn), shapes(eqn)
+    full = {d: w for d, w in form.windows.items() if d not in form.starts and updates[w] == extents[d]}
+    follows = full | {d: form.loops[k] for d, k in form.batch.items()}
+    out = require_whole(eqn, out, [d for d in range(len(extents)) if d not in follows and d not in owned(eqn)])
+    chosen, source = [whole(n) for n in indices], [whole(n) for n in updates]
+    for d, k in form.batch.items():
+        chosen[k] = out[d]
+    for d, k in follows.items():
+        source[k] = out[d]
+    cut = {d: k for d, k in owned(eqn).items() if not is_whole(out[d], extents[d])}
+    params = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
+
+    def compute(ctx, x, index, update):
+        starts = {k: ctx.affine(out[d].start, np.int32) for d, k in cut.items()}
+        return [eqn.primitive.bind(x, _counted_from(eqn, index, starts), update, **params)]
+
+    return Pull((out, tuple(chosen), tuple(source)), eqn.params, compute if cut else None, out=out)
+
+
+def _counted_from(eqn, index, starts: dict):
+    """i32 indices less `starts`: position in an index vector -> scalar. Those outside the array stay outside."""
+    form = ScatterForm.of(eqn)
+    limits = {k: form.limits[d] for d, k in form.starts.items()}
+    clip = "CLIP" in str(eqn.params["mode"])
+    if clip or index.dtype.itemsize > 4 or index.dtype == np.uint32:
+        largest = np.iinfo(index.dtype).max
+        low = 0 if clip or index.dtype.kind == "u" else -1
+        high = _columns(index, {k: np.asarray(min(n if clip else n + 1, largest), index.dtype) for k, n in limits.items()})
+        index = lax.min(lax.max(index, lax.full(index.shape, low, index.dtype)), high)
+    if index.dtype != np.int32:
+        index = lax.convert_element_type(index, np.int32)
+    return lax.sub(index, _columns(index, starts))
+
+
+def _columns(index, values: dict):
+    """Array of `index`'s type and shape: values[k] in column k of the index vectors, 0 in others."""
+    made = lax.full(index.shape, 0, index.dtype)
+    column = lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1)
+    for k, value in values.items():
+        spread = lax.broadcast_in_dim(value, index.shape, ())
+        made = spread if index.shape[-1] == 1 else lax.select_n(lax.eq(column, np.int32(k)), made, spread)
+    return made
+
+

@@ -1,0 +1,193 @@
+"""Access rules of windows and contractions: conv_general_dilated, reduce_window, dot_general, partial_reduce.
+
+Windows come here without padding and input dilation (fuse/simplify/driver.py makes them pads). Contracted dimensions are
+taken whole; batch, row and column dimensions follow the output. `partial_reduce` is the first of the two
+stages that api/stages.py splits a reduction of little parallelism into.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+
+from .rules import Access, NeedsWhole, Pull, Span, require_whole, rules, shapes, whole
+
+
+def _window(s: Span, size: int, stride: int, dilation: int) -> Span:
+    """Input elements under output elements `s` of a window without padding."""
+    return Span(s.start * stride, (s.size - 1) * stride + (size - 1) * dilation + 1)
+
+
+@rules.register("dot_general")
+def _dot_general(eqn, out: Access) -> Pull:
+    lhs, rhs = shapes(eqn)
+    (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
+    source_l, source_r = [whole(n) for n in lhs], [whole(n) for n in rhs]
+    spans = iter(out)
+    for a, b in zip(lb, rb):
+        source_l[a] = source_r[b] = next(spans)
+    for source, used in ((source_l, (*lc, *lb)), (source_r, (*rc, *rb))):
+        for d in range(len(source)):
+            if d not in used:
+                source[d] = next(spans)
+    return Pull((tuple(source_l), tuple(source_r)), eqn.params)
+
+
+def _feature_groups(s: Span, extent: int, groups: int, inner: int) -> tuple[Span, Span, int]:
+    """(output channels, input channels, groups) of a grouped convolution's block."""
+    per = extent // groups
+    parts = (s.size, s.start.const, *(c for _, c in s.start.terms))
+    if any(n % per for n in parts):
+        if s.start.terms:
+            raise NeedsWhole(
+                s.start.symbols, f"blocks of {s.size} channels do not hold whole groups of {per}"
+            )
+        return whole(extent), whole(inner * groups), groups
+    start = Affine(tuple((a, c // per * inner) for a, c in s.start.terms), s.start.const // per * inner)
+    return s, Span(start, s.size // per * inner), s.size // per
+
+
+@rules.register("conv_general_dilated")
+def _conv(eqn, out: Access) -> Pull:
+    p, (lhs, rhs), extents = eqn.params, shapes(eqn), eqn.outvars[0].aval.shape
+    dn = p["dimension_numbers"]
+    ls, rs, os = dn.lhs_spec, dn.rhs_spec, dn.out_spec
+    if any(lo or hi for lo, hi in p["padding"]) or any(d != 1 for d in p["lhs_dilation"]):
+        raise NotImplementedError("padding is taken out of convolutions by simplify")
+    groups = p["feature_group_count"]
+    if p["batch_group_count"] != 1:
+        out = require_whole(eqn, out, (os[0], os[1]))
+        channels, inputs, batch = whole(extents[os[1]]), whole(lhs[ls[1]]), whole(lhs[ls[0]])
+    elif groups != 1:
+        channels, inputs, groups = _feature_groups(out[os[1]], extents[os[1]], groups, rhs[rs[1]])
+        batch = out[os[0]]
+    else:
+        channels, inputs, batch = out[os[1]], whole(lhs[ls[1]]), out[os[0]]
+    out = tuple(channels if d == os[1] else s for d, s in enumerate(out))
+    source_l: list = [None] * len(lhs)
+    source_r = [whole(n) for n in rhs]
+    source_l[ls[0]], source_l[ls[1]], source_r[rs[0]] = batch, inputs, channels
+    for k, (l, r, o) in enumerate(zip(ls[2:], rs[2:], os[2:])):
+        source_l[l] = _window(out[o], rhs[r], p["window_strides"][k], p["rhs_dilation"][k])
+    return Pull((tuple(source_l), tuple(source_r)), {**p, "feature_group_count": groups}, out=out)
+
+
+@rules.register("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+def _reduce_window(eqn, out: Access) -> Pull:
+    p = eqn.params
+    if any(lo or hi for lo, hi in p["padding"]) or any(d != 1 for d in p["base_dilation"]):
+        raise NotImplementedError("padding is taken out of windows by simplify")
+    sizes = zip(out, p["window_dimensions"], p["window_strides"], p["window_dilation"])
+    return Pull((tuple(_window(*each) for each in sizes),), p)
+
+
+# ---- the first stage of a split reduction
+
+partial_reduce_p = jex.Primitive("partial_reduce")
+
+REDUCERS = {
+    "reduce_sum": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
+    "reduce_prod": (lax.reduce_prod_p, lambda t: np.ones((), t)),
+    "reduce_max": (lax.reduce_max_p, lambda t: least(t)),
+    "reduce_min": (lax.reduce_min_p, lambda t: greatest(t)),
+}
+
+
+def least(dtype):
+    t = np.dtype(dtype)
+    return np.asarray(
+        -np.inf if jax.numpy.issubdtype(t, np.floating) else False if t.kind == "b" else np.iinfo(t).min, t
+    )
+
+
+def greatest(dtype):
+    t = np.dtype(dtype)
+    return np.asarray(
+        np.inf if jax.numpy.issubdtype(t, np.floating) else True if t.kind == "b" else np.iinfo(t).max, t
+    )
+
+
+def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
+    return {"axes": axes, "out_sharding": None} if name == "reduce_sum" else {"axes": axes}
+
+
+def run_dimensions(axis: int, axes, outer: int) -> range:
+    """Dimensions of a partial result that count runs."""
+    first = axis - outer - sum(d < axis - outer for d in axes)
+    return range(first, first + outer + 1)
+
+
+@partial_reduce_p.def_abstract_eval
+def _partial_type(x, *, reducer, axis, block, axes, outer, part):
+    """f[..., n, ...] -> f[..., ceil(n / block), ...] without the other dimensions of `axes`: reduces runs along `axis`.
+
+    The `outer` dimensions before `axis` count runs as well. Of each run, the first elements along a dimension alone are
+    reduced where `part`, (dimension, how many), says so.
+    """
+    return jax.core.ShapedArray(_partial_shape(x.shape, axis, -(-x.shape[axis] // block), axes), x.dtype)
+
+
+def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
+    return tuple(runs if d == axis else n for d, n in enumerate(shape) if d == axis or d not in axes)
+
+
+@partial_reduce_p.def_impl
+def _partial_eager(x, *, reducer, axis, block, axes, outer, part):
+    _, identity = REDUCERS[reducer]
+    runs = -(-x.shape[axis] // block)
+    config = [(0, runs * block - n if d == axis else 0, 0) for d, n in enumerate(x.shape)]
+    return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, part)
+
+
+def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], part):
+    """f[..., r * block, ...] -> f[..., r, ...]: reduces `axes`, but `axis` only within each run."""
+    runs = x.shape[axis] // block
+    if part is None and runs == 1:
+        reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, tuple(sorted(axes))))
+        kept = [d for d in range(x.ndim) if d == axis or d not in axes]
+        places = [k for k, d in enumerate(kept) if d != axis]
+        return lax.broadcast_in_dim(reduced, _partial_shape(x.shape, axis, 1, axes), places)
+    x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
+    if part is not None:
+        x = lax.slice_in_dim(x, 0, part[1], axis=part[0] + (part[0] >= axis))
+    inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes its runs' inside
+    return REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
+
+
+@rules.register("partial_reduce")
+def _partial_reduce(eqn, out: Access) -> Pull:
+    """One program reduces one run, or all there are; what would lie past the edge is the identity.
+
+    All runs of a part of the columns would be narrow parts of far rows: those are what runs are to avoid.
+    """
+    p, (shape,), spans = eqn.params, shapes(eqn), iter(out)
+    axis, block, axes = p["axis"], p["block"], p["axes"]
+    counts = [out[d] for d in run_dimensions(axis, axes, p["outer"])]
+    moving = frozenset(axis for s in out for axis in s.start.symbols)
+    if moving and any(s.size > 1 for s in counts) and all(s.is_const for s in counts):
+        raise NeedsWhole(moving, "its runs are several programs' work")
+    source: list[Span] = []
+    for d, n in enumerate(shape):
+        span = next(spans) if d == axis or d not in axes else whole(n)
+        source.append(Span(span.start * block, span.size * block) if d == axis else span)
+    asked = source[axis]
+    beyond = max(asked.start.const + asked.size - shape[axis], 0) if asked.is_const else 0
+    source[axis] = Span(asked.start, asked.size - beyond)
+
+    def compute(ctx, x):
+        _, identity = REDUCERS[p["reducer"]]
+        if beyond:
+            x = lax.pad(x, identity(x.dtype), [(0, beyond if d == axis else 0, 0) for d in range(x.ndim)])
+        elif shape[axis] % block and not asked.is_const:
+            line = tuple(n if d == axis else 1 for d, n in enumerate(x.shape))
+            index = lax.broadcasted_iota(np.int32, line, axis)
+            left = lax.sub(np.int32(shape[axis]), ctx.affine(asked.start, np.int32))
+            inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))
+            x = lax.select_n(inside, lax.full(x.shape, identity(x.dtype), x.dtype), x)
+        return [_reduce_runs(x, p["reducer"], axis, block, axes, p["part"])]
+
+    return Pull((tuple(source),), {}, compute)

@@ -1,0 +1,43 @@
+"""mm_conv_precision_mode: the dtype in which contractions multiply and add, as casts around them.
+
+Float modes apply to float contractions, integer modes to integer ones; the result keeps the dtype it had.
+None keeps the precision that the operands and results dictate.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.errors import OptionError
+from pbkern.fuse.simplify.driver import retrace
+
+# mode -> (kind of operands it applies to, dtype of multiplication, dtype of addition)
+MODES = {
+    "fp16": (jnp.floating, jnp.float16, jnp.float16),
+    "fp32": (jnp.floating, jnp.float32, jnp.float32),
+    "mixed_fp16_fp32": (jnp.floating, jnp.float16, jnp.float32),
+    "int32": (jnp.integer, jnp.int32, jnp.int32),
+    "mixed_int8_int32": (jnp.integer, jnp.int8, jnp.int32),
+}
+
+
+def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
+    """The jaxpr with its contractions in the given mode. Raises OptionError for an unknown one."""
+    if mode is None:
+        return closed
+    if mode not in MODES:
+        raise OptionError(f"mm_conv_precision_mode {mode!r} is unknown", hint=f"one of {', '.join(MODES)}")
+    kind, multiply, add = MODES[mode]
+
+    def rewrite(eqn, operands):
+        if not all(jnp.issubdtype(x.dtype, kind) for x in operands):
+            return None
+        narrow = [lax.convert_element_type(x, multiply) for x in operands]
+        params = {**eqn.params, "preferred_element_type": np.dtype(add)}
+        result = eqn.primitive.bind(*narrow, **params)
+        return [lax.convert_element_type(result, eqn.outvars[0].aval.dtype)]
+
+    return retrace(closed, dict.fromkeys(("dot_general", "conv_general_dilated"), rewrite))

@@ -1,0 +1,112 @@
+"""ClosedJaxpr -> the same with divisions of softmax moved behind the products that follow.
+
+    dot(p / l, v)  ->  dot(p, v) / l        where l does not vary along the contracted dimensions
+
+One division per result instead of one per probability, and p needs no second pass once l is known. Only for
+p = exp(x - max(x)): p is at most 1, so that the product overflows only where the sum of |v| nearly does.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import equations
+from pbkern.fuse.access.dimension_map import moved
+from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.facts import Notes
+
+
+def divide_late(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
+    if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+        return closed
+    seen = _Quotients()
+    names = "reduce_max broadcast_in_dim sub exp div convert_element_type squeeze transpose dot_general"
+    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names.split()}))
+
+
+class _Quotients:
+    """Remembers, by value: what it is the maximum of, exponentials that are at most 1, and their quotients."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+
+    def reduce_max(self, eqn, operands):
+        """Noted of maxima: of what, and which of its dimensions each of theirs is; None for one along which they repeat."""
+        kept = tuple(d for d in range(operands[0].ndim) if d not in eqn.params["axes"])
+        return self.notes.bound("max", eqn, operands, operands[0], kept)
+
+    def broadcast_in_dim(self, eqn, operands):
+        found = self.notes.find("max", operands[0])
+        if found is None or len(operands) > 1:
+            return None
+        return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
+
+    def sub(self, eqn, operands):
+        x, y = operands
+        found = self.notes.find("max", y)
+        if found is None or jnp.ndim(x) != jnp.ndim(y):
+            return None
+        base, order = self.notes.find("turned", x) or (x, range(x.ndim))
+        beside = all(d is None or d == o or base.shape[d] == 1 for d, o in zip(found[1], order))
+        return self.notes.bound("negative", eqn, operands) if found[0] is base and beside else None
+
+    def exp(self, eqn, operands):
+        return self.notes.bound("at most 1", eqn, operands) if self.notes.find("negative", operands[0]) is not None else None
+
+    def div(self, eqn, operands):
+        x, y = operands
+        bounded = self.notes.find("at most 1", x) is not None and jnp.ndim(x) == jnp.ndim(y)
+        return self.notes.bound("quotient", eqn, operands, x, y) if bounded else None
+
+    def convert_element_type(self, eqn, operands):
+        """A quotient that is rounded to fewer bits: its numerator is rounded instead, to the same relative error."""
+        found = self.notes.find("quotient", operands[0])
+        if found is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
+            return None
+        rounded = lax.convert_element_type(found[0], eqn.params["new_dtype"])
+        return self.notes.bound("quotient", eqn, operands, rounded, found[1])
+
+    def transpose(self, eqn, operands):
+        if (found := self.notes.find("max", operands[0])) is not None:
+            return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
+        order = eqn.params["permutation"]
+        return self._parts_moved(eqn, operands) or self.notes.bound("turned", eqn, operands, operands[0], order)
+
+    def squeeze(self, eqn, operands):
+        if (found := self.notes.find("max", operands[0])) is not None:
+            return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
+        return self._parts_moved(eqn, operands)
+
+    def _parts_moved(self, eqn, operands):
+        """A quotient whose dimensions are moved or, of size 1, dropped: so are those of its parts."""
+        found = self.notes.find("quotient", operands[0])
+        return found and self.notes.bound("quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found))
+
+    def dot_general(self, eqn, operands):
+        for side in (0, 1):
+            found = self.notes.find("quotient", operands[side])
+            if found is not None and (made := _divided(eqn, operands, side, *found)) is not None:
+                return [made]
+        return None
+
+
+def _divided(eqn, operands, side: int, numerator, denominator):
+    """The product with the numerator, divided; None where the denominator varies along a contracted dimension."""
+    contracted, batch = (pair[side] for pair in eqn.params["dimension_numbers"])
+    rank = operands[side].ndim
+    if any(denominator.shape[d] != 1 for d in contracted) or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        return None
+    given = [numerator if k == side else x for k, x in enumerate(operands)]
+    product = eqn.primitive.bind(*given, **eqn.params)
+    free = [d for d in range(rank) if d not in contracted and d not in batch]
+    others = product.ndim - len(batch) - len(free)
+    row = lax.squeeze(denominator, tuple(contracted))
+    kept = [d for d in range(rank) if d not in contracted]
+    row = lax.transpose(row, [kept.index(d) for d in (*batch, *free)])
+    first = len(batch) + (others if side == 1 else 0)
+    places = (*range(len(batch)), *range(first, first + len(free)))
+    row = lax.convert_element_type(row, product.dtype)
+    return lax.div(product, lax.broadcast_in_dim(row, product.shape, places))

@@ -1,0 +1,55 @@
+"""ClosedJaxpr -> the same without logarithms of exponentials: log(exp(x)) -> x, log(exp2(x)) -> log(2) x.
+
+As XLA does it: nothing overflows in between, and neither function is computed. Also behind views of the exponential, as
+of one that is repeated along rows. Types that are not computed in stay: of bfloat16 the exponential is rounded, as with XLA.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import equations
+from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.facts import Notes
+
+EXPONENTIALS = {"exp": 1.0, "exp2": float(np.log(2.0))}
+TYPES = ("float16", "float32", "float64")
+VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
+
+
+def undo_exponentials(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs that hold exponentials and logarithms. Changes rounding, and keeps what would overflow."""
+    names = {e.primitive.name for e in equations(closed.jaxpr)}
+    if "log" not in names or names.isdisjoint(EXPONENTIALS):
+        return closed
+    seen = _Exponents()
+    rules = dict.fromkeys(EXPONENTIALS, seen.note) | dict.fromkeys(VIEWS, seen.moved) | {"log": seen.log}
+    return drop_dead(retrace(closed, rules))
+
+
+class _Exponents:
+    """Remembers, by value, of what it is the exponential and to which base; views of exponentials are those of views."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+
+    def note(self, eqn, operands):
+        value = eqn.primitive.bind(*operands, **eqn.params)
+        return self.notes.note("exponential", value, operands[0], EXPONENTIALS[eqn.primitive.name])
+
+    def moved(self, eqn, operands):
+        found = self.notes.find("exponential", operands[0])
+        if found is None:
+            return None
+        x, factor = found
+        value, view = (eqn.primitive.bind(v, *operands[1:], **eqn.params) for v in (operands[0], x))
+        return self.notes.note("exponential", value, view, factor)
+
+    def log(self, eqn, operands):
+        found = self.notes.find("exponential", operands[0])
+        if found is None or eqn.outvars[0].aval.dtype.name not in TYPES:
+            return None
+        x, factor = found
+        return [x if factor == 1 else lax.mul(x, np.asarray(factor, x.dtype))]

@@ -1,0 +1,60 @@
+"""jax.random in functions: typed PRNG keys become the words that their generator works on.
+
+What generators do is then arithmetic like any other and fuses with what reads the numbers: bits that a mask or a noise is
+made of are never stored. The numbers are those of JAX (dsl/primitives/prng_keys.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.jaxprs import inner_jaxprs, retrace_into
+from pbkern.dsl.primitives.prng_keys import RULES, held, is_key, rewrite
+
+
+def keys_as_words(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function without typed keys, those among its operands and results too."""
+    if not _has_keys(closed.jaxpr):
+        return closed
+    avals = [jax.ShapeDtypeStruct(*held(v.aval)) for v in closed.jaxpr.invars]
+    return jax.make_jaxpr(lambda *args: _translated(closed.jaxpr, closed.consts, args))(*avals)
+
+
+def words_of_keys(values: Sequence) -> list:
+    """Key arrays as their words; other arrays as they are."""
+    return [jax.random.key_data(x) if is_key(jax.typeof(x).dtype) else x for x in values]
+
+
+def keys_of_words(values: Sequence, avals: Sequence) -> list:
+    """The inverse of `words_of_keys`, for values of these types."""
+    return [
+        jax.random.wrap_key_data(x, impl=_jax.key_implementation(a.dtype).name) if is_key(a.dtype) else x
+        for x, a in zip(values, avals)
+    ]
+
+
+def _has_keys(jaxpr: jex.Jaxpr) -> bool:
+    if any(is_key(v.aval.dtype) for v in (*jaxpr.invars, *jaxpr.outvars) if hasattr(v.aval, "dtype")):
+        return True
+    return any(e.primitive.name in RULES or any(_has_keys(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+
+
+def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
+    return retrace_into(jaxpr, words_of_keys(consts), args, _rewrite)
+
+
+def _rewrite(eqn, *operands) -> list | None:
+    if eqn.primitive.name == "rng_bit_generator":  # of rbg keys: XLA's own, which no kernel has
+        return None
+    if eqn.primitive.name == "random_gamma":  # loops that compile long: XLA's, on keys made again of their words
+        return list(_bind(eqn, keys_of_words(operands, [v.aval for v in eqn.invars])))
+    return rewrite(eqn, operands, _translated, lambda *given: _bind(eqn, given))
+
+
+def _bind(eqn, operands: Sequence) -> Sequence:
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return results if eqn.primitive.multiple_results else [results]

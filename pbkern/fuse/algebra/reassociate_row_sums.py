@@ -1,0 +1,165 @@
+"""ClosedJaxpr -> the same with sums over products' columns taken over what the products contract instead.
+
+    sum_k(p[q, k] * dot(g, v)[q, k])  ->  sum_d(g[q, d] * dot(p, v)[q, d])        where dot(p, v) is known
+
+As in the gradient of softmax between two products, attention's: a sum over each row of a score matrix becomes one over a row of
+the result, and two of the gradient's products are left out. Source: Dao et al. 2022, "FlashAttention", section B.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import equations
+from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.facts import Notes
+
+# The new sum is over so many times fewer elements, at least.
+SHORTER = 2
+
+
+def sum_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs that hold products of exponentials and sums. Changes rounding."""
+    if not {"exp", "dot_general", "reduce_sum", "mul"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+        return closed
+    seen, names = _Seen(), ("mul", "div", "transpose", "dot_general", "reduce_sum")
+    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A dot_general: its operands, and a label for each dimension of theirs and of its result. Dimensions that are contracted
+    with each other share one, and so do those of a batch and the result's.
+    """
+
+    operands: tuple
+    labels: tuple[tuple, tuple]
+    result: object
+    of_result: tuple
+
+    @classmethod
+    def of(cls, eqn, operands, result) -> _Product:
+        contracted, batch = eqn.params["dimension_numbers"]
+        labels = [[(side, d) for d in range(x.ndim)] for side, x in enumerate(operands)]
+        for one, other in (*zip(*contracted), *zip(*batch)):
+            labels[1][other] = (0, one)
+        free = [[x for d, x in enumerate(labels[k]) if d not in (*contracted[k], *batch[k])] for k in (0, 1)]
+        return cls(tuple(operands), tuple(map(tuple, labels)), result, (*((0, d) for d in batch[0]), *free[0], *free[1]))
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """A value as a product: of whole arrays, of such that repeat along dimensions or of numbers, and over such."""
+
+    whole: tuple
+    over: tuple = ()
+    under: tuple = ()
+
+
+class _Seen:
+    """Remembers, by value: factors, products, and what is a transpose of what."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+        self.products: list[_Product] = []
+
+    def _factors(self, x, shape) -> _Factors:
+        if jnp.shape(x) != shape:
+            return _Factors((), (x,))
+        found = self.notes.find("factors", x)
+        return found[0] if found else _Factors((x,))
+
+    def mul(self, eqn, operands):
+        shape = eqn.outvars[0].aval.shape
+        a, b = (self._factors(x, shape) for x in operands)
+        made = _Factors(a.whole + b.whole, a.over + b.over, a.under + b.under)
+        return self.notes.bound("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
+
+    def div(self, eqn, operands):
+        shape = eqn.outvars[0].aval.shape
+        a, divisor = self._factors(operands[0], shape), operands[1]
+        if jnp.shape(divisor) == shape or not a.whole:
+            return None
+        return self.notes.bound("factors", eqn, operands, _Factors(a.whole, a.over, (*a.under, divisor)))
+
+    def transpose(self, eqn, operands):
+        order = eqn.params["permutation"]
+        x, before = self.notes.find("turned", operands[0]) or (operands[0], range(operands[0].ndim))
+        return self.notes.bound("turned", eqn, operands, x, tuple(before[d] for d in order))
+
+    def dot_general(self, eqn, operands):
+        made = eqn.primitive.bind(*operands, **eqn.params)
+        product = _Product.of(eqn, operands, made)
+        self.products.append(product)
+        return self.notes.note("product", made, product)
+
+    def reduce_sum(self, eqn, operands):
+        """The sum of the product of an array p and of a dot_general, if one of p is known."""
+        found = self.notes.find("factors", operands[0])
+        if found is None or len(found[0].whole) != 2 or not jnp.issubdtype(operands[0].dtype, jnp.floating):
+            return None
+        axes, shape = eqn.params["axes"], operands[0].shape
+        if any(jnp.ndim(x) and any(x.shape[d] != 1 for d in axes) for x in (*found[0].over, *found[0].under)):
+            return None
+        for p, y in (found[0].whole, found[0].whole[::-1]):
+            y, order = self.notes.find("turned", y) or (y, range(len(shape)))
+            product = self.notes.find("product", y)
+            for side in (0, 1) if product else ():
+                made = self._over_results(p, product[0], side, order, axes)
+                if made is not None:
+                    return [_scaled(made, found[0], axes)]
+        return None
+
+    def _over_results(self, p, product: _Product, side: int, order: Sequence[int], axes: Sequence[int]):
+        """sum(p * y) over axes, for a transpose y of a product, by one with its operand on that side; None if there is none."""
+        v, g = product.operands[side], product.operands[1 - side]
+        place = {product.of_result[d]: n for n, d in enumerate(order)}  # label -> dimension of p
+        of_v = tuple(place.get(x, x) for x in product.labels[side])
+        of_g = tuple(place.get(x, x) for x in product.labels[1 - side])
+        contracted = [x for x in of_v if not isinstance(x, int)]
+        shorter = SHORTER * math.prod(v.shape[of_v.index(x)] for x in contracted) <= math.prod(p.shape[d] for d in axes)
+        order = [*(d for d in range(p.ndim) if d not in axes), *contracted]
+        if not shorter or not set(axes) <= set(of_v) or not _has(of_g, order):
+            return None
+        for known in self.products:
+            of_known = self._labels_of(known, p, v, of_v)
+            if of_known is not None and _has(of_known, order) and known.result.dtype == g.dtype == p.dtype:
+                a, b = (lax.transpose(x, [labels.index(d) for d in order])
+                        for x, labels in ((g, of_g), (known.result, of_known)))
+                return lax.reduce_sum(lax.mul(a, b), tuple(range(len(order) - len(contracted), len(order))))
+        return None
+
+    def _labels_of(self, known: _Product, p, v, of_v: tuple) -> tuple | None:
+        """Labels of the result of a product of p and v, whose labels are given; None if this is another one."""
+        for side in (0, 1):
+            x, order = self.notes.find("turned", known.operands[side]) or (known.operands[side], range(p.ndim))
+            if x is not p or known.operands[1 - side] is not v:
+                continue
+            name = dict(zip(known.labels[side], order)) | {
+                x: label for x, label in zip(known.labels[1 - side], of_v) if not isinstance(label, int)}
+            if tuple(name.get(x) for x in known.labels[1 - side]) == of_v:
+                return tuple(name.get(x) for x in known.of_result)
+        return None
+
+
+def _has(labels: Sequence, wanted: Sequence) -> bool:
+    """Whether an array has just these dimensions."""
+    return len(labels) == len(wanted) and set(labels) == set(wanted)
+
+
+def _scaled(x, factors: _Factors, axes: Sequence[int]):
+    """A sum, times what does not vary along its axes."""
+    def without(y):
+        return lax.squeeze(y, axes) if jnp.ndim(y) else y
+
+    for y in factors.over:
+        x = lax.mul(x, without(y)) if jnp.ndim(y) else lax.mul(x, lax.full_like(x, y))
+    for y in factors.under:
+        x = lax.div(x, without(y)) if jnp.ndim(y) else lax.div(x, lax.full_like(x, y))
+    return x

@@ -1,0 +1,1 @@
+"""Complex arrays -> pairs of real ones."""

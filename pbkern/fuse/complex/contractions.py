@@ -1,0 +1,147 @@
+"""Contractions of complex arrays as contractions of real ones.
+
+Each number of w, the larger operand, is read once, its parts in turn as memory has them; those of o are arranged anew. Where
+w has its contracted dimensions last, they and the parts are contracted together, with a table of four numbers for each of o:
+
+    [w_re w_im] [[o_re o_im], [-o_im o_re]] = [w_re o_re - w_im o_im, w_re o_im + w_im o_re]
+
+Else, where sums are long and o has few rows, they are doubled, and the four products of parts are put together afterwards:
+
+    [[o_re], [o_im]] [w_re w_im] = [[o_re w_re, o_re w_im], [o_im w_re, o_im w_im]]
+
+And else there are four contractions. Three would do, but then a small part has the error of a large one. A scalar product is a
+sum of products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax import lax
+
+from . import arithmetic
+from .arithmetic import Complex
+from .views import from_woven, woven
+
+# Rows of o are doubled where they are so much fewer than what each sums: their products are small beside w.
+ROWS_BELOW = 4
+
+Contract = Callable  # (real lhs, real rhs, dimension numbers) -> real result, as lax.dot_general
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A complex operand with its dimensions: batch, free, contracted."""
+
+    value: Complex
+    batch: tuple[int, ...]
+    free: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Complex, batch: Sequence[int], contracted: Sequence[int]) -> Operand:
+        used = {*batch, *contracted}
+        free = tuple(d for d in range(np.ndim(x.some)) if d not in used)
+        return cls(x, tuple(batch), free, tuple(contracted))
+
+    def extents(self, dims: Sequence[int]) -> tuple[int, ...]:
+        return tuple(np.shape(self.value.some)[d] for d in dims)
+
+    def count(self, dims: Sequence[int]) -> int:
+        return math.prod(self.extents(dims))
+
+    @property
+    def preference(self) -> tuple[int, bool]:
+        """The larger operand is the one to leave as it is, of equal ones that with the contracted dimensions last."""
+        return math.prod(np.shape(self.value.some)), self.contracts_last
+
+    @property
+    def contracts_last(self) -> bool:
+        return _are_last(self.contracted, self.value)
+
+    def arranged(self, x, dims: Sequence[int], *shape: int):
+        """real[*batch, *shape] of x, which has this operand's dimensions, of which `dims` follow batch, and maybe its parts."""
+        order = (*self.batch, *dims, *range(np.ndim(self.value.some), np.ndim(x)))
+        return lax.reshape(lax.transpose(x, order), (*self.extents(self.batch), *shape))
+
+
+def _are_last(dims: Sequence[int], x: Complex) -> bool:
+    rank = np.ndim(x.some)
+    return set(dims) == set(range(rank - len(dims), rank))
+
+
+def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract) -> Complex:
+    """dot_general of complex numbers by `real_contract`, that of real ones."""
+    (xc, yc), (xb, yb) = dimension_numbers
+    in_order_of_y = _are_last(yc, y) and not _are_last(xc, x)
+    pairs = sorted(zip(xc, yc), key=lambda pair: pair[in_order_of_y])
+    lhs, rhs = Operand.of(x, xb, [i for i, _ in pairs]), Operand.of(y, yb, [j for _, j in pairs])
+    if not lhs.free and not rhs.free:
+        return _sum_of_products(lhs, rhs)
+    w, o = (rhs, lhs) if rhs.preference > lhs.preference else (lhs, rhs)
+    if any(part is None for part in (x.re, x.im, y.re, y.im)):
+        return _of_parts(x, y, lambda a, b: real_contract(a, b, dimension_numbers))
+    if w.contracts_last:
+        found = _with_table(w, o, real_contract)
+        return from_woven(_turned(found, w, o) if w is rhs else found)
+    if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
+        parts = _with_rows(w, o, real_contract)
+        return Complex(*(_turned(part, o, w) if w is lhs else part for part in parts))
+    return _of_parts(x, y, lambda a, b: real_contract(a, b, dimension_numbers))
+
+
+def _of_parts(x: Complex, y: Complex, product: Callable) -> Complex:
+    """Products of the parts that there are."""
+
+    def of(a, b):
+        return None if a is None or b is None else product(a, b)
+
+    return Complex(arithmetic.minus(of(x.re, y.re), of(x.im, y.im)), arithmetic.plus(of(x.re, y.im), of(x.im, y.re)))
+
+
+def _sum_of_products(x: Operand, y: Operand) -> Complex:
+    axis = len(x.batch)
+
+    def aligned(z: Operand) -> Complex:
+        return Complex(*(None if part is None else z.arranged(part, z.contracted, *z.extents(z.contracted))
+                         for part in (z.value.re, z.value.im)))  # fmt: skip
+
+    product = arithmetic.mul(aligned(x), aligned(y))
+    axes = tuple(range(axis, axis + len(x.contracted)))
+    return Complex(*(None if part is None else lax.reduce_sum(part, axes) for part in (product.re, product.im)))
+
+
+def _turned(x, first: Operand, second: Operand):
+    """[*batch, *free of second, *free of first, ...] of [*batch, *free of first, *free of second, ...]."""
+    b, m = len(first.batch), len(first.free)
+    rest = b + m + len(second.free)
+    return lax.transpose(x, (*range(b), *range(b + m, rest), *range(b, b + m), *range(rest, np.ndim(x))))
+
+
+def _with_table(w: Operand, o: Operand, real_contract: Contract):
+    """real[*batch, *free of w, *free of o, 2]."""
+    b, k, m, n = len(w.batch), w.count(w.contracted), w.count(w.free), o.count(o.free)
+    rows = [o.arranged(woven(z), (*o.contracted, *o.free), k, 1, 2 * n) for z in (o.value, arithmetic.turned(o.value))]
+    table = lax.reshape(lax.concatenate(rows, b + 1), (*o.extents(o.batch), 2 * k, 2 * n))
+    lhs = w.arranged(woven(w.value), (*w.free, *w.contracted), m, 2 * k)
+    found = real_contract(lhs, table, (((b + 1,), (b,)), (tuple(range(b)),) * 2))
+    return lax.reshape(found, (*w.extents(w.batch), *w.extents(w.free), *o.extents(o.free), 2))
+
+
+def _with_rows(w: Operand, o: Operand, real_contract: Contract) -> tuple:
+    """(re, im), both real[*batch, *free of o, *free of w]."""
+    b, k, m, n = len(w.batch), w.count(w.contracted), w.count(w.free), o.count(o.free)
+    batch = w.extents(w.batch)
+    parts = [o.arranged(part, (*o.free, *o.contracted), n, 1, k) for part in o.value.parts]
+    rows = lax.reshape(lax.concatenate(parts, b + 1), (*batch, 2 * n, k))
+    rhs = w.arranged(woven(w.value), (*w.contracted, *w.free), k, 2 * m)
+    found = lax.reshape(real_contract(rows, rhs, (((b + 1,), (b,)), (tuple(range(b)),) * 2)), (*batch, n, 2, m, 2))
+
+    def product(of_o: int, of_w: int):
+        one = lax.index_in_dim(lax.index_in_dim(found, of_w, b + 3, keepdims=False), of_o, b + 1, keepdims=False)
+        return lax.reshape(one, (*batch, *o.extents(o.free), *w.extents(w.free)))
+
+    return product(0, 0) - product(1, 1), product(0, 1) + product(1, 0)

@@ -1,0 +1,346 @@
+"""Equations on complex arrays -> equations on pairs of real arrays, so that kernels can contain them.
+
+    c:c64[n] = mul a b          p:f32[n,2] = complex_as_reals a     q:f32[n,2] = complex_as_reals b
+    d:f32[n] = abs c      ->    re = p[:, 0] q[:, 0] - p[:, 1] q[:, 1]      im = ...      d = sqrt(re^2 + im^2)
+
+What a function takes and returns, and what XLA keeps, are complex arrays as before; kernels see them as their parts in turn
+(views.py). Between equations of ours a number is two arrays, also in the carries of loops. What a scan walks over and
+what it stacks has its parts in turn, as memory outside, so that neither is copied. Equations without a rule, and loops and
+branches that contain one, stay as they are, on complex arrays.
+
+Arithmetic is arithmetic.py, contractions are contractions.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core import jaxprs
+from pbkern.fuse.simplify.driver import CONTROL
+
+from . import arithmetic
+from .arithmetic import Complex
+from .contractions import contract
+from .views import as_complex_p, as_reals_p, from_woven, part_type, woven
+
+Rule = Callable  # (equation, operands: Complex or real) -> results
+
+
+def complex_as_pairs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function, with rules applied to all equations on complex arrays that have one."""
+    if not _mentions_complex(closed.jaxpr):
+        return closed
+
+    def run(*args):
+        results = jaxprs.retrace_into(closed.jaxpr, closed.consts, list(map(_from_array, args)), _rewrite, _constant)
+        return [_to_array(x) for x in results]
+
+    return jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars])
+
+
+# ---- complex arrays and pairs
+
+
+def is_complex(aval) -> bool:
+    return jax.dtypes.issubdtype(getattr(aval, "dtype", None), np.complexfloating)
+
+
+def _mentions_complex(jaxpr: jex.Jaxpr) -> bool:
+    eqns = jaxprs.equations(jaxpr)
+    return any(is_complex(a.aval) for a in (*jaxpr.invars, *jaxpr.outvars)) or any(map(_touches, eqns))
+
+
+def _touches(eqn) -> bool:
+    return any(is_complex(a.aval) for a in (*eqn.invars, *eqn.outvars))
+
+
+def _constant(x):
+    """Literals and constants: complex ones of two real constants, a part that is +0 everywhere being None."""
+    if isinstance(x, jax.core.Tracer) or not is_complex(x):
+        return x
+    re, im = (np.ascontiguousarray(part).reshape(np.shape(x)) for part in (np.real(x), np.imag(x)))
+    if not np.shape(x):
+        re, im = re[()], im[()]
+    vanishes = [not np.any(part) and not np.any(np.signbit(part)) for part in (re, im)]
+    return Complex(None if vanishes[0] and not vanishes[1] else re, None if vanishes[1] else im, whole=x)
+
+
+def _from_array(x):
+    """An array from outside: a complex one with its parts as views."""
+    return from_woven(as_reals_p.bind(x), x) if is_complex(x) else x
+
+
+def _to_array(x):
+    if not isinstance(x, Complex):
+        return x
+    return as_complex_p.bind(woven(x)) if x.whole is None else x.whole
+
+
+# ---- equations
+
+
+def _rewrite(eqn, *operands) -> list | None:
+    """Results of an equation on complex arrays; None for any other."""
+    name = eqn.primitive.name
+    if name in CONTROL and _stays(eqn):
+        return _keep(eqn, operands)
+    if name == "scan":
+        return _scan(eqn, operands)
+    if name in CONTROL or not _touches(eqn):
+        return None
+    if not _has_rule(eqn):
+        return _keep(eqn, operands)
+    results = RULES[name](eqn, *operands)
+    results = results if isinstance(results, list) else [results]
+    return [_of_shape(r, v.aval.shape) for r, v in zip(results, eqn.outvars)]
+
+
+def _has_rule(eqn) -> bool:
+    name, out = eqn.primitive.name, eqn.outvars[0].aval
+    if name == "convert_element_type":  # to real numbers, lax.real comes first
+        return is_complex(out)
+    return name in RULES
+
+
+def _stays(eqn) -> bool:
+    """Whether a loop or branch contains an equation on complex arrays without a rule."""
+    inner = [e for j in jaxprs.inner_jaxprs(eqn) for e in jaxprs.equations(j.jaxpr) if _touches(e)]
+    return any(e.primitive.name not in CONTROL and not jaxprs.called_jaxpr(e) and not _has_rule(e) for e in inner)
+
+
+def _keep(eqn, operands: Sequence) -> list:
+    """The equation as it is, on complex arrays."""
+    results = eqn.primitive.bind(*map(_to_array, operands), **eqn.params)
+    return [_from_array(x) for x in (results if eqn.primitive.multiple_results else [results])]
+
+
+def _of_shape(x, shape: Sequence[int]):
+    """The result with parts repeated that are smaller, because an operand without the other part was."""
+
+    def spread(part):
+        if part is None or np.shape(part) == tuple(shape):
+            return part
+        return lax.broadcast_in_dim(part, shape, range(len(shape) - np.ndim(part), len(shape)))
+
+    if not isinstance(x, Complex):
+        return spread(x)
+    re, im = spread(x.re), spread(x.im)
+    return x if re is x.re and im is x.im else Complex(re, im)
+
+
+def _scan(eqn, operands: Sequence) -> list:
+    """As scans are; what is walked over and what is stacked has the parts woven."""
+    p, body = eqn.params, eqn.params["jaxpr"]
+    first_x = p["num_consts"] + p["num_carry"]
+    consts, init, xs = operands[: p["num_consts"]], operands[p["num_consts"] : first_x], operands[first_x:]
+    is_pair = [is_complex(v.aval) for v in body.jaxpr.invars[first_x:]]
+
+    def step(carry, x):
+        x = [from_woven(v) if c else v for v, c in zip(x, is_pair)]
+        out = jaxprs.retrace_into(body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant)
+        return tuple(out[: p["num_carry"]]), tuple(_stored(y) for y in out[p["num_carry"] :])
+
+    walked = tuple(map(_stored, xs))
+    carry, ys = lax.scan(step, tuple(init), walked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
+    stacked = [from_woven(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
+    return [*carry, *stacked]
+
+
+def _stored(x):
+    return woven(x) if isinstance(x, Complex) else x
+
+
+# ---- rules
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str):
+    def register(f: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = f
+        return f
+
+    return register
+
+
+def _number(x) -> Complex:
+    """An operand that may be real."""
+    return x if isinstance(x, Complex) else Complex(x, None)
+
+
+def _wide(x: Complex, shape: Sequence[int]) -> Complex:
+    """An operand with dimensions of size 1 repeated; scalars stay what they are."""
+    return _of_shape(x, shape) if np.ndim(x.some) else x
+
+
+for _name, _function in {
+    "add": arithmetic.add, "add_any": arithmetic.add, "sub": arithmetic.sub,
+    "mul": arithmetic.mul, "div": arithmetic.div, "neg": arithmetic.neg,
+    "conj": arithmetic.conj, "sign": arithmetic.sign, "exp": arithmetic.exp, "exp2": arithmetic.exp2, "expm1": arithmetic.expm1,
+    "log": arithmetic.log, "log1p": arithmetic.log1p,
+    "sqrt": arithmetic.sqrt, "rsqrt": arithmetic.rsqrt, "logistic": arithmetic.logistic,
+    "sin": arithmetic.sin, "cos": arithmetic.cos, "tan": arithmetic.tan, "sinh": arithmetic.sinh, "cosh": arithmetic.cosh,
+    "tanh": arithmetic.tanh, "abs": arithmetic.modulus, "square": arithmetic.square,
+}.items():  # fmt: skip
+    rule(_name)(lambda eqn, *operands, f=_function: f(*(_wide(_number(x), eqn.outvars[0].aval.shape) for x in operands)))
+
+rule("integer_pow")(lambda eqn, x: arithmetic.integer_pow(x, eqn.params["y"]))
+rule("real")(lambda eqn, x: x.parts[0])
+rule("imag")(lambda eqn, x: x.parts[1])
+rule("copy", "copy_p", "stop_gradient")(lambda eqn, x: x)
+rule("eq")(lambda eqn, x, y: _both_equal(x, y))
+rule("ne")(lambda eqn, x, y: lax.bitwise_not(_both_equal(x, y)))
+
+
+def _both_equal(x: Complex, y: Complex):
+    return lax.bitwise_and(*(a == b for a, b in zip(x.parts, y.parts)))
+
+
+@rule("pow")
+def _pow(eqn, x, y):
+    if not isinstance(y, Complex):
+        y = Complex(lax.convert_element_type(y, part_type(eqn.outvars[0].aval.dtype)), None)
+    return arithmetic.power(*(_of_shape(z, eqn.outvars[0].aval.shape) for z in (x, y)))
+
+
+@rule("complex")
+def _complex(eqn, re, im):
+    return Complex(re, None if isinstance(im, np.generic) and im == 0 and not np.signbit(im) else im)
+
+
+@rule("convert_element_type")
+def _convert(eqn, x):
+    """From real numbers, of imaginary part zero, or another complex type."""
+    to = part_type(eqn.params["new_dtype"])
+    x = _number(x)
+    return Complex(*(None if part is None else lax.convert_element_type(part, to) for part in (x.re, x.im)))
+
+
+@rule("iota")
+def _iota(eqn):
+    p = eqn.params
+    return Complex(lax.broadcasted_iota(part_type(p["dtype"]), p["shape"], p["dimension"]), None)
+
+
+# -- equations that move numbers, or sum them: on each part alike
+
+
+def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
+    """`bind(re or im, *operands)` -> results, for each part; operands that are not complex are given to both.
+
+    A part that all operands lack is None.
+    """
+    pairs = [x for x in operands if isinstance(x, Complex)]
+    found = []
+    for n in range(2):
+        lacking = all((x.im if n else x.re) is None for x in pairs)
+        found.append(None if lacking else bind(n, *(x.parts[n] if isinstance(x, Complex) else x for x in operands)))
+    count = len(next(f for f in found if f is not None))
+    return [Complex(*(None if f is None else f[k] for f in found)) for k in range(count)]
+
+
+def _bound(eqn, params: dict, operands: Sequence) -> list:
+    results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+@rule(
+    "broadcast_in_dim", "transpose", "slice", "rev", "concatenate", "select_n", "pad", "split", "dynamic_slice",
+    "dynamic_update_slice", "reduce_sum", "cumsum", "optimization_barrier", "stack", "unstack", "tile", "reduce_window_sum",
+)  # fmt: skip
+def _alike(eqn, *operands):
+    return _by_part(lambda n, *given: _bound(eqn, eqn.params, given), operands)
+
+
+@rule("reshape", "squeeze")
+def _reshape(eqn, x):
+    """Woven parts stay woven: nothing moves."""
+    if x.mirror is not None:
+        return arithmetic.conj(_reshape(eqn, x.mirror))
+    if x.woven is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        return _alike(eqn, x)[0]
+    return from_woven(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
+
+
+@rule("gather")
+def _gather(eqn, x, indices):
+    """Of woven numbers, both parts at once. Outside of the array is the fill value, NaN by default, which is real."""
+    p, fill = eqn.params, eqn.params["fill_value"]
+    if x.woven is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        dn = p["dimension_numbers"]
+        both = dn._replace(offset_dims=(*dn.offset_dims, len(eqn.outvars[0].aval.shape)))
+        wider = p | {"dimension_numbers": both, "slice_sizes": (*p["slice_sizes"], 2)}
+        return from_woven(_bound(eqn, wider, [x.woven, indices])[0])
+
+    def bind(n: int, part, indices):
+        value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))
+        return _bound(eqn, p | {"fill_value": value}, [part, indices])
+
+    return _by_part(bind, [Complex(*x.parts), indices])
+
+
+@rule("scatter", "scatter-add")
+def _scatter(eqn, *operands):
+    p, add = eqn.params, {"scatter": lax.scatter, "scatter-add": lax.scatter_add}[eqn.primitive.name]
+    kept = {k: p[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
+    return _by_part(lambda n, *given: [add(*given, p["dimension_numbers"], **kept)], operands)
+
+
+# -- products along a dimension
+
+
+@rule("reduce_prod")
+def _reduce_prod(eqn, x):
+    """Halves are multiplied by each other until one number is left."""
+    axes, rank = eqn.params["axes"], np.ndim(x.some)
+    rest = [d for d in range(rank) if d not in axes]
+    count = math.prod(x.some.shape[d] for d in axes)
+    shape = tuple(x.some.shape[d] for d in rest)
+    x = _each(lambda part: lax.reshape(lax.transpose(part, (*axes, *rest)), (count, *shape)), x)
+    if count == 0:
+        return Complex(lax.full(shape, 1, x.some.dtype), None)
+    while count > 1:
+        half = count // 2
+        product = arithmetic.mul(_rows(x, 0, half), _rows(x, half, 2 * half))
+        if count % 2:
+            product = arithmetic.mul(product, _pad_ones(_rows(x, 2 * half, count), half))
+        x, count = product, half
+    return _each(lambda part: lax.squeeze(part, (0,)), x)
+
+
+def _each(f: Callable, x: Complex) -> Complex:
+    return Complex(*(None if part is None else f(part) for part in (x.re, x.im)))
+
+
+def _rows(x: Complex, start: int, stop: int) -> Complex:
+    return _each(lambda part: lax.slice_in_dim(part, start, stop), x)
+
+
+def _pad_ones(x: Complex, count: int) -> Complex:
+    """x followed by ones, `count` rows."""
+    config = [(0, count - 1, 0), *((0, 0, 0) for _ in np.shape(x.some)[1:])]
+    re, im = x.parts
+    return Complex(lax.pad(re, np.ones((), re.dtype), config), lax.pad(im, np.zeros((), im.dtype), config))
+
+
+@rule("cumprod")
+def _cumprod(eqn, x):
+    return lax.associative_scan(arithmetic.mul, Complex(*x.parts), reverse=eqn.params["reverse"], axis=eqn.params["axis"])
+
+
+@rule("dot_general")
+def _dot_general(eqn, x, y):
+    p = eqn.params | {"preferred_element_type": part_type(eqn.outvars[0].aval.dtype)}
+
+    def real_contract(lhs, rhs, dimension_numbers):
+        return eqn.primitive.bind(lhs, rhs, **(p | {"dimension_numbers": dimension_numbers}))
+
+    return contract(_number(x), _number(y), eqn.params["dimension_numbers"], real_contract)

@@ -1,0 +1,1 @@
+"""Predicted seconds of equations and kernels. Formulas only; numbers are the Machine's."""

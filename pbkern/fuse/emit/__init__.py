@@ -1,0 +1,1 @@
+"""Groups with Schedules -> Kernels in HostPrograms, and the Plan."""

@@ -1,0 +1,56 @@
+"""Steps over values -> buffers with lifetimes: which temporaries can share storage.
+
+Temporaries live from the step that writes them to the last that reads them; those that never live together
+share a slot. Inside a loop every temporary lives as long as the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, Launch, Loop, Step, While
+
+
+def touched(step: Step) -> Iterator[str]:
+    """Names of the buffers that a step reads or writes, nested steps included."""
+    match step:
+        case Launch(operands=o, results=r):
+            yield from (v.buffer for v in (*o, *r))
+        case Copy(source=s, destination=d):
+            yield from (s.buffer, d.buffer)
+        case Loop(steps=inner):
+            for s in inner:
+                yield from touched(s)
+        case While(condition=c, predicate=p, steps=inner):
+            yield p.buffer
+            for s in (*c, *inner):
+                yield from touched(s)
+        case Cond(index=i, branches=branches):
+            yield i.buffer
+            for s in (s for b in branches for s in b):
+                yield from touched(s)
+
+
+def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buffer, ...]:
+    """`buffers` with temporaries given slots; first fit over lifetimes at the top level of steps."""
+    life: dict[str, list[int]] = {}
+    for n, step in enumerate(steps):
+        for name in touched(step):
+            life.setdefault(name, [n, n])[1] = n
+    slots: list[tuple[int, int]] = []  # (last step in use, bytes) per slot
+    placed: dict[str, int] = {}
+    temps = [b for b in buffers if b.kind is BufferKind.TEMP and b.name in life]
+    for b in sorted(temps, key=lambda b: (life[b.name][0], -b.type.nbytes)):
+        first, last = life[b.name]
+        free = [k for k, (end, _) in enumerate(slots) if end < first]
+        if free:
+            # The closest size: a small value does not hold a large slot.
+            k = min(free, key=lambda k: abs(slots[k][1] - b.type.nbytes))
+            slots[k] = (last, max(slots[k][1], b.type.nbytes))
+        else:
+            k = len(slots)
+            slots.append((last, b.type.nbytes))
+        placed[b.name] = k
+    kept = (b for b in buffers if b.kind is not BufferKind.TEMP or b.name in life)
+    return tuple(replace(b, slot=placed[b.name]) if b.name in placed else b for b in kept)

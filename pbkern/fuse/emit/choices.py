@@ -1,0 +1,83 @@
+"""Choices for the kernels of a partition, made elsewhere: what could be chosen, and plans with what was.
+
+A partition's groups come in an order that its jaxpr decides, so that a tuple of choices, one per group, belongs to a
+jaxpr. The search with measured times is not fusion's: it is given `candidates`, and hands choices to `plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pbkern.core.errors import ScheduleError
+from pbkern.core.machine import Machine
+from pbkern.dsl.kernel import Kernel
+from pbkern.fuse.access.blocks import Unfusable
+from pbkern.fuse.access.rules import NeedsWhole
+from pbkern.fuse.graph import Node, Partition
+from pbkern.fuse.tiling.block_search import Schedule, alternatives, schedule_at
+
+from .host_program import emit_scheduled
+
+
+@dataclass(frozen=True)
+class Choice:
+    """For one kernel.
+
+    Attributes:
+      blocks: block size per dimension of the root output; None: the model's.
+      params: fields of the target's CompilerParams that differ from a fused kernel's, by name.
+    """
+
+    blocks: tuple[int, ...] | None = None
+    params: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"blocks {list(self.blocks)}"] if self.blocks is not None else []
+        return ", ".join([*said, *(f"{k}={v}" for k, v in self.params)]) or "the model's choice"
+
+
+def groups_of(nodes: Iterable[Node]) -> list[Node]:
+    """The groups that choices are for, in their order."""
+    return Partition(list(nodes), []).groups()
+
+
+def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: Machine) -> None:
+    """Gives each group the schedule that was chosen. Raises ScheduleError where one does not fit."""
+    if choices and len(choices) != len(groups):
+        raise ScheduleError("these choices belong to another program", why=f"{len(choices)} for {len(groups)} kernels")
+    for node, choice in zip(groups, choices):
+        node.schedule = chosen(node, choice, machine)
+
+
+def chosen(node: Node, choice: Choice, machine: Machine) -> Schedule:
+    """A group's schedule under a choice. Raises ScheduleError."""
+    own: Schedule = node.schedule
+    made: Schedule | None = own
+    if choice.blocks is not None:
+        fits = own.wave is None and len(choice.blocks) == len(own.blocks) and all(b > 0 for b in choice.blocks)
+        try:
+            outputs = [v for v, _ in node.schedule.outputs]
+            made = schedule_at(node.eqns, outputs, choice.blocks, machine) if fits else None
+        except (NeedsWhole, Unfusable):
+            made = None
+    if made is None:
+        raise ScheduleError("a kernel cannot have these blocks", why=f"{choice}; the model's are {node.schedule.blocks}")
+    return dataclasses.replace(made, params=choice.params)
+
+
+def candidates(node: Node, machine: Machine, count: int) -> list[Choice]:
+    """Up to `count` choices of blocks, the one that the group has first, then by the model's price. Fronts have none."""
+    if node.schedule.wave is not None:
+        return [Choice()]
+    outputs = [v for v, _ in node.schedule.outputs]
+    found = alternatives(node.eqns, outputs, node.schedule.blocks, machine, count)
+    return [Choice(), *(Choice(s.blocks) for s in found if s.blocks != node.schedule.blocks)][:count]
+
+
+def kernel_at(node: Node, choice: Choice, machine: Machine, params_for: Callable) -> Kernel:
+    """The group's kernel under a choice."""
+    s = chosen(node, choice, machine)
+    return emit_scheduled(node.kernel, s, dict(params_for(s.semantics, **dict(s.params))))

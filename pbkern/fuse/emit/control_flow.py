@@ -1,0 +1,216 @@
+"""scan, while and cond whose whole body is ours -> native Loop, While and Cond steps.
+
+Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a step, as every old
+value may be read until then. Large carries alternate between two buffers instead. Slices of a scan's xs and ys are views whose
+offset is affine in the loop counter: they are never copied. Deciding what is ours is fuse/partition/control_regions.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+from pbkern.dsl.host_program import Cond, Copy, Loop, Step, View, While
+from pbkern.fuse.graph import Inner, Node
+from pbkern.fuse.partition.donation import in_place
+
+from .group_kernel import array_type
+
+# Below this many bytes a copy per step is cheaper than twice the steps.
+ALTERNATE_BYTES = 1 << 14
+
+
+def control_steps(builder, node: Node) -> list[Step]:
+    """Steps of one control-flow equation."""
+    (eqn,) = node.eqns
+    return {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name](builder, eqn, node.inner)
+
+
+def _operand(builder, atom) -> View:
+    """Where an operand lies. Literals among them were given equations of their own by the partition."""
+    assert not isinstance(atom, jex.Literal), "operands of control flow are values"
+    return builder.place(atom)
+
+
+def run_inner(
+    builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]
+) -> tuple[list[Step], list[View]]:
+    """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written
+    there.
+    """
+    outer = dict(builder.views)
+    jaxpr = inner.jaxpr
+    for v, view in zip(jaxpr.invars, arguments):
+        builder.views[v] = view
+    makers = _made_as(inner)
+    for v, view in zip(jaxpr.outvars, results):
+        made = None if view is None or isinstance(v, jex.Literal) else makers.get(v)
+        if made is not None and v not in builder.views and made not in builder.views:
+            builder.views[v] = view
+            builder.views[made] = builder.typed(view, made.aval)
+    steps = builder.steps(inner.ordered)
+    found = []
+    for v, view in zip(jaxpr.outvars, results):
+        have = builder.place(v)
+        if view is not None and have != view:
+            steps.append(Copy(builder.typed(have, v.aval), view))
+        found.append(builder.typed(have, v.aval) if view is None else view)
+    builder.views = outer
+    return steps, found
+
+
+def _made_as(inner: Inner) -> dict:
+    """Value -> what a node makes: itself, or the array that it is another shape of."""
+    found: dict = {}
+    for n in inner.ordered:
+        if n.kind != "alias":
+            found.update((v, v) for v in n.outputs)
+            continue
+        (source, *_), (v,) = n.eqns[0].invars, n.eqns[0].outvars
+        # Parts of complex numbers are not counted by the same elements: places of theirs cannot be taken over.
+        if source in found and (source.aval.size, source.aval.dtype) == (v.aval.size, v.aval.dtype):
+            found[v] = found[source]
+    return found
+
+
+def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[View], list[Step]]:
+    """(buffers of the carries, copies of their first values)."""
+    carries = [builder.place(v) for v in results]
+    return carries, [
+        Copy(builder.typed(_operand(builder, a), v.aval), c) for a, v, c in zip(atoms, results, carries)
+    ]
+
+
+def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -> list[Step]:
+    """Copies new carries over old ones; through temporaries where one carry becomes another."""
+    steps, late = [], []
+    others = {c.buffer for c in carries}
+    for value, carry in zip(values, carries):
+        if value == carry:
+            continue
+        if value.buffer in others:
+            kept = builder.temporary(value.type)
+            steps.append(Copy(value, kept))
+            value = kept
+        late.append(Copy(value, carry))
+    return steps + late
+
+
+def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+    p, body, rest = eqn.params, inner["jaxpr"], inner.get("rest")
+    n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
+    consts = [_operand(builder, a) for a in eqn.invars[:n_consts]]
+    xs = [_operand(builder, a) for a in eqn.invars[n_consts + n_carry :]]
+    ys = [builder.place(v) for v in eqn.outvars[n_carry:]]
+    x_types = [v.aval for v in body.jaxpr.invars[n_consts + n_carry :]]
+    y_types = [v.aval for v in body.jaxpr.outvars[n_carry:]]
+
+    def at_step(wholes, avals, index: Affine) -> list[View]:
+        index = index * -1 + (length - 1) if p["reverse"] else index
+        sizes = [math.prod(a.shape) for a in avals]
+        return [View(w.buffer, array_type(a), w.offset + index * n) for w, a, n in zip(wholes, avals, sizes)]
+
+    def step(index: Affine | None, old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+        """One turn of the loop, the rest where the index is None."""
+        if index is None:
+            done = turns * body.steps
+            ends = [View(w.buffer, array_type(v.aval), w.offset + done * math.prod(v.aval.shape[1:]))
+                    for w, v in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])]
+            return run_inner(builder, rest, [*consts, *old, *ends], new)
+        arguments = [*consts, *old, *at_step(xs, x_types, index)]
+        return run_inner(builder, body, arguments, [*new, *at_step(ys, y_types, index)])
+
+    counter, turns = builder.fresh("i"), length // body.steps
+    firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
+    kept = in_place(body)
+    if not kept and turns and _can_alternate(body, n_consts, n_carry):
+        old = [builder.typed(_operand(builder, a), v.aval) for a, v in zip(firsts, carried)]
+        return _alternating(builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step)
+    carries, before = _into_carries(builder, firsts, carried)
+
+    def once(index: Affine | None) -> tuple[Step, ...]:
+        steps, found = step(index, carries, _places(body, carries, kept))
+        return (*steps, *_back_to_carries(builder, found[:n_carry], carries))
+
+    last = once(None) if rest is not None else ()
+    return [*before, Loop(counter, turns, once(Affine.symbol(counter))), *last]
+
+
+def _places(body: Inner, carries: Sequence[View], kept: set) -> list[View | None]:
+    """Where new carries go: those of `kept` where the old ones lie, others anywhere."""
+    return [view if v in kept else None for v, view in zip(body.jaxpr.outvars, carries)]
+
+
+def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
+    """Is every new carry computed, each by an equation of its own, so that it can be written to another
+    buffer?
+    """
+    made = _made_as(body)
+    news, others = ([made.get(v) for v in vs if not isinstance(v, jex.Literal)]
+                    for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:]))  # fmt: skip
+    olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
+    bytes_carried = sum(array_type(v.aval).nbytes for v in olds)
+    distinct = None not in news and len(set(news)) == n_carry and not set(news) & set(others)
+    return n_carry > 0 and distinct and bytes_carried >= ALTERNATE_BYTES
+
+
+def _alternating(
+    builder, counter: str, turns: int, rest: bool, first: Sequence[View], carries: Sequence[View], step
+) -> list[Step]:
+    """Turns between two sets of buffers: no copies. The first reads where the operands lie, the last writes the
+    results.
+    """
+    sets = [list(carries), [builder.temporary(c.type) for c in carries]]
+    total = turns + rest
+
+    def target(turn: int) -> list[View]:
+        return sets[(total - 1 - turn) % 2]
+
+    def turn(n: int, index: Affine | None) -> list[Step]:
+        return step(index, target(n - 1) if n else first, target(n))[0]
+
+    steps, pairs = turn(0, Affine()), (turns - 1) // 2
+    if pairs:
+        two = (*turn(1, Affine.symbol(counter, 2) + 1), *turn(2, Affine.symbol(counter, 2) + 2))
+        steps.append(Loop(counter, pairs, two))
+    if turns % 2 == 0:
+        steps += turn(turns - 1, Affine((), turns - 1))
+    return steps + (turn(turns, None) if rest else [])
+
+
+def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+    p = eqn.params
+    n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
+    cond_consts = [_operand(builder, a) for a in eqn.invars[:n_cond]]
+    body_consts = [_operand(builder, a) for a in eqn.invars[n_cond : n_cond + n_body]]
+    carries, before = _into_carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
+    body = inner["body_jaxpr"]
+    kept = in_place(body)
+
+    def test(at: Sequence[View]) -> tuple[tuple[Step, ...], View]:
+        steps, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *at], [None])
+        return tuple(steps), predicate
+
+    def turn(old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+        return run_inner(builder, body, [*body_consts, *old], new)
+
+    condition, predicate = test(carries)
+    if not kept and _can_alternate(body, n_body, len(carries)):
+        # Two turns, the second from other buffers and only if the first was not the last.
+        others = [builder.temporary(c.type) for c in carries]
+        first, second = turn(carries, others)[0], turn(others, carries)[0]
+        between, again = test(others)
+        back = tuple(Copy(other, carry) for other, carry in zip(others, carries))
+        return [*before, While(condition, predicate, (*first, *between, Cond(again, (back, tuple(second)))))]
+    steps, found = turn(carries, _places(body, carries, kept))
+    return [*before, While(condition, predicate, (*steps, *_back_to_carries(builder, found, carries)))]
+
+
+def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
+    index, *operands = (_operand(builder, a) for a in eqn.invars)
+    results = [builder.place(v) for v in eqn.outvars]
+    branches = [run_inner(builder, b, operands, results)[0] for b in inner.values()]
+    return [Cond(index, tuple(map(tuple, branches)))]

@@ -1,0 +1,130 @@
+"""Partition, Plan -> Explanation: kernels and their ops, what was not fused and why, with prices, and what XLA keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pbkern._jax import user_line
+from pbkern.fuse.cost.equation import VIEWS
+from pbkern.fuse.cost.kernel import Cost
+from pbkern.fuse.graph import Edge, Node, Partition
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
+
+    `finish`: the ops of its last stage; `measured`: seconds of one run of the kernel alone, where that was asked for; `steps`
+    of a loop that follow each other in it, of which `ops` are one; `run`: columns that long reductions take at a time, or 0.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    ops: tuple[tuple[str, str | None], ...]
+    cost: Cost
+    finish: tuple[tuple[str, str | None], ...] = ()
+    measured: float | None = None
+    steps: int = 1
+    run: int = 0
+
+    def __str__(self) -> str:
+        c = self.cost
+        steps = f"{self.steps} steps of a loop, " if self.steps > 1 else f"in runs of {self.run} columns, " if self.run else ""
+        measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
+        head = (
+            f"{self.name}: grid {list(self.grid)}, {steps}{c.seconds * 1e6:.1f} us predicted, {measured}"
+            f"{100 * c.limit / (self.measured or c.seconds or c.limit or 1):.0f} % of the machine's limit, "
+            f"{c.bytes_moved / 1e6:.2f} MB, {c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
+            f"{c.working_set // 1024} KB per program"
+        )
+        last = [f"    last stage: {line}" for line in _by_line(self.finish)]
+        return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *last])
+
+
+@dataclass(frozen=True)
+class WrittenKernel:
+    """A kernel that fusion did not make: `origin` says who wrote it, `lines` how the dimensions of its grid run, and what
+    follows them.
+    """
+
+    name: str
+    origin: str
+    at: str | None
+    grid: tuple
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.name} ({self.origin}): grid [{', '.join(map(str, self.grid))}]  at {self.at or 'unknown line'}"
+        return "\n".join([head, *(f"    {line}" for line in self.lines)])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the fuser did. `str()` is the report: kernels, then what was not fused, then a count of what was.
+
+    `kernels` are those of the fuser, `written` those of the function's author (api/pipeline.py adds them). With `verbose`, the
+    fusions are listed too.
+    """
+
+    name: str
+    kernels: tuple[KernelReport, ...]
+    edges: tuple[Edge, ...]
+    left: tuple
+    written: tuple[WrittenKernel, ...] = ()
+    verbose: bool = False
+
+    def __str__(self) -> str:
+        edges = [e for e in self.edges if e.producer.primitive.name not in VIEWS]
+        fused = [e for e in edges if e.fused]
+        written = f" and {len(self.written)} that you wrote" if self.written else ""
+        out = [f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"]
+        out += [f"  kernel {k}" for k in (*self.kernels, *self.written)]
+        out += [f"  {_edge(e)}" for e in edges if not e.fused]
+        if self.verbose:
+            out += [f"  {_edge(e)}" for e in fused]
+        elif fused:
+            saved = sum(e.bytes_saved for e in fused) / 1e6
+            out.append(f"  fused: {len(fused)} operation(s), which saves {saved:.2f} MB; verbose=True lists them")
+        out += [f"  XLA: {x.op} at {x.at or 'unknown line'}: {x.why}" for x in self.left]
+        return "\n".join(out)
+
+    def with_times(self, seconds: Mapping[str, float]) -> Explanation:
+        """The same with measured times of kernels, by name."""
+        kernels = tuple(dataclasses.replace(k, measured=seconds.get(k.name, k.measured)) for k in self.kernels)
+        return dataclasses.replace(self, kernels=kernels)
+
+
+def _by_line(ops: Iterable[tuple[str, str | None]]) -> list[str]:
+    lines: dict[str, list[str]] = {}
+    for op, at in ops:
+        lines.setdefault(at or "unknown line", []).append(op)
+    return [f"{', '.join(found)}  at {at}" for at, found in lines.items()]
+
+
+def _edge(e: Edge) -> str:
+    verdict = "fused" if e.fused else "not fused"
+    price = f", {e.before * 1e6:.1f} us apart, {e.after * 1e6:.1f} us together" if e.after else ""
+    saved = f"{'saves' if e.fused else 'would save'} {e.bytes_saved / 1e6:.2f} MB"
+    return f"{verdict}: {e.producer.primitive.name} at {user_line(e.producer) or 'unknown line'}: {e.why}; {saved}{price}"
+
+
+def report(name: str, node: Node) -> KernelReport:
+    cost = dataclasses.replace(node.schedule.cost, seconds=node.seconds)
+    finish = _ops(node.finish) if node.finish else ()
+    wave = node.schedule.wave
+    run = node.schedule.online.online.run if node.schedule.online else 0
+    return KernelReport(name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run)
+
+
+def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
+    """Of several steps of a loop in a front, those of one."""
+    wave = node.schedule.wave if node.schedule is not None else None
+    eqns = node.eqns if wave is None else wave.body.jaxpr.eqns
+    return tuple((e.primitive.name, user_line(e)) for e in eqns)
+
+
+def explain(name: str, parts: Partition, plan) -> Explanation:
+    kernels = tuple(report(g.kernel, g) for g in reversed(parts.groups()))
+    return Explanation(name, kernels, tuple(parts.edges), tuple(plan.left_to_xla()))

@@ -1,0 +1,113 @@
+"""Group with a Schedule -> dsl.Kernel: block mappings from accesses, body by re-tracing at block shape.
+
+A span whose start is a multiple of its size becomes a Blocked dimension, any other an Element one with the
+padding that its bounds over the grid need. Choosing blocks is fuse/tiling/block_search.py; the body is fuse/access/blocks.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+from pbkern.dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel
+from pbkern.fuse.access.blocks import Hulls, Requests, bounds, trace_body
+from pbkern.fuse.access.rules import Access, Span, whole
+
+
+def array_type(aval) -> ArrayType:
+    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype))
+
+
+def _block_dim(span: Span, extent: int, grid: Sequence[int]) -> tuple[BlockDim, Affine]:
+    """(block dimension, index affine in grid axes) of one span."""
+    size, start = span.size, span.start
+    if size and start.const % size == 0 and all(c % size == 0 for _, c in start.terms):
+        lo, hi = bounds(span, grid)
+        # A block that lies outside the array as a whole is a halo as well, and only Element may be.
+        if lo >= 0 and hi - size < max(extent, 1) and size <= extent:
+            return Blocked(size), Affine(tuple((s, c // size) for s, c in start.terms), start.const // size)
+    lo, hi = bounds(span, grid)
+    return Element(size, (max(0, -lo), max(0, hi - extent))), start
+
+
+@functools.lru_cache(maxsize=4096)
+def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
+    """Closed jaxpr from `rank` i32 grid indices to the given affine expressions."""
+
+    def index(*grid):
+        found = []
+        for e in indices:
+            total = None
+            for axis, c in e.terms:
+                term = grid[axis] if c == 1 else grid[axis] * np.int32(c)
+                total = term if total is None else total + term
+            if total is None:
+                total = np.int32(e.const)
+            elif e.const:
+                total = total + np.int32(e.const)
+            found.append(total)
+        return tuple(found)
+
+    return jax.make_jaxpr(index)(*[jax.ShapeDtypeStruct((), jnp.int32)] * rank)
+
+
+def block_mapping(origin: str, array: ArrayType, access: Access, grid: Sequence[int]) -> BlockMapping:
+    pairs = [_block_dim(s, n, grid) for s, n in zip(access, array.shape)]
+    return BlockMapping(
+        origin, array, tuple(d for d, _ in pairs), _index_map(tuple(i for _, i in pairs), len(grid))
+    )
+
+
+def emit_kernel(
+    name: str,
+    grid: tuple[int, ...],
+    requests: Requests,
+    outputs: Sequence[tuple[object, Access]],
+    compiler_params: dict | None = None,
+    aliases: tuple[tuple[int, int], ...] = (),
+    *,
+    body: bool = True,
+) -> Kernel:
+    """The kernel that computes `outputs`; operands are `requests.inputs` in order, of which some are `aliases` of outputs.
+
+    `body`: False leaves it to the caller.
+    """
+    return Kernel(
+        name=name,
+        grid=grid,
+        inputs=tuple(
+            block_mapping(f"input {n}", array_type(v.aval), a, grid)
+            for n, (v, a) in enumerate(requests.inputs)
+        ),
+        outputs=tuple(
+            block_mapping(f"output {n}", array_type(v.aval), a, grid) for n, (v, a) in enumerate(outputs)
+        ),
+        scratch=(),
+        body=trace_body(requests, outputs) if body else None,
+        compiler_params=compiler_params or {},
+        aliases=aliases,
+    )
+
+
+def emit_finish(
+    name: str, requests: Requests, outputs: Sequence[tuple[object, Access]], made: Sequence, kept: Sequence, params: dict
+) -> Kernel:
+    """The last stage that computes `outputs`, as Kernel.finish wants it.
+
+    Args:
+      made: the programs' results, its first operands.
+      kept: those of them that the kernel returns after `outputs`.
+    """
+    access = {v: tuple(map(whole, v.aval.shape)) for v in made}
+    hulls = requests.hulls | {v: Hulls.of([a]) for v, a in access.items() if v in requests.hulls}
+    further = [(v, a) for v, a in requests.inputs if v not in access]
+    asked = dataclasses.replace(requests, hulls=hulls, inputs=[*access.items(), *further])
+    aliases = tuple((made.index(v), len(outputs) + n) for n, v in enumerate(kept))
+    return emit_kernel(name, (), asked, [*outputs, *((v, access[v]) for v in kept)], params, aliases)

@@ -1,0 +1,183 @@
+"""Nodes in order -> HostProgram: one launch per group, buffers for values, views for reshapes.
+
+A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps in
+control_flow.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from jax.extend import core as jex
+
+from pbkern.dsl.host_program import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
+from pbkern.dsl.kernel import ArrayType, Kernel
+from pbkern.fuse.graph import Node
+from pbkern.fuse.tiling.block_search import Schedule
+
+from .buffer_reuse import assign_slots
+from .group_kernel import array_type, emit_finish, emit_kernel
+from .online_kernel import emit_online
+from .skewed_kernel import emit_wave
+
+
+def identifier(text: str) -> str:
+    """`text` as a Python identifier."""
+    name = re.sub(r"\W+", "_", text).strip("_") or "fused"
+    return name if not name[0].isdigit() else f"k_{name}"
+
+
+@dataclass
+class Builder:
+    """Collects the buffers and steps of one HostProgram.
+
+    Attributes:
+      views: value -> where it lies.
+      names: counter of buffer and kernel names.
+      kernels: id of a node -> its kernel; a loop's steps may use one twice.
+      params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
+    """
+
+    name: str
+    params_for: Callable
+    views: dict = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    kernels: dict[int, Kernel] = field(default_factory=dict)
+
+    def fresh(self, stem: str) -> str:
+        n = self.counts.get(stem, 0)
+        self.counts[stem] = n + 1
+        return f"{stem}{n}"
+
+    def buffer(self, stem: str, aval, kind: BufferKind, position: int = -1) -> View:
+        b = Buffer(self.fresh(stem), array_type(aval), kind, position)
+        self.buffers.append(b)
+        return View(b.name, b.type)
+
+    def temporary(self, array: ArrayType) -> View:
+        b = Buffer(self.fresh("t"), array, BufferKind.TEMP)
+        self.buffers.append(b)
+        return View(b.name, b.type)
+
+    def place(self, v) -> View:
+        """Where `v` lies; a new temporary if it has no place yet."""
+        if v not in self.views:
+            self.views[v] = self.temporary(array_type(v.aval))
+        return self.views[v]
+
+    def typed(self, view: View, aval) -> View:
+        return View(view.buffer, array_type(aval), view.offset)
+
+    # -- steps
+
+    def steps(self, nodes: Sequence[Node]) -> list[Step]:
+        return [s for n in nodes for s in self.node_steps(n)]
+
+    def node_steps(self, node: Node) -> list[Step]:
+        if node.kind == "group":
+            return [self.launch(node)]
+        if node.kind == "alias":
+            return self.alias(node.eqns[0])
+        if node.kind == "kernel":
+            return self.hand_written(node.eqns[0])
+        from .control_flow import control_steps
+
+        return control_steps(self, node)
+
+    def hand_written(self, eqn) -> list[Step]:
+        """A kernel as it is; an operand that shares its array with a result is copied there first."""
+        kernel = eqn.params["kernel"]
+        operands, results = [self.place(a) for a in eqn.invars], [self.place(v) for v in eqn.outvars]
+        copies: list[Step] = []
+        for i, o in kernel.shared:
+            copies.append(Copy(operands[i], results[o]))
+            operands[i] = results[o]
+        return [*copies, Launch(kernel, tuple(operands), tuple(results))]
+
+    def launch(self, node: Node) -> Launch:
+        s = node.schedule
+        if id(node) not in self.kernels:
+            self.kernels[id(node)] = self.emit(node)
+        reads, makes = [v for v, _ in s.requests.inputs], [v for v, _ in s.outputs]
+        if node.finish is not None:
+            last = node.finish.schedule
+            reads += [v for v, _ in last.requests.inputs if v not in makes]
+            makes = [*(v for v, _ in last.outputs), *kept_results(node)]
+        return Launch(self.kernels[id(node)], tuple(map(self.place, reads)), tuple(map(self.place, makes)))
+
+    def emit(self, node: Node) -> Kernel:
+        s = node.schedule
+        name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
+        node.kernel = name
+        programs = emit_scheduled(name, s, self.params(s))
+        if node.finish is None:
+            return programs
+        last, made = node.finish.schedule, [v for v, _ in s.outputs]
+        finish = emit_finish(f"{name}_finish", last.requests, last.outputs, made, kept_results(node), self.params(last))
+        return dataclasses.replace(programs, finish=finish)
+
+    def params(self, s: Schedule) -> dict:
+        return dict(self.params_for(s.semantics, **dict(s.params)))
+
+    def alias(self, eqn) -> list[Step]:
+        (source, *_), (v,) = eqn.invars, eqn.outvars
+        if v in self.views and self.views[v].buffer != self.place(source).buffer:  # a result of its own
+            return [Copy(self.typed(self.place(source), v.aval), self.views[v])]
+        self.views.setdefault(v, self.typed(self.place(source), v.aval))
+        return []
+
+
+def emit_scheduled(name: str, s: Schedule, compiler_params: dict) -> Kernel:
+    """The kernel of a group."""
+    if s.wave is not None:
+        return emit_wave(name, s.wave, compiler_params)
+    if s.online is not None:
+        return emit_online(name, s.grid, s.requests, s.outputs, s.online, compiler_params, s.aliases)
+    return emit_kernel(name, s.grid, s.requests, s.outputs, compiler_params, s.aliases)
+
+
+def kept_results(node: Node) -> list:
+    """Results of a group's programs that others than its last stage read."""
+    return [v for v, _ in node.schedule.outputs if v in node.outputs]
+
+
+def kernel_stem(node: Node) -> str:
+    """A word for the kernel's name: its dearest operation."""
+    eqns = [*node.eqns, *(node.finish.eqns if node.finish else ())]
+    names = [e.primitive.name for e in eqns]
+    for known, word in (
+        ("conv_general_dilated", "conv"),
+        ("dot_general", "dot"),
+        ("reduce", "reduce"),
+        ("sort", "sort"),
+    ):
+        if any(n.startswith(known) for n in names):
+            return word
+    return "map" if len(names) > 1 else names[0]
+
+
+def build_program(
+    name: str, nodes: Sequence[Node], reads: Sequence, makes: Sequence, params_for: Callable
+) -> HostProgram:
+    """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
+    b = Builder(identifier(name), params_for)
+    for n, v in enumerate(reads):
+        b.views[v] = b.buffer("in", v.aval, BufferKind.INPUT, n)
+    for n, v in enumerate(makes):
+        b.views[v] = b.buffer("out", v.aval, BufferKind.OUTPUT, n)
+    share_outputs(b, nodes)
+    steps = b.steps(nodes)
+    return HostProgram(b.name, assign_slots(b.buffers, steps), tuple(steps))
+
+
+def share_outputs(b: Builder, nodes: Iterable[Node]) -> None:
+    """Lets a producer write straight into an output that is another shape of its result."""
+    made = {v for n in nodes for v in n.outputs}
+    for node in reversed([n for n in nodes if n.kind == "alias"]):
+        (source, *_), (v,) = node.eqns[0].invars, node.eqns[0].outvars
+        if v in b.views and not isinstance(source, jex.Literal) and source in made and source not in b.views:
+            b.views[source] = b.typed(b.views[v], source.aval)

@@ -1,0 +1,212 @@
+"""Online at blocks -> dsl.Kernel: loops over runs of columns, with the maximum and the sums so far in scratch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern._jax import ref_aval
+from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.dsl.kernel import Kernel, Scratch
+from pbkern.dsl.primitives.grid import ds, loop
+from pbkern.dsl.trace import canonical_body
+from pbkern.fuse.access.blocks import BodyContext, Requests, Step, literal, run_steps
+from pbkern.fuse.access.dimension_map import Places
+from pbkern.fuse.access.rules import Access, block_shape
+from pbkern.fuse.tiling.online_blocks import RUN, Blocks, Pass, Run, moves
+
+from .group_kernel import emit_kernel
+
+
+def emit_online(name: str, grid: tuple[int, ...], requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks,
+                compiler_params: dict, aliases: tuple[tuple[int, int], ...]) -> Kernel:
+    """As emit_kernel, whose operands and results it has."""
+    plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
+    kept = [Scratch(block_shape(a), _kept_type(v), scoped=True) for v, a in _reduced(blocks)]
+    types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
+    body = _Body(requests, outputs, blocks)
+    traced = jax.make_jaxpr(body)(*types, *(ref_aval(s.shape, s.dtype) for s in kept))
+    return dataclasses.replace(plain, scratch=tuple(kept), body=canonical_body(traced, name))
+
+
+def _reduced(blocks: Blocks) -> list[tuple[object, Access]]:
+    """Results of reductions in runs, with their blocks."""
+    first, second = (p.kept if p else [] for p in (blocks.first, blocks.second))
+    return [*zip(blocks.online.first, first), *zip(blocks.online.second, second)]
+
+
+def _kept_type(v) -> np.dtype:
+    """Sums of floats of 16 bits are kept in 32: they are rounded with each run."""
+    narrow = jnp.issubdtype(v.aval.dtype, jnp.floating) and v.aval.dtype.itemsize <= 2
+    return np.dtype(np.float32 if narrow else v.aval.dtype)
+
+
+class _Body:
+    """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts."""
+
+    def __init__(self, requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks):
+        self.requests, self.outputs, self.blocks, self.online = requests, outputs, blocks, blocks.online
+        self.reduced = {v for v, _ in _reduced(blocks)}
+
+    def __call__(self, *refs) -> None:
+        inputs, outputs = len(self.requests.inputs), len(self.outputs)
+        self.refs, results = refs[:inputs], refs[inputs : inputs + outputs]
+        kept = refs[inputs + outputs :]
+        self.level, self.sums = (kept[:1], kept[1 : len(self.online.first)]) if self.online.first else ((), ())
+        self.totals = kept[len(self.online.first) :]
+        found: dict = {}
+        if self.blocks.first is not None:
+            self.level[0][...] = lax.full(self.level[0].shape, -np.inf, self.level[0].dtype)
+            self.clear(self.sums)
+            self.go(self.blocks.first, found, self.rise)
+            found |= self.first()
+        if self.blocks.second is not None:
+            self.clear(self.totals)
+            self.go(self.blocks.second, found, self.add)
+            found |= {(v, a): _as(ref[...], v.aval.dtype)
+                      for v, a, ref in zip(self.online.second, self.blocks.second.kept, self.totals)}
+        given = {v for v, _ in self.requests.inputs}
+        get = run_steps(self.blocks.after, found | self.read(self.blocks.after, found, {}), BodyContext())
+        for (v, access), ref in zip(self.outputs, results):
+            if v not in given:
+                ref[...] = get(v, access)
+
+    def clear(self, refs: Sequence) -> None:
+        for ref in refs:
+            ref[...] = lax.full(ref.shape, 0, ref.dtype)
+
+    def go(self, over: Pass, found: dict, turn: Callable) -> None:
+        """All runs of a pass. What is the same for all is computed before them."""
+        requests = over.full.requests
+        late = self.online.level.outvars[:1] if turn == self.rise else []
+        changing, moving = set(late), []
+        for s in requests.steps:
+            if _moves(s) or any(a in changing for a in atoms(s.eqn)):
+                changing.update(s.eqn.outvars)
+                moving.append(s)
+        fixed = [s for s in requests.steps if s not in moving]
+        before = self.computed(requests, fixed, found | self.read(requests, found, None), {})
+
+        @loop(0, over.count)
+        def _(t):
+            ids = {RUN: _as(t, np.int32)}
+            turn(over.full, moving, before | self.read(requests, before, ids), ids)
+
+        if over.rest is not None:
+            requests = over.rest.requests
+            left = [s for s in requests.steps if (s.eqn.outvars[0], s.out) not in before]
+            turn(over.rest, left, before | self.read(requests, before, {}), {})
+
+    def rise(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
+        """A run of the first pass: the level rises, and what was summed up before is measured by the new one."""
+        requests, (level, *sums) = run.requests, run.products
+        (m, access), (x, of_x) = (level.eqn.outvars[0], level.out), (level.eqn.invars[0], level.pull.inputs[0])
+        makers = set(map(id, leading_to([s.eqn for s in steps], {x})))
+        makes_x = [s for s in steps if id(s.eqn) in makers]
+        found = self.computed(requests, makes_x, found, ids)
+        old = self.level[0][...]
+        highest = lax.reduce_max_p.bind(_value(requests, found, x, of_x), **level.pull.params)
+        new = lax.max(old, _as(highest, old.dtype))
+        # Of a row of which all is -inf so far: its exponentials are 0, not those of -inf - -inf.
+        base = lax.select(_is_least(new), lax.full_like(new, 0), new)
+        found[m, access] = _as(base, m.aval.dtype)
+        found = self.computed(requests, [s for s in steps if id(s.eqn) not in makers], found, ids)
+        share = getattr(lax, self.online.function)(old - base)
+        for step, ref, (_, places) in zip(sums, self.sums, self.online.sums):
+            ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(requests, found, step, ref.dtype)
+        self.level[0][...] = new
+
+    def add(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
+        """A run of the second pass."""
+        found = self.computed(run.requests, steps, found, ids)
+        for step, ref in zip(run.products, self.totals):
+            ref[...] = ref[...] + _sum(run.requests, found, step, ref.dtype)
+
+    def first(self) -> dict:
+        """The level and the sums at the end. Where all is -inf, exp(-inf - -inf) makes them NaN."""
+        level, (access, *accesses) = self.level[0][...], self.blocks.first.kept
+        m, *sums = self.online.first
+        found = {(m, access): _as(level, m.aval.dtype)}
+        for v, a, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
+            empty, total = self.spread(_is_least(level), places, ref.shape), ref[...]
+            found[v, a] = _as(lax.select(empty, lax.full_like(total, np.nan), total), v.aval.dtype)
+        return found
+
+    def spread(self, x, places: Places, shape: tuple[int, ...]):
+        """Numbers per row of the level, as numbers per element of a sum."""
+        rows = self.online.places_of_level()
+        x = lax.squeeze(x, [d for d, p in enumerate(rows) if p not in places])
+        left = [p for p in rows if p in places]
+        order = [p for p in places if p in left]
+        x = lax.transpose(x, [left.index(p) for p in order])
+        return lax.broadcast_in_dim(x, shape, [places.index(p) for p in order])
+
+    # ---------------------------------------------------------------- values
+
+    def read(self, requests: Requests, found: dict, ids: dict | None) -> dict:
+        """Blocks of operands beside those found: all with `ids`, else those that are the same for all runs."""
+        wanted = [(v, a) for v, a in requests.inputs if (v, a) not in found and v not in self.reduced]
+        return {(v, a): self.block(v, a, ids or {}) for v, a in wanted if ids is not None or not moves(a)}
+
+    def block(self, v, access: Access, ids: dict):
+        holds = [(n, h) for n, (w, h) in enumerate(self.requests.inputs) if w is v and _covers(h, access)]
+        assert holds, "a run reads what no block of its operand holds"
+        n, hull = holds[0]
+        ctx = BodyContext(ids)
+        starts = [s.start.const - h.start.const if not _runs(s) else ctx.affine(s.start - h.start, np.int32)
+                  for s, h in zip(access, hull)]
+        if access == hull:
+            return self.refs[n][...]
+        return self.refs[n][tuple(ds(start, s.size) for start, s in zip(starts, access))]
+
+    def computed(self, requests: Requests, steps: Sequence[Step], found: dict, ids: dict) -> dict:
+        """`found` with the results of some steps."""
+        get = run_steps(dataclasses.replace(requests, steps=list(steps)), found, BodyContext(ids))
+        return found | {(v, s.out): get(v, s.out) for s in steps for v in s.eqn.outvars}
+
+
+def _runs(span) -> bool:
+    return RUN in span.start.symbols
+
+
+def _moves(step: Step) -> bool:
+    return any(moves(a) for a in (step.out, *step.pull.inputs) if a is not None)
+
+
+def _covers(hull: Access, access: Access) -> bool:
+    """Whether a block of an operand holds what runs read of it."""
+    def covers(h, s) -> bool:
+        if _runs(s):
+            return h.is_const and h.start.const == 0
+        low = s.start.const - h.start.const
+        return h.start.terms == s.start.terms and 0 <= low and low + s.size <= h.size
+
+    return all(map(covers, hull, access))
+
+
+def _value(requests: Requests, found: dict, atom, access: Access):
+    if isinstance(atom, jex.Literal):
+        return literal(atom)
+    return run_steps(dataclasses.replace(requests, steps=[]), found, BodyContext())(atom, access)
+
+
+def _sum(requests: Requests, found: dict, step: Step, dtype):
+    """What a run adds to a sum."""
+    operands = [_value(requests, found, a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
+    if step.eqn.primitive.name == "reduce_sum":
+        return step.eqn.primitive.bind(_as(operands[0], dtype), **step.pull.params)
+    return step.eqn.primitive.bind(*operands, **{**step.pull.params, "preferred_element_type": dtype})
+
+
+def _as(x, dtype):
+    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+
+
+def _is_least(x):
+    return lax.eq(x, lax.full_like(x, -np.inf))

@@ -1,0 +1,155 @@
+"""Partition -> Plan: an ordered list of segments, each a HostProgram of ours or a ClosedJaxpr left to XLA.
+
+Nodes are sorted so that few segments change hands. Within a HostProgram, values are buffers; reshapes are
+views. Array constants become inputs. Outputs that are inputs, literals or repeats are forwarded by the Plan
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern._jax import user_line
+from pbkern.dsl.host_program import HostProgram
+from pbkern.fuse.access.blocks import literal
+from pbkern.fuse.algebra.prng_keys import keys_of_words, words_of_keys
+from pbkern.fuse.graph import Node
+
+
+@dataclass(frozen=True)
+class Left:
+    """An equation left to XLA: the op, the user's line, and why."""
+
+    op: str
+    at: str | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One step of a Plan: `reads` values of the plan's jaxpr, `makes` others."""
+
+    body: HostProgram | jex.ClosedJaxpr
+    reads: tuple
+    makes: tuple
+    left: tuple[Left, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        return isinstance(self.body, HostProgram)
+
+
+@dataclass
+class Plan:
+    """What runs where. `jaxpr` names the values, of PRNG keys their words; `consts` are its array constants; `results` are
+    the types of what the function returns.
+    """
+
+    name: str
+    jaxpr: jex.Jaxpr
+    consts: tuple
+    segments: tuple[Segment, ...]
+    results: Sequence
+    explanation: Any = None
+    nodes: list[Node] = field(default_factory=list)
+
+    def evaluate(self, args, run_program: Callable) -> list:
+        """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others.
+        Traceable.
+        """
+        env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(zip(self.jaxpr.constvars, self.consts))
+        for s in self.segments:
+            inputs = [env[v] for v in s.reads]
+            results = run_program(s.body, inputs) if s.is_ours else jex.jaxpr_as_fun(s.body)(*inputs)
+            env.update(zip(s.makes, results))
+        found = [literal(a) if isinstance(a, jex.Literal) else env[a] for a in self.jaxpr.outvars]
+        return keys_of_words(found, self.results)
+
+    def programs(self) -> list[HostProgram]:
+        return [s.body for s in self.segments if s.is_ours]
+
+    def kernels(self) -> list:
+        return [k for p in self.programs() for k in p.kernels()]
+
+    def left_to_xla(self) -> list[Left]:
+        return [x for s in self.segments for x in s.left]
+
+
+def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[Node]]:
+    """Topological order in runs of one owner: as many of ours as can run, then XLA's, and so on."""
+    waiting = nodes[::-1]
+    known, runs, ours = set(available), [], True
+    readers: dict = {}
+    for n in nodes:
+        for v in n.reads():
+            readers.setdefault(v, []).append(n)
+    while waiting:
+        run: dict[Node, None] = {}
+        reached = set(known)
+        progress = True
+        while progress:
+            progress = False
+            for n in waiting:
+                if n not in run and (n.kind != "xla") == ours and n.reads() <= reached:
+                    run[n] = None
+                    reached.update(n.outputs)
+                    progress = True
+        kept = without_early_views(run, readers, results)
+        if kept:
+            runs.append(list(kept))
+            known.update(v for n in kept for v in n.outputs)
+            waiting = [n for n in waiting if n not in kept]
+        ours = not ours
+        if not kept and not any(n.reads() <= known for n in waiting):
+            raise AssertionError("groups depend on each other in a circle")
+    return runs
+
+
+def without_early_views(run: dict[Node, None], readers: dict, results: set) -> dict[Node, None]:
+    """The run without views that only later runs of ours read: here they would be copies."""
+    kept: set[Node] = set()
+    for node in reversed(run):
+        read_by = [r for v in node.outputs for r in readers.get(v, ())]
+        early = read_by and not results & set(node.outputs) and not any(r.kind == "xla" or r in kept for r in read_by)
+        if node.kind != "alias" or not early:
+            kept.add(node)
+    return {n: None for n in run if n in kept}
+
+
+def xla_segment(run: list[Node], needed: set) -> Segment:
+    """The equations of a run as one jaxpr, made by tracing them again."""
+    eqns = [e for n in run for e in n.eqns]
+    made = [v for e in eqns for v in e.outvars]
+    reads = list(
+        dict.fromkeys(a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made)
+    )
+    makes = [v for v in made if v in needed]
+
+    def body(*args):
+        env = dict(zip(reads, args))
+        for e in eqns:
+            operands = [a.val if isinstance(a, jex.Literal) else env[a] for a in e.invars]
+            results = e.primitive.bind(*operands, **e.params)
+            env.update(zip(e.outvars, results if e.primitive.multiple_results else [results]))
+        return [env[v] for v in makes]
+
+    closed = jax.make_jaxpr(body)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in reads])
+    left = tuple(
+        Left(e.primitive.name, user_line(e), n.reason or "not supported") for n in run for e in n.eqns
+    )
+    return Segment(closed, tuple(reads), tuple(makes), left)
+
+
+def read_later(runs: list[list[Node]], at: int, results: set) -> set:
+    """Values that later runs or the plan's results read."""
+    return results | {v for run in runs[at + 1 :] for n in run for v in n.reads()}
+
+
+def as_arrays(consts) -> tuple:
+    return tuple(c if isinstance(c, jax.Array) else np.asarray(c) for c in consts)

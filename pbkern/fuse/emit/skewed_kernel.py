@@ -1,0 +1,333 @@
+"""Wave -> dsl.Kernel: each program moves a front over rows of its own, all steps in one scratch buffer per carry.
+
+Rows are counted from the first that a program reads, and a step's rows from the first that they are made of: row d of a step
+is made of rows d, d + 1, ... d + lag of the step before, and takes the place of row d. So elements are stored over what only
+rows before needed. The scratch holds the rows between the first step and the last, and as many more, after which the front
+goes back to its start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pbkern.core.machine import LINE_BYTES
+from pbkern.dsl.kernel import ArrayType, Kernel
+from pbkern.dsl.primitives.grid import ds, program_id, when
+from pbkern.dsl.trace import trace_kernel
+from pbkern.fuse.access.blocks import BodyContext, run_steps
+from pbkern.fuse.access.rules import Access
+from pbkern.fuse.tiling.time_skewing import Reads, Wave
+
+from .group_kernel import array_type
+
+I32 = np.int32
+# A load waits for a store before it whose address has the same last bits: that of a row near by should not be one of the last
+# few that were stored. (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
+PAGE_BYTES, NEAR_BYTES, NEAR_ROWS = 4096, 576, 5
+
+
+def emit_wave(name: str, wave: Wave, compiler_params: dict) -> Kernel:
+    """The kernel that makes the carries after `wave.steps` steps of `wave.operands`, of which xs have as many elements."""
+    return trace_kernel(
+        _Front(wave).body,
+        in_types=[_operand_type(wave, v) for v in wave.operands],
+        out_types=[array_type(v.aval) for v in wave.carries],
+        grid=(wave.programs,),
+        scratch_shapes=[_Ring.of(wave, v).type for v in wave.carries],
+        compiler_params=compiler_params,
+        name=name,
+        x64=True,
+        source="",
+    )
+
+
+def _operand_type(wave: Wave, v) -> ArrayType:
+    lead = (wave.steps,) if v in wave.elements else ()
+    return ArrayType((*lead, *v.aval.shape), np.dtype(v.aval.dtype))
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """Where the front's rows of one carry lie: `first` is the place of its first element, except along the front."""
+
+    v: object
+    axis: int
+    first: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, wave: Wave, v) -> _Ring:
+        axis, lanes = wave.axis(v), LINE_BYTES // np.dtype(v.aval.dtype).itemsize
+        first, shape = [], []
+        for d, (n, (low, high)) in enumerate(zip(v.aval.shape, wave.margins(v))):
+            last = d == len(v.aval.shape) - 1
+            low = -(-low // lanes) * lanes if last else low
+            size = -(-(low + n + high) // lanes) * lanes if last else low + n + high
+            first.append(low)
+            shape.append(_rows(wave) if d == axis else size)
+        stride = math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize  # of rows, for each element of the last axis
+        wider = range(shape[-1], shape[-1] + PAGE_BYTES // LINE_BYTES * lanes, lanes)
+        shape[-1] = next((n for n in wider if not _rows_meet(n * stride)), shape[-1])
+        return cls(v, axis, tuple(first), tuple(shape))
+
+    @property
+    def type(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.v.aval.dtype)
+
+    def at(self, slot, hull: Access) -> tuple:
+        """Index of a block whose first row is in `slot`."""
+        return tuple(ds(slot, s.size) if d == self.axis else ds(f + s.start.const, s.size)
+                     for d, (f, s) in enumerate(zip(self.first, hull)))  # fmt: skip
+
+    def line(self, slot, count: int, dim: int, start: int, size: int) -> tuple:
+        """Index of a part of rows along `dim`, with the margins of the others."""
+        part = {self.axis: ds(slot, count), dim: ds(start, size)}
+        return tuple(part.get(d, slice(None)) for d in range(len(self.shape)))
+
+    def rows(self, slot, count: int) -> tuple:
+        """Index of whole rows, without margins."""
+        return tuple(ds(slot, count) if d == self.axis else ds(f, n)
+                     for d, (f, n) in enumerate(zip(self.first, self.v.aval.shape)))  # fmt: skip
+
+
+def _rows_meet(stride: int) -> bool:
+    """Whether places in rows near by, `stride` bytes apart, lie near each other within a page."""
+    apart = (k * stride % PAGE_BYTES for k in range(1, NEAR_ROWS + 1))
+    return any(min(n, PAGE_BYTES - n) < NEAR_BYTES for n in apart)
+
+
+def _panel(wave: Wave) -> int:
+    """Turns, of a few rows each, after which the front goes back to the scratch buffer's start."""
+    turns = _turns(wave)
+    panel = -(-wave.lag * wave.steps // wave.reads.rows)
+    return turns if turns <= 2 * panel else panel
+
+
+def _turns(wave: Wave) -> int:
+    """Turns until the last step has made all rows of a program."""
+    return -(-(wave.height + wave.lag * wave.steps) // wave.reads.rows)
+
+
+def _rows(wave: Wave) -> int:
+    return wave.lag * wave.steps + _panel(wave) * wave.reads.rows
+
+
+class _Front:
+    """The body of the kernel, as methods that trace its parts."""
+
+    def __init__(self, wave: Wave):
+        self.wave = wave
+        self.rings = [_Ring.of(wave, v) for v in wave.carries]
+        self.low, _ = wave.reach
+
+    def body(self, *refs) -> None:
+        wave, n = self.wave, len(self.wave.operands)
+        self.given = dict(zip(wave.operands, refs))
+        self.results, self.scratch = refs[n : n + len(wave.carries)], refs[n + len(wave.carries) :]
+        self.base = program_id(0) * I32(wave.height)
+        panels = -(-_turns(wave) // _panel(wave))
+
+        def panel(p, _):
+            _loop(_panel(wave), lambda m: self.turn(p * I32(_panel(wave)) + m, m))
+            if panels > 1:
+                self.go_back()
+            return _
+
+        lax.fori_loop(I32(0), I32(panels), panel, None)
+
+    # ---------------------------------------------------------------- a turn
+
+    def turn(self, n, in_panel) -> None:
+        """Rows enter, each step makes some, rows leave. `n`: turns before, `in_panel`: since the front went back."""
+        wave, rows = self.wave, self.wave.reads.rows
+        behind = wave.lag * wave.steps
+        entering, slot = n * I32(rows), in_panel * I32(rows) + I32(behind)
+        first = self.base + I32(wave.steps * self.low)
+
+        @when(entering < wave.height + behind)
+        def _():
+            self.enter(first + entering, slot)
+
+        def step(k):
+            back = (k + I32(1)) * I32(wave.lag)
+            d = entering - back
+            row = first + d - (k + I32(1)) * I32(self.low)
+            needed = (d > -rows) & (d < I32(wave.height + behind) - back)
+            if not wave.wraps:
+                needed &= (row > -rows) & (row < wave.extent)
+
+            @when(needed)
+            def _():
+                self.make(k, row, slot - back)
+
+        _loop(wave.steps, step)
+        done = entering - I32(behind)
+
+        @when(done > -rows)
+        def _():
+            self.leave(done, slot - I32(behind))
+
+    def go_back(self) -> None:
+        """Moves the rows that are still needed to the scratch buffer's start."""
+        wave = self.wave
+        far = _panel(wave) * wave.reads.rows
+        for ring, scratch in zip(self.rings, self.scratch):
+            def move(k, ring=ring, scratch=scratch):
+                to, rank = k * I32(wave.lag), len(ring.shape)
+                old, new = (_along(rank, ring.axis, ds(start, wave.lag)) for start in (to + I32(far), to))
+                scratch[new] = scratch[old]
+
+            _loop(wave.steps, move)
+
+    # ---------------------------------------------------------------- rows in and out
+
+    def enter(self, row, slot) -> None:
+        """Reads rows of the carries, those beyond the edges from the other side where borders are periodic."""
+        wave = self.wave
+
+        def read(v, ring, scratch, row, slot, count) -> None:
+            scratch[ring.rows(slot, count)] = self.given[v][_along(v.aval.ndim, wave.axis(v), ds(row, count))]
+            self.wrap(ring, scratch, slot, count)
+
+        for v, ring, scratch in zip(wave.carries, self.rings, self.scratch):
+            if v in self.given:
+                self.by_rows(row, slot, wave.rows_of(v), lambda *at, v=v, r=ring, s=scratch: read(v, r, s, *at))
+
+    def leave(self, d, slot) -> None:
+        """Writes rows of the last step."""
+        wave = self.wave
+        row, own = self.base + d, self.base + I32(wave.height)
+
+        def write(result, ring, scratch, row, slot, count) -> None:
+            result[_along(len(ring.shape), ring.axis, ds(row, count))] = scratch[ring.rows(slot, count)]
+
+        for ring, scratch, result in zip(self.rings, self.scratch, self.results):
+            end = jnp.minimum(own, I32(wave.rows_of(ring.v)))
+            self.by_rows(row, slot, end, lambda *at, r=ring, s=scratch, o=result: write(o, r, s, *at), self.base, wraps=False)
+
+    def by_rows(self, row, slot, end, use: Callable, begin=0, wraps: bool = True) -> None:
+        """`use(row, slot, count)` for all rows at once if they lie in [begin, end), else for each that does."""
+        rows, inside = self.wave.reads.rows, (row >= begin) & (row + I32(self.wave.reads.rows) <= end)
+
+        @when(inside)
+        def _():
+            use(row, slot, rows)
+
+        @when(~inside)
+        def _():
+            def one(k) -> None:
+                if wraps and self.wave.wraps:
+                    use(self.wrapped(row + k), slot + k, 1)
+                else:
+                    when((row + k >= begin) & (row + k < end))(lambda: use(row + k, slot + k, 1))
+
+            _loop(rows, one)
+
+    def wrapped(self, row):
+        """A row beyond the edges as that on the other side."""
+        wave = self.wave
+        beyond = -(wave.steps + 1) * self.low + wave.reads.rows
+        return lax.rem(row + I32(-(-beyond // wave.extent) * wave.extent), I32(wave.extent))
+
+    def wrap(self, ring: _Ring, scratch, slot, count: int) -> None:
+        """Continues rows beyond their ends where borders are periodic."""
+        dims = self.wave.periodic[self.wave.body.jaxpr.invars.index(ring.v)] - {ring.axis}
+        for d in sorted(dims):
+            low, high = self.wave.margins(ring.v)[d]
+            n, first = ring.v.aval.shape[d], ring.first[d]
+            for size, to, origin in ((low, first - low, first + n - low), (high, first + n, first)):
+                if size:
+                    scratch[ring.line(slot, count, d, to, size)] = scratch[ring.line(slot, count, d, origin, size)]
+
+    # ---------------------------------------------------------------- a step
+
+    def make(self, k, row, slot) -> None:
+        """Some rows of step k + 1: at once where all that they are made of lies inside, else one by one."""
+        rows, (low, high) = self.wave.reads.rows, self.inside(self.wave.reads)
+        if self.wave.wraps and not self.has_rows_of_others():
+            self.store(self.wave.reads, k, row, slot, clipped=False)
+            return
+        inside = (row >= low) & (row <= high) if low <= high else np.False_
+
+        @when(inside)
+        def _():
+            # With bounds that are constants, tests of rows fold away.
+            at = lax.clamp(I32(0), row - I32(low), I32(high - low)) + I32(low)
+            self.store(self.wave.reads, k, at, slot, clipped=False)
+
+        @when(~inside)
+        def _():
+            def one(b) -> None:
+                if self.wave.wraps:
+                    self.store(self.wave.alone, k, self.wrapped(row + b), slot + b, clipped=True)
+                    return
+                in_array = (row + b >= 0) & (row + b < self.wave.extent)
+                when(in_array)(lambda: self.store(self.wave.alone, k, row + b, slot + b, clipped=True))
+
+            _loop(rows, one)
+
+    def inside(self, reads: Reads) -> tuple[int, int]:
+        """(first, last) row for which no operand is read beyond its edges."""
+        low, high = 0, self.wave.least_extent - reads.rows
+        for v in self.wave.body.jaxpr.invars:
+            for h in reads.hulls(v):
+                for s, n in zip(h, v.aval.shape):
+                    if not s.is_const:
+                        low, high = max(low, -s.start.const), min(high, n - s.start.const - s.size)
+        return low, high
+
+    def has_rows_of_others(self) -> bool:
+        return any(not s.is_const for v in (*self.wave.consts, *self.wave.elements)
+                   for h in self.wave.reads.hulls(v) for s in h)  # fmt: skip
+
+    def store(self, reads: Reads, k, row, slot, clipped: bool) -> None:
+        """Rows of a step, from `row` on, into `slot`."""
+        wave = self.wave
+        blocks = {(v, h): self.block(v, h, k, row, slot, clipped) for v in wave.operands for h in reads.hulls(v)}
+        get = run_steps(reads.requests, blocks, BodyContext({0: row}))
+        made = [get(a, access) for a, access in zip(wave.body.jaxpr.outvars, reads.results)]
+        for ring, scratch, value in zip(self.rings, self.scratch, made):
+            scratch[ring.rows(slot, reads.rows)] = value
+        for ring, scratch in zip(self.rings, self.scratch):
+            self.wrap(ring, scratch, slot, reads.rows)
+
+    def block(self, v, hull: Access, k, row, slot, clipped: bool):
+        """The block of an operand that rows of step k + 1 from `row` on are made of."""
+        if v in self.wave.carries:
+            ring, scratch = next((r, s) for r, s in zip(self.rings, self.scratch) if r.v is v)
+            return scratch[ring.at(slot + I32(hull[ring.axis].start.const - self.low), hull)]
+        ref = self.given[v]
+        index: list = [ds(s.start.const, s.size) for s in hull]
+        lead = [k] if v in self.wave.elements else []
+        axis = next((d for d, s in enumerate(hull) if not s.is_const), None)
+        if axis is None:
+            return ref[tuple([*lead, *index])]
+        if not clipped:
+            index[axis] = ds(row + I32(hull[axis].start.const), hull[axis].size)
+            return ref[tuple([*lead, *index])]
+        nearest = [self.nearest(row + I32(hull[axis].start.const + far), v.aval.shape[axis]) for far in range(hull[axis].size)]
+        lines = [ref[tuple([*lead, *index[:axis], ds(at, 1), *index[axis + 1 :]])] for at in nearest]
+        return lax.concatenate(lines, axis) if len(lines) > 1 else lines[0]
+
+    def nearest(self, row, extent: int):
+        """A row of another operand. What tests of rows leave out may be any of them."""
+        return self.wrapped(row) if self.wave.wraps else jnp.clip(row, I32(0), I32(extent - 1))
+
+
+def _along(rank: int, axis: int, rows) -> tuple:
+    """Index of all that lies in some rows."""
+    return tuple(rows if d == axis else slice(None) for d in range(rank))
+
+
+def _loop(turns: int, body: Callable) -> None:
+    """body(i32 number of a turn), for its effects."""
+    if turns:
+        lax.fori_loop(I32(0), I32(turns), lambda k, _: body(k), None)
+

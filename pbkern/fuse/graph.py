@@ -1,0 +1,103 @@
+"""Node, Edge, Partition: what partitioning makes of a jaxpr, and the order in which it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import atoms
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.tiling.block_search import Schedule
+
+
+@dataclass(eq=False)
+class Node:
+    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or
+    XLA's.
+
+    Attributes:
+      outputs: values that others may read.
+      schedule: of a group; its outputs that only `finish` reads are not among the node's.
+      kernel: name of the kernel made of it.
+      finish: the kernel's last stage (fuse/partition/final_reductions.py), whose outputs are the node's as well.
+    """
+
+    kind: str  # "group", "alias", "kernel", "control", "xla"
+    eqns: list
+    outputs: list = field(default_factory=list)
+    schedule: Schedule | None = None
+    reason: str = ""
+    kernel: str = ""
+    inner: dict[str, Inner] = field(default_factory=dict)
+    finish: Node | None = None
+    # The equations and the last stage of which `reads` was asked, and what it said.
+    _found: tuple = field(default=(None, None, frozenset()), init=False, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        own = self.schedule.cost.seconds if self.schedule else 0.0
+        return own + (self.finish.seconds if self.finish else 0.0)
+
+    def scatters(self) -> bool:
+        return any(e.primitive.name in SCATTERS for e in self.eqns)
+
+    def reads(self) -> frozenset:
+        """Values that it does not make itself. Asked far more often than its equations, a list that is replaced, change."""
+        if self._found[0] is not self.eqns or self._found[1] is not self.finish:
+            eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
+            made = {v for e in eqns for v in e.outvars}
+            self._found = self.eqns, self.finish, frozenset(a for e in eqns for a in atoms(e) if a not in made)
+        return self._found[2]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One decision: was `producer` fused into its consumers, and what did the model say?"""
+
+    producer: jex.JaxprEqn
+    fused: bool
+    why: str
+    bytes_saved: int = 0
+    before: float = 0.0
+    after: float = 0.0
+
+
+@dataclass
+class Partition:
+    nodes: list[Node]
+    edges: list[Edge]
+
+    def groups(self) -> list[Node]:
+        """Groups of this jaxpr and of the control flow in it."""
+        own = [n for n in self.nodes if n.kind == "group"]
+        return own + [g for n in self.nodes for i in n.inner.values() for g in i.partition.groups()]
+
+
+@dataclass
+class Inner:
+    """A jaxpr of a control-flow equation, partitioned.
+
+    Attributes:
+      ordered: its nodes in an order to run them.
+      steps: of a loop's body, how many steps it does at once.
+    """
+
+    jaxpr: jex.Jaxpr
+    partition: Partition
+    ordered: list[Node]
+    steps: int = 1
+
+
+def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
+    """Nodes such that each comes after those that it reads from."""
+    waiting, known, done = list(nodes)[::-1], set(available), []
+    while waiting:
+        ready = [n for n in waiting if n.reads() <= known]
+        assert ready, "groups depend on each other in a circle"
+        for n in ready:
+            done.append(n)
+            known.update(n.outputs)
+        waiting = [n for n in waiting if n not in ready]
+    return done

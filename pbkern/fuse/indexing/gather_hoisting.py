@@ -1,0 +1,196 @@
+"""ClosedJaxpr -> the same with arithmetic and gathers behind gathers instead of before them: only what is picked is made.
+
+    log_p = x - m - log(l);  log_p[labels]   ->   x[labels] - m - log(l)        m, l: one number per row
+    rows = x[i];             rows[:, j]      ->   x[i, j]
+
+The same values bit by bit. What has other readers as well stays in front.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
+from pbkern.fuse.access.rules import ELEMENTWISE
+from pbkern.fuse.simplify.driver import retrace
+
+# Picking this part of all elements, at most, from so many arrays, at most, is less work than all of the arithmetic.
+FEW_PICKED, FEW_ARRAYS = 0.5, 4
+
+
+def pick_early(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs in which gathers alone read the results of arithmetic, or of other gathers."""
+    wanted = set(_only_picked(closed))
+    if not wanted:
+        return closed
+    lookups = _Lookups(wanted)
+    noted = dict.fromkeys((*ELEMENTWISE, "broadcast_in_dim"), lookups.note)
+    return retrace(retrace(closed, noted | {"gather": lookups.gather}), {})
+
+
+def _only_picked(closed: jex.ClosedJaxpr):
+    """Results of arithmetic and gathers that nothing but gathers reads, as their operand."""
+    jaxpr = closed.jaxpr
+    made = {v for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for v in e.outvars}
+    picked = {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "gather"} & made if made else set()
+    if picked:
+        others = {a for e in jaxpr.eqns for k, a in enumerate(e.invars)
+                  if not isinstance(a, jex.Literal) and not (e.primitive.name == "gather" and k == 0)}  # fmt: skip
+        yield from picked - others - {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    for e in jaxpr.eqns:
+        for inner in inner_jaxprs(e):
+            yield from _only_picked(inner)
+
+
+class _Lookups:
+    """Remembers, by value, the equation that made it and its operands."""
+
+    def __init__(self, wanted: set) -> None:
+        self.wanted = wanted
+        self.made: dict[int, tuple] = {}
+
+    def note(self, eqn, operands):
+        if eqn.primitive.multiple_results or not eqn.outvars[0].aval.shape:
+            return None
+        value = eqn.primitive.bind(*operands, **eqn.params)
+        self.made[id(value)] = (value, eqn, operands)  # the value is kept alive: its id stays its own
+        return [value]
+
+    def gather(self, eqn, operands):
+        """Before -> after: gather(f(x, broadcast(m), 2), i) -> f(gather(x, i), broadcast(m), 2)."""
+        x, indices = operands
+        _, maker, first = self.made.get(id(x), (None, None, ()))
+        if eqn.invars[0] not in self.wanted:
+            return self.note(eqn, operands)
+        if maker is not None and maker.primitive.name == "gather":
+            both = at_once(maker, eqn, *first, indices)
+            return self.note(eqn, operands) if both is None else [both]
+        if eqn.outvars[0].aval.size > FEW_PICKED * x.size:
+            return None
+        pick = _Pick(eqn, indices, self.made)
+        if pick.count(x) > FEW_ARRAYS:
+            return None
+        return [pick.inside(pick(x))]
+
+
+def at_once(first, second, x, i, j):
+    """A gather from what another one gathers, as one: x[i][:, j] -> x[i, j]. None where both look along the same dimension."""
+    a, b = (e.params["dimension_numbers"] for e in (first, second))
+    taken, dims, again = list(a.start_index_map), result_dims(first), result_dims(second)
+    back = {d: k for k, d in dims.items()}
+    if any(not _picks_elements(e) or e.params["mode"] != first.params["mode"] for e in (first, second)):
+        return None
+    if fills(first) and not _same(fill_value(first), fill_value(second)):
+        return None
+    if i.dtype.kind != j.dtype.kind or any(d not in back for d in b.start_index_map):
+        return None
+    of_i, of_j = [again[d] for d in batch_dims(first)], batch_dims(second)
+    taken += [back[d] for d in b.start_index_map]
+    rest = [again[dims[k]] for k in range(x.ndim) if k not in taken]
+    if of_i != sorted(of_i) or rest != sorted(rest):
+        return None
+    at = sorted([*of_i, *of_j])
+    out = second.outvars[0].aval.shape
+    indices = [
+        lax.broadcast_in_dim(
+            lax.convert_element_type(v, np.promote_types(i.dtype, j.dtype)),
+            [*(out[d] for d in at), v.shape[-1]], [*(at.index(d) for d in own), len(at)],
+        )
+        for v, own in ((i, of_i), (j, of_j))
+    ]  # fmt: skip
+    numbers = lax.GatherDimensionNumbers(tuple(rest), tuple(sorted(taken)), tuple(taken))
+    sizes = tuple(1 if k in taken else n for k, n in enumerate(x.shape))
+    params = {**second.params, "indices_are_sorted": False, "unique_indices": False}
+    indices = lax.concatenate(indices, len(at))
+    return second.primitive.bind(x, indices, **params | {"dimension_numbers": numbers, "slice_sizes": sizes})
+
+
+def _picks_elements(eqn) -> bool:
+    """Whether single places are looked up, and all other dimensions taken whole."""
+    dn, sizes, shape = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.invars[0].aval.shape
+    if dn.operand_batching_dims or sorted(dn.start_index_map) != sorted(dn.collapsed_slice_dims):
+        return False
+    return all(sizes[k] == (1 if k in dn.start_index_map else n) for k, n in enumerate(shape))
+
+
+def _same(x, y) -> bool:
+    return bool(x == y or (x != x and y != y))
+
+
+class _Pick:
+    """One gather, applied to the arrays that its operand is made of."""
+
+    def __init__(self, eqn, indices, made: dict) -> None:
+        self.eqn, self.indices, self.made, self.dims = eqn, indices, made, result_dims(eqn)
+        self.source: tuple[int, ...] = eqn.invars[0].aval.shape
+        self.shape: tuple[int, ...] = eqn.outvars[0].aval.shape
+        self.known: dict[int, object] = {}
+
+    def _maker(self, x) -> tuple | None:
+        """(equation, operands) of arithmetic that can be done behind the gather."""
+        _, eqn, operands = self.made.get(id(x), (None, None, ()))
+        return (eqn, operands) if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.shape == self.source else None
+
+    def _repeated(self, x) -> tuple | None:
+        """(array, its dimensions of the operand) if `x` repeats an array along all that is looked up."""
+        _, eqn, operands = self.made.get(id(x), (None, None, ()))
+        array, dims = x, tuple(range(np.ndim(x)))
+        if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1:
+            (array,), dims = operands, eqn.params["broadcast_dimensions"]
+        sizes, batched = self.eqn.params["slice_sizes"], self.eqn.params["dimension_numbers"].operand_batching_dims
+        own = [d for d, n in zip(dims, np.shape(array)) if n > 1]
+        kept = {d for d in self.dims if d in batched or sizes[d] == self.source[d]}
+        if len(own) == len(self.source) or not kept.issuperset(own):
+            return None
+        return lax.squeeze(array, [j for j, n in enumerate(np.shape(array)) if n == 1]), [self.dims[d] for d in own]
+
+    def count(self, x) -> int:
+        """Arrays that would be looked up."""
+        waiting, seen, found = [x], set(), 0
+        while waiting:
+            x = waiting.pop()
+            if np.ndim(x) == 0 or id(x) in seen:
+                continue
+            seen.add(id(x))
+            maker = self._maker(x)
+            waiting += maker[1] if maker else ()
+            if maker is None and self._repeated(x) is None:
+                found += 1 if np.shape(x) == self.source else FEW_ARRAYS + 1  # repeated along some of it: left alone
+        return found
+
+    def __call__(self, x):
+        if np.ndim(x) == 0:
+            return x
+        if id(x) not in self.known:
+            self.known[id(x)] = self._picked(x)
+        return self.known[id(x)]
+
+    def _picked(self, x):
+        maker, repeated = self._maker(x), self._repeated(x)
+        if maker is not None:
+            eqn, operands = maker
+            return eqn.primitive.bind(*map(self, operands), **eqn.params)
+        if repeated is not None:
+            array, dims = repeated
+            order = sorted(range(len(dims)), key=dims.__getitem__)
+            return lax.broadcast_in_dim(lax.transpose(array, order), self.shape, sorted(dims))
+        moved = {"mode": lax.GatherScatterMode.CLIP, "fill_value": None} if fills(self.eqn) else {}
+        return self.eqn.primitive.bind(x, self.indices, **self.eqn.params | moved)
+
+    def inside(self, values):
+        """The values, and the fill value for windows that leave the operand."""
+        if not fills(self.eqn):
+            return values
+        sizes = self.eqn.params["slice_sizes"]
+        last = [self.source[k] - sizes[k] for k in self.eqn.params["dimension_numbers"].start_index_map]
+        rank = self.indices.ndim - 1
+        indices = self.indices if self.indices.dtype.itemsize >= 4 else lax.convert_element_type(self.indices, np.int32)
+        ok = lax.full(indices.shape[:rank], True)
+        for c, limit in enumerate(last):
+            i = lax.squeeze(lax.slice_in_dim(indices, c, c + 1, axis=rank), (rank,))
+            ok = lax.bitwise_and(ok, lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.le(i, i.dtype.type(limit))))
+        ok = lax.broadcast_in_dim(ok, self.shape, batch_dims(self.eqn))
+        return lax.select(ok, values, lax.full(self.shape, fill_value(self.eqn)))

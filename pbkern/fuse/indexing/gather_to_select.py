@@ -1,0 +1,213 @@
+"""ClosedJaxpr -> the same with selects of values in place of gathers from a stack of them, which is then not stored.
+
+    stack([a, b, c])[i, arange(n)]   ->   select(i >= 2, c, select(i >= 1, b, a))
+
+jnp.choose and take_along_axis of stacked arrays are of this kind: the gather looks up which of a few pieces of size one
+along a dimension it wants, and walks all other dimensions in step with the result. The same values bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import equations, inner_jaxprs
+from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
+from pbkern.fuse.access.dimension_map import MOVING, moved
+from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.facts import Notes
+
+# Selects read all pieces, the gather one. On Zen 4 that of 12 numbers is as fast as 11 selects, that of 16 faster; of
+# arrays, which would have to be stacked, selects are faster for longer.
+FEW = 12
+
+
+def choose_pieces(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites gathers from concatenations of at most FEW pieces of size one along the concatenated dimension."""
+    names = {e.primitive.name for e in equations(closed.jaxpr)}
+    if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
+        return closed
+    seen = _Stacks(_times_read(closed))
+    rules = dict.fromkeys(MOVING, seen.moved)
+    for name in "iota convert_element_type max min clamp lt select_n concatenate gather dynamic_slice".split():
+        rules[name] = getattr(seen, name)
+    return drop_dead(retrace(closed, rules))
+
+
+def _times_read(closed: jex.ClosedJaxpr) -> Counter:
+    """How often equations read each value, and results are it, at any depth."""
+    read = Counter(a for e in equations(closed.jaxpr) for a in e.invars if not isinstance(a, jex.Literal))
+    bodies = [closed, *(inner for e in equations(closed.jaxpr) for inner in inner_jaxprs(e))]
+    return read + Counter(a for c in bodies for a in c.jaxpr.outvars if not isinstance(a, jex.Literal))
+
+
+class _Stacks:
+    """Remembers, by value: pieces of stacks; along which dimension a value counts; what is never negative or never true.
+
+    jax.numpy adds the size of a dimension to indices that are negative. Of what counts that is nothing, but hides it.
+    """
+
+    def __init__(self, times_read: Counter) -> None:
+        self.notes, self.times_read = Notes(), times_read
+
+    def _bound(self, eqn, operands):
+        return eqn.primitive.bind(*operands, **eqn.params)
+
+    def iota(self, eqn, operands):
+        """Noted of what counts: per dimension, 0 for the one along which it does, None for the others."""
+        dim, shape, out = eqn.params["dimension"], eqn.params["shape"], eqn.outvars[0].aval
+        if out.dtype.kind not in "iu" or shape[dim] - 1 > np.iinfo(out.dtype).max:
+            return None
+        places = tuple(0 if d == dim else None for d in range(len(shape)))
+        return self.notes.note("counts", self._bound(eqn, operands), places)
+
+    def moved(self, eqn, operands):
+        if len(operands) > 1:  # of a size that only the run knows
+            return None
+        (x,) = operands
+        found, stack = self.notes.find("counts", x), self.notes.find("stack", x)
+        if found is None and (stack is None or eqn.primitive.name != "transpose"):
+            return None
+        value = self._bound(eqn, operands)
+        if found is not None and (places := moved(eqn, found[0])) is not None:
+            self.notes.note("counts", value, places)
+        if stack is not None and eqn.primitive.name == "transpose":
+            dim, pieces = stack
+            turned = [lax.transpose(piece, eqn.params["permutation"]) for piece in pieces]
+            self.notes.note("stack", value, eqn.params["permutation"].index(dim), turned)
+        return [value]
+
+    def convert_element_type(self, eqn, operands):
+        found, to = self.notes.find("counts", operands[0]), np.dtype(eqn.params["new_dtype"])
+        if found is None or to.kind not in "iu" or max(operands[0].shape) - 1 > np.iinfo(to).max:
+            return None
+        return self.notes.note("counts", self._bound(eqn, operands), *found)
+
+    def _is_natural(self, x) -> bool:
+        if isinstance(x, (np.ndarray, np.generic)):
+            return np.ndim(x) == 0 and bool(x >= 0)
+        return any(self.notes.find(kind, x) is not None for kind in ("counts", "natural"))
+
+    def _noted_natural(self, eqn, operands, natural: bool):
+        if not natural or eqn.outvars[0].aval.dtype.kind not in "iu":
+            return None
+        return self.notes.note("natural", self._bound(eqn, operands))
+
+    def max(self, eqn, operands):
+        return self._noted_natural(eqn, operands, any(map(self._is_natural, operands)))
+
+    def min(self, eqn, operands):
+        return self._noted_natural(eqn, operands, all(map(self._is_natural, operands)))
+
+    def clamp(self, eqn, operands):
+        low, _, high = operands
+        return self._noted_natural(eqn, operands, self._is_natural(low) and self._is_natural(high))
+
+    def lt(self, eqn, operands):
+        x, y = operands
+        zero = isinstance(y, (np.ndarray, np.generic)) and np.ndim(y) == 0 and bool(y == 0)
+        if not zero or not self._is_natural(x):
+            return None
+        return self.notes.note("never", self._bound(eqn, operands))
+
+    def select_n(self, eqn, operands):
+        return [operands[1]] if self.notes.find("never", operands[0]) is not None else None
+
+    def concatenate(self, eqn, operands):
+        dim = eqn.params["dimension"]
+        if len(operands) > FEW or any(x.shape[dim] != 1 for x in operands):
+            return None
+        return self.notes.note("stack", self._bound(eqn, operands), dim, operands)
+
+    def gather(self, eqn, operands):
+        """Before -> after: gather(stack([a, b]), i) -> select(i >= 1, b, a)."""
+        x, indices = operands
+        stack = self.notes.find("stack", x)
+        if stack is None or 0 in eqn.outvars[0].aval.shape:
+            return None
+        dim, pieces = stack
+        looked_up = list(eqn.params["dimension_numbers"].start_index_map)
+        walked, out = self._walked(eqn, x, indices, dim), eqn.outvars[0].aval.shape
+        if walked is None or dim not in looked_up or eqn.params["slice_sizes"][dim] != 1 or _copies_rows(eqn, walked):
+            return None
+        column = self._column(indices, looked_up.index(dim))
+        which = lax.broadcast_in_dim(lax.squeeze(column, (column.ndim - 1,)), out, batch_dims(eqn))
+        return [_selected(eqn, which, [_walk(piece, walked, out) for piece in pieces])]
+
+    def dynamic_slice(self, eqn, operands):
+        """One piece of a stack that would be stored for this alone, else a slice of it reads less."""
+        (x, *starts), sizes = operands, eqn.params["slice_sizes"]
+        dim, pieces = self.notes.find("stack", x) or (None, ())
+        moving = [d for d, n in enumerate(x.shape) if sizes[d] != n]
+        if moving != [dim] or sizes[dim] != 1 or self.times_read[eqn.invars[0]] > 1:
+            return None
+        return [_one_of(pieces, starts[dim])]
+
+    def _column(self, indices, k: int):
+        """Entry `k` of every index vector, as one value if they were put together from such."""
+        last = indices.ndim - 1
+        dim, pieces = self.notes.find("stack", indices) or (None, ())
+        return pieces[k] if dim == last else lax.slice_in_dim(indices, k, k + 1, axis=last)
+
+    def _walked(self, eqn, x, indices, dim: int) -> dict[int, int] | None:
+        """Dimension of the result that walks each dimension of the stack but `dim`; None if one is not walked in step."""
+        dn, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        looked_up, batch, dims = list(dn.start_index_map), batch_dims(eqn), result_dims(eqn)
+        walked: dict[int, int] = {}
+        for d, n in enumerate(x.shape):
+            if d == dim:
+                continue
+            if d in looked_up and (b := self._counted(indices, looked_up.index(d), n)) is not None:
+                if sizes[d] != 1:
+                    return None
+                walked[d] = batch[b]
+            elif d in dn.operand_batching_dims or sizes[d] == n and not (d in looked_up and fills(eqn)):
+                walked |= {d: int(dims[d])} if d in dims else {}
+            else:
+                return None
+        return walked if len({*walked.values()}) == len(walked) else None
+
+    def _counted(self, indices, k: int, n: int) -> int | None:
+        """The dimension of the indices, of size n, along which entry `k` of the index vectors counts."""
+        found = self.notes.find("counts", self._column(indices, k))
+        if found is None or 0 not in found[0]:
+            return None
+        b = found[0].index(0)
+        return b if b < indices.ndim - 1 and indices.shape[b] == n else None
+
+
+def _copies_rows(eqn, walked: dict[int, int]) -> bool:
+    """Whether rows are repeated: the gather copies them from a stack that is small beside the result, and reads one of each."""
+    out, sizes = eqn.outvars[0].aval.shape, eqn.params["slice_sizes"]
+    return max(sizes) > 1 and any(n > 1 and d not in walked.values() for d, n in enumerate(out))
+
+
+def _walk(piece, walked: dict[int, int], out):
+    """A piece in the result's dimensions; along those that nothing of it is in, and those of size one, it repeats."""
+    kept = sorted((d for d in walked if piece.shape[d] > 1), key=walked.__getitem__)
+    dropped = [d for d in range(piece.ndim) if d not in kept]
+    order = sorted(kept)
+    turned = lax.transpose(lax.squeeze(piece, dropped), [order.index(d) for d in kept])
+    return lax.broadcast_in_dim(turned, out, [walked[d] for d in kept])
+
+
+def _one_of(pieces, which):
+    """Places outside are moved inside by comparing in this way."""
+    chosen = pieces[0]
+    for k, piece in enumerate(pieces[1:], 1):
+        chosen = lax.select(lax.ge(which, which.dtype.type(k)), piece, chosen)
+    return chosen
+
+
+def _selected(eqn, which, pieces):
+    """Places outside give the fill value where the gather has one."""
+    chosen = _one_of(pieces, which)
+    if not fills(eqn):
+        return chosen
+    inside = lax.lt(which, which.dtype.type(len(pieces)))
+    if which.dtype.kind == "i":
+        inside = lax.bitwise_and(inside, lax.ge(which, which.dtype.type(0)))
+    return lax.select(inside, chosen, lax.full(chosen.shape, fill_value(eqn), chosen.dtype))

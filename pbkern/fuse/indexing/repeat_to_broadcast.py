@@ -1,0 +1,85 @@
+"""ClosedJaxpr -> the same with repetitions before the reshapes between them: jnp.repeat along two dimensions is one broadcast.
+
+    reshape(broadcast(reshape(broadcast(x, (n, 2, m)), (2n, m)), (2n, m, 2)), (2n, 2m))
+    ->  reshape(broadcast(broadcast(x, (n, 2, m)), (n, 2, m, 2)), (2n, 2m))
+
+What is repeated and reshaped has no affine place, and is stored, unless the reshape is the last thing done to it. Hence only
+of results: small values that are repeated for arithmetic, such as means of groups, are better stored before they are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import equations, inner_jaxprs
+from pbkern.core.ops.reshape import segments
+from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.facts import Notes
+
+
+def repeat_first(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs that hold broadcasts and reshapes. The same values."""
+    if not {"broadcast_in_dim", "reshape"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+        return closed
+    seen = _Repeats(set(_only_moved(closed.jaxpr)))
+    return drop_dead(retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape}))
+
+
+def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:
+    """Values of which nothing but results is made, by broadcasts and reshapes."""
+    read: set = set()
+    for e in reversed(jaxpr.eqns):
+        moves = e.primitive.name in ("broadcast_in_dim", "reshape") and read.isdisjoint(e.outvars)
+        if moves:
+            yield e.outvars[0]
+        else:
+            read.update(a for a in e.invars if not isinstance(a, jex.Literal))
+        for inner in inner_jaxprs(e):
+            yield from _only_moved(inner.jaxpr)
+
+
+class _Repeats:
+    """Remembers, by value: what repeats, and of what repeating value it is a reshape that joins dimensions."""
+
+    def __init__(self, only_moved: set) -> None:
+        self.notes, self.only_moved = Notes(), only_moved
+
+    def reshape(self, eqn, operands):
+        repeats, joined = (self.notes.find(kind, operands[0]) for kind in ("repeats", "joined"))
+        if len(operands) > 1 or eqn.params["dimensions"] is not None or repeats is None and joined is None:
+            return None
+        (x,) = joined or operands
+        return self._joined(x, eqn.outvars[0].aval.shape)
+
+    def _joined(self, x, shape) -> list:
+        """A reshape of x, a value that repeats."""
+        value = lax.reshape(x, shape)
+        return [value] if _groups(x.shape, shape) is None else self.notes.note("joined", value, x)
+
+    def broadcast_in_dim(self, eqn, operands):
+        (x, *sizes), shape, dims = operands, eqn.params["shape"], eqn.params["broadcast_dimensions"]
+        found = self.notes.find("joined", x)
+        if found is None or sizes or eqn.outvars[0] not in self.only_moved:
+            repeats = not sizes and eqn.outvars[0].aval.size > x.size > 1
+            return self.notes.note("repeats", eqn.primitive.bind(*operands, **eqn.params)) if repeats else None
+        (source,) = found
+        groups = _groups(source.shape, x.shape) or {}
+        finer: list[int] = []
+        places: list[int] = []
+        for d, n in enumerate(shape):
+            group = groups.get(dims.index(d), ()) if d in dims else ()
+            places += range(len(finer), len(finer) + len(group))
+            finer += [source.shape[k] for k in group] or [n]
+        flat = lax.squeeze(source, [k for k, n in enumerate(source.shape) if n == 1])
+        return self._joined(lax.broadcast_in_dim(flat, finer, places), shape)
+
+
+def _groups(old, new) -> dict[int, list[int]] | None:
+    """Dimension of a reshape's result -> those of the operand that it joins, units left out; None if it splits some."""
+    if 0 in old:
+        return None
+    runs = segments(old, new)
+    return {b[0]: a for a, b in runs} if all(len(b) == 1 for _, b in runs) else None

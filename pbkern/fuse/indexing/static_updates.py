@@ -1,0 +1,318 @@
+"""Simplified ClosedJaxpr -> the same with updates and slices at known places made of pads, selects and slices.
+
+`x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is known, or each
+window is one element wide where it is not, the result is a select on index ranges: blocks of it can be tiled and
+fused, and lowering cuts its nests at the boundaries. Other scatters stay. A gather of one window at a known place is a
+slice. top_k is the first elements of a sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.ops.scatter import SCATTERS, scatter_combines
+from pbkern.core.ops.top_k import by_sorting
+from pbkern.fuse.access.windows_contractions import REDUCERS
+from pbkern.fuse.simplify.driver import retrace
+
+from .sorted_prefix import first_sorted
+
+# Index arithmetic larger than this is data.
+SMALL = 4096
+
+# Scatter -> (combine, what leaves an element as it is). Adding -0 keeps the sign of a zero, adding 0 does not.
+COMBINE: dict[str, tuple[Callable, Callable]] = {
+    "scatter-add": (lax.add, lambda t: np.asarray(-0.0 if t.kind not in "iub" else 0, t)),
+    "scatter-sub": (lax.sub, lambda t: np.zeros((), t)),
+    "scatter-mul": (lax.mul, REDUCERS["reduce_prod"][1]),
+    "scatter-min": (lax.min, REDUCERS["reduce_min"][1]),
+    "scatter-max": (lax.max, REDUCERS["reduce_max"][1]),
+}
+
+# Index arithmetic on NumPy arrays: (operands, params) -> array.
+ARITHMETIC: dict[str, Callable] = {
+    "add": lambda p, x, y: x + y,
+    "sub": lambda p, x, y: x - y,
+    "mul": lambda p, x, y: x * y,
+    "min": lambda p, x, y: np.minimum(x, y),
+    "max": lambda p, x, y: np.maximum(x, y),
+    "lt": lambda p, x, y: x < y,
+    "ge": lambda p, x, y: x >= y,
+    "clamp": lambda p, low, x, high: np.minimum(np.maximum(x, low), high),
+    "select_n": lambda p, which, *cases: np.choose(which.astype(int), cases) if len(cases) == 2 else None,
+    "convert_element_type": lambda p, x: x.astype(p["new_dtype"]),
+    "reshape": lambda p, x: x.reshape(p["new_sizes"]) if p.get("dimensions") is None else None,
+    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
+    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
+    "broadcast_in_dim": lambda p, x: _broadcast(x, p["shape"], p["broadcast_dimensions"]),
+    "iota": lambda p: _iota(p["dtype"], p["shape"], p["dimension"]),
+}
+
+
+def _broadcast(x, shape, dims):
+    spread = [1] * len(shape)
+    for d, n in zip(dims, x.shape):
+        spread[d] = n
+    return np.broadcast_to(x.reshape(spread), shape)
+
+
+def _iota(dtype, shape, dim):
+    line = np.arange(shape[dim], dtype=dtype)
+    return _broadcast(line, shape, (dim,))
+
+
+class Constants:
+    """Values of index arithmetic that depends on literals alone, also outside of the body that it is used in."""
+
+    def __init__(self, closed: jex.ClosedJaxpr) -> None:
+        self.makers: dict = {}
+        self.known: dict = {}
+        self.given: dict = {}  # operand of a body, the same in every step -> what it is, wherever the body runs
+        self._walk(closed)
+
+    def _walk(self, closed: jex.ClosedJaxpr) -> None:
+        for v, c in zip(closed.jaxpr.constvars, closed.consts):
+            if np.size(c) <= SMALL and np.dtype(v.aval.dtype).kind in "iub":
+                self.known[v] = np.asarray(c)
+        for eqn in closed.jaxpr.eqns:
+            if len(eqn.outvars) == 1 and eqn.primitive.name in ARITHMETIC:
+                self.makers[eqn.outvars[0]] = eqn
+            for v, outer in _handed_in(eqn):
+                self.given.setdefault(v, []).append(outer)
+            for inner in inner_jaxprs(eqn):
+                self._walk(inner)
+
+    def value(self, atom) -> np.ndarray | None:
+        if isinstance(atom, jex.Literal):
+            return np.asarray(atom.val, atom.aval.dtype)
+        if atom not in self.known:
+            self.known[atom] = self._evaluate(atom)
+        return self.known[atom]
+
+    def _evaluate(self, v) -> np.ndarray | None:
+        eqn = self.makers.get(v)
+        if v.aval.size > SMALL or v.aval.dtype.kind not in "iub":
+            return None
+        if eqn is None:
+            return _agreed(map(self.value, self.given.get(v, ())))
+        operands = [self.value(a) for a in eqn.invars]
+        if any(x is None for x in operands):
+            return None
+        made = ARITHMETIC[eqn.primitive.name](eqn.params, *operands)
+        return None if made is None else np.asarray(made, v.aval.dtype)
+
+
+def _handed_in(eqn) -> Iterator[tuple]:
+    """(operand of a body, the operand of the loop or conditional that it always is)."""
+    p = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            yield from zip(p["jaxpr"].jaxpr.invars[: p["num_consts"]], eqn.invars)
+        case "while":
+            first, second = p["cond_nconsts"], p["body_nconsts"]
+            yield from zip(p["cond_jaxpr"].jaxpr.invars[:first], eqn.invars)
+            yield from zip(p["body_jaxpr"].jaxpr.invars[:second], eqn.invars[first:])
+        case "cond":
+            for branch in p["branches"]:
+                yield from zip(branch.jaxpr.invars, eqn.invars[1:])
+
+
+def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
+    """The value that all are, if there is one."""
+    first, *others = [*values] or [None]
+    return first if first is not None and all(x is not None and np.array_equal(first, x) for x in others) else None
+
+
+def place_updates(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
+    names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
+
+    def has_any(c: jex.ClosedJaxpr) -> bool:
+        return any(e.primitive.name in names or any(map(has_any, inner_jaxprs(e))) for e in c.jaxpr.eqns)
+
+    if not has_any(closed):
+        return closed
+    constants = Constants(closed)
+    outer = set(map(id, closed.jaxpr.eqns))
+
+    def scatter(eqn, operands):
+        # In a loop XLA writes a moving window in place; a select would touch the whole array each step.
+        return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
+
+    rewrites: dict = dict.fromkeys(SCATTERS, scatter)
+    rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
+    rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
+    rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
+    rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(eqn, operands, constants)
+    return retrace(closed, rewrites)
+
+
+# ---- slices and updates at constant starts
+
+
+def _starts(atoms: Sequence, extents, sizes, constants: Constants) -> list[int] | None:
+    """Constant starts, clamped so that the window lies inside; a window over all of a dimension starts at 0."""
+    found = []
+    for a, n, m in zip(atoms, extents, sizes):
+        value = np.zeros((), int) if n == m else constants.value(a)
+        if value is None:
+            return None
+        found.append(int(np.clip(value, 0, n - m)))
+    return found
+
+
+def _gather(eqn, operands, constants: Constants):
+    """One window, at a constant place inside the array."""
+    x, dn, sizes = operands[0], eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    if operands[1].ndim != 1 or (places := constants.value(eqn.invars[1])) is None:
+        return None
+    starts = [0] * x.ndim
+    for d, i in zip(dn.start_index_map, places):
+        starts[d] = int(i)
+    if not all(0 <= s <= n - m for s, n, m in zip(starts, x.shape, sizes)):
+        return None
+    return [lax.squeeze(lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)]), dn.collapsed_slice_dims)]
+
+
+def _dynamic_slice(eqn, operands, constants: Constants):
+    x, sizes = operands[0], eqn.params["slice_sizes"]
+    starts = _starts(eqn.invars[1 : 1 + x.ndim], x.shape, sizes, constants)
+    if starts is None:
+        return None
+    return [lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)])]
+
+
+def _dynamic_update_slice(eqn, operands, constants: Constants):
+    x, update = operands[:2]
+    starts = _starts(eqn.invars[2 : 2 + x.ndim], x.shape, update.shape, constants)
+    if starts is None or 0 in update.shape:
+        return None
+    tests = [_Range(d, s) for d, s in enumerate(starts) if update.shape[d] != x.shape[d]]
+    return [_updated(x, update, tests, "scatter")]
+
+
+# ---- scatters of one window, or of one per batch element
+
+
+class _Range:
+    """The window covers `dim` from the constant `start` on."""
+
+    def __init__(self, dim: int, start: int):
+        self.dim, self.start = dim, start
+
+    def inside(self, x, update):
+        low, high = self.start, self.start + update.shape[self.dim]
+        index = _line(x, self.dim)
+        tests = [lax.ge(index, np.int32(low))] if low > 0 else []
+        tests += [lax.lt(index, np.int32(high))] if high < x.shape[self.dim] else []
+        found = tests[0] if len(tests) == 1 else tests[0] & tests[1]
+        return lax.broadcast_in_dim(found, x.shape, (self.dim,))
+
+    def padding(self, x, update) -> tuple[int, int, int]:
+        return (self.start, x.shape[self.dim] - self.start - update.shape[self.dim], 0)
+
+
+class _At:
+    """The window is the one element of `dim` that `start`, an array with extents 1 but in batch dimensions, names."""
+
+    def __init__(self, dim: int, start):
+        self.dim, self.start = dim, start
+
+    def inside(self, x, update):
+        index = lax.broadcast_in_dim(_line(x, self.dim), x.shape, (self.dim,))
+        return lax.eq(index, _spread(self.start, x.shape))
+
+
+def _line(x, dim: int):
+    return lax.broadcasted_iota(np.int32, (x.shape[dim],), 0)
+
+
+def _spread(x, shape):
+    """Broadcasts dimensions of size 1."""
+    kept = [d for d, n in enumerate(x.shape) if n == shape[d]]
+    squeezed = lax.squeeze(x, [d for d in range(x.ndim) if d not in kept])
+    return lax.broadcast_in_dim(squeezed, shape, kept)
+
+
+def _updated(x, update, tests: Sequence, name: str):
+    """x with `update`, of x's rank, combined where all tests hold."""
+    inside, config = None, [(0, 0, 0)] * x.ndim
+    for t in tests:
+        here = t.inside(x, update)
+        inside = here if inside is None else inside & here
+        if isinstance(t, _Range):
+            config[t.dim] = t.padding(x, update)
+    if any(c != (0, 0, 0) for c in config):
+        update = lax.pad(update, np.zeros((), update.dtype), config)
+    update = _spread(update, x.shape) if update.shape != x.shape else update
+    if name == "scatter":
+        return update if inside is None else lax.select_n(inside, x, update)
+    combine, neutral = COMBINE[name]
+    if inside is not None:
+        update = lax.select_n(inside, lax.full(x.shape, neutral(np.dtype(x.dtype)), x.dtype), update)
+    return combine(x, update)
+
+
+def _scatter(eqn, operands, constants: Constants, moving: bool):
+    (x, indices, update), p = operands, eqn.params
+    if 0 in update.shape:
+        return [x]
+    dn, name = p["dimension_numbers"], eqn.primitive.name
+    batch = dict(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims))
+    single = all(n == 1 for d, n in enumerate(indices.shape[:-1]) if d not in batch.values())
+    floats = jax.numpy.issubdtype(x.dtype, np.floating) or x.dtype.kind in "iub"
+    if not single or not floats or 0 in x.shape or scatter_combines(eqn) is None:
+        return None
+    box = _box(x, update, dn, batch)
+    constant, mode = constants.value(eqn.invars[1]), str(p["mode"])
+    others = (d for d in range(x.ndim) if d not in dn.scatter_dims_to_operand_dims and box.shape[d] != x.shape[d])
+    tests: list = [_Range(d, 0) for d in others]
+    for k, d in enumerate(dn.scatter_dims_to_operand_dims):
+        room = x.shape[d] - box.shape[d]
+        if constant is not None and not batch:
+            start = int(constant.reshape(-1)[k])
+            if "CLIP" in mode:
+                start = min(max(start, 0), room)
+            if not 0 <= start <= room:
+                return [x]  # dropped as a whole
+            tests += [_Range(d, start)] if room else []
+        elif box.shape[d] == 1 and moving:
+            start = _index_column(indices, k, x.ndim, batch)
+            if "CLIP" in mode:
+                start = lax.clamp(np.int32(0), start, np.int32(room))
+            tests.append(_At(d, start))
+        else:
+            return None
+    return [_updated(x, box, tests, name)]
+
+
+def _box(x, update, dn, batch: dict[int, int]):
+    """The update with one dimension per dimension of x: 1 where the window is one element wide."""
+    scatter_dims = [d for d in range(update.ndim) if d not in dn.update_window_dims]
+    windows = iter(dn.update_window_dims)
+    kept = []
+    for d in range(x.ndim):
+        if d in batch:
+            kept.append(scatter_dims[batch[d]])
+        elif d not in dn.inserted_window_dims:
+            kept.append(next(windows))
+    dropped = [d for d in range(update.ndim) if d not in kept]
+    squeezed = lax.squeeze(lax.transpose(update, (*kept, *dropped)), range(len(kept), update.ndim))
+    return lax.expand_dims(squeezed, [d for d in range(x.ndim) if d in dn.inserted_window_dims])
+
+
+def _index_column(indices, k: int, rank: int, batch: dict[int, int]):
+    """Entry `k` of every index vector as an i32 array of `rank` dimensions, 1 but for batch dimensions."""
+    column = lax.index_in_dim(indices, k, indices.ndim - 1, keepdims=False)
+    if column.dtype != np.int32:
+        column = lax.convert_element_type(column, np.int32)
+    kept = list(batch.values())
+    column = lax.squeeze(lax.transpose(column, (*kept, *(d for d in range(column.ndim) if d not in kept))),
+                         range(len(kept), column.ndim))  # fmt: skip
+    return lax.expand_dims(column, [d for d in range(rank) if d not in batch])

@@ -1,0 +1,127 @@
+"""ClosedJaxpr -> the same with transposes moved past convolutions and what surrounds them, so that they cancel.
+
+Images are often turned into the layout that a convolution is written for, and back. Each intermediate value would then
+be stored in an order that its loads do not follow. A convolution takes any layout by its dimension numbers: transposes
+of its input become transposes of its result, pass elementwise operations, pads and slices, and meet their inverses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.fuse.access.rules import ELEMENTWISE
+from pbkern.fuse.simplify.driver import retrace
+
+Order = tuple[int, ...]
+
+
+def move_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs that hold both transposes and convolutions."""
+    names = {e.primitive.name for e in closed.jaxpr.eqns}
+    if not {"transpose", "conv_general_dilated"} <= names:
+        return closed
+    moved = _Transposes()
+    rewrites = dict.fromkeys(ELEMENTWISE, moved.elementwise)
+    rewrites |= {name: getattr(moved, name) for name in ("transpose", "pad", "slice", "squeeze", "broadcast_in_dim")}
+    rewrites["conv_general_dilated"] = moved.convolution
+    return retrace(retrace(closed, rewrites), {})
+
+
+class _Transposes:
+    """Remembers which values are transposes of which: value = transpose(base, order)."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[object, object, Order]] = {}
+
+    def find(self, x) -> tuple[object, Order] | None:
+        kept = self.known.get(id(x))
+        return kept[1:] if kept else None
+
+    def made(self, base, order: Sequence[int]) -> list:
+        order = tuple(int(d) for d in order)
+        if order == tuple(range(len(order))):
+            return [base]
+        value = lax.transpose_p.bind(base, permutation=order)
+        self.known[id(value)] = (value, base, order)  # the value is kept alive: its id stays its own
+        return [value]
+
+    def transpose(self, eqn, operands):
+        base, order = self.find(operands[0]) or (operands[0], range(operands[0].ndim))
+        return self.made(base, [order[d] for d in eqn.params["permutation"]])
+
+    def elementwise(self, eqn, operands):
+        """Before -> after: f(transpose(x), transpose(y), 2) -> transpose(f(x, y, 2))."""
+        arrays = [x for x in operands if getattr(x, "ndim", 0)]
+        found = [self.find(x) for x in arrays]
+        if eqn.primitive.multiple_results or not found or None in found or len({f[1] for f in found}) > 1:
+            return None
+        if eqn.outvars[0].aval.ndim != len(found[0][1]):  # a bitcast to elements of another width
+            return None
+        bases = [self.find(x)[0] if getattr(x, "ndim", 0) else x for x in operands]
+        return self.made(eqn.primitive.bind(*bases, **eqn.params), found[0][1])
+
+    def pad(self, eqn, operands):
+        def change(order: Order) -> dict:
+            return {"padding_config": _turned(eqn.params["padding_config"], order)}
+
+        return self._same_rank(eqn, operands, change)
+
+    def slice(self, eqn, operands):
+        def change(order: Order) -> dict:
+            return {k: v and _turned(v, order) for k, v in eqn.params.items()}
+
+        return self._same_rank(eqn, operands, change)
+
+    def _same_rank(self, eqn, operands, change: Callable[[Order], dict]):
+        found = self.find(operands[0])
+        if found is None:
+            return None
+        base, order = found
+        return self.made(eqn.primitive.bind(base, *operands[1:], **change(order)), order)
+
+    def squeeze(self, eqn, operands):
+        found = self.find(operands[0])
+        if found is None:
+            return None
+        base, order = found
+        gone = {order[d % len(order)] for d in eqn.params["dimensions"]}
+        rank = {d: n for n, d in enumerate(d for d in range(len(order)) if d not in gone)}
+        return self.made(lax.squeeze(base, sorted(gone)), [rank[d] for d in order if d not in gone])
+
+    def broadcast_in_dim(self, eqn, operands):
+        """New dimensions of size 1 go last."""
+        found, p = self.find(operands[0]), eqn.params
+        kept = p["broadcast_dimensions"]
+        new = [d for d in range(len(p["shape"])) if d not in kept]
+        if found is None or len(operands) > 1 or any(p["shape"][d] != 1 for d in new):
+            return None
+        if any(p["shape"][d] != n for d, n in zip(kept, operands[0].shape)):
+            return None
+        base, order = found
+        place = dict(zip(kept, order)) | {d: base.ndim + n for n, d in enumerate(new)}
+        grown = lax.expand_dims(base, range(base.ndim, base.ndim + len(new)))
+        return self.made(grown, [place[d] for d in range(len(p["shape"]))])
+
+    def convolution(self, eqn, operands):
+        """The result lies as the input does, with output channels where input channels were."""
+        found = self.find(operands[0])
+        if found is None:
+            return None
+        base, order = found
+        numbers = eqn.params["dimension_numbers"]
+        layout = tuple(order[d] for d in numbers.lhs_spec)
+        turned = lax.ConvDimensionNumbers(layout, numbers.rhs_spec, layout)
+        result = eqn.primitive.bind(base, operands[1], **{**eqn.params, "dimension_numbers": turned})
+        place = dict(zip(numbers.out_spec, layout))
+        return self.made(result, [place[d] for d in range(len(place))])
+
+
+def _turned(entries: Sequence, order: Order) -> tuple:
+    """Entries per dimension of a transposed value -> per dimension of its base."""
+    out: list = [None] * len(order)
+    for d, e in zip(order, entries):
+        out[d] = e
+    return tuple(out)

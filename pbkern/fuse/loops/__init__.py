@@ -1,0 +1,1 @@
+"""ClosedJaxpr -> ClosedJaxpr: loops: induction variables, invariants, dead carries, unrolling."""

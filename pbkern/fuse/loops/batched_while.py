@@ -1,0 +1,26 @@
+"""Loops side by side, as vmap makes them of a while loop whose predicate it batches -> one loop, while any of them runs."""
+
+from __future__ import annotations
+
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import equations, while_any
+from pbkern.fuse.simplify.driver import retrace
+
+
+def loops_as_one(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function, with scalar predicates of its while loops."""
+    return retrace(closed, {"while": _as_one}) if any(map(_is_batched, equations(closed.jaxpr))) else closed
+
+
+def _is_batched(eqn) -> bool:
+    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)
+
+
+def _as_one(eqn, operands):
+    if not _is_batched(eqn):
+        return None
+    p, first = eqn.params, eqn.params["cond_nconsts"]
+    last = first + p["body_nconsts"]
+    goes_on, step = (jex.jaxpr_as_fun(loops_as_one(p[name])) for name in ("cond_jaxpr", "body_jaxpr"))
+    return while_any(lambda c: goes_on(*operands[:first], *c)[0], lambda c: step(*operands[first:last], *c), operands[last:])

@@ -1,0 +1,146 @@
+"""ClosedJaxpr -> the same with counted loops as scans, and with their counters as what the scans walk over.
+
+    while i < n: i = i + c, ...    ->  scan of known length, where n and the first i are constants
+    carry i' = i + c               ->  xs = i, i + c, i + 2 c, ...
+
+A scan of known length may take several steps at once, and no step waits for the counter that the one before it made.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.fuse.simplify.driver import drop_dead, retrace
+
+# comparison -> (sign of the step, what is added to the bound to make it the first counter outside)
+CONDITIONS = {"lt": (1, 0), "le": (1, 1), "gt": (-1, 0), "ge": (-1, -1)}
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def count_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Turns while loops of known length into scans, inside control flow too."""
+    return retrace(closed, {"while": _as_scan}) if _holds(closed, "while") else closed
+
+
+def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Takes counters out of the carries of scans, but not of scans inside others: those have no room for constants."""
+    own = {id(e) for e in closed.jaxpr.eqns}
+    walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in own else None  # noqa: E731
+    return drop_dead(retrace(closed, {"scan": walk})) if _holds(closed, "scan") else closed
+
+
+def _holds(closed: jex.ClosedJaxpr, name: str) -> bool:
+    return any(e.primitive.name in (name, "scan", "while", "cond") for e in closed.jaxpr.eqns)
+
+
+def _constant(x) -> int | None:
+    """A known integer scalar."""
+    known = isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 and x.dtype.kind in "iu"
+    return int(x) if known else None
+
+
+def _maker(jaxpr: jex.Jaxpr, v):
+    """The equation that makes `v`, looking through conversions that change no more than the weakness of a type."""
+    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    while v in makers and makers[v].primitive.name == "convert_element_type":
+        source = makers[v].invars[0]
+        if isinstance(source, jex.Literal) or source.aval.dtype != v.aval.dtype:
+            return None
+        v = source
+    return makers.get(v)
+
+
+def _increment(jaxpr: jex.Jaxpr, old, new) -> int | None:
+    """c where `new` is old + c; None where it is anything else."""
+    eqn = None if isinstance(new, jex.Literal) else _maker(jaxpr, new)
+    if eqn is None or eqn.primitive.name not in ("add", "sub"):
+        return None
+    x, y = eqn.invars
+    if y is old and eqn.primitive.name == "add":
+        x, y = y, x
+    step = _constant(np.asarray(y.val, y.aval.dtype)) if x is old and isinstance(y, jex.Literal) else None
+    return -step if step is not None and eqn.primitive.name == "sub" else step
+
+
+def _trips(eqn, operands) -> int | None:
+    """How often a while loop runs, if it counts from one constant to another."""
+    p = eqn.params
+    cond, body = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr
+    test = None if isinstance(cond.outvars[0], jex.Literal) else _maker(cond, cond.outvars[0])
+    if test is None or test.primitive.name not in CONDITIONS:
+        return None
+    compared, name = list(test.invars), test.primitive.name
+    carries = cond.invars[p["cond_nconsts"] :]
+    if isinstance(compared[0], jex.Literal) or compared[0] not in carries:
+        compared, name = compared[::-1], MIRRORED[name]
+    counter, bound = compared
+    if isinstance(counter, jex.Literal) or counter not in carries:
+        return None
+    k = carries.index(counter)
+    if isinstance(bound, jex.Literal):
+        last = _constant(np.asarray(bound.val, bound.aval.dtype))
+    else:
+        last = _constant(operands[cond.invars.index(bound)]) if bound in cond.invars[: p["cond_nconsts"]] else None
+    first = _constant(operands[p["cond_nconsts"] + p["body_nconsts"] + k])
+    step = _increment(body, body.invars[p["body_nconsts"] + k], body.outvars[k])
+    sign, behind = CONDITIONS[name]
+    if first is None or last is None or not step or step * sign < 0:
+        return None
+    trips = max(0, -(-(last + behind - first) // step))
+    limits = np.iinfo(counter.aval.dtype)
+    return trips if limits.min <= first + trips * step <= limits.max else None  # else the counter wraps around
+
+
+def _as_scan(eqn, operands):
+    trips = None if eqn.effects else _trips(eqn, operands)
+    if trips is None:
+        return None
+    p = eqn.params
+    body = retrace(p["body_jaxpr"], {"while": _as_scan})
+    consts = operands[p["cond_nconsts"] : p["cond_nconsts"] + p["body_nconsts"]]
+    firsts = tuple(operands[p["cond_nconsts"] + p["body_nconsts"] :])
+    if trips == 0:
+        return list(firsts)
+
+    def step(carry, _):
+        results = jex.jaxpr_as_fun(body)(*consts, *carry)
+        return tuple(lax.convert_element_type(r, v.aval.dtype) for r, v in zip(results, eqn.outvars)), None
+
+    return list(lax.scan(step, firsts, None, length=trips)[0])
+
+
+def _over_counters(eqn, operands):
+    p, body = eqn.params, eqn.params["jaxpr"]
+    n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
+    olds, news = body.jaxpr.invars[n_consts : n_consts + n_carry], body.jaxpr.outvars[:n_carry]
+    found: dict[int, tuple[int, int]] = {}  # carry -> (first value, step)
+    for k, (old, new) in enumerate(zip(olds, news)):
+        first = _constant(operands[n_consts + k])
+        step = _increment(body.jaxpr, old, new)
+        if first is not None and step is not None:
+            found[k] = first, step
+    if not found or p["reverse"] or eqn.effects:
+        return None
+    kept = [k for k in range(n_carry) if k not in found]
+
+    def values(k: int, low: int, high: int) -> np.ndarray:
+        first, step = found[k]
+        return (first + step * np.arange(low, high, dtype=np.int64)).astype(olds[k].aval.dtype)
+
+    def inner(*args):
+        consts, carry, xs = args[:n_consts], args[n_consts : n_consts + len(kept)], args[n_consts + len(kept) :]
+        given = dict(zip(kept, carry)) | dict(zip(found, xs))
+        results = jex.jaxpr_as_fun(body)(*consts, *(given[k] for k in range(n_carry)), *xs[len(found) :])
+        return [results[k] for k in kept] + list(results[n_carry:])
+
+    ins = [v.aval for v in body.jaxpr.invars]
+    types = ins[:n_consts] + [ins[n_consts + k] for k in (*kept, *found)] + ins[n_consts + n_carry :]
+    made = drop_dead(jax.make_jaxpr(inner)(*types))
+    walked = [values(k, 0, length) for k in found]
+    given = [*operands[:n_consts], *(operands[n_consts + k] for k in kept), *walked, *operands[n_consts + n_carry :]]
+    rebound = eqn.primitive.bind(*given, **{**p, "jaxpr": made, "num_carry": len(kept)})
+    results = dict(zip(kept, rebound)) | {k: values(k, length, length + 1)[0] for k in found}
+    return [*(results[k] for k in range(n_carry)), *rebound[len(kept) :]]

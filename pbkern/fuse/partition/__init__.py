@@ -1,0 +1,1 @@
+"""Simplified jaxpr -> groups of equations that become one kernel each."""

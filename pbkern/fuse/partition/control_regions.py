@@ -1,0 +1,90 @@
+"""Control flow -> a node with the partitions of its bodies, where all that they hold is ours; else a node of XLA's.
+
+Loops whose bodies are stencils take several steps at once (fuse/time_tiling/overlapped.py). What becomes of the node is
+fuse/emit/control_flow.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from jax.extend import core as jex
+
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.graph import Inner, Node, order
+from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
+from pbkern.fuse.split.two_stage import split_reductions
+from pbkern.fuse.tiling.block_search import schedule_at
+from pbkern.fuse.time_tiling.overlapped import block_time
+
+from .donation import scatter_into_carries
+
+# So many updated elements, in place, are less work than starting several programs.
+FEW_UPDATES = 1 << 14
+
+
+def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
+    """Jaxprs of a control-flow equation by parameter name; those of a tuple are numbered."""
+    for name, value in eqn.params.items():
+        if isinstance(value, jex.ClosedJaxpr):
+            yield name, value
+        elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
+            yield from ((f"{name}{n}", v) for n, v in enumerate(value))
+
+
+def control_node(parts, eqn, partition: Callable) -> Node:
+    """Control flow is ours if all of its body is."""
+    found = {}
+    for name, closed in named_jaxprs(eqn):
+        closed = operands_as_equations(outputs_as_equations(split_reductions(closed, parts.machine)))
+        if closed.consts:
+            return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
+        inside = partition(closed, parts.machine, parts.supports, parts.options)
+        bad = next((n for n in inside.nodes if n.kind == "xla"), None)
+        if bad is not None:
+            reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
+            return Node("xla", [eqn], list(eqn.outvars), reason=reason)
+        found[name] = Inner(closed.jaxpr, inside, order(inside.nodes, closed.jaxpr.invars))
+    if not all(_scatters_in_place(parts, eqn, name, inner) for name, inner in found.items()):
+        return Node("xla", [eqn], list(eqn.outvars), reason="a scatter in its body would copy its operand")
+    if any(isinstance(a, jex.Literal) for a in eqn.invars):
+        return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
+    return Node("control", [eqn], list(eqn.outvars), inner=found | _time_blocks(parts, eqn, found))
+
+
+def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
+    """Whether scatters into operands of a body update them where they lie, as XLA does, instead of copying them once per
+    step.
+    """
+    nodes = inner.partition.nodes
+    nested = [g for n in nodes for i in n.inner.values() for g in i.partition.groups()]
+    if any(n.scatters() and n.schedule.aliases for n in nested):
+        return False  # that loop starts with a copy
+    given = set(inner.jaxpr.invars)
+    groups = [n for n in nodes if n.kind == "group" and any(
+        e.primitive.name in SCATTERS and e.invars[0] in given for e in n.eqns)]  # fmt: skip
+    scatter_into_carries(eqn, name, inner)
+    for n in groups:
+        few = all(e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS)
+        if few and n.schedule.aliases:  # nothing is copied: more programs than one would be started for nothing
+            made = [v for v, _ in n.schedule.outputs]
+            whole = schedule_at(n.eqns, made, made[0].aval.shape, parts.machine)
+            n.schedule = n.schedule if whole is None else whole
+    scatter_into_carries(eqn, name, inner)
+    return all(n.schedule.aliases for n in groups)
+
+
+def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
+    """{"jaxpr": several steps of a loop's body in one kernel, "rest": what remains}, where that pays."""
+    p = eqn.params
+    if eqn.primitive.name != "scan" or parts.options_disable_fusion():
+        return {}
+    inner = found["jaxpr"]
+    walks = len(eqn.invars) > p["num_consts"] + p["num_carry"]
+    if len(inner.jaxpr.outvars) != p["num_carry"] or walks and p["reverse"]:
+        return {}
+    body = jex.ClosedJaxpr(inner.jaxpr, ())
+    blocks = block_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine)
+    if blocks is None:
+        return {}
+    return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})

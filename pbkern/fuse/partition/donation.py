@@ -1,0 +1,106 @@
+"""Operands that the caller gives up -> kernels that write their results where such operands lay.
+
+XLA would have the kernel write to memory of its own and copy that into the donated array. A kernel may write there at once
+if its programs read the very blocks of the operand that they write: order within a program is lowering's concern. A stencil
+reads what another program may have overwritten; it keeps its copy. Where more than elementwise arithmetic, or a scatter
+into it, leads from an operand to the results, a program would have to put its block aside first, and the copy stays too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from jax.extend import core as jex
+
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.access.rules import ELEMENTWISE
+from pbkern.fuse.graph import Inner, Node
+from pbkern.fuse.tiling.block_search import Schedule
+
+
+def write_in_place(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
+    """Sets `aliases` of the schedules of groups that may write into donated operands of the jaxpr, which nobody else reads, or
+    scatter into the carries of loops.
+    """
+    _set_aliases(nodes, nodes, jaxpr, _pairs(jaxpr, donated))
+    for node in nodes:
+        for name, inner in node.inner.items():
+            scatter_into_carries(node.eqns[0], name, inner)
+            write_in_place([n for n in inner.partition.nodes if n.inner], inner.jaxpr, ())
+
+
+def scatter_into_carries(eqn, name: str, inner: Inner) -> None:
+    """Sets `aliases` in the body `name` of a loop: where each new carry is the old one with other values scattered into it."""
+    nodes = inner.partition.nodes
+    _set_aliases([n for n in nodes if n.scatters()], nodes, inner.jaxpr, _carried(eqn, name, inner.jaxpr))
+
+
+def in_place(inner: Inner) -> set:
+    """Results that kernels of a body write where an operand lies."""
+    schedules = [n.schedule for n in inner.partition.nodes if n.kind == "group" and n.schedule is not None]
+    return {s.outputs[o][0] for s in schedules for _, o in s.aliases}
+
+
+def _carried(eqn, name: str, body: jex.Jaxpr) -> dict:
+    """New carry -> old one."""
+    p = eqn.params
+    if name == "jaxpr" and eqn.primitive.name == "scan":
+        return dict(zip(body.outvars[: p["num_carry"]], body.invars[p["num_consts"] :]))
+    if name == "body_jaxpr":
+        return dict(zip(body.outvars, body.invars[p["body_nconsts"] :]))
+    return {}
+
+
+def _set_aliases(groups: Sequence[Node], nodes: Sequence[Node], jaxpr: jex.Jaxpr, pairs: dict) -> None:
+    """`pairs`: result -> operand of the jaxpr in whose place it may be written, if no other of `nodes` reads that."""
+    readers: dict = {}
+    for node in nodes:
+        for v in node.reads():
+            readers.setdefault(v, []).append(node)
+    results = [v for v in jaxpr.outvars if not isinstance(v, jex.Literal)]
+    pairs = {r: v for r, v in pairs.items() if len(readers.get(v, ())) == 1 and v not in results and results.count(r) == 1}
+    for node in groups:
+        if node.kind == "group" and node.schedule is not None:
+            aliases = tuple(_aliases(node, node.schedule, pairs))
+            node.schedule = dataclasses.replace(node.schedule, aliases=aliases)
+
+
+def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
+    """Result -> the donated operand whose place it takes: as jax.jit pairs them, the first with the first of equal type."""
+    waiting: dict = {}
+    for v, flag in zip(jaxpr.invars, donated):
+        if flag:
+            waiting.setdefault((v.aval.shape, v.aval.dtype), []).append(v)
+    found: dict = {}
+    for a in jaxpr.outvars:
+        free = waiting.get((a.aval.shape, a.aval.dtype))
+        if free:
+            v = free.pop(0)
+            if not isinstance(a, jex.Literal):
+                found.setdefault(a, v)
+    return found
+
+
+def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int, int]]:
+    inputs = schedule.requests.inputs
+    for o, (result, access) in enumerate(schedule.outputs):
+        v = pairs.get(result)
+        places = [i for i, (other, _) in enumerate(inputs) if other is v]
+        if node.finish is not None and v in node.finish.reads():
+            continue
+        if v is not None and len(places) == 1 and inputs[places[0]][1] == access and _stays_in_place(node, v):
+            yield places[0], o
+
+
+def _stays_in_place(node: Node, v) -> bool:
+    """Is all that the node makes of `v` made by elementwise arithmetic, or by scattering other values into it?"""
+    tainted = {v}
+    for eqn in node.eqns:
+        at = [k for k, a in enumerate(eqn.invars) if not isinstance(a, jex.Literal) and a in tainted]
+        if at:
+            scattered = eqn.primitive.name in SCATTERS and at == [0]
+            if eqn.primitive.name not in ELEMENTWISE and not scattered:
+                return False
+            tainted.update(eqn.outvars)
+    return True

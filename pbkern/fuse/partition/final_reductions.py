@@ -1,0 +1,142 @@
+"""Small groups that read another group's results -> its last stage: one kernel where there were two.
+
+A reduction over everything leaves a few numbers per program, and one program is enough to combine them. It becomes the
+last stage of the kernel that makes them, and does there what it did as a kernel of its own:
+
+    A: parts = partial sums of x       A: parts = partial sums of x, then mean = sum(parts) / n
+    B: mean = sum(parts) / n      ->
+
+Work that is small neither beside a launch nor beside what the programs do stays apart, where its time is seen. Nothing that
+depends on A may lie between A and B: so B joins the last to run of those that it reads from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from pbkern.core.machine import Machine
+from pbkern.fuse.access.blocks import Unfusable
+from pbkern.fuse.access.rules import NeedsWhole
+from pbkern.fuse.graph import Edge, Node, order
+from pbkern.fuse.tiling.block_search import Schedule, schedule_at
+
+# What a last stage does takes as long as a launch, at most, or this part of what its kernel's programs take.
+MOST_LAUNCHES, MOST_SHARE = 1.0, 0.02
+
+
+def join_last_stages(parts) -> None:
+    """Sets `finish` of groups of `parts`, a Partitioner, and drops the groups that are now there."""
+    if not any(map(_is_one_program, parts.nodes)):
+        return
+    ordered = order(parts.nodes, (*parts.jaxpr.constvars, *parts.jaxpr.invars))
+    joining = _Joining(parts, {id(n): k for k, n in enumerate(ordered)})
+    for node in ordered:
+        if _is_one_program(node):
+            joining.join(node)
+
+
+def _is_one_program(node: Node) -> bool:
+    return node.kind == "group" and node.schedule is not None and not node.schedule.grid and not node.scatters()
+
+
+def _is_small(schedule: Schedule, maker: Node, machine: Machine) -> bool:
+    """Whether what a launch of it does besides being a launch may follow the maker's programs."""
+    most = max(MOST_LAUNCHES * machine.launch_seconds, MOST_SHARE * maker.schedule.cost.seconds)
+    return schedule.cost.seconds - machine.launch_seconds <= most
+
+
+class _Joining:
+    """`position` of each node in an order in which they can run; `makers` and `readers` of values."""
+
+    def __init__(self, parts, position: dict[int, int]) -> None:
+        self.parts, self.position = parts, position
+        self.makers = {v: n for n in parts.nodes for v in n.outputs}
+        self.readers: dict = {}
+        for n in parts.nodes:
+            for v in n.reads():
+                self.readers.setdefault(v, []).append(n)
+
+    def join(self, node: Node) -> None:
+        """Makes a node the last stage of the group that it reads from, or a part of that stage."""
+        views = self._views(node)
+        read = {v for n in (node, *views) for v in n.reads()} - {v for n in views for v in n.outputs}
+        makers = [self.makers[v] for v in read if v in self.makers]
+        if not makers or any(n.kind == "xla" for n in makers):  # ours wait for XLA's as late as they can
+            return
+        maker = max(makers, key=lambda n: self.position[id(n)])
+        if maker.kind == "group":
+            self._into(maker, node, [n for n in views if self._source(n) is maker])
+
+    def _views(self, node: Node) -> list[Node]:
+        """Reshapes through which a node reads, each before what it reads."""
+        found: dict[int, Node] = {}
+        waiting = [node]
+        while waiting:
+            for v in waiting.pop().reads():
+                maker = self.makers.get(v)
+                if maker is not None and maker.kind == "alias" and id(maker) not in found:
+                    found[id(maker)] = maker
+                    waiting.append(maker)
+        return sorted(found.values(), key=lambda n: -self.position[id(n)])
+
+    def _source(self, view: Node) -> Node | None:
+        """What makes the value that a reshape starts from."""
+        (v,) = view.reads()
+        maker = self.makers.get(v)
+        return self._source(maker) if maker is not None and maker.kind == "alias" else maker
+
+    def _into(self, maker: Node, node: Node, views: list[Node]) -> None:
+        present = [maker.finish] if maker.finish else []
+        gone = [node]
+        for n in views:
+            if not any(self._is_read(v, gone) for v in n.outputs):
+                gone.append(n)
+        outputs = [v for n in present for v in n.outputs if self._is_read(v, gone)] + node.outputs
+        finish = self._finish(maker, [e for n in (*present, *views, node) for e in n.eqns], outputs)
+        if finish is None:
+            return
+        own = [v for v in maker.outputs if not any(v in n.outputs for n in present)]
+        kept = [v for v in own if self._is_read(v, gone)]
+        before = maker.seconds + node.seconds
+        self._forget_refusals(maker, gone, set(own) - set(kept))
+        maker.finish, maker.outputs = finish, kept + finish.outputs
+        self._replace(gone, maker)
+        why = "it runs as the last stage of the kernel before it"
+        self.parts.edges.append(Edge(node.eqns[-1], True, why, 0, before, maker.seconds))
+
+    def _is_read(self, v, gone: Iterable[Node]) -> bool:
+        """Whether a value is read by others than nodes that are about to go."""
+        return v in self.parts.results or any(not any(n is g for g in gone) for n in self.readers.get(v, ()))
+
+    def _finish(self, maker: Node, eqns: Iterable, outputs: Iterable) -> Node | None:
+        """One program of these equations; None where it cannot be, or would be too much."""
+        order = self.parts.order
+        eqns = sorted({id(e): e for e in eqns}.values(), key=lambda e: order[id(e)])
+        outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
+        try:
+            schedule = schedule_at(eqns, outputs, outputs[0].aval.shape, self.parts.machine)
+        except (NeedsWhole, Unfusable):
+            return None
+        if schedule is None or not _is_small(schedule, maker, self.parts.machine):
+            return None
+        cost = dataclasses.replace(schedule.cost, seconds=schedule.cost.seconds - self.parts.machine.launch_seconds)
+        return Node("group", eqns, outputs, dataclasses.replace(schedule, cost=cost))
+
+    def _replace(self, gone: list[Node], maker: Node) -> None:
+        for n in gone:
+            self.parts.nodes.remove(n)
+            for v in n.reads():
+                self.readers[v].remove(n)
+        for v in maker.reads():
+            if not any(n is maker for n in self.readers.setdefault(v, [])):
+                self.readers[v].append(maker)
+        self.makers |= dict.fromkeys(maker.outputs, maker)
+
+    def _forget_refusals(self, maker: Node, gone: list[Node], private: set) -> None:
+        """Drops refusals to fuse what only the last stage reads, all of the maker's if it has no other reader."""
+        others = any(not any(n is g for g in gone) for v in maker.outputs for n in self.readers.get(v, ()))
+        own = {id(e) for e in maker.eqns if not others or private.issuperset(e.outvars)}
+        edges = self.parts.edges
+        edges[:] = [e for e in edges if e.fused or id(e.producer) not in own]

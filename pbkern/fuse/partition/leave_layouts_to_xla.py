@@ -1,0 +1,71 @@
+"""Views, masks and transposes beside operations that are left to XLA: XLA's as well.
+
+    cholesky (XLA); where(lower, L, 0).T (ours); triangular_solve (XLA)  ->  all of it XLA's
+
+XLA chooses the layouts of arrays that it hands to LAPACK, which wants columns: many a transpose costs it nothing. Measured
+on two cores of Zen 4, of 64 to 1024 rows: solutions of transposed triangular systems take .74 to .94 of the time of transposes
+that are kernels, a Cholesky factor and its transpose .67 to .85. Others gain a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jax.extend import core as jex
+
+from pbkern.fuse.cost.equation import OF_TESTS, VIEWS, nbytes
+from pbkern.fuse.graph import Node
+
+# Bytes that other kernels than transposes beside LAPACK write, at most: ours are written on all cores.
+MOST_MOVED = 1 << 18
+LAPACK = frozenset((
+    "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd triangular_solve"
+    " tridiagonal"
+).split())  # fmt: skip
+REASON = "it only moves elements, beside operations that are left to XLA"
+
+
+def leave_moves(nodes: Iterable[Node]) -> None:
+    """Makes those nodes XLA's that only move elements, and of which neither operands nor readers are kernels."""
+    nodes = list(nodes)
+    makers = {v: n for n in nodes for v in n.outputs}
+    readers: dict = {}
+    for n in nodes:
+        for v in n.reads():
+            readers.setdefault(v, []).append(n)
+    beside = {n: [makers[v] for v in n.reads() if v in makers] + [r for v in n.outputs for r in readers.get(v, ())]
+              for n in nodes}  # fmt: skip
+
+    found = {n for n in nodes if _moves(n, beside[n])}
+    while ours := {n for n in found if any(m.kind != "xla" and m not in found for m in beside[n])}:
+        found -= ours
+    left = {n for n in found if any(m.kind == "xla" for m in beside[n])}
+    while more := {n for n in found - left if any(m in left for m in beside[n])}:
+        left |= more
+    for n in left:
+        n.kind, n.schedule, n.reason = "xla", None, REASON
+
+
+def _moves(node: Node, beside: Iterable[Node]) -> bool:
+    if node.kind == "alias":
+        return all(e.primitive.name in VIEWS for e in node.eqns)  # not reals of complex numbers
+    if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
+        return False
+    turns = any(e.primitive.name == "transpose" for e in node.eqns)
+    return turns and any(_is_lapack(n) for n in beside) or sum(nbytes(v.aval) for v in node.outputs) <= MOST_MOVED
+
+
+def _is_lapack(node: Node) -> bool:
+    return node.kind == "xla" and any(e.primitive.name in LAPACK for e in node.eqns)
+
+
+def _computes_no_values(node: Node) -> bool:
+    """Does it only tell which element goes where?"""
+    indices: set = set()
+    for e in node.eqns:
+        name = e.primitive.name
+        if all(isinstance(a, jex.Literal) or a in indices for a in e.invars) and (name in VIEWS or name in OF_TESTS):
+            indices.update(e.outvars)
+        elif name not in VIEWS and name != "select_n":
+            return False
+    return True

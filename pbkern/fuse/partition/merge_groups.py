@@ -1,0 +1,115 @@
+"""Whole groups -> one: producers with the consumer that alone reads them, and groups that read the same arrays.
+
+After equations have joined the groups of their consumers one by one (partitioner.py), this is how contractions come to share a
+kernel, as in attention, and how one pass over an array serves several reductions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy, nbytes
+from pbkern.fuse.graph import Node
+
+from .join_softmax_chains import SCORES_SLACK, are_scores
+
+# One kernel wins a tie with two.
+TIE = 1.002
+# Two contractions with a large value between them share a kernel even at this multiple of the modelled time, and so
+# do others at a smaller one: what is not stored cannot fall out of the cache.
+LARGE_SLACK = 1.05
+CHAIN_SLACK = 1.2
+# Where nothing large lies between two contractions, they share what they are made of: at this part of the time apart.
+CLEAR_GAIN = 0.75
+# A group expands its inputs if its results are at least this many times as large.
+EXPANSION = 4
+
+
+def merge_producers(parts) -> None:
+    """Pulls producer groups into their only consumer where the value between is dear to store."""
+    refused: set[tuple] = set()  # pairs as they are: one is tried again when it has grown
+    changed = True
+    while changed:
+        changed = False
+        for group in [n for n in parts.nodes if n.kind == "group"]:
+            users, aliases = parts.readers(group)
+            if len(users) != 1 or group not in parts.nodes:
+                continue
+            (consumer,) = users
+            pair = tuple(tuple(map(id, n.eqns)) for n in (group, consumer))
+            if consumer.kind != "group" or pair in refused:
+                continue
+            if merge(parts, group, consumer, aliases):
+                changed = True
+            else:
+                refused.add(pair)
+
+
+def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
+    """Makes `a`, the reshapes of its results and `b` one group if the model gains."""
+    eqns = [*a.eqns, *(e for n in aliases for e in n.eqns), *b.eqns]
+    inside = (a, b, *aliases)
+    outputs = b.outputs + [v for v in a.outputs if v in parts.results or any(n not in inside for n in parts.users(v))]
+    heavy = [e for e in eqns if e.primitive.name in CONTRACTIONS and is_heavy(e, parts.machine)]
+    accept = parts.fits_chain if len(heavy) > 1 else None
+    schedule, why = parts.attempt(eqns, outputs, None, a.eqns[-1], accept)
+    before = a.seconds + b.seconds
+    between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
+    moved = schedule.cost.bytes_moved if schedule is not None else 0
+    # What is made of much smaller arrays or of indices, such as a mask, needs hardly any memory when it is fused.
+    expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
+    little = are_scores([v for e in a.eqns for v in e.outvars], a.eqns)  # what follows scores is, beside them
+    slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
+    ok = schedule is not None and schedule.cost.seconds < before * slack
+    scores = are_scores(a.outputs, sorted(eqns, key=lambda e: parts.order[id(e)]))
+    if schedule is not None and (scores or _chained(parts, a, b)):
+        # Attention gains, two layers of a network do not: the passes over the value between, which is written and
+        # read, or over what both read must outweigh all other traffic.
+        shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
+        slack = SCORES_SLACK if scores else CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
+        twice = set(map(id, heavy)) & set(map(id, a.eqns)) & set(map(id, b.eqns))  # computed once together
+        large = 2 * between > moved or shared > 0.5 * moved or scores or twice
+        # Where both only stream their operands, as for a single query, no register tile is at stake.
+        streams = _streams(parts, a) and _streams(parts, b)
+        gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
+        ok = gains and schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack)
+        why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
+    parts.record(a.eqns[-1], ok, why, before, schedule)
+    if ok:
+        for n in (a, *aliases):
+            parts.drop(n)
+        parts.set_group(b, eqns, outputs, schedule)
+    return ok
+
+
+def _streams(parts, group: Node) -> bool:
+    """Is its arithmetic little beside its bytes?"""
+    c = group.schedule.cost
+    return 2 * c.flops / parts.machine.flops("float32") < c.bytes_moved / parts.machine.dram_bandwidth
+
+
+def _chained(parts, a: Node, b: Node) -> bool:
+    return all(
+        any(e.primitive.name in CONTRACTIONS and is_heavy(e, parts.machine) for e in g.eqns)
+        for g in (a, b)
+    )
+
+
+def merge_siblings(parts) -> None:
+    """Groups that read the same array with the same root shape become one where that reads it once; one may read results
+    of the other.
+    """
+    groups = [n for n in parts.nodes if n.kind == "group"]
+    for a, b in itertools.combinations(groups, 2):
+        if a not in parts.nodes or b not in parts.nodes or not a.reads() & b.reads():
+            continue
+        if a.outputs[0].aval.shape != b.outputs[0].aval.shape:
+            continue
+        if any(e.primitive.name in CONTRACTIONS for g in (a, b) for e in g.eqns):
+            continue
+        if parts.reaches(parts.successors(b), a):
+            a, b = b, a
+        if parts.reaches(parts.successors(b), a) or parts.reaches([n for n in parts.successors(a) if n is not b], b):
+            continue
+        merge(parts, a, b)

@@ -1,0 +1,184 @@
+"""Readers of a large value -> the group that makes it, where a smaller value is left to pass on.
+
+Groups grow from their results. A mean takes the picking of the log-probabilities along, finds that it cannot be divided
+among programs as their softmax is, and would have all of them stored for it:
+
+    A: p = log_softmax(x)              A: q = log_softmax(x)[labels]
+    B: mean(p[labels])          ->     B: mean(q)
+
+Likewise, what follows from a reduction takes along another reduction of the same array, though that need not wait for it. Back
+with the first, one pass over the array is left:
+
+    A: l = greatest of runs of x                  A: l = greatest of runs of x, s = sums of exp(x - l)
+    B: m = max(l)                            ->   B: m = max(l)
+    C: t = sums of exp(x - l) * exp(l - m)        C: t = s * exp(l - m)
+
+Works on the groups of partitioner.py, once none of them can be pulled into another whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jax.extend import core as jex
+
+from pbkern.fuse.cost.equation import nbytes
+from pbkern.fuse.graph import Edge, Node
+from pbkern.fuse.tiling.block_search import Schedule
+
+# What is passed on instead is so many times smaller.
+SMALLER = 4
+# Values below this part of the private cache are not worth the search.
+LARGE = 0.25
+# The modelled time, of what it was before, that is worth it.
+GAIN = 0.98
+
+
+def hand_over(parts) -> None:
+    """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
+    for maker in [n for n in parts.nodes if n.kind == "group"]:
+        for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.l2_bytes]:
+            readers = [n for n in parts.users(v) if n is not maker]
+            if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
+                _hand_over(parts, maker, readers[0], v)
+    for reader in [n for n in parts.nodes if n.kind == "group"]:
+        for maker in _makers(parts, reader):
+            if any(_is_large(parts, v) for v in maker.reads() & reader.reads()):
+                _hand_back(parts, maker, reader)
+
+
+def _makers(parts, reader: Node) -> list[Node]:
+    """Groups whose results a group reads, the last first."""
+    reads = reader.reads()
+    eqns = [parts.makers[v] for v in reads if v in parts.makers]
+    makers = {id(n): n for e in eqns for n in parts.nodes_of.get(id(e), ()) if n.kind == "group" and reads & set(n.outputs)}
+    return sorted(makers.values(), key=lambda n: -parts.order[id(n.eqns[-1])])
+
+
+def _is_large(parts, v) -> bool:
+    return nbytes(v.aval) > parts.machine.l2_bytes
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Two groups after a move: equations, results and schedule of each."""
+
+    maker: tuple[list, list, Schedule]
+    reader: tuple[list, list, Schedule]
+
+    @property
+    def seconds(self) -> float:
+        return self.maker[2].cost.seconds + self.reader[2].cost.seconds
+
+
+def _hand_over(parts, maker: Node, reader: Node, v) -> None:
+    """Tries to move the readers of `v`, and what follows while it gets smaller."""
+    before = maker.seconds + reader.seconds
+    moves = [m for prefix in _prefixes(reader, v) if (m := _moved(parts, maker, reader, *prefix)) is not None]
+    best = min(moves, key=lambda m: m.seconds, default=None)
+    if best is None or best.seconds >= GAIN * before:
+        return
+    if _apply(parts, maker, reader, best):
+        why = "its readers joined its kernel"
+        parts.edges.append(Edge(parts.makers[v], True, why, nbytes(v.aval), before, best.seconds))
+
+
+def _hand_back(parts, maker: Node, reader: Node) -> None:
+    """Tries to move what does not wait for values that others make of the maker's results."""
+    late = _made_after(parts, maker, reader)
+    moved, rest = [], []
+    for e in reader.eqns:
+        waits = any(not isinstance(a, jex.Literal) and a in late for a in e.invars)
+        late.update(e.outvars if waits else ())
+        (rest if waits else moved).append(e)
+    shared = [v for v in maker.reads() & reader.reads() if _is_large(parts, v)]
+    read_later, made = _read(rest), set(reader.outputs)
+    passed = [v for e in moved for v in e.outvars if v in made or v in read_later]
+    if not moved or not rest or not read_later.isdisjoint(shared) or not made.isdisjoint(passed):
+        return
+    if sum(nbytes(v.aval) for v in passed) > sum(nbytes(v.aval) for v in shared):
+        return  # more would be stored than is read once instead of twice
+    move, before = _moved(parts, maker, reader, moved, passed), maker.seconds + reader.seconds
+    if move is not None and move.seconds < GAIN * before and _apply(parts, maker, reader, move):
+        why = "it joined the kernel that reads the same array"
+        saved = sum(nbytes(v.aval) for v in shared)
+        parts.edges.append(Edge(moved[-1], True, why, saved, before, move.seconds))
+
+
+def _made_after(parts, maker: Node, reader: Node) -> set:
+    """Results of nodes that the maker leads to, but not through the reader."""
+    found, seen, waiting = set(), {id(maker), id(reader)}, parts.successors(maker)
+    while waiting:
+        n = waiting.pop()
+        if id(n) not in seen:
+            seen.add(id(n))
+            found.update(n.outputs)
+            waiting += parts.successors(n)
+    return found
+
+
+def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
+    """Makes a move, unless groups would wait for each other then."""
+    old = [(n, n.eqns, n.outputs, n.schedule) for n in (maker, reader)]
+    parts.set_group(maker, *best.maker)
+    parts.set_group(reader, *best.reader)
+    if any(parts.reaches(parts.successors(n), n) for n in (maker, reader)):
+        for n, *state in old[::-1]:
+            parts.set_group(n, *state)
+        return False
+    return True
+
+
+def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move | None:
+    """The groups once the maker does `moved` and gives `passed`; None where either cannot be a kernel."""
+    moving = set(map(id, moved))
+    rest = [e for e in reader.eqns if id(e) not in moving]
+    read_later = _read(rest)
+    kept = [w for w in maker.outputs
+            if w in parts.results or w in read_later or any(n is not reader for n in parts.users(w))]  # fmt: skip
+    eqns, outputs = [*maker.eqns, *moved], list(dict.fromkeys(kept + passed))
+    first, _ = parts.attempt(eqns, outputs, None, maker.eqns[-1])
+    second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
+    if first is None or second is None:
+        return None
+    return _Move((eqns, outputs, first), (rest, reader.outputs, second))
+
+
+def _read(eqns: Iterable) -> set:
+    return {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal)}
+
+
+def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
+    """(equations, values that they pass on) of ever longer beginnings of a group that hold all readers of `v` and pass on
+    less and less.
+    """
+    makers = {w: e for e in reader.eqns for w in e.outvars}
+    moved: dict[int, object] = {}
+
+    def take(eqn) -> None:
+        if id(eqn) not in moved:
+            moved[id(eqn)] = eqn
+            for a in eqn.invars:
+                if not isinstance(a, jex.Literal) and a in makers:
+                    take(makers[a])
+
+    for e in reader.eqns:
+        if v in _read([e]):
+            take(e)
+    smallest, made = nbytes(v.aval) / SMALLER, set(reader.outputs)
+    while len(moved) < len(reader.eqns):
+        eqns = [e for e in reader.eqns if id(e) in moved]
+        rest = [e for e in reader.eqns if id(e) not in moved]
+        read_later = _read(rest)
+        passed = [w for e in eqns for w in e.outvars if w in made or w in read_later]
+        if not made.isdisjoint(passed):
+            return  # a result of the reader: it has its own place
+        size = sum(nbytes(w.aval) for w in passed)
+        if size < smallest:
+            smallest = size
+            yield eqns, passed
+        after = next((e for e in rest if not _read([e]).isdisjoint(passed)), None)
+        if after is None:
+            return
+        take(after)

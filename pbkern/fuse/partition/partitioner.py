@@ -1,0 +1,471 @@
+"""Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
+
+Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their
+consumers as long as the modelled time falls. Then whole producer groups are pulled into contractions and
+attention-like chains where storing the value between costs more, and groups that read the same arrays are
+laid side by side (merge_groups.py). Every decision is recorded as an Edge for fuse/emit/explain.py. Prices are
+fuse/cost/kernel.py, blocks fuse/tiling/block_search.py, control flow control_regions.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+
+from jax.extend import core as jex
+
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.machine import Machine
+from pbkern.fuse.access import reshape_gather, scatter  # noqa: F401  (their rules are registered when they are imported)
+from pbkern.fuse.access.blocks import Unfusable
+from pbkern.fuse.access.rules import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
+from pbkern.fuse.access.windows_contractions import partial_reduce_p
+from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
+from pbkern.fuse.cost.equation import CONTRACTIONS, VIEWS, is_heavy, nbytes, operations_per_element
+from pbkern.fuse.cost.kernel import Cost, far_bandwidth
+from pbkern.fuse.graph import Edge, Node, Partition
+from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
+from pbkern.fuse.simplify.driver import CONTROL
+from pbkern.fuse.tiling.block_search import Schedule
+from pbkern.fuse.tiling.search_memo import schedule_more_once, search_once, tall_blocks_once
+
+from .control_regions import control_node
+from .duplicate_producers import copy_masks, share_copies
+from .final_reductions import join_last_stages
+from .join_softmax_chains import join_scores
+from .masked_blocks import trim_masked
+from .merge_groups import TIE, merge_producers, merge_siblings
+from .move_consumers import hand_over
+from .rematerialise import recompute_large
+
+ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
+
+# Of the time apart: what must be left together of heavy work with few programs, and what may be where only shapes change.
+FEW_PROGRAMS, RESHAPED = 0.95, 1.01
+
+# Equations that join a group at once, at most: where that fails, each is asked for alone.
+MANY_ALONG = 64
+# Operations per element of what is copied into several groups, at most, and bytes where many equations are at once.
+MOST_COPIED, SMALL_COPY = 16, 1 << 12
+
+
+def has_chained_reductions(eqns: Iterable) -> bool:
+    """Does one reduction or contraction depend on another?"""
+    after: set = set()
+    for e in eqns:
+        name = e.primitive.name
+        reduces = name.startswith(("reduce_", "arg", "cum", "partial")) or name in CONTRACTIONS
+        depends = any(a in after for a in e.invars if not isinstance(a, jex.Literal))
+        if reduces and depends:
+            return True
+        if reduces or depends:
+            after.update(e.outvars)
+    return False
+
+
+def is_alias(eqn) -> bool:
+    """Does the equation only give an array another shape?"""
+    if eqn.primitive.name not in ALIASES:
+        return False
+    a, b = eqn.invars[0], eqn.outvars[0]
+    if isinstance(a, jex.Literal) or math.prod(a.aval.shape) != math.prod(b.aval.shape):
+        return False
+    return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
+
+
+def alone_seconds(eqn, machine: Machine) -> float:
+    """Time of a kernel that does one equation only."""
+    atoms = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
+    far = sum(nbytes(a.aval) / far_bandwidth(nbytes(a.aval), machine) for a in atoms)
+    far += sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in eqn.outvars)
+    work = operations_per_element(eqn, machine) * math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name in CONTRACTIONS:
+        compute = work / machine.flops(str(atoms[0].aval.dtype) if atoms else "float32")
+    else:
+        compute = work / machine.lanes(eqn.outvars[0].aval.dtype.itemsize) / machine.clock_hz / machine.cores
+    return max(far, compute) + machine.launch_seconds
+
+
+class Partitioner:
+    """One run over one jaxpr."""
+
+    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine, supports: Callable, options) -> None:
+        self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
+        self.order = {id(e): n for n, e in enumerate(jaxpr.eqns)}
+        self.results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+        self.makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+        self.consumers: dict = {}
+        for e in jaxpr.eqns:
+            for a in e.invars:
+                if not isinstance(a, jex.Literal):
+                    self.consumers.setdefault(a, []).append(e)
+        self.nodes_of: dict[int, list[Node]] = {}  # id(equation) -> nodes that compute it
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+
+    # -- bookkeeping
+
+    def add_node(self, node: Node) -> Node:
+        self.nodes.append(node)
+        for e in node.eqns:
+            self.nodes_of.setdefault(id(e), []).append(node)
+        return node
+
+    def set_group(self, group: Node, eqns: Iterable, outputs: Iterable, schedule: Schedule) -> None:
+        for e in group.eqns:
+            self.nodes_of[id(e)].remove(group)
+        unique = {id(e): e for e in eqns}
+        group.eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
+        group.outputs, group.schedule = list(dict.fromkeys(outputs)), schedule
+        for e in group.eqns:
+            self.nodes_of.setdefault(id(e), []).append(group)
+
+    def groups(self) -> list[Node]:
+        return [n for n in self.nodes if n.kind == "group"]
+
+    def users(self, v) -> list[Node]:
+        """Nodes that read `v`; a node that computes a copy of the consumer counts, unless it makes `v` as well."""
+        makers = self.nodes_of.get(id(self.makers.get(v)), ())
+        found: dict[int, Node] = {}
+        for e in self.consumers.get(v, ()):
+            for n in self.nodes_of.get(id(e), ()):
+                if n not in makers:
+                    found[id(n)] = n
+        return list(found.values())
+
+    def successors(self, node: Node) -> list[Node]:
+        return [n for v in node.outputs for n in self.users(v) if n is not node]
+
+    def reaches(self, sources: Iterable[Node], goal: Node) -> bool:
+        seen, stack = set(), list(sources)
+        while stack:
+            n = stack.pop()
+            if n is goal:
+                return True
+            if id(n) not in seen:
+                seen.add(id(n))
+                stack.extend(self.successors(n))
+        return False
+
+    def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
+        """(nodes that read a group's results, reshapes that nobody else reads between them and it)."""
+        users, aliases, waiting = {}, [], self.successors(group)
+        while waiting:
+            n = waiting.pop()
+            if n.kind == "alias" and not any(v in self.results for v in n.outputs) and n not in aliases:
+                aliases.append(n)
+                waiting += self.successors(n)
+            elif n.kind != "alias" or n not in aliases:
+                users[id(n)] = n
+        return list(users.values()), aliases
+
+    # -- phase 1: equations in reverse
+
+    def run(self) -> Partition:
+        along: list = []  # equations that wait to join the group of their consumers together
+        for eqn in reversed(self.jaxpr.eqns):
+            if len(along) < MANY_ALONG and self.rides_along(eqn, along):
+                along.append(eqn)
+                continue
+            self.place_all(along)
+            along = []
+            self.place(eqn)
+        self.place_all(along)
+        if not self.options_disable_fusion():
+            self.settle()
+            copy_masks(self)
+            share_copies(self)
+            join_scores(self)
+            merge_producers(self)
+            chains = not getattr(self.options, "disable_reduce_reduce_fusion", False)
+            if chains:
+                recompute_large(self)
+            hand_over(self)
+            merge_siblings(self)
+            trim_masked(self)
+            if chains:
+                join_last_stages(self)
+        self.settle_products()
+        return Partition(self.nodes, self.edges)
+
+    def settle_products(self) -> None:
+        """Searches the blocks of products from a second place, now that what is computed with them is known."""
+        for g in self.nodes:
+            if g.kind == "group" and any(e.primitive.name == "dot_general" for e in g.eqns):
+                tall = tall_blocks_once(g.eqns, g.schedule, self.machine)
+                if tall is not None and tall.cost.seconds < g.seconds:
+                    g.schedule = tall
+
+    def settle(self) -> None:
+        """Searches the blocks of whole groups: while they grew, cheap equations kept the blocks so far."""
+        for g in self.nodes:
+            if g.kind == "group" and len(g.eqns) > 1:
+                try:
+                    best = search_once(g.eqns, g.outputs, self.machine)
+                except Unfusable:  # there are no blocks but those that it grew with
+                    continue
+                if best.cost.seconds < g.seconds:
+                    g.schedule = best
+
+    def options_disable_fusion(self) -> bool:
+        return bool(getattr(self.options, "disable_affine_fusion", False))
+
+    def outside_kind(self, eqn) -> tuple[str, str] | None:
+        """(kind, reason) of an equation that no group may hold, or None."""
+        name = eqn.primitive.name
+        if name == "pbkern_kernel":
+            return "kernel", "hand-written"
+        if eqn.effects:
+            return "xla", "it has side effects"
+        if name in CONTROL:
+            return "control", ""
+        if name not in rules and name not in VIEWS_OF_COMPLEX:
+            return "xla", "no access rule"
+        if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
+            return "xla", "an empty array"
+        if is_long(eqn):
+            return "xla", f"more than {MAX_EXTENT} elements along a dimension"
+        if name in VIEWS_OF_COMPLEX:
+            return "alias", ""
+        if any(
+            not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex"))
+            for v in eqn.outvars
+        ):
+            return "xla", f"element type {eqn.outvars[0].aval.dtype}"
+        # They become ordinary reductions and sorts in bodies: they are ours on every target.
+        reason = None if eqn.primitive in (partial_reduce_p, first_sorted_p) else self.supports(eqn)
+        return ("xla", reason) if reason else None
+
+    def rides_along(self, eqn, along: list) -> bool:
+        """Whether cheap arithmetic is read only by such of the same shape in one group, or by `along` that is to join it.
+        So may be slices, such as the neighbours of a stencil; of little data, such as random keys, other parts too, and several
+        groups may get copies.
+
+        It costs the group what it costs alone and saves its result. Asked one by one, each would price the whole group
+        anew: quadratic in the length of a generator's, a polynomial's or a filter's arithmetic.
+        """
+        if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
+            return False
+        (v,) = eqn.outvars
+        consumers, small = self.consumers.get(v, ()), nbytes(v.aval) <= SMALL_COPY
+        if small:
+            like = all(e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS for e in (eqn, *consumers))
+        else:
+            names = {e.primitive.name for e in (eqn, *consumers)} - {"slice"}
+            like = names <= ELEMENTWISE and all(c.outvars[0].aval.shape == v.aval.shape for c in consumers)
+        if not consumers or not like or v in self.results or is_heavy(eqn, self.machine) or self.options_disable_fusion():
+            return False
+        found = [self.nodes_of.get(id(c), []) for c in consumers if not any(c is a for a in along)]
+        if along:
+            found.append(self.readers_of(along))
+        groups = found[0]
+        if not groups or any(set(map(id, g)) != set(map(id, groups)) for g in found):
+            return False
+        if len(groups) > 1 and not (small and operations_per_element(eqn, self.machine) <= MOST_COPIED):
+            return False
+        return all(g.kind == "group" for g in groups) and not self.waits(eqn, groups)
+
+    def readers_of(self, along: list) -> list[Node]:
+        """The groups that equations which ride along are to join: each gets a copy."""
+        return self.nodes_of[id(self.consumers[along[0].outvars[0]][0])]
+
+    def place_all(self, along: list) -> None:
+        """Joins equations that ride along to their groups at once; one by one where that does not gain."""
+        if len(along) > 1:
+            groups = list(self.readers_of(along))
+            found = [self.attempt([*along, *g.eqns], g.outputs, g.schedule, along[0])[0] for g in groups]
+            before = sum(g.seconds for g in groups) + sum(self.alone(e) for e in along if not is_alias(e))
+            schedules = [s for s in found if s is not None]
+            if len(schedules) == len(groups) and sum(s.cost.seconds for s in schedules) <= before * TIE:
+                for e in along:
+                    self.record(e, True, f"copied into {len(groups)} kernels" if len(groups) > 1 else "", before, schedules[0])
+                for g, schedule in zip(groups, schedules):
+                    self.set_group(g, [*along, *g.eqns], g.outputs, schedule)
+                return
+        for e in along:
+            self.place(e)
+
+    def place(self, eqn) -> None:
+        kind = self.outside_kind(eqn)
+        if kind is not None and kind[0] == "control":
+            self.add_node(control_node(self, eqn, partition))
+            return
+        if kind is not None:
+            self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
+            return
+        users = list({id(n): n for v in eqn.outvars for n in self.users(v)}.values())
+        groups = [n for n in users if n.kind == "group"]
+        outside = [n for n in users if n.kind != "group"]
+        needed = outside or any(v in self.results for v in eqn.outvars)
+        if groups and not self.options_disable_fusion() and not self.waits(eqn, groups):
+            if self.join(eqn, groups, outside, bool(needed)):
+                return
+        if is_alias(eqn):
+            self.add_node(Node("alias", [eqn], list(eqn.outvars)))
+            return
+        self.start(eqn)
+
+    def start(self, eqn) -> None:
+        """A group of its own."""
+        outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
+        try:
+            self.add_node(Node("group", [eqn], outputs, search_once([eqn], outputs, self.machine)))
+        except (Unfusable, UnsupportedOp, NotImplementedError) as e:
+            self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
+
+    def waits(self, eqn, groups) -> bool:
+        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2
+        decides).
+        """
+        if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
+            return False
+        return any(
+            c.primitive.name in CONTRACTIONS and is_heavy(c, self.machine)
+            for g in groups
+            for v in eqn.outvars
+            for c in self.through_views(v, g)
+        )
+
+    def through_views(self, v, group: Node) -> Iterable:
+        """Consumers of `v` in a group, looking through views and casts."""
+        for c in self.consumers.get(v, ()):
+            if group in self.nodes_of.get(id(c), ()):
+                if c.primitive.name in VIEWS or c.primitive.name == "convert_element_type":
+                    yield from self.through_views(c.outvars[0], group)
+                else:
+                    yield c
+
+    def join(self, eqn, groups: list[Node], outside: list[Node], needed: bool) -> bool:
+        """Pulls `eqn` into its consumers if the model gains. True if it needs no node of its own."""
+        alone = 0.0 if is_alias(eqn) else self.alone(eqn)
+        if len(groups) == 1 and (not needed or not self.reaches(outside, groups[0])):
+            return self.try_union(eqn, groups[0], needed, alone)
+        if not needed and self.duplicate(eqn, groups, alone):
+            return True
+        if len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone):
+            return True
+        # As one more result of a group that the others do not lead to.
+        for g in groups if len(groups) > 1 else ():
+            others = [*outside, *(n for n in groups if n is not g)]
+            if not self.reaches(others, g) and self.try_union(eqn, g, True, alone):
+                return True
+        return False
+
+    def alone(self, eqn) -> float:
+        """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
+        if is_heavy(eqn, self.machine):
+            try:
+                return search_once([eqn], list(eqn.outvars), self.machine).cost.seconds
+            except (Unfusable, UnsupportedOp, NotImplementedError):
+                pass
+        return alone_seconds(eqn, self.machine)
+
+    def tie(self, eqn, schedule: Schedule) -> float:
+        """The part of the time apart that is accepted together. One kernel instead of two wins a tie, but not where heavy
+        work would be left with hardly a program per core: it may find better company further up. A reshape costs nothing
+        apart, and what makes its operand can only follow where it went.
+        """
+        if is_alias(eqn):
+            return RESHAPED
+        few = schedule.cost.programs < 2 * self.machine.cores
+        return FEW_PROGRAMS if few and is_heavy(eqn, self.machine) else TIE
+
+    def try_union(self, eqn, group: Node, needed: bool, alone: float) -> bool:
+        outputs = group.outputs + (list(eqn.outvars) if needed else [])
+        outputs = [v for v in outputs if v in self.results or self.users(v)]
+        schedule, why = self.attempt([eqn, *group.eqns], outputs, group.schedule, eqn)
+        before = group.seconds + alone
+        ok = schedule is not None and schedule.cost.seconds <= before * self.tie(eqn, schedule)
+        self.record(eqn, ok, why, before, schedule)
+        if ok:
+            self.set_group(group, [eqn, *group.eqns], outputs, schedule)
+        return ok
+
+    def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
+        """A copy in every consumer: for what is cheaper to compute again than to store."""
+        if is_heavy(eqn, self.machine) or operations_per_element(eqn, self.machine) > MOST_COPIED:
+            return False
+        found = []
+        for g in groups:
+            schedule, _ = self.attempt([eqn, *g.eqns], g.outputs, g.schedule, eqn)
+            if schedule is None:
+                return False
+            found.append(schedule)
+        before = alone + sum(g.seconds for g in groups)
+        after = sum(s.cost.seconds for s in found)
+        if after > before:
+            return False
+        for g, s in zip(groups, found):
+            self.set_group(g, [eqn, *g.eqns], g.outputs, s)
+        self.edges.append(
+            Edge(eqn, True, f"copied into {len(groups)} kernels", nbytes(eqn.outvars[0].aval), before, after)
+        )
+        return True
+
+    def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
+        """Lays the consuming groups side by side, with the producer in front."""
+        if any(self.reaches(self.successors(a), b) for a, b in itertools.permutations(groups, 2)):
+            return False
+        if any(self.reaches(outside, g) for g in groups):
+            return False
+        eqns = [eqn, *(e for g in groups for e in g.eqns)]
+        outputs = [v for g in groups for v in g.outputs] + (list(eqn.outvars) if needed else [])
+        schedule, why = self.attempt(eqns, outputs, None, eqn)
+        before = alone + sum(g.seconds for g in groups)
+        ok = schedule is not None and schedule.cost.seconds <= before
+        self.record(eqn, ok, why or "consumers side by side", before, schedule)
+        if ok:
+            for g in groups[1:]:
+                self.drop(g)
+            self.set_group(groups[0], eqns, outputs, schedule)
+        return ok
+
+    def drop(self, group: Node) -> None:
+        self.nodes.remove(group)
+        for e in group.eqns:
+            self.nodes_of[id(e)].remove(group)
+
+    def attempt(
+        self, eqns, outputs, current: Schedule | None, new, accept: Callable[[Cost], bool] | None = None
+    ) -> tuple[Schedule | None, str]:
+        """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
+        unique = {id(e): e for e in eqns}
+        eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
+        if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(eqns):
+            return None, "reduce-reduce fusion is disabled"
+        try:
+            cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
+            if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
+                kept = schedule_more_once(eqns, current, self.machine)
+                taken = kept is not None and (accept is None or accept(kept.cost))
+                if taken and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
+                    return kept, ""
+            return search_once(eqns, outputs, self.machine, accept), ""
+        except NeedsWhole:
+            try:
+                return search_once(eqns, outputs, self.machine, accept), ""
+            except Unfusable as e:
+                return None, str(e)
+        except Unfusable as e:
+            return None, str(e)
+        except (UnsupportedOp, NotImplementedError) as e:
+            return None, str(e).splitlines()[0]
+
+    def fits_chain(self, cost: Cost) -> bool:
+        """Two contractions share a program only while what lies between them, and their operands, stay in
+        cache.
+        """
+        l2 = self.machine.l2_bytes
+        return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
+
+    def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None) -> None:
+        after = schedule.cost.seconds if schedule else 0.0
+        text = why or ("the model gains" if ok else "separate kernels are faster")
+        self.edges.append(Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after))
+
+
+
+def partition(closed: jex.ClosedJaxpr, machine: Machine, supports: Callable, options) -> Partition:
+    """Groups the equations of a simplified jaxpr."""
+    return Partitioner(closed.jaxpr, machine, supports, options).run()

@@ -1,0 +1,1 @@
+"""ClosedJaxpr -> simpler ClosedJaxpr: equation by equation, by a table of rewrites."""

@@ -1,0 +1,64 @@
+"""Rewrites of products with numbers: (x * c) * d -> x * (c d), also where x * c was written x / (1 / c).
+
+As XLA does it: one operation and one rounding less, and steps of a linspace, i / n * n, are whole numbers where 1 / n * n is 1.
+Only for types that are computed in: of narrower ones the product of c and d would be rounded, which x * c is not.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .facts import Notes
+
+TYPES = ("float32", "float64")
+
+
+class Factors:
+    """Remembers, by value, which ones are products with a number. Replaces the rewrites of `mul` and `div` that it is given."""
+
+    def __init__(self, mul, div) -> None:
+        self.notes = Notes()
+        self.made: dict[tuple, object] = {}  # equal products are one value
+        self.others = {"mul": mul, "div": div}
+
+    def mul(self, eqn, operands):
+        simpler = self.others["mul"](eqn, operands)
+        number = next((k for k in (0, 1) if _is_number(operands[k])), None)
+        if simpler is not None or number is None or eqn.outvars[0].aval.dtype.name not in TYPES:
+            return simpler
+        x = operands[1 - number]
+        return [self._product(x, operands[number], number)] if jnp.ndim(x) else None
+
+    def div(self, eqn, operands):
+        """What has become a product by another rewrite is one here, too."""
+        found = self.others["div"](eqn, operands)
+        x, y = operands
+        if found is None or not _is_number(y) or y == 1 or not jnp.ndim(x) or eqn.outvars[0].aval.dtype.name not in TYPES:
+            return found
+        return [self._product(x, np.asarray(1.0 / np.float64(y)).astype(y.dtype))]
+
+    def _product(self, x, c, side: int = 1):
+        """x * c, or c * x for side 0."""
+        y, b = self.notes.find("product", x) or (x, None)
+        joint = _joint(b, c)
+        x, c = (x, c) if joint is None else (y, joint)
+        key = id(x), c.tobytes(), c.dtype
+        if key not in self.made:
+            self.made[key] = x if c == 1 else self.notes.note("product", lax.mul(*((x, c) if side else (c, x))), x, c)[0]
+        return self.made[key]
+
+
+def _is_number(x) -> bool:
+    return isinstance(x, (np.ndarray, np.generic)) and np.ndim(x) == 0
+
+
+def _joint(b, c) -> np.ndarray | None:
+    """b c, if x * b overflows only where x * (b c) does as well, and neither is lost to zero."""
+    if b is None or not (0 < abs(b) <= 1 or abs(c) >= 1):
+        return None
+    with np.errstate(all="ignore"):
+        joint = np.asarray(b * c)
+    limits = np.finfo(joint.dtype)
+    return joint if limits.tiny <= abs(joint) <= limits.max else None

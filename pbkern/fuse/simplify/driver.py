@@ -1,0 +1,209 @@
+"""ClosedJaxpr -> equivalent ClosedJaxpr that fusion reads more easily. Re-traces; never builds jaxprs by
+hand.
+
+Calls are inlined (also inside control flow), dead code dropped, equal equations merged, identities folded,
+weak types erased. Padding and input dilation of convolutions and windows become `pad`, so that they fuse like
+any producer; `split` becomes slices. The rewrites are rewrites.py; dead carries of loops go in fuse/loops/dead_carries.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern._jax import source_of, user_line
+from pbkern.core import jaxprs
+from pbkern.fuse.access.blocks import literal
+
+from .constant_factors import Factors
+from .rewrites import REWRITES, UNSAFE, Rewrite
+from .splat_operands import Uniform
+
+CONTROL = ("scan", "while", "cond")
+MANY = 64
+
+
+def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str = "cpu") -> jex.ClosedJaxpr:
+    """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change
+    rounding, but not that of means; of branches for several platforms, that for `platform` stays.
+    """
+    sums = _long_sums(closed.jaxpr) if unsafe_math else set()
+
+    def careful(name: str) -> Rewrite:
+        def rewrite(eqn, operands):
+            x = eqn.invars[0]
+            rules = REWRITES if not isinstance(x, jex.Literal) and x in sums else UNSAFE
+            return rules[name](eqn, operands) if name in rules else None
+
+        return rewrite
+
+    unsafe: dict[str, Rewrite] = {}
+    if unsafe_math:
+        factors = Factors(REWRITES["mul"], careful("div"))
+        unsafe = {name: careful(name) for name in UNSAFE} | {"mul": factors.mul, "div": factors.div}
+    return retrace(closed, REWRITES | unsafe | {"platform_index": _branch_for(platform)})
+
+
+def _long_sums(jaxpr: jex.Jaxpr) -> set:
+    """Sums of MANY elements each, at any depth: dividing such few numbers costs nothing, and means keep their last bit."""
+    found: set = set()
+    for e in jaxprs.equations(jaxpr):
+        if e.primitive.name == "reduce_sum":
+            terms = math.prod(e.invars[0].aval.shape[d] for d in e.params["axes"])
+            found.update(e.outvars if terms >= MANY else ())
+        elif e.primitive.name in ("broadcast_in_dim", "reshape"):
+            of_sum = not isinstance(e.invars[0], jex.Literal) and e.invars[0] in found
+            found.update(e.outvars if of_sum else ())
+    return found
+
+
+def _branch_for(platform: str) -> Rewrite:
+    """The number of the platform's branch, or of the default one."""
+
+    def rewrite(eqn, operands):
+        groups = eqn.params["platforms"]
+        found = next((n for n, names in enumerate(groups) if names is None or platform in names), None)
+        return None if found is None else [np.int32(found)]
+
+    return rewrite
+
+
+def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
+    """The same function with equations rewritten: primitive name -> Rewrite."""
+    avals = [_strong(v.aval) for v in closed.jaxpr.invars]
+    traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites))(*avals)
+    return drop_dead(traced)
+
+
+def _strong(aval):
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _unsharded(params: dict) -> dict:
+    """Without shardings over an empty mesh, which derivatives leave in parameters: they say nothing."""
+    empty = [k for k, v in params.items() if k.endswith("sharding") and getattr(getattr(v, "mesh", None), "empty", False)]
+    return params | dict.fromkeys(empty) if empty else params
+
+
+def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
+    """Binds every equation anew, merging equal ones and folding what a rewrite knows."""
+    seen: dict = {}
+    uniform = Uniform(rewrites)
+
+    def bind(eqn, operands):
+        results = uniform.folded(eqn, operands)
+        if results is None:
+            operands = uniform.as_scalars(eqn, operands)
+            results = bind_anew(eqn, operands)
+            uniform.note(eqn, operands, results)
+        return results
+
+    def bind_anew(eqn, operands):
+        rewrite = rewrites.get(eqn.primitive.name)
+        results = rewrite(eqn, operands) if rewrite else None
+        if results is not None:
+            return results
+        if eqn.primitive.name == "cond" and isinstance(operands[0], (np.ndarray, np.generic)):
+            branches = eqn.params["branches"]
+            taken = branches[int(np.clip(operands[0], 0, len(branches) - 1))]
+            return _keep_types(_run(taken, operands[1:], rewrites), eqn.outvars)
+        params = _unsharded(_simplify_inner(eqn, rewrites))
+        key = _key(eqn, operands, params)
+        if key is not None and key in seen:
+            return seen[key]
+        results = eqn.primitive.bind(*operands, **params)
+        results = list(results) if eqn.primitive.multiple_results else [results]
+        if key is not None:
+            seen[key] = results
+        return results
+
+    return _evaluate(closed.jaxpr, closed.consts, args, bind)
+
+
+def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
+    """Binds each equation; one without a user line, inside a library's function, carries the line of the
+    call.
+    """
+    env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
+
+    def read(atom):
+        return literal(atom) if isinstance(atom, jex.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(a) for a in eqn.invars]
+        inner = jaxprs.called_jaxpr(eqn)
+        line = eqn if caller is None or user_line(eqn) else caller
+        if inner is not None:
+            results = _evaluate(inner.jaxpr, inner.consts, operands, bind, line)
+        else:
+            with source_of(line):
+                results = bind(eqn, operands)
+        env.update(zip(eqn.outvars, results))
+    return [read(a) for a in jaxpr.outvars]
+
+
+def _simplify_inner(eqn, rewrites: dict) -> dict:
+    """Parameters with the jaxprs of control flow simplified."""
+    if eqn.primitive.name not in CONTROL:
+        return eqn.params
+
+    def inner(value):
+        if isinstance(value, jex.ClosedJaxpr):
+            avals = [v.aval for v in value.jaxpr.invars]
+            made = jax.make_jaxpr(
+                lambda *args: _keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
+            )(*avals)
+            return drop_dead(made)
+        return tuple(map(inner, value)) if isinstance(value, tuple) and value else value
+
+    return {k: inner(v) for k, v in eqn.params.items()}
+
+
+def _keep_types(results, atoms) -> list:
+    """Weak types of a control-flow body's results belong to the equation's type: they stay."""
+    kept = []
+    for r, a in zip(results, atoms):
+        weak = getattr(a.aval, "weak_type", False)
+        have = getattr(jax.typeof(r), "weak_type", False)
+        kept.append(
+            r
+            if weak == have
+            else lax.convert_element_type_p.bind(r, new_dtype=a.aval.dtype, weak_type=weak, sharding=None)
+        )
+    return kept
+
+
+def _key(eqn, operands, params):
+    """Hashable identity of a computation without effects, or None."""
+    if eqn.effects:
+        return None
+
+    def of(x):
+        if isinstance(x, (np.ndarray, np.generic)):
+            return (x.dtype.str, x.shape, x.tobytes()) if x.size <= 16 else id(x)
+        return id(x)
+
+    try:
+        key = (eqn.primitive, tuple(map(of, operands)), tuple(sorted(params.items(), key=lambda kv: kv[0])))
+        hash(key)
+        return key
+    except TypeError:
+        return None
+
+
+def drop_dead(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Drops equations without effects whose results nobody reads."""
+    jaxpr = closed.jaxpr
+    live = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(v in live for v in eqn.outvars):
+            kept.append(eqn)
+            live.update(a for a in eqn.invars if not isinstance(a, jex.Literal))
+    if len(kept) == len(jaxpr.eqns):
+        return closed
+    return jex.ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts)

@@ -1,0 +1,53 @@
+"""Literals in places that want a buffer -> values of their own: operands and results of control flow
+and operands of hand-written kernels.
+
+A HostProgram moves buffers; a literal that enters a loop, or leaves a branch, must be written to one first.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from .driver import CONTROL, retrace
+
+TAKE_BUFFERS = (*CONTROL, "pbkern_kernel")
+
+
+def _written(x):
+    """A rank-0 constant as the result of an equation that JAX does not fold, of any dtype."""
+    return lax.select_n_p.bind(np.bool_(False), x, x)
+
+
+def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function, with results that are literals made by equations."""
+    if not any(isinstance(a, jex.Literal) for a in closed.jaxpr.outvars):
+        return closed
+
+    def run(*args):
+        results = jex.jaxpr_as_fun(closed)(*args)
+        return [
+            _written(x) if isinstance(a, jex.Literal) else x for a, x in zip(closed.jaxpr.outvars, results)
+        ]
+
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    return jax.make_jaxpr(run)(*avals)
+
+
+def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function, with literals that enter control flow or hand-written kernels made by equations."""
+    if not any(
+        e.primitive.name in TAKE_BUFFERS and any(isinstance(a, jex.Literal) for a in e.invars)
+        for e in closed.jaxpr.eqns
+    ):
+        return closed
+
+    def rewrite(eqn, operands):
+        written = [
+            _written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x for x in operands
+        ]
+        return list(eqn.primitive.bind(*written, **eqn.params))
+
+    return retrace(closed, dict.fromkeys(TAKE_BUFFERS, rewrite))

@@ -1,0 +1,331 @@
+"""(equation, operands) -> cheaper or plainer equations, or None to keep it. Data for driver.py.
+
+REWRITES give the same values bit by bit; UNSAFE ones may change rounding and replace their namesakes. NaN,
+infinities and signed zeros are always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import lax
+
+from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
+from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as said_otherwise
+from pbkern.fuse.access.windows_contractions import greatest, least
+
+from .dilated_convolution import by_phases
+from .max_pool_gradient import scatter_to_winners
+from .powers import write_out
+
+Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
+
+
+def _is_scalar_constant(x, value) -> bool:
+    return isinstance(x, (np.ndarray, np.generic)) and np.ndim(x) == 0 and bool(x == value)
+
+
+def _same(eqn, operands):
+    """The operand itself, if it has the equation's type."""
+    (x, *_), out = operands, eqn.outvars[0].aval
+    weak = getattr(jax.typeof(x), "weak_type", False)
+    return [x] if not weak and x.shape == out.shape and x.dtype == out.dtype else None
+
+
+def _convert(eqn, operands):
+    (x,) = operands
+    if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0:
+        return [np.asarray(x).astype(eqn.params["new_dtype"])]
+    same = _same(eqn, operands)
+    if same is not None:
+        return same
+    return [lax.convert_element_type_p.bind(x, new_dtype=eqn.params["new_dtype"], weak_type=False, sharding=None)]
+
+
+def _mul(eqn, operands):
+    x, y = operands
+    if _is_scalar_constant(y, 1):
+        return _same(eqn, [x])
+    return _same(eqn, [y]) if _is_scalar_constant(x, 1) else None
+
+
+def _sub_zero(eqn, operands):
+    """x - 0 is x, for zeros of both signs; x + 0 is not (-0 + 0 is 0)."""
+    x, y = operands
+    return (
+        _same(eqn, [x]) if _is_scalar_constant(y, 0) and not np.signbit(np.asarray(y, np.float64)) else None
+    )
+
+
+def _div(eqn, operands):
+    """x / c -> x * (1 / c) where c is a power of two: exact."""
+    x, y = operands
+    if _is_scalar_constant(y, 1):
+        return _same(eqn, [x])
+    if not _float_constant(y):
+        return None
+    mantissa, _ = np.frexp(np.float64(y))
+    inverse = np.asarray(1.0 / np.float64(y)).astype(y.dtype)
+    exact = abs(mantissa) == 0.5 and abs(float(inverse)) >= float(jax.numpy.finfo(y.dtype).tiny)
+    return [lax.mul(x, inverse)] if exact and np.isfinite(inverse) else None
+
+
+def _float_constant(y) -> bool:
+    return (
+        isinstance(y, (np.ndarray, np.generic))
+        and y.ndim == 0
+        and jax.numpy.issubdtype(y.dtype, np.floating)
+        and bool(np.isfinite(np.float64(y)))
+        and bool(y != 0)
+    )
+
+
+def _div_unsafe(eqn, operands):
+    """x / c -> x * (1 / c): differs by one unit in the last place."""
+    exact = _div(eqn, operands)
+    x, y = operands
+    if exact is not None or not _float_constant(y) or np.ndim(x) == 0:
+        return exact
+    inverse = np.asarray(1.0 / np.float64(y)).astype(y.dtype)
+    normal = np.isfinite(np.float64(inverse)) and abs(float(inverse)) >= float(jax.numpy.finfo(y.dtype).tiny)
+    return [lax.mul(x, inverse)] if normal else None
+
+
+def _max(eqn, operands):
+    """max(x, -inf) is x, NaN included."""
+    for x, y in (operands, operands[::-1]):
+        if jax.numpy.issubdtype(y.dtype, np.floating) and _is_scalar_constant(y, -np.inf):
+            return _same(eqn, [x])
+    return None
+
+
+def _select(eqn, operands):
+    which, *cases = operands
+    if isinstance(which, (np.ndarray, np.generic)) and which.ndim == 0:
+        return [cases[int(which)]]
+    return None
+
+
+def _quotient(x, y):
+    """Of integers, rounded towards zero; None by zero."""
+    if jax.numpy.issubdtype(x.dtype, np.inexact):
+        return np.divide(x, y)
+    x, y = int(x), int(y)
+    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else None
+
+
+def _remainder(x, y):
+    """Of the sign of x; None of integers by zero."""
+    return np.fmod(x, y) if y or jax.numpy.issubdtype(x.dtype, np.inexact) else None
+
+
+def _extremum(choose: Callable) -> Callable:
+    """None for two zeros: of those with two signs, NumPy takes either."""
+    return lambda x, y: choose(x, y) if x or y else None
+
+
+def _clamped(low, x, high):
+    """None for zero, whose sign NumPy takes from either."""
+    value = np.clip(x, low, high)
+    return value if value or np.issubdtype(x.dtype, np.integer) else None
+
+
+# Values of scalars; None leaves the equation alone.
+FOLDED = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "rem": _remainder, "neg": np.negative,
+    "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
+    "floor": np.floor, "ceil": np.ceil,
+    "gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "clamp": _clamped,
+}  # fmt: skip
+
+
+def _fold_scalars(eqn, operands):
+    """Arithmetic and comparisons of rank-0 constants, by NumPy: evaluated by JAX, each would be compiled by XLA."""
+    if any(not isinstance(x, (np.ndarray, np.generic)) or np.ndim(x) for x in operands):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            value = FOLDED[eqn.primitive.name](*operands)
+        return None if value is None else [np.asarray(value).astype(eqn.outvars[0].aval.dtype)]
+    except TypeError:  # an element type without this operation in NumPy
+        return None
+
+
+def _first(*rules: Rewrite) -> Rewrite:
+    def first(eqn, operands):
+        return next((r for rule in rules if (r := rule(eqn, operands)) is not None), None)
+
+    return first
+
+
+def _broadcast(eqn, operands):
+    return _same(eqn, operands) if len(operands) == 1 else None
+
+
+def _reshape(eqn, operands):
+    if eqn.params["dimensions"] is None:
+        return _same(eqn, operands)
+    (turned,) = (lax.transpose(x, eqn.params["dimensions"]) for x in operands)
+    return [lax.reshape(turned, eqn.params["new_sizes"])]
+
+
+def _concatenate(eqn, operands):
+    """Empty operands go."""
+    kept = [x for x in operands if 0 not in x.shape]
+    if len(kept) == len(operands) or not kept:
+        return None
+    return kept if len(kept) == 1 else [lax.concatenate(kept, eqn.params["dimension"])]
+
+
+def _pad(eqn, operands):
+    """Around an empty operand there is padding alone: derivatives of jnp.roll by 0 are of this kind."""
+    x, value = operands
+    return [lax.broadcast(value, eqn.outvars[0].aval.shape)] if 0 in x.shape else None
+
+
+# The value that a reduction starts from, where it changes nothing, by the operation that its body is.
+MONOIDS = {
+    "add": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
+    "mul": (lax.reduce_prod_p, lambda t: np.ones((), t)),
+    "max": (lax.reduce_max_p, least),
+    "min": (lax.reduce_min_p, greatest),
+}
+
+
+def _monoids(eqn, operands):
+    """(equation of the body, operand, start) of reductions side by side whose bodies are one operation each, else None."""
+    count, body = len(operands) // 2, eqn.params["jaxpr"]
+    body = getattr(body, "jaxpr", body)
+    makers = {v: e for e in body.eqns for v in e.outvars}
+    found = []
+    for k, (x, init) in enumerate(zip(operands[:count], operands[count:])):
+        made = makers.get(body.outvars[k])
+        pair = {body.invars[k], body.invars[count + k]}
+        if made is None or made.primitive.name not in MONOIDS or set(made.invars) != pair:
+            return None
+        found.append((made, x, init))
+    return found
+
+
+def _reduce(eqn, operands):
+    """x, y -> sum(x), max(y)."""
+    results = []
+    for made, x, init in _monoids(eqn, operands) or ():
+        reducer, identity = MONOIDS[made.primitive.name]
+        sharding = {"out_sharding": None} if reducer is lax.reduce_sum_p else {}
+        reduced = reducer.bind(x, axes=tuple(eqn.params["dimensions"]), **sharding)
+        # A sum of one element is that element plus the start, whose sign of zero may matter.
+        if not _is_scalar_constant(init, identity(x.dtype)):
+            reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
+        results.append(reduced)
+    return results or None
+
+
+WINDOWS = {"add": lax.reduce_window_sum_p, "max": lax.reduce_window_max_p, "min": lax.reduce_window_min_p}
+
+
+def _reduce_window(eqn, operands):
+    """Windows of a body that is one operation. The start counts once, as XLA has it on CPUs: padding counts nothing."""
+    kept = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
+    results = []
+    for made, x, init in _monoids(eqn, operands) or ():
+        name = made.primitive.name
+        if name not in WINDOWS or 0 in x.shape:
+            return None
+        identity = MONOIDS[name][1](x.dtype)
+        reduced = _padded_windows(WINDOWS[name], x, {k: eqn.params[k] for k in kept}, identity)
+        if not _is_scalar_constant(init, identity):
+            reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
+        results.append(reduced)
+    return results or None
+
+
+def _padded_windows(primitive, x, params: dict, identity):
+    """Windows whose padding and input dilation are a pad."""
+    config = tuple((lo, hi, d - 1) for (lo, hi), d in zip(params["padding"], params["base_dilation"]))
+    if any(c != (0, 0, 0) for c in config):
+        x = lax.pad_p.bind(x, identity, padding_config=config)
+    return primitive.bind(x, **{**params, "padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim})
+
+
+def _reduce_units(eqn, operands):
+    """Reductions over dimensions of size 1 only rename elements."""
+    (x,), axes = operands, eqn.params["axes"]
+    if x.dtype != eqn.outvars[0].aval.dtype or any(x.shape[d] != 1 for d in axes):
+        return None
+    return [lax.squeeze(x, axes) if axes else x]
+
+
+def _arg_units(eqn, operands):
+    """Along a dimension of size 1 the first element wins."""
+    (out,) = (v.aval for v in eqn.outvars)
+    return [lax.full(out.shape, 0, out.dtype)] if all(operands[0].shape[d] == 1 for d in eqn.params["axes"]) else None
+
+
+def _conv(eqn, operands):
+    """Padding becomes pad; a dilated input is convolved phase by phase, or the zeros become part of the padding."""
+    phases = by_phases(eqn, operands)
+    if phases is not None:
+        return phases
+    (x, w), p = operands, eqn.params
+    spatial = p["dimension_numbers"].lhs_spec[2:]
+    if all(lo == hi == 0 for lo, hi in p["padding"]) and all(d == 1 for d in p["lhs_dilation"]):
+        return None
+    if 0 in x.shape:
+        return None
+    config = [(0, 0, 0)] * x.ndim
+    for d, (lo, hi), dilation in zip(spatial, p["padding"], p["lhs_dilation"]):
+        config[d] = (lo, hi, dilation - 1)
+    x = lax.pad_p.bind(x, np.zeros((), x.dtype), padding_config=tuple(config))
+    plain = {**p, "padding": ((0, 0),) * len(spatial), "lhs_dilation": (1,) * len(spatial)}
+    return [eqn.primitive.bind(x, w, **plain)]
+
+
+def _window(identity: Callable):
+    def rewrite(eqn, operands):
+        (x,) = operands
+        return None if 0 in x.shape else [_padded_windows(eqn.primitive, x, eqn.params, identity(x.dtype))]
+
+    return rewrite
+
+
+REWRITES: dict[str, Rewrite] = {
+    **dict.fromkeys(FOLDED, _fold_scalars),
+    **dict.fromkeys(SAID_OTHERWISE, lambda eqn, operands: said_otherwise(eqn, *operands)),
+    "convert_element_type": _convert,
+    "stop_gradient": _same,
+    "copy": _same,
+    "copy_p": _same,
+    "optimization_barrier": lambda eqn, operands: list(operands),
+    "device_put": lambda eqn, operands: None if any(d is not None for d in eqn.params["devices"]) else list(operands),
+    # Inside shard_map: plans have plain types, which do not say over which mesh axes a value varies.
+    "pvary": lambda eqn, operands: list(operands),
+    "psum_invariant": lambda eqn, operands: list(lax.psum(tuple(operands), eqn.params["axes"])),
+    "mul": _first(_fold_scalars, _mul),
+    "sub": _first(_fold_scalars, _sub_zero),
+    "div": _first(_fold_scalars, _div),
+    "max": _first(_fold_scalars, _max),
+    "select_n": _select,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "reduce": _reduce,
+    "reduce_window": _reduce_window,
+    "select_and_scatter_add": scatter_to_winners,
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
+    ),
+    **dict.fromkeys(("argmax", "argmin"), _arg_units),
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "conv_general_dilated": _conv,
+    "reduce_window_sum": _window(lambda t: np.zeros((), t)),
+    "reduce_window_max": _window(least),
+    "reduce_window_min": _window(greatest),
+}
+UNSAFE: dict[str, Rewrite] = {
+    "div": _first(_fold_scalars, _div_unsafe),
+    "pow": write_out,
+}

@@ -1,0 +1,1 @@
+"""Reductions, contractions and scatters of little parallelism -> two stages."""

@@ -1,0 +1,88 @@
+"""Scatters of many updates into little -> private results of runs of the updates, and their sum (product, ...).
+
+Where indices choose every dimension of a result, as in a histogram, its programs would all go through all updates, and
+one program alone uses one core. Instead, runs of the updates are scattered side by side, each into an array of its own,
+and these are combined with the operand. Sums are reassociated.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jax import lax
+
+from pbkern.core.machine import Machine
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.access.windows_contractions import REDUCERS, reducer_params
+from pbkern.fuse.cost.equation import READ_INDEX_CYCLES, WINDOW_CYCLES
+
+from .chunks import in_runs, near_divisor
+
+# Runs hold at least this many times as many updates as results: each result is stored and read again once per run.
+UPDATES_PER_RESULT = 4
+# Less work, in cycles, is not worth a second kernel.
+LITTLE_WORK = 200_000
+
+# Scatter -> (of a run, of the runs' results, of them and the operand).
+STAGES = {
+    "add": (lax.scatter_add, "reduce_sum", lax.add),
+    "sub": (lax.scatter_add, "reduce_sum", lax.sub),
+    "mul": (lax.scatter_mul, "reduce_prod", lax.mul),
+    "min": (lax.scatter_min, "reduce_min", lax.min),
+    "max": (lax.scatter_max, "reduce_max", lax.max),
+}
+
+
+def runs_of(eqn, machine: Machine) -> tuple[int, int] | None:
+    """(dimension of the indices to cut, elements per run) of a scatter to be split, or None."""
+    if SCATTERS.get(eqn.primitive.name, "set") == "set":
+        return None
+    operand, indices, updates = (a.aval for a in eqn.invars)
+    dn = eqn.params["dimension_numbers"]
+    count, windows = updates.size, math.prod(indices.shape[:-1])
+    work = windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + count / machine.lanes(updates.dtype.itemsize)
+    if work < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
+        return None
+    side_by_side = math.prod(operand.shape[d] for d in dn.operand_batching_dims)
+    free = [d for d in range(indices.ndim - 1) if d not in dn.scatter_indices_batching_dims]
+    stays_near = operand.size * operand.dtype.itemsize <= machine.l2_bytes // 2
+    wanted = min((4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size))
+    if side_by_side >= 2 * machine.cores or wanted < 2 or not free:
+        return None
+    cut = max(free, key=lambda d: indices.shape[d])
+    block = near_divisor(indices.shape[cut], -(-indices.shape[cut] // wanted))
+    return (cut, block) if 2 * block <= indices.shape[cut] else None
+
+
+def split_scatter(eqn, operands, machine: Machine):
+    """Rewrite: the results of the scatter, or None to keep it."""
+    choice = runs_of(eqn, machine)
+    if choice is None:
+        return None
+    operand, indices, updates = operands
+    (cut, block), dn = choice, eqn.params["dimension_numbers"]
+    scatter, reducer, combine = STAGES[SCATTERS[eqn.primitive.name]]
+    reduce, identity = REDUCERS[reducer]
+    along = [d for d in range(updates.ndim) if d not in dn.update_window_dims][cut]
+    neutral = identity(np.dtype(operand.dtype))
+    private = lax.full((-(-indices.shape[cut] // block), *operand.shape), neutral, operand.dtype)
+    # What is missing in the last run changes nothing wherever it goes.
+    runs = in_runs(indices, cut, block, np.zeros((), indices.dtype)), in_runs(updates, along, block, neutral)
+    found = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
+    return [combine(operand, reduce.bind(found, **reducer_params(reducer, (0,))))]
+
+
+def _batched(dn: lax.ScatterDimensionNumbers, cut: int, along: int) -> lax.ScatterDimensionNumbers:
+    """With a first dimension of the operand that goes with dimension `cut` of the indices and `along` of the updates."""
+
+    def later(dims, start: int) -> tuple[int, ...]:
+        return tuple(int(d) + (d >= start) for d in dims)
+
+    return lax.ScatterDimensionNumbers(
+        update_window_dims=later(dn.update_window_dims, along),
+        inserted_window_dims=later(dn.inserted_window_dims, 0),
+        scatter_dims_to_operand_dims=later(dn.scatter_dims_to_operand_dims, 0),
+        operand_batching_dims=(0, *later(dn.operand_batching_dims, 0)),
+        scatter_indices_batching_dims=(cut, *later(dn.scatter_indices_batching_dims, cut)),
+    )

@@ -1,0 +1,98 @@
+"""Reductions, contractions and scatters of little parallelism -> two stages: partial results over runs, then the rest.
+
+Reductions are reductions.py, scatters scatter_privatisation.py. A contraction whose
+result is small beside its operands becomes a batch of contractions over runs of the contracted axis and a sum; where a
+producer reads the same rows of a matrix, as in X^T (X w - y), one pass over it is left. Sums are reassociated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.machine import Machine
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.access.rules import is_long
+from pbkern.fuse.access.windows_contractions import reducer_params
+from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.simplify.facts import Notes
+
+from .chunks import in_runs, near_divisor
+from .reductions import ReductionStages
+from .scatter_privatisation import runs_of, split_scatter
+
+# Bytes of the result of a contraction that is split, at most, and of its operands, at least.
+SPLIT_RESULT_BYTES = 1 << 17
+SPLIT_OPERAND_BYTES = 1 << 20
+# A split contraction is this many times as deep as its result is wide.
+SPLIT_DEPTH = 8
+
+
+def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
+    """Splits what needs it, but no program with arrays that are left to XLA for their length."""
+    if any(map(is_long, closed.jaxpr.eqns)):
+        return closed
+    reductions = ReductionStages(closed.jaxpr, machine)
+    tests = (reductions.runs_of, reductions.is_narrow, lambda e: _choose_depth(e, machine), lambda e: runs_of(e, machine))
+    if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
+        return closed
+
+    turned = Notes()
+
+    def transpose(eqn, operands):
+        return turned.note("turned", eqn.primitive.bind(*operands, **eqn.params), *operands, eqn.params["permutation"])
+
+    def deepen(eqn, operands):
+        block, (contracted, _) = _choose_depth(eqn, machine), eqn.params["dimension_numbers"]
+        if block is None:
+            return None
+        lhs, rhs = (_as_stored(x, d, turned) for x, (d,) in zip(operands, contracted))
+        return [_split_contraction(eqn, lhs, rhs, block)]
+
+    scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
+    rewrites = reductions.rewrites() | {"dot_general": deepen, "transpose": transpose} | scatters
+    return retrace(retrace(closed, rewrites), {})
+
+
+def _choose_depth(eqn, machine: Machine) -> int | None:
+    """Elements per run of the contracted axis of a contraction to be split, or None."""
+    if eqn.primitive.name != "dot_general":
+        return None
+    (lc, rc), batch = eqn.params["dimension_numbers"]
+    if len(lc) != 1 or batch != ((), ()):
+        return None
+    (lhs, rhs), out = (a.aval for a in eqn.invars[:2]), eqn.outvars[0].aval
+    depth = lhs.shape[lc[0]]
+    operand_bytes = sum(a.size * a.dtype.itemsize for a in (lhs, rhs))
+    result_bytes = out.size * max(out.dtype.itemsize, 4)
+    wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
+    if operand_bytes < SPLIT_OPERAND_BYTES or result_bytes > SPLIT_RESULT_BYTES or depth < SPLIT_DEPTH * wide:
+        return None
+    # A run's operands stay in the private cache; partial results are a small part of all traffic.
+    block = max(machine.l2_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
+    block = min(block, -(-depth // (4 * machine.cores)))
+    return near_divisor(depth, block) if block else None
+
+
+def _as_stored(x, contracted: int, turned: Notes) -> tuple:
+    """(operand, its contracted dimension) without a transpose, where the other dimensions keep their order."""
+    found = turned.find("turned", x)
+    if found is None:
+        return x, contracted
+    base, order = found
+    free = [n for d, n in enumerate(order) if d != contracted]
+    return (base, order[contracted]) if free == sorted(free) else (x, contracted)
+
+
+def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
+    """dot(x, y) -> sum over runs of dot(run of x, run of y). Ragged last runs end in zeros.
+
+    lhs, rhs: operand and contracted dimension.
+    """
+    out = eqn.outvars[0].aval
+    wide = out.dtype if out.dtype.itemsize >= 4 else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
+    (a, l), (b, r) = ((in_runs(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
+    params = {**eqn.params, "preferred_element_type": wide, "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,)))}
+    total = lax.reduce_sum_p.bind(eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,)))
+    return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)

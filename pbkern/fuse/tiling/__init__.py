@@ -1,0 +1,1 @@
+"""Group, Machine -> Schedule: blocks and grid."""

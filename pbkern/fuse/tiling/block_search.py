@@ -1,0 +1,512 @@
+"""Group, Machine -> Schedule: the block of every output and with it the grid. Never changes meaning.
+
+One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension come from the
+role that a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch. A few steps of
+descent in the cost model pick among them. Emission is fuse/emit/group_kernel.py, prices are fuse/cost/kernel.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pbkern.core.affine import Affine
+from pbkern.core.jaxprs import atoms
+from pbkern.core.machine import Machine
+from pbkern.core.ops.scatter import SCATTERS, ScatterForm
+from pbkern.fuse.access.blocks import Requests, Unfusable, request, request_more, volume
+from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
+from pbkern.fuse.access.scatter import owned
+from pbkern.fuse.access.windows_contractions import run_dimensions
+from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy
+from pbkern.fuse.cost.kernel import Cost, elements_read, evaluate, tables
+
+from .online_analysis import find, runs_allowed
+from .online_blocks import Blocks, at
+
+if TYPE_CHECKING:
+    from .time_skewing import Wave
+
+# Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
+# square blocks.
+HALO_RECOMPUTE = 1.1
+SQUARE = 256
+# Results of so few elements are little work, so that the number of programs counts.
+SMALL = 1 << 14
+# Programs among which a dimension that the indices of a scatter choose is divided: each goes through all of them.
+OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
+# Scatters that one program may do side by side.
+BESIDE = (1, 2, 4, 16, 64, 256, 1024)
+# Elements of an outer dimension of a contraction that one program may take together.
+MOST_OUTER = 64
+# Results per image and channel up to which several images share what a program makes of the filters. More of them only fill
+# its cache: copies of filters are little work beside what is done with them.
+FEW_PLACES = 64
+# Rows and columns of blocks from which products are searched a second time (docs/decisions/031-tall-blocks.md).
+TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
+# Programs that touch more than this part of L2 take long reductions in runs.
+NEAR = 0.5
+# Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
+FEW = 32
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Choices for one kernel, no code.
+
+    Attributes:
+      grid: programs per grid axis.
+      blocks: block size per dimension of the root output.
+      outputs: (value, access) of every result.
+      requests: what one program reads and computes.
+      cost: prediction.
+      params: fields of the target's CompilerParams that were chosen too (fuse/emit/choices.py), by name.
+      aliases: (operand, result) pairs that share one array (fuse/partition/donation.py).
+      wave: the front of rows that makes several steps of a loop, in place of blocks (time_skewing.py).
+      online: how its reductions over a long dimension are taken run by run (online_analysis.py).
+      semantics: per grid axis; fused kernels are parallel throughout.
+    """
+
+    grid: tuple[int, ...]
+    blocks: tuple[int, ...]
+    outputs: tuple[tuple[object, Access], ...]
+    requests: Requests
+    cost: Cost
+    params: tuple[tuple[str, object], ...] = ()
+    aliases: tuple[tuple[int, int], ...] = ()
+    wave: Wave | None = None
+    online: Blocks | None = None
+
+    @property
+    def semantics(self) -> tuple[str, ...]:
+        return ("parallel",) * len(self.grid)
+
+
+def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[int, ...], dict[int, int]]:
+    """(access, grid, grid axis -> dimension) of an array cut into blocks."""
+    access, grid, dims = [], [], {}
+    for d, (n, b) in enumerate(zip(shape, blocks)):
+        if b >= n:
+            access.append(whole(n))
+        else:
+            dims[len(grid)] = d
+            access.append(Span(Affine.symbol(len(grid), b), b))
+            grid.append(-(-n // b))
+    return tuple(access), tuple(grid), dims
+
+
+def _follow(v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests) -> Access:
+    """Another output's access under the root's grid. Raises Unfusable unless every axis splits it.
+
+    `placed` are the outputs with accesses so far, the root first; `shape_of_axis` is the extent that each axis cuts.
+    """
+    shape = v.aval.shape
+    for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
+        at = {}
+        for d, s in enumerate(hull):
+            for axis, n in enumerate(grid):
+                # The hull's own stride cuts this dimension into exactly as many blocks as the grid has.
+                step = s.start.coefficient(axis)
+                if step > 0 and len(s.start.terms) == 1 and -(-shape[d] // step) == n:
+                    at[d] = Span(Affine.symbol(axis, step), step)
+        if len(at) == len(grid) == len({next(iter(s.start.symbols)) for s in at.values()}):
+            return tuple(at.get(d, whole(n)) for d, n in enumerate(shape))
+    by_axis = {next(iter(s.start.symbols)): s for s in placed[0][1] if s.start.terms}
+    ways = [
+        tuple(by_axis[dims.index(d)] if d in dims else whole(n) for d, n in enumerate(shape))
+        for dims in itertools.permutations(range(len(shape)), len(grid))
+        if all(shape[d] == n for d, n in zip(dims, shape_of_axis))
+    ]
+    if not ways:
+        raise Unfusable("an output does not have every grid axis")
+    return min(ways, key=lambda access: _elements(eqns, [*placed, (v, access)])) if len(ways) > 1 else ways[0]
+
+
+def _elements(eqns, placed: Sequence) -> float:
+    """Elements that one program computes and reads: fewer, the more the outputs share."""
+    try:
+        requests = request(eqns, placed)
+    except NeedsWhole:
+        return math.inf
+    return sum(volume(s.out) for s in requests.steps) + sum(volume(h) for _, h in requests.inputs)
+
+
+def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
+    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root
+    dimensions).
+    """
+    root = outputs[0]
+    access, grid, axes = _tile(root.aval.shape, blocks)
+    try:
+        requests = request(eqns, [(root, access)])
+        placed = [(root, access)]
+        if len(outputs) > 1:
+            extents = [root.aval.shape[axes[axis]] for axis in range(len(grid))]
+            for v in outputs[1:]:
+                placed.append((v, _follow(v, eqns, placed, extents, grid, requests)))
+            requests = request(eqns, placed)
+    except NeedsWhole as e:
+        raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why, e.multiple) from None
+    return _priced(eqns, requests, placed, grid, blocks, machine)
+
+
+def schedule_more(eqns, found: Schedule, machine: Machine) -> Schedule | None:
+    """What `schedule_at` gives for a group with the blocks that it had before it took in some of `eqns`, all that it has now.
+
+    Where these only make what the others read, no more than their part is worked out. Raises NeedsWhole.
+    """
+    before = {id(s.eqn) for s in found.requests.steps}
+    more = [e for e in eqns if id(e) not in before]
+    made = {v for s in found.requests.steps for v in s.eqn.outvars}
+    if len(more) + len(before) > len(eqns) or any(a in made for e in more for a in atoms(e)):
+        return schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
+    requests = request_more(more, found.requests)
+    return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
+
+
+def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: Machine) -> Schedule | None:
+    cost = evaluate(requests, placed, grid, machine)
+    if cost is None:
+        return None
+    plain = Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
+    return plain if cost.working_set <= NEAR * machine.l2_bytes else _in_runs(eqns, plain, machine)
+
+
+def _in_runs(eqns, plain: Schedule, machine: Machine) -> Schedule:
+    """The same with long reductions run by run, if that is possible, and no dearer or what a program stores leaves L2."""
+    found = find(eqns, [v for v, _ in plain.outputs])
+    runs = found and at(found, plain.outputs)
+    cost = runs and evaluate(plain.requests, plain.outputs, plain.grid, machine, runs.parts(), runs.repeated())
+    suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.l2_bytes)
+    return replace(plain, cost=cost, online=runs) if suits else plain
+
+
+# ---- options per dimension
+
+
+def _powers(limit: int, among: Sequence[int]) -> list[int]:
+    """`among` below `limit`, and `limit` itself."""
+    return [n for n in among if n < limit] + [limit]
+
+
+def _even(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
+    """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
+    counts = {-(-limit // n) for n in among if n < limit}
+    return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})
+
+
+class _Least(dict):
+    """Dimension of the root -> the number of elements that its blocks are multiples of."""
+
+    def whole(self, shape: Sequence[int]) -> set[int]:
+        return {d for d, n in self.items() if n >= shape[d]}
+
+    def demand(self, e: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
+        """Takes in what an equation needs of `dims`. Raises Unfusable where that is known and did not help."""
+        news = False
+        for d in dims:
+            old = self.get(d, 1)
+            new = math.lcm(old, e.multiple) if e.multiple else shape[d]
+            new = shape[d] if new == old or new >= shape[d] or shape[d] % new else new
+            news, self[d] = news or new != old, new
+        if not news:
+            raise Unfusable(e.why) from None
+
+
+def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
+    """(least blocks of the root, dimension -> role in the group's contraction, elements under one)."""
+    shape, least = root.aval.shape, _Least()
+    while True:
+        blocks = [least.get(d, 1) for d in range(len(shape))]
+        access, grid, axes = _tile(shape, blocks)
+        try:
+            requests = request(eqns, [(root, access)])
+            if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
+                break
+            d = _repeats(eqns, root, blocks, axes.values(), machine)
+            least[d] = shape[d]
+        except NeedsWhole as e:
+            least.demand(e, [axes[a] for a in e.axes], shape)
+    roles: dict[int, str] = {}
+    for step in requests.steps:
+        if step.eqn.primitive.name == "partial_reduce":
+            # A run is one program's work, and so it is for each index of the dimensions before it.
+            runs = step.out[: run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop]
+            roles.update({axes[a]: "run" for s in runs for a in s.start.symbols})
+        if step.eqn.primitive.name in SCATTERS:
+            for role, among in (("beside", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
+                roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})
+    for step in reversed(requests.steps):
+        if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
+            names = _contraction_roles(step.eqn)
+            if set(names) <= {"batch"}:
+                continue  # sums along rows of an element-wise product
+            for d, s in enumerate(step.out):
+                for axis in s.start.symbols:
+                    roles.setdefault(axes[axis], names[d])
+            break
+    if {"owned", "beside"} & set(roles.values()):
+        return least, roles, 1
+    moving, looked_up = [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)], tables(requests, machine)
+    grain = max((min(_own_elements(h), elements_read(requests, v, h, looked_up)) for v, h in moving), default=1)
+    return least, roles, grain
+
+
+def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Machine) -> int:
+    """A dimension along which a heavy value would be repeated: the last whose whole is enough, or the last of all."""
+    dims = sorted(dims, reverse=True)
+    products = any(e.primitive.name in CONTRACTIONS and is_heavy(e, machine) for e in eqns)
+    for d in dims if len(dims) > 1 and products else ():
+        access, grid, _ = _tile(root.aval.shape, [root.aval.shape[e] if e == d else b for e, b in enumerate(blocks)])
+        try:
+            if evaluate(request(eqns, [(root, access)]), [(root, access)], grid, machine) is not None:
+                return d
+        except NeedsWhole:
+            continue
+    return dims[0]
+
+
+def _own_elements(access: Access) -> int:
+    """Elements of a block without its halo, which neighbouring programs read as well."""
+    return math.prod(min(s.size, max(abs(c) for _, c in s.start.terms)) if s.start.terms else s.size for s in access)
+
+
+def _contraction_roles(eqn) -> list[str]:
+    """What each output dimension of a contraction is: batch, row, column; for convolutions also space and
+    channel.
+    """
+    rank = len(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "dot_general":
+        (lc, _), (lb, _) = eqn.params["dimension_numbers"]
+        extents, batch = eqn.outvars[0].aval.shape, len(lb)
+        rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
+        names = ["batch"] * batch + ["outer"] * (rank - batch)
+        # Of several free dimensions of an operand, such as positions and heads, the longest one is tiled.
+        if rows:
+            names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
+        if batch + rows < rank:
+            names[max(range(batch + rows, rank), key=lambda d: (extents[d] > 1, d))] = "column"
+        return names
+    spec = eqn.params["dimension_numbers"].out_spec
+    names = ["space"] * rank
+    places = math.prod(eqn.outvars[0].aval.shape[d] for d in spec[2:])
+    names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "batch", "channel"
+    first = spec[2] if rank > 2 else spec[0]
+    if rank > 3:
+        names[first] = "line"
+    return names
+
+
+def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
+    match role:
+        case "batch" | "run":
+            return [1], 1
+        case "image":  # several share what is made of the filters
+            return _powers(extent, (1, 4, 16)), 1
+        case "outer":  # whole where an operand or the result is contiguous along it
+            return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
+        case "row":
+            return _even(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
+        case "column":
+            return _even(extent, (64, 128, 256, 512, 1024), 16), 512
+        case "channel":
+            return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
+        case "line":
+            return _powers(extent, (1, 2, 4, 7, 8, 14, 16, 28)), 14
+    return ([extent] if extent <= 256 else [64, 128]), 128
+
+
+def _options(
+    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1
+) -> tuple[list[list[int]], list[int]]:
+    """(sorted options, preferred size) per dimension."""
+    options: list[list[int]] = [[n] for n in shape]
+    target = list(shape)
+    if any(role not in ("run", "owned", "beside") for role in roles.values()):
+        for d, n in enumerate(shape):
+            if d not in forced and n > 1:
+                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
+        return options, target
+    # A program that reads a long line for one element of the root tiles the root by rows.
+    run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
+    for d in reversed(range(len(shape))):
+        n = shape[d]
+        if n == 1 or n == 0:
+            continue
+        if roles.get(d) == "run":
+            options[d], target[d] = [1], 1
+            continue
+        if roles.get(d) == "beside":
+            options[d], target[d] = _powers(n, BESIDE), max(1, min(n // 4, 256 // run))
+            run *= target[d]
+            continue
+        if roles.get(d) == "owned":
+            options[d] = _even(n, [-(-n // k) for k in OWNERS])
+            run *= n
+            continue
+        if d in forced:
+            run *= n if stage == "lanes" else 1  # else counted in the grain
+            stage = "rows" if run >= 256 else stage
+            continue
+        if stage == "lanes" and run * n <= 8192:
+            run *= n
+            # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
+            options[d] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
+            stage = "rows" if run >= 256 else "lanes"
+        elif stage == "lanes":
+            sizes = [max(1, size // run) for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+            options[d], target[d] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
+            run, stage = 4096, "rows"
+        elif stage == "rows":
+            options[d], target[d] = _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)), max(1, min(32, 32768 // run))
+            stage = "outer" if run * n > 4096 else "rows"
+            run *= n
+        else:
+            # One element at a time, but programs of little work cost more than it, and parts of a short one may share work.
+            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1, n] if n <= FEW else [1]), 1
+    return options, target
+
+
+def _multiples(options: list[int], least: int) -> list[int]:
+    """The options as multiples of `least`, which divides the dimension."""
+    return sorted({max(least, n // least * least) for n in options})
+
+
+def root_first(outputs: Sequence) -> list:
+    """Results in the order in which they are placed."""
+    return sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
+
+
+def search(
+    eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] | None = None
+) -> Schedule:
+    """The best schedule found, among those that `accept` takes where it is given. Raises Unfusable."""
+
+    def at(blocks):
+        made = schedule_at(eqns, outputs, blocks, machine)
+        return made if made is not None and (accept is None or accept(made.cost)) else None
+
+    def stored(blocks):
+        """What runs would leave out is kept in L2, and not computed twice."""
+        with runs_allowed(False):
+            made = at(blocks)
+        return made if made is not None and made.cost.scratch <= machine.l2_bytes else None
+
+    outputs = root_first(outputs)
+    root = outputs[0]
+    least, roles, grain = _roles(eqns, root, machine)
+    while True:
+        options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
+        options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
+        try:
+            best = _descend(at, options, target)
+            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
+                best = _better(best, _descend(at, options, _squarish(options, target)))
+            if best is not None and best.online is not None:
+                best = _better(best, _descend(stored, options, target))
+        except NeedsWhole as e:
+            least.demand(e, e.axes, root.aval.shape)
+            continue
+        if best is None:
+            raise Unfusable(
+                "a heavy value would be computed several times, or one program would need too much memory"
+            )
+        return best
+
+
+def tall_blocks(eqns, found: Schedule, machine: Machine) -> Schedule | None:
+    """Another descent for a group with a product, from blocks of many rows and few columns: rows are not copied for those.
+
+    None where the group has no such dimensions, or where that ends at columns that do not fill the tiles of such programs.
+    """
+    outputs = [v for v, _ in found.outputs]
+    root = outputs[0]
+    least, roles, grain = _roles(eqns, root, machine)
+    if not {"row", "column"} <= set(roles.values()) or found.online is not None:
+        return None
+    options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
+    options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
+    start = [TALL.get(roles.get(d, ""), n) for d, n in enumerate(target)]
+    try:
+        tall = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
+    except (NeedsWhole, Unfusable):
+        return None
+    columns = next(d for d, role in roles.items() if role == "column")
+    return tall if tall is not None and tall.blocks[columns] % TALL_TILE == 0 else None
+
+
+def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
+    """Another start: blocks as high as they are wide have the smallest halos."""
+    free = [d for d, o in enumerate(options) if len(o) > 2][-2:]
+    return [min(SQUARE, options[d][-1]) if d in free else t for d, t in enumerate(target)]
+
+
+def _better(a: Schedule | None, b: Schedule | None) -> Schedule | None:
+    return min((s for s in (a, b) if s is not None), key=lambda s: s.cost.seconds, default=None)
+
+
+def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> Schedule | None:
+    """Coordinate descent from the options nearest to `target`, one step per dimension at a time."""
+    place = [min(range(len(o)), key=lambda k: abs(o[k] - t)) for o, t in zip(options, target)]
+    known: dict = {}
+
+    def price(where) -> float:
+        key = tuple(where)
+        if key not in known:
+            known[key] = at([o[k] for o, k in zip(options, key)])
+        return known[key].cost.seconds if known[key] else math.inf
+
+    best, improved = price(place), True
+    while improved:
+        improved = False
+        for d in range(len(options)):
+            for step in (1, -1):
+                while 0 <= place[d] + step < len(options[d]):
+                    moved = [k + step * (e == d) for e, k in enumerate(place)]
+                    cost = price(moved)
+                    if not (cost < best * 0.995 or (best == math.inf and cost == math.inf)):
+                        break
+                    place, best, improved = moved, min(cost, best), improved or cost < math.inf
+    return known[tuple(place)]
+
+
+# How many schedules are priced for each that `alternatives` returns.
+PRICED_PER_RESULT = 5
+
+
+def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine, count: int) -> list[Schedule]:
+    """Up to `count` schedules, cheapest first by the model, around the one with the given root blocks.
+
+    `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes one option up and down.
+    """
+    shape = outputs[0].aval.shape
+    least, roles, grain = _roles(eqns, outputs[0], machine)
+    options, _ = _options(shape, least.whole(shape), roles, grain)
+    options = [sorted({*_multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))]
+    start = tuple(o.index(b) for o, b in zip(options, blocks))
+    known: dict[tuple[int, ...], Schedule] = {}
+    waiting, seen = [(0.0, start)], {start}
+    while waiting and len(seen) <= PRICED_PER_RESULT * count:
+        _, place = heapq.heappop(waiting)
+        for near in _neighbours(place, options):
+            if near in seen and near != start:
+                continue
+            seen.add(near)
+            try:
+                made = schedule_at(eqns, outputs, [o[k] for o, k in zip(options, near)], machine)
+            except (NeedsWhole, Unfusable):
+                continue
+            if made is not None and near not in known:
+                known[near] = made
+                heapq.heappush(waiting, (made.cost.seconds, near))
+    return sorted(known.values(), key=lambda s: s.cost.seconds)[:count]
+
+
+def _neighbours(place: tuple[int, ...], options: list[list[int]]) -> list[tuple[int, ...]]:
+    """The place itself, and those one option away in one dimension."""
+    steps = [(d, step) for d, o in enumerate(options) for step in (1, -1) if 0 <= place[d] + step < len(o)]
+    return [place, *(tuple(k + step * (e == d) for e, k in enumerate(place)) for d, step in steps)]

@@ -1,0 +1,254 @@
+"""Group -> Online: reductions over a long dimension run by run, where exponentials are summed and multiplied.
+
+    m = max(x)   p = exp(x - m)   l = sum(p)   o = dot(p, v)
+
+A run of columns gives a new maximum m'. What was summed up before was divided by exp(m) and is to be divided by exp(m'): it is
+multiplied by exp(m - m'), and so is whatever is linear in p. Neither x nor p is then needed as a whole. Source: Milakov &
+Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention".
+
+Sums that need the results of these, as of gradients, are a second pass over the columns, which computes x and p again. Where
+maxima are given, as for gradients with respect to keys and values, there is such a pass alone.
+
+Here equations alone are looked at; online_blocks.py does it at their blocks. Emission is fuse/emit/online_kernel.py.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.process.context_values import during
+from pbkern.fuse.access.dimension_map import MOVING, Places, moved
+from pbkern.fuse.access.rules import ELEMENTWISE
+
+# Columns of a run: enough for deep products, few enough for a hundred rows of them to stay in L2.
+COLUMNS = 512
+# Columns of a run at least, and their number divides those of any.
+LEAST = 32
+EXPONENTIALS = ("exp", "exp2")
+
+_allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
+
+
+def runs_allowed(allowed: bool) -> AbstractContextManager:
+    """In a `with` block, whether sums may be taken in runs: it changes their order."""
+    return during(_allowed, allowed)
+
+
+def runs_are_allowed() -> bool:
+    return _allowed.get()
+
+
+@dataclass(frozen=True)
+class Online:
+    """What is reduced in runs.
+
+    Attributes:
+      columns: how many elements are reduced; `run` of them at a time.
+      level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
+      function: "exp", or "exp2".
+      sums: equations that are linear in exp(x - m), and for each the dimension of x that each of its result's dimensions is.
+      before: equations that x, and the sums' operands, are made of.
+      totals: equations of the second pass.
+      again: equations that their operands are made of, given m and the sums.
+      after: equations that make the group's results of m, the sums and the totals.
+    """
+
+    columns: int
+    run: int
+    level: object
+    function: str
+    sums: tuple[tuple[object, Places], ...]
+    before: tuple
+    totals: tuple
+    again: tuple
+    after: tuple
+
+    @property
+    def first(self) -> list:
+        """The level and the sums, as values."""
+        return [e.outvars[0] for e in (self.level, *(e for e, _ in self.sums)) if e is not None]
+
+    @property
+    def second(self) -> list:
+        return [e.outvars[0] for e in self.totals]
+
+    def places_of_level(self) -> Places:
+        return tuple(d for d in range(self.level.invars[0].aval.ndim) if d not in self.level.params["axes"])
+
+
+def find(eqns: Sequence, outputs: Sequence) -> Online | None:
+    """The reductions of a group, given in program order, that runs can take; None without a contraction."""
+    names = {e.primitive.name for e in eqns}
+    if not _allowed.get() or "dot_general" not in names or names.isdisjoint(EXPONENTIALS):
+        return None
+    for level in filter(_is_long, eqns):
+        x, axis = level.invars[0], int(level.params["axes"][0])
+        linear = _Linear(level)
+        sums = tuple(linear.sums(eqns))
+        first = {e.outvars[0] for e in (level, *(e for e, _ in sums))}
+        before = leading_to(eqns, {a for e in (level, *(e for e, _ in sums)) for a in atoms(e)}, {level.outvars[0]})
+        if not sums or any(v in first for e in before for v in e.outvars):
+            continue
+        totals = [e for e in _totals(eqns, x).get(axis, ()) if e.outvars[0] not in first]
+        found = _complete(eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals)
+        if found is not None:
+            return found
+    for root in eqns:
+        if root.primitive.name == "dot_general":
+            for axis, totals in _totals(eqns, root.outvars[0]).items():
+                columns = root.outvars[0].aval.shape[axis]
+                found = columns >= 2 * COLUMNS and _complete(eqns, outputs, columns, (None, "", (), ()), totals)
+                if found and any(e.primitive.name in EXPONENTIALS for e in found.again):
+                    return found
+    return None
+
+
+def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online | None:
+    """With what the second pass, if there is one, and the results are made of. first_pass: (level, function, sums, before)."""
+    level, _, sums, before = first_pass
+    first = {e.outvars[0] for e in (level, *(e for e, _ in sums)) if e is not None}
+    needed = {v for e in leading_to(eqns, set(outputs), first) for v in e.outvars}
+    totals = [e for e in totals if e.outvars[0] in needed]
+    second = {e.outvars[0] for e in totals}
+    again = leading_to(eqns, {a for e in totals for a in atoms(e)}, first)
+    products = any(e.primitive.name == "dot_general" for e in (*totals, *again, *before, *(e for e, _ in sums)))
+    if not products or any(v in second for e in again for v in e.outvars):
+        return None
+    after = leading_to(eqns, set(outputs), first | second)
+    run = _run_of(columns, totals)
+    return Online(columns, run, level, first_pass[1], sums, tuple(before), tuple(totals), tuple(again), tuple(after))
+
+
+def _run_of(columns: int, totals: Sequence) -> int:
+    """Columns of a run: fewer where sums go over other dimensions as well, such as the queries that share a key."""
+    over = [e.params["dimension_numbers"][0][0] if e.primitive.name == "dot_general" else e.params["axes"] for e in totals]
+    beside = max((math.prod(e.invars[0].aval.shape[d] for d in dims) // columns for e, dims in zip(totals, over)), default=1)
+    return COLUMNS if beside <= 1 else max(COLUMNS // beside // LEAST * LEAST, min(LEAST, COLUMNS))
+
+
+def _totals(eqns: Sequence, root) -> dict[int, list]:
+    """Dimension of `root` -> sums and products over it of what is made of the root element by element."""
+    known, found = {root: tuple(range(root.aval.ndim))}, {}
+    for e in eqns:
+        places = [None if isinstance(a, jex.Literal) else known.get(a) for a in e.invars]
+        if not any(places) or root in e.outvars:
+            continue
+        name, shape = e.primitive.name, e.outvars[0].aval.shape
+        if name in MOVING:
+            at = moved(e, places[0])
+        elif name in ELEMENTWISE and len({p for p in places if p}) == 1:
+            at = next(p for p in places if p) if len(shape) == len(next(p for p in places if p)) else None
+        else:
+            at = None
+            for axis in _summed_over(e, places):
+                found.setdefault(axis, []).append(e)
+        if at is not None:
+            known[e.outvars[0]] = at
+    return found
+
+
+def _summed_over(e, places: Sequence) -> list[int]:
+    """The dimensions of the root that a sum or a product goes over, if it goes over no other."""
+    if e.primitive.name == "reduce_sum":
+        over = [places[0][d] for d in e.params["axes"] if e.invars[0].aval.shape[d] > 1]
+    elif e.primitive.name == "dot_general" and sum(map(bool, places)) == 1:
+        side = 0 if places[0] else 1
+        over = [places[side][d] for d in e.params["dimension_numbers"][0][side] if e.invars[side].aval.shape[d] > 1]
+    else:
+        return []
+    return [] if None in over else over
+
+
+def _is_long(eqn) -> bool:
+    """Whether an equation is the maximum of floats over one dimension of several runs."""
+    if eqn.primitive.name != "reduce_max" or len(eqn.params["axes"]) != 1 or isinstance(eqn.invars[0], jex.Literal):
+        return False
+    aval = eqn.invars[0].aval
+    return jnp.issubdtype(aval.dtype, jnp.floating) and aval.shape[int(eqn.params["axes"][0])] >= 2 * COLUMNS
+
+
+class _Linear:
+    """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with the places of their dimensions.
+
+    Any other value that is made of the maximum, or of exponentials, is `other`: it changes from run to run. So is a choice
+    between exponentials and zero: of rows of which all is -inf, it leaves some NaN and some not, which sums so far cannot tell.
+    """
+
+    def __init__(self, level):
+        x, m = level.invars[0], level.outvars[0]
+        self.level, self.axis = level, int(level.params["axes"][0])
+        dims = tuple(range(x.aval.ndim))
+        self.known: dict = {x: ("x", dims), m: ("level", tuple(d for d in dims if d != self.axis))}
+        self.other: set = set()
+        self.function: str | None = None
+        self.found: list[tuple[object, Places]] = []
+
+    def sums(self, eqns: Sequence) -> list[tuple[object, Places]]:
+        ended: set = set()  # sums, and what is made of them: it waits for all runs
+        for e in eqns:
+            if e is self.level:
+                continue
+            read = atoms(e)
+            if any(a in ended for a in read):
+                ended.update(e.outvars)
+                continue
+            if any(a in self.other for a in read):
+                self.other.update(e.outvars)
+            elif any(a in self.known for a in read):
+                place = self._result(e)
+                if place is None:
+                    self.other.update(e.outvars if any(self.known.get(a, "x")[0] != "x" for a in read) else ())
+                elif place[0] == "sum":
+                    self.found.append((e, place[1]))
+                    ended.update(e.outvars)
+                else:
+                    self.known[e.outvars[0]] = place
+        return self.found
+
+    def _result(self, e) -> tuple[str, Places] | None:
+        name, operands = e.primitive.name, [None if isinstance(a, jex.Literal) else self.known.get(a) for a in e.invars]
+        first = operands[0]
+        if name in MOVING and first:
+            places = moved(e, first[1])
+            return places and (first[0], places)
+        if name == "sub" and all(operands):
+            (kind, places), (other, levels) = operands
+            return ("difference", places) if (kind, other) == ("x", "level") and self._fits(levels, places) else None
+        if name in EXPONENTIALS and first[0] == "difference" and self.function in (None, name):
+            self.function = name
+            return "weight", first[1]
+        if not all(o is None or o[0] == "weight" for o in operands):
+            return None
+        if name in ("mul", "neg", "convert_element_type", "div") and sum(map(bool, operands)) == 1 and (first or name == "mul"):
+            return "weight", next(o for o in operands if o)[1]
+        if name == "reduce_sum":
+            return self._summed(first[1], e.params["axes"], e.invars[0].aval.shape)
+        return self._product(e, operands) if name == "dot_general" and sum(map(bool, operands)) == 1 else None
+
+    def _fits(self, levels: Places, places: Places) -> bool:
+        """Whether every element meets the maximum of its own row."""
+        shape = self.level.invars[0].aval.shape
+        return len(levels) == len(places) and all(a == b or a is None or shape[a] == 1 for a, b in zip(levels, places))
+
+    def _summed(self, places: Places, axes, shape) -> tuple[str, Places] | None:
+        over = [places[d] for d in axes if shape[d] > 1]
+        return ("sum", tuple(p for d, p in enumerate(places) if d not in axes)) if over == [self.axis] else None
+
+    def _product(self, e, operands) -> tuple[str, Places] | None:
+        side = next(k for k, o in enumerate(operands) if o)
+        contracted, batch = (pair[side] for pair in e.params["dimension_numbers"])
+        made = self._summed(operands[side][1], contracted, e.invars[side].aval.shape)
+        if made is None:
+            return None
+        places = operands[side][1]
+        free = [places[d] for d in range(len(places)) if d not in (*contracted, *batch)]
+        beside = [None] * (e.outvars[0].aval.ndim - len(batch) - len(free))
+        return "sum", (*(places[d] for d in batch), *(free + beside if side == 0 else beside + free))

@@ -1,0 +1,174 @@
+"""Online -> Blocks: the same at the blocks of one program, with what each run reads and computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+from pbkern.fuse.access.blocks import Requests, Step, Unfusable, request, step_of, volume
+from pbkern.fuse.access.dimension_map import Places
+from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, is_whole
+
+from .online_analysis import Online
+
+# The run's number, beside the grid axes that spans count in.
+RUN = 1 << 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a pass: what it reads and computes. Spans may count in RUN.
+
+    Attributes:
+      requests: of the equations that the reductions' operands are made of.
+      products: the steps of the reductions on a run's columns; of the first pass the level's comes first.
+    """
+
+    requests: Requests
+    products: tuple[Step, ...]
+
+    def steps(self) -> list[Step]:
+        return [*self.requests.steps, *self.products]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`count` full runs, and a shorter last one, if any."""
+
+    full: Run
+    count: int
+    rest: Run | None
+
+    @property
+    def kept(self) -> list[Access]:
+        """The block of each reduction's result."""
+        return [s.out for s in self.full.products]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """An Online at the blocks of one program; `after`: what follows the passes."""
+
+    online: Online
+    first: Pass | None
+    second: Pass | None
+    after: Requests
+
+    def parts(self) -> dict:
+        """Value -> the part of its block that a run holds."""
+        steps = [s for p in (self.first, self.second) if p for s in p.full.steps()]
+        read = ((a, access) for s in steps for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal))
+        return dict.fromkeys((a for a, access in read if access and moves(access)), self.online.run / self.online.columns)
+
+    def repeated(self) -> set:
+        """ids of equations that both passes compute."""
+        if self.first is None or self.second is None:
+            return set()
+        both = [{id(s.eqn) for s in p.full.requests.steps if moves(s.out)} for p in (self.first, self.second)]
+        return both[0] & both[1]
+
+
+def moves(access: Access) -> bool:
+    """Whether a block goes along with the runs."""
+    return any(RUN in s.start.symbols for s in access)
+
+
+def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | None:
+    """The runs of a program that makes these blocks; None where they do not suit."""
+    try:
+        after = request(online.after, outputs)
+        asked = [after]
+        second = _pass(online, online.totals, online.again, [_only(asked, v) for v in online.second])
+        first = None
+        if second is not None:
+            asked.append(second.full.requests)
+        if online.level is not None:
+            sums = [e for e, _ in online.sums]
+            kept = [_only(asked, v) for v in online.first]
+            first = _pass(online, sums, online.before, kept[1:], online.level, kept[0])
+            level = first.kept[0]
+            for access, (_, places) in zip(first.kept[1:], online.sums):
+                _check_aligned(level, online.places_of_level(), access, places)
+    except (NeedsWhole, Unfusable):
+        return None
+    left = {id(e) for e in online.after}
+    if any(id(s.eqn) in left and _has_rows(s.out, online.run) for p in (first, second) if p for s in p.full.requests.steps):
+        return None
+    return Blocks(online, first, second, after)
+
+
+def _has_rows(access: Access, columns: int) -> bool:
+    """Whether a run's block is more than a vector along its columns, such as their positions: results need no such value."""
+    return moves(access) and volume(access) > columns
+
+
+def _only(asked: Sequence[Requests], v) -> Access | None:
+    """The block that is asked for of a value; None for a value that nothing asks for. Raises Unfusable for several."""
+    hulls = list(dict.fromkeys(h for r in asked for h in r.hulls.get(v, ())))
+    if len(hulls) > 1:
+        raise Unfusable("a reduction in runs is needed at several places")
+    return hulls[0] if hulls else None
+
+
+def _pass(
+    online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access | None], level=None, of_level: Access | None = None
+) -> Pass | None:
+    """The runs that make these sums, and the level's. None for no sums at all. Raises Unfusable."""
+    if not sums:
+        return None
+    if None in kept:
+        raise Unfusable("a reduction in runs is not needed")
+    count, rest = divmod(online.columns, online.run)
+    spans = [Span(Affine.symbol(RUN, online.run), online.run), Span(Affine((), count * online.run), rest)]
+    full, last = (_run(online, sums, eqns, kept, s, level, of_level) if s.size else None for s in spans)
+    return Pass(full, count, last)
+
+
+def _run(
+    online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, level, of_level: Access | None
+) -> Run:
+    """What the columns of one run are made of."""
+    products = [_narrowed(e, access, columns, online.columns) for e, access in zip(sums, kept)]
+    wanted = [(a, access) for s in products for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal)]
+    requests = request(eqns, wanted)
+    if level is not None:
+        inner = _only([requests], level.outvars[0])
+        if inner is None or of_level not in (None, inner):
+            raise Unfusable("a maximum in runs is needed at several places")
+        products.insert(0, _narrowed(level, inner, columns, online.columns))
+        requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
+        _only([requests], level.outvars[0])
+    made = {v for s in requests.steps for v in s.eqn.outvars}
+    read = [(v, h) for v, hulls in requests.hulls.items() if v not in made for h in hulls]  # also by the reductions themselves
+    return Run(replace(requests, inputs=read), tuple(products))
+
+
+def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
+    """A reduction's step on some of `total` columns. Raises Unfusable where it does more than bind its operation."""
+    step = step_of(eqn, out)
+    pulled = step.pull
+    if pulled.compute is not None or step.out != out:
+        raise Unfusable("a reduction in runs would be computed otherwise")
+    name, p = eqn.primitive.name, eqn.params
+    over = p["dimension_numbers"][0] if name == "dot_general" else (p["axes"],)
+    extents = [eqn.invars[0].aval.shape[d] for d in over[0]]
+    if total not in extents:
+        raise Unfusable("a reduction in runs is over other dimensions")
+    long = extents.index(total)
+    inputs = []
+    for dims, access, a in zip(over, pulled.inputs, eqn.invars):
+        if not all(is_whole(access[d], a.aval.shape[d]) for d in dims):
+            raise Unfusable("a reduction in runs is in parts")
+        inputs.append(tuple(columns if d == dims[long] else s for d, s in enumerate(access)))
+    return Step(eqn, out, Pull(tuple(inputs), pulled.params))
+
+
+def _check_aligned(level: Access, of_level: Places, access: Access, places: Places) -> None:
+    """Raises Unfusable unless each row of a block of sums belongs to one row of the level's block."""
+    spans = dict(zip(of_level, level))
+    alike = all(p is None or spans[p] == s or s.size == 1 == spans[p].size for p, s in zip(places, access))
+    if not alike or not all(p in places or spans[p].size == 1 for p in of_level):
+        raise Unfusable("sums in runs have other blocks than their maximum")

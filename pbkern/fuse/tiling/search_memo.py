@@ -1,0 +1,149 @@
+"""Groups of equations that are alike, as those of equal layers, are searched once.
+
+What a search (block_search.py) finds depends on what the equations do, on the types of values and on which value is whose
+operand, and on nothing else. A group of which all that is like an earlier one's gets what was found for that, and so does one
+that tries to take in an equation: of the searches for the gradient of eight equal layers, one in six is left. What its programs
+read and compute is worked out again, for its own values, once somebody asks.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern.core.machine import Machine
+from pbkern.core.process.context_values import during
+from pbkern.fuse.access.blocks import LaterRequests, Unfusable
+from pbkern.fuse.access.rules import Access, NeedsWhole
+from pbkern.fuse.cost.kernel import Cost
+
+from .block_search import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
+from .online_analysis import runs_are_allowed
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A schedule without the values of its group."""
+
+    grid: tuple[int, ...]
+    blocks: tuple[int, ...]
+    accesses: tuple[Access, ...]
+    cost: Cost
+
+    @classmethod
+    def of(cls, made: Schedule) -> _Found:
+        return cls(made.grid, made.blocks, tuple(access for _, access in made.outputs), made.cost)
+
+    def schedule(self, eqns: Sequence, outputs: Sequence) -> Schedule:
+        placed = tuple(zip(outputs, self.accesses, strict=True))
+        return Schedule(self.grid, self.blocks, placed, LaterRequests(eqns, placed), self.cost)
+
+
+@dataclass(frozen=True)
+class _InRuns:
+    """A schedule whose reductions are taken in runs, which are worked out for each group."""
+
+    blocks: tuple[int, ...]
+
+
+@dataclass
+class _Searches:
+    """Those of one plan. `kinds`: what an equation does, by number; `kind_of`: id -> (equation, its kind)."""
+
+    kinds: dict = field(default_factory=dict)
+    kind_of: dict = field(default_factory=dict)
+    found: dict[tuple, _Found | _InRuns | Exception | None] = field(default_factory=dict)
+
+    def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
+        """Equal for groups that differ in nothing but the names of values."""
+        names: dict = {}
+        key: list[int] = []
+        for e in eqns:
+            key.append(self._kind(e))
+            key += [names.setdefault(a, len(names)) for a in e.invars if not isinstance(a, jex.Literal)]
+            key += [names.setdefault(v, len(names)) for v in e.outvars]
+        return (*key, *(names[v] for v in outputs))
+
+    def _kind(self, eqn) -> int:
+        if id(eqn) not in self.kind_of:
+            self.kind_of[id(eqn)] = eqn, self.kinds.setdefault(_description(eqn), len(self.kinds))
+        return self.kind_of[id(eqn)][1]
+
+
+def _description(eqn) -> tuple:
+    """Operation, parameters, types and literals; of parameters that cannot be compared, the equation itself."""
+    params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
+    types = tuple(v.aval for v in (*eqn.invars, *eqn.outvars))
+    literals = tuple((k, np.asarray(a.val).tobytes()) for k, a in enumerate(eqn.invars) if isinstance(a, jex.Literal))
+    found = (eqn.primitive, params, types, literals)
+    try:
+        hash(found)
+    except TypeError:
+        return (id(eqn),)
+    return found
+
+
+_current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar("searches of one plan", default=None)
+
+
+def searches_remembered() -> AbstractContextManager:
+    """In a `with` block, groups that are alike are searched once. The machine stays the same within."""
+    return during(_current, _Searches())
+
+
+def search_once(
+    eqns: Sequence, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] | None = None
+) -> Schedule:
+    """What `search` finds. Raises as that does. Results of one `accept` are told apart from those of another."""
+    outputs = root_first(outputs)
+    return _once((accept,), eqns, outputs, lambda: search(eqns, outputs, machine, accept),
+                 lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
+
+
+def tall_blocks_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
+    """What `tall_blocks` finds."""
+    outputs = [v for v, _ in found.outputs]
+    return _once(("tall", found.online is None), eqns, outputs, lambda: tall_blocks(eqns, found, machine),
+                 lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
+
+
+def schedule_more_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
+    """What `schedule_more` finds. Raises as that does."""
+    outputs, accesses = zip(*found.outputs)
+
+    def look(*_) -> Schedule | None:
+        return schedule_more(eqns, found, machine)
+
+    return _once(("more", found.blocks, accesses), eqns, outputs, look, look)
+
+
+def _once(what: tuple, eqns: Sequence, outputs: Sequence, look: Callable[[], Schedule | None],
+          with_runs: Callable[[tuple], Schedule | None]) -> Schedule | None:
+    """look(), or its result for an earlier group that is like this one. `outputs`: as they are placed; `with_runs`: what it
+    gives for known blocks, where reductions are taken in runs.
+    """  # fmt: skip
+    searches = _current.get()
+    if searches is None:
+        return look()
+    key = (*what, runs_are_allowed(), *searches.key(eqns, outputs))
+    if key not in searches.found:
+        try:
+            made = look()
+        except (Unfusable, NeedsWhole) as e:
+            searches.found[key] = e
+            raise
+        in_runs = made is not None and made.online is not None
+        searches.found[key] = _InRuns(made.blocks) if in_runs else made and _Found.of(made)
+        return made
+    match searches.found[key]:
+        case Exception() as e:
+            raise e.with_traceback(None)
+        case _InRuns(blocks):
+            return with_runs(blocks)
+        case known:
+            return known and known.schedule(eqns, outputs)

@@ -1,0 +1,263 @@
+"""Steps of a stencil in time as a wavefront: one pass over memory, in which each step follows the one before by a few rows.
+
+    rows of step 1      . . . . . . #              while rows enter the cache, each step computes the next few of its own:
+    rows of step 2      . . . . #                  those of the step before are there already, and as every step stores over
+    rows of step 3      . . #                      what the next rows need no more, all steps share the same rows of cache
+
+A wavefront takes whole rows, so that only programs that share a border of rows repeat work, and as many steps as the cache
+holds rows for. What becomes of the front here is fuse/emit/skewed_kernel.py; fuse/time_tiling/overlapped.py chooses between
+this and tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.machine import Machine
+from pbkern.fuse.access.blocks import Requests, Unfusable, request
+from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
+from pbkern.fuse.cost.equation import itemsize, nbytes
+from pbkern.fuse.cost.kernel import UNOVERLAPPED, Cost, evaluate, far_bandwidth
+
+# Rows that a step computes at a time: a register tile takes four; more of them repeat less of what a step stores in between.
+ROWS = (4, 8, 16)
+# The part of L2 that the front may fill: rows on their way from and to memory pass through as well.
+L2_SHARE = 0.95
+# The part of the steps that there is room for with which a front makes do, if no shorter one need follow the last.
+EVEN_SHARE = 0.5
+# Rows beyond its own, as a part of those, that the first step of a program makes as well as its neighbours.
+REPEATED = 0.5
+# Rows are whole in the last dimension, so fronts move along one before it.
+ALONG = (2, 3)  # counted from the end
+ROW = Affine.symbol(0)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The blocks of operands that `rows` rows of a step's results need; the first row is symbol 0."""
+
+    rows: int
+    requests: Requests
+    results: tuple[Access, ...]
+
+    @classmethod
+    def of(cls, body: jex.Jaxpr, along: int, rows: int) -> Reads:
+        """Raises NeedsWhole, UnsupportedOp, Unfusable."""
+        results = tuple(_rows_of(v, along, rows) for v in body.outvars)
+        return cls(rows, request(body.eqns, list(zip(body.outvars, results))), results)
+
+    def hulls(self, v) -> list[Access]:
+        return list(self.requests.hulls.get(v, ()))
+
+
+def _rows_of(v, along: int, rows: int) -> Access:
+    shape = v.aval.shape
+    axis = len(shape) - along
+    return tuple(Span(ROW, rows) if d == axis else whole(n) for d, n in enumerate(shape))
+
+
+@dataclass(frozen=True)
+class Wave:
+    """A front of `steps` steps.
+
+    Attributes:
+      body: one step, (*consts, *carries, *elements of xs) -> carries; `counts` of consts and carries.
+      periodic: per operand of the body, the dimensions along which elements beyond an edge are those from the other side.
+      along: the dimension of all carries along which the front moves, counted from the end. Carries need not be equally long
+        (on staggered grids they are not); what a step makes beyond a carry's end nobody reads.
+      height: rows that one program makes; reads: of a few rows of a step; alone: of one row.
+    """
+
+    body: jex.ClosedJaxpr
+    counts: tuple[int, int]
+    periodic: tuple[frozenset, ...]
+    along: int
+    steps: int
+    height: int
+    reads: Reads
+    alone: Reads
+
+    @property
+    def consts(self) -> list:
+        return self.body.jaxpr.invars[: self.counts[0]]
+
+    @property
+    def carries(self) -> list:
+        return self.body.jaxpr.invars[self.counts[0] : sum(self.counts)]
+
+    @property
+    def elements(self) -> list:
+        return self.body.jaxpr.invars[sum(self.counts) :]
+
+    @cached_property
+    def operands(self) -> list:
+        """Operands of the body that it reads."""
+        return [v for v in self.body.jaxpr.invars if self.reads.hulls(v)]
+
+    def axis(self, v) -> int:
+        return len(v.aval.shape) - self.along
+
+    def rows_of(self, v) -> int:
+        return v.aval.shape[self.axis(v)]
+
+    @cached_property
+    def extent(self) -> int:
+        """Rows of the longest carry."""
+        return max(map(self.rows_of, self.carries))
+
+    @cached_property
+    def least_extent(self) -> int:
+        """Rows of the shortest carry."""
+        return min(map(self.rows_of, self.carries))
+
+    @cached_property
+    def wraps(self) -> bool:
+        """Whether rows beyond the first are the last ones."""
+        return self.axis(self.carries[0]) in self.periodic[self.counts[0]]
+
+    @cached_property
+    def reach(self) -> tuple[int, int]:
+        """(low <= 0, high >= 0): a row of a step is made of rows from low to high around it of the step before."""
+        spans = [h[self.axis(v)] for v in self.carries for h in self.reads.hulls(v)]
+        low = min([0, *(s.start.const for s in spans)])
+        return low, max([0, *(s.start.const + s.size - self.reads.rows for s in spans)])
+
+    @property
+    def lag(self) -> int:
+        """Rows by which a step follows the one before."""
+        return self.reach[1] - self.reach[0]
+
+    @property
+    def programs(self) -> int:
+        return -(-self.extent // self.height)
+
+    def made_by_program(self, v) -> Access:
+        """The part of a new carry that one program makes."""
+        axis = self.axis(v)
+        return tuple(Span(Affine.symbol(0, self.height), self.height) if d == axis else whole(n)
+                     for d, n in enumerate(v.aval.shape))  # fmt: skip
+
+    def margins(self, v) -> list[tuple[int, int]]:
+        """Per dimension of a carry, elements before and behind it that a step reads; of the front's, none."""
+        found = [(0, 0)] * len(v.aval.shape)
+        for h in self.reads.hulls(v):
+            for d, (s, n) in enumerate(zip(h, v.aval.shape)):
+                if d != self.axis(v):
+                    low, high = found[d]
+                    found[d] = max(low, -s.start.const), max(high, s.start.const + s.size - n)
+        return found
+
+
+def waves(
+    body: jex.ClosedJaxpr, counts: tuple[int, int], periodic: Sequence[set], length: int, machine: Machine
+) -> Iterator[tuple[Wave, Cost]]:
+    """Fronts of at most `length` steps, with the price of one."""
+    for along in ALONG:
+        if not _all_have_rows(body.jaxpr, counts, periodic, along):
+            continue
+        shortest = min(v.aval.shape[-along] for v in body.jaxpr.invars[counts[0] : sum(counts)])
+        for rows in (n for n in ROWS if n <= shortest):
+            try:
+                reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
+            except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
+                break
+            wave = Wave(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
+            # Rows that do not depend on others need no front: they are tiles without halos.
+            if wave.lag and all(_is_front(wave, r) for r in (reads, alone)) and _wraps_once(wave):
+                yield from _sized(wave, length, machine)
+
+
+def _all_have_rows(body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[set], along: int) -> bool:
+    """Whether all carries have rows along the front, and wrap around alike, or not at all."""
+    carries = body.invars[counts[0] : sum(counts)]
+    if not carries or any(isinstance(v, jex.Literal) or v.aval.ndim < along for v in (*carries, *body.outvars)):
+        return False
+    extents = {v.aval.shape[-along] for v in carries}
+    wrap = {v.aval.ndim - along in dims for v, dims in zip(carries, periodic[counts[0] :])}
+    return len(wrap) == 1 and (len(extents) == 1 or wrap == {False}) and min(v.aval.size for v in carries) > 0
+
+
+def _is_front(wave: Wave, reads: Reads) -> bool:
+    """Whether carries are read by rows, and other operands by rows or at one place."""
+    for k, v in enumerate(wave.body.jaxpr.invars):
+        carried = wave.counts[0] <= k < sum(wave.counts)
+        for h in reads.hulls(v):
+            moving = [d for d, s in enumerate(h) if not s.is_const]
+            if any(h[d].start.terms != ROW.terms for d in moving) or len(moving) > 1:
+                return False
+            if carried and moving != [wave.axis(v)]:
+                return False
+            if not carried and any(not 0 <= s.start.const <= s.start.const + s.size <= n
+                                   for d, (s, n) in enumerate(zip(h, v.aval.shape)) if d not in moving):  # fmt: skip
+                return False
+    return True
+
+
+def _wraps_once(wave: Wave) -> bool:
+    """Whether what a step reads beyond an edge where borders are periodic lies within one extent."""
+    dims = zip(wave.carries, wave.periodic[wave.counts[0] :])
+    return all(max(wave.margins(v)[d]) <= v.aval.shape[d] for v, periodic in dims for d in periodic)
+
+
+def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Cost]]:
+    """With rows for one core or for each, and as many steps as the cache has room for and neighbours may repeat."""
+    row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
+    room = int(L2_SHARE * machine.l2_bytes / max(row_bytes, 1)) - wave.reads.rows
+    for programs in dict.fromkeys((1, machine.cores)):
+        height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
+        shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
+        most = min(length, *(n // wave.lag for n in (room, shared)))
+        if most >= 2 and -(-wave.least_extent // height) == -(-wave.extent // height):
+            sized = replace(wave, steps=_even(int(most), length), height=height)
+            cost = price(sized, machine)
+            if cost is not None:
+                yield sized, cost
+
+
+def _even(most: int, length: int) -> int:
+    """Steps that divide the loop's, if that is not much less than there is room for; else a number that cuts it evenly."""
+    divisor = next(n for n in range(most, 0, -1) if length % n == 0)
+    return divisor if divisor >= EVEN_SHARE * most else -(-length // -(-length // most))
+
+
+def _row_bytes(wave: Wave, v) -> int:
+    sizes = [n + low + high for n, (low, high) in zip(v.aval.shape, wave.margins(v))]
+    return math.prod(n for d, n in enumerate(sizes) if d != wave.axis(v)) * itemsize(v)
+
+
+def price(wave: Wave, machine: Machine) -> Cost | None:
+    """One front over the whole array: rows of each step, repeated ones too, against carries from memory and back.
+
+    None where a step repeats what is too dear.
+    """
+    programs = wave.programs
+    one = evaluate(wave.reads.requests, _results(wave), (-(-wave.extent // wave.reads.rows),), machine)
+    if one is None:
+        return None
+    shared = programs if wave.wraps else programs - 1
+    repeated = 1 + shared * wave.lag * wave.steps / 2 / wave.extent
+    idle = machine.cores / min(programs, machine.cores)
+    arithmetic, trips = one.compute, 2 * sum(nbytes(v.aval) for v in wave.carries) / machine.l2_bandwidth
+    compute = _overlapped(arithmetic, trips) * idle * wave.steps * repeated
+    moved = sum(nbytes(v.aval) for v in (*wave.operands, *wave.carries))
+    memory = sum(3 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in wave.carries)
+    seconds = _overlapped(compute, memory) + machine.launch_seconds
+    front = int(sum(_row_bytes(wave, v) for v in wave.carries) * (wave.lag * wave.steps + wave.reads.rows))
+    return Cost(seconds, compute, memory, moved, one.flops * wave.steps * repeated, one.recompute * repeated, front, front,
+                programs, max(one.limit, moved / machine.dram_bandwidth))  # fmt: skip
+
+
+def _overlapped(a: float, b: float) -> float:
+    return max(a, b) + UNOVERLAPPED * min(a, b)
+
+
+def _results(wave: Wave) -> list[tuple[object, Access]]:
+    return list(zip(wave.body.jaxpr.outvars, wave.reads.results))
+

@@ -1,0 +1,1 @@
+"""Loops over stencils: several steps in one kernel."""

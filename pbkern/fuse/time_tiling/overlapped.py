@@ -1,0 +1,224 @@
+"""Body of a counted loop that is one cheap kernel -> several steps of it in one kernel, if the model gains.
+
+A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache: the tile's halo
+grows step by step (fuse/access/blocks.py), is computed again by the neighbours, and memory is passed over once per `steps`.
+Where borders are periodic, the arrays are first continued beyond their edges, as far as all steps reach (periodic_borders.py).
+fuse/emit/control_flow.py launches the kernel length // steps times, and a shorter one for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.machine import Machine
+from pbkern.fuse.access.blocks import Requests, Unfusable
+from pbkern.fuse.access.rules import ELEMENTWISE, NeedsWhole, whole
+from pbkern.fuse.cost.equation import SINGLE_PASS, VIEWS, nbytes
+from pbkern.fuse.cost.kernel import Cost, far_bandwidth
+from pbkern.fuse.graph import Edge, Inner, Node, Partition
+from pbkern.fuse.simplify.driver import retrace
+from pbkern.fuse.tiling.block_search import FEW, Schedule, search
+from pbkern.fuse.tiling.time_skewing import Wave, price, waves
+
+from .periodic_borders import continued, periodic_dimensions, reach, with_rolls
+from .windows_as_slices import AS_SLICES, is_window
+
+# Steps per kernel that are tried, as long as each gains this much over the one before: more steps compile longer.
+STEPS = (2, 4, 5, 8, 10)
+GAIN = 0.96
+# Code size, and with it compile time, is bounded.
+MAX_EQUATIONS = 220
+# Work repeated in halos.
+MAX_RECOMPUTE = 1.25
+
+
+@dataclass(frozen=True)
+class TimeBlocks:
+    """Several steps of a loop's body as one kernel; `rest`, of the remaining ones, is None where there are none."""
+
+    main: Inner
+    rest: Inner | None
+
+
+def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
+    """Groups of cheap equations that look no further than a few elements, and make an array."""
+    local = all(_is_local(e) for n in parts.nodes for e in n.eqns)
+    kinds = {n.kind for n in parts.nodes}
+    ours = "group" in kinds and kinds <= {"group", "alias"}
+    return ours and local and max(v.aval.ndim for v in body.outvars) > 0
+
+
+def _is_local(eqn) -> bool:
+    name = eqn.primitive.name
+    if name in SINGLE_PASS and "axes" in eqn.params:
+        return math.prod(eqn.invars[0].aval.shape[d] for d in eqn.params["axes"]) <= FEW
+    return name in ELEMENTWISE or name in VIEWS or is_window(eqn)
+
+
+def block_time(
+    body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: Machine
+) -> TimeBlocks | None:
+    """The number of steps per kernel that the model likes best, or None for one.
+
+    `body` maps (*consts, *carries, *elements of xs) to carries, `counts` says how many consts and carries there are, and
+    `parts` is its partition.
+    """
+    if not is_stencil(parts, body.jaxpr):
+        return None
+    step = _step(body, counts)
+    seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
+    fronts = [_Front(*found) for found in waves(step.body, counts, step.periodic, length, machine)]
+    # A front of as many steps as a tile ever takes is less work than that: there is no need to search.
+    tiles = not any(f.wave.steps >= min(length, max(STEPS, default=0)) for f in fronts)
+    best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
+    for front in fronts:
+        total = front.cost.seconds * -(-length // front.steps)
+        if total < seconds * GAIN:
+            best, seconds = front, total
+    if best is None:
+        return None
+    left = length % best.steps
+    rest = best.shorter(step, left, machine) if left else None
+    if left and rest is None:
+        return None
+    return TimeBlocks(best.inner(), rest and rest.inner())
+
+
+def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tuple[_Unrolled | _Front | None, float]:
+    """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
+    best = None
+    for s in (s for s in STEPS if s <= min(length, step.most)):
+        found = _unrolled(step, s, machine)
+        if found is None:
+            break
+        # The rest is priced as a part of a full turn, and as no less than one.
+        turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
+        total = turn * (length // s + (1 if length % s else 0))
+        if total > seconds * GAIN:
+            # One bad number, such as one that does not divide the length, does not end the search.
+            if turn / s > seconds / length:
+                break
+            continue
+        best, seconds = found, total
+    return best, seconds
+
+
+def _copying(body: jex.Jaxpr, machine: Machine) -> float:
+    """Seconds of copying carries after a turn: none if all are computed, so that they alternate (fuse/emit/control_flow.py)."""
+    computed = {v for e in body.eqns for v in e.outvars}
+    if all(not isinstance(v, jex.Literal) and v in computed for v in body.outvars):
+        return 0.0
+    return sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in body.outvars)
+
+
+@dataclass(frozen=True)
+class _Unrolled:
+    jaxpr: jex.Jaxpr
+    outputs: list
+    schedule: Schedule
+    steps: int
+
+    def inner(self) -> Inner:
+        node = Node("group", list(self.jaxpr.eqns), self.outputs, self.schedule)
+        why = Edge(self.jaxpr.eqns[-1], True, "steps in time share a kernel", after=self.schedule.cost.seconds)
+        return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
+
+    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Unrolled | None:
+        return _unrolled(step, steps, machine)
+
+
+# (*consts, *carries, *xs) -> carries after some steps of a loop's body
+time_steps_p = jex.Primitive("time_steps")
+time_steps_p.multiple_results = True
+
+
+@time_steps_p.def_abstract_eval
+def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
+    return [v.aval for v in body.jaxpr.outvars]
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Several steps as one kernel that is not made of blocks."""
+
+    wave: Wave
+    cost: Cost
+
+    @property
+    def steps(self) -> int:
+        return self.wave.steps
+
+    def inner(self) -> Inner:
+        wave = self.wave
+        shapes = [(wave.steps,) * (v in wave.elements) + v.aval.shape for v in wave.body.jaxpr.invars]
+        avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, wave.body.jaxpr.invars)]
+        jaxpr = jax.make_jaxpr(lambda *args: time_steps_p.bind(*args, body=wave.body, steps=wave.steps))(*avals).jaxpr
+        (eqn,) = jaxpr.eqns
+        operand = dict(zip(wave.body.jaxpr.invars, jaxpr.invars))
+        reads = [(operand[v], tuple(map(whole, operand[v].aval.shape))) for v in wave.operands]
+        makes = [(v, wave.made_by_program(v)) for v in eqn.outvars]
+        schedule = Schedule((wave.programs,), (wave.height,), tuple(makes), Requests({}, [], reads), self.cost, wave=wave)
+        node = Node("group", [eqn], list(eqn.outvars), schedule)
+        why = Edge(eqn, True, f"{wave.steps} steps in time follow each other in one kernel", after=self.cost.seconds)
+        return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
+
+    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Front | None:
+        wave = replace(self.wave, steps=steps)
+        cost = price(wave, machine)
+        return _Front(wave, cost) if cost is not None else None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A loop's body: `counts` of consts and carries, the dimensions in which each operand is `periodic`, the `most` steps."""
+
+    body: jex.ClosedJaxpr
+    counts: tuple[int, int]
+    periodic: list[set[int]]
+    most: int
+
+
+def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
+    body = retrace(body, AS_SLICES)
+    rolled = with_rolls(body)
+    periodic = periodic_dimensions(rolled.jaxpr, counts)
+    if periodic is None or not any(periodic):
+        return _Step(body, counts, [set() for _ in body.jaxpr.invars], MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1))
+    extent = min(v.aval.shape[d] for v, dims in zip(rolled.jaxpr.invars, periodic) for d in dims)
+    return _Step(rolled, counts, periodic, min(MAX_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)))
+
+
+def _unrolled(one: _Step, steps: int, machine: Machine) -> _Unrolled | None:
+    """`steps` steps as one group, which takes as many elements of xs at once; None where they cannot be."""
+    body, (first, end) = one.body, (one.counts[0], sum(one.counts))
+    step: Callable = jex.jaxpr_as_fun(body)
+
+    def several(*args):
+        arrays = [continued(x, dims) for x, dims in zip(args[:end], one.periodic)]
+        consts, carries, xs = arrays[:first], arrays[first:], args[end:]
+        for k in range(steps):
+            elements = (lax.squeeze(lax.slice_in_dim(x, k, k + 1), (0,)) for x in xs)
+            carries = step(*consts, *carries, *map(continued, elements, one.periodic[end:]))
+        originals = {id(a): x for a, x in zip(arrays, args)}
+        return [originals.get(id(c), c) for c in carries]
+
+    shapes = [(steps,) * (n >= end) + v.aval.shape for n, v in enumerate(body.jaxpr.invars)]
+    avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, body.jaxpr.invars)]
+    made = retrace(jax.make_jaxpr(several)(*avals), {})
+    jaxpr = made.jaxpr
+    computed = {v for e in jaxpr.eqns for v in e.outvars}
+    outputs = list(dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, jex.Literal) and v in computed))
+    if made.consts or not outputs:
+        return None
+    try:
+        found = search(jaxpr.eqns, outputs, machine, lambda cost: cost.recompute <= MAX_RECOMPUTE)
+    except (Unfusable, NeedsWhole, UnsupportedOp, NotImplementedError):
+        return None
+    return _Unrolled(jaxpr, outputs, found, steps)

@@ -1,0 +1,175 @@
+"""Body of a loop with periodic borders -> the same on arrays that go on beyond their edges, without borders inside.
+
+jnp.roll and jnp.pad(mode="wrap") are concatenations of slices of one array. Here they become `roll`, whose access rule
+only shifts the block: element -1 of a value stands for its last one, and a block may ask for it like for any other. That
+is right if all that lies between the arrays read and the rolls treats every element along the rolled dimensions alike,
+which `periodic_dimensions` finds out; the arrays read then need to be continued by their own elements (`continued`).
+Only overlapped.py may hold such equations: no lowering knows them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import jax
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
+from pbkern.fuse.simplify.driver import retrace
+
+roll_p = jex.Primitive("roll")  # x -> x of the same type; params: starts, of element 0 of the result along each dimension
+
+
+@roll_p.def_abstract_eval
+def _roll_type(x, *, starts):
+    return jax.core.ShapedArray(x.shape, x.dtype)
+
+
+@rules.register("roll")
+def _roll(eqn, out: Access) -> Pull:
+    moved = tuple(s.shifted(by) for s, by in zip(out, eqn.params["starts"]))
+    return Pull((moved,), {}, lambda ctx, x: [x])
+
+
+# ---- concatenations of slices -> roll
+
+
+@dataclass(frozen=True)
+class _Window:
+    """`shape` elements of `base` from `starts`, modulo its extents."""
+
+    base: object
+    starts: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class _Windows:
+    """Rewrites that know which values are windows of another, and replace those as large as their base by a roll."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[object, _Window]] = {}  # by identity, with the value so that it stays the only one
+
+    def of(self, x) -> _Window:
+        return self.known[id(x)][1] if id(x) in self.known else _Window(x, (0,) * x.ndim, x.shape)
+
+    def made(self, eqn, operands, window: _Window) -> list:
+        """The equation's results: a roll where the window has its base's shape."""
+        base, shape = window.base, window.base.shape
+        if window.shape == shape:
+            # The nearer way round.
+            starts = tuple((s + n // 2) % n - n // 2 if n else 0 for s, n in zip(window.starts, shape))
+            result = roll_p.bind(base, starts=starts) if any(starts) else base
+        else:
+            result = eqn.primitive.bind(*operands, **eqn.params)
+        self.known[id(result)] = (result, window)
+        return [result]
+
+    def slice(self, eqn, operands):
+        (x,), p = operands, eqn.params
+        if any(n != 1 for n in p["strides"] or ()):
+            return None
+        whole = self.of(x)
+        starts = tuple(a + b for a, b in zip(whole.starts, p["start_indices"]))
+        return self.made(eqn, operands, _Window(whole.base, starts, eqn.outvars[0].aval.shape))
+
+    def concatenate(self, eqn, operands):
+        """Parts that follow each other in one base are a longer window of it."""
+        parts, d = [self.of(x) for x in operands], eqn.params["dimension"]
+        first = parts[0]
+        n, at = first.base.shape[d] if first.base.ndim > d else 0, first.starts[d]
+        for part in parts:
+            if part.base is not first.base or not n or (part.starts[d] - at) % n:
+                return None
+            if any(a != b for k, (a, b) in enumerate(zip(part.starts, first.starts)) if k != d):
+                return None
+            at += part.shape[d]
+        return self.made(eqn, operands, _Window(first.base, first.starts, eqn.outvars[0].aval.shape))
+
+
+def with_rolls(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function with rolls for what wraps around."""
+    windows = _Windows()
+    return retrace(body, {"slice": windows.slice, "concatenate": windows.concatenate})
+
+
+# ---- which dimensions must be continued
+
+
+def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[int]] | None:
+    """Per operand of the body, the dimensions along which it is read beyond its edges.
+
+    `counts` as in time_blocks.block_time. None if an equation tells elements along such a dimension apart, so that
+    there is no continuing it.
+    """
+    links: defaultdict = defaultdict(set)
+    uneven, found = set(), set()
+    try:
+        joined = [each for eqn in body.eqns for each in _links(eqn)]
+    except (NeedsWhole, NotImplementedError):
+        return None
+    carried = zip(body.invars[counts[0] : sum(counts)], body.outvars)
+    joined += [((a, d), (b, d), True) for a, b in carried if not isinstance(b, jex.Literal) for d in range(a.aval.ndim)]
+    for a, b, alike in joined:
+        links[a].add(b)
+        links[b].add(a)
+        uneven.update(() if alike else (a, b))
+    waiting = []
+    for eqn in body.eqns:
+        if eqn.primitive is roll_p:
+            waiting += [(eqn.outvars[0], d) for d, by in enumerate(eqn.params["starts"]) if by]
+        if eqn.primitive.name == "iota":
+            uneven.add((eqn.outvars[0], eqn.params["dimension"]))
+    while waiting:
+        place = waiting.pop()
+        if place not in found:
+            found.add(place)
+            waiting += links[place]
+    return None if found & uneven else [{d for d in range(v.aval.ndim) if (v, d) in found} for v in body.invars]
+
+
+def _links(eqn) -> Iterator[tuple[tuple, tuple, bool]]:
+    """((result, dimension), (operand, dimension), is each element made of that with the same index?)."""
+    shape = eqn.outvars[0].aval.shape
+    asked = tuple(Span(Affine.symbol(d), 1) for d in range(len(shape)))
+    for atom, access in zip(eqn.invars, pull(eqn, asked).inputs):
+        if access is None or isinstance(atom, jex.Literal):
+            continue
+        for e, span in enumerate(access):
+            for d in span.start.symbols:
+                same = span == asked[d] or eqn.primitive is roll_p
+                for v in eqn.outvars:
+                    yield (v, d), (atom, e), same and atom.aval.shape[e] == shape[d]
+
+
+def reach(body: jex.Jaxpr) -> int:
+    """Elements beyond an edge that one step reads, or more."""
+    return sum(sum(map(abs, e.params["starts"])) for e in body.eqns if e.primitive is roll_p)
+
+
+def continued(x, dims: Collection[int]):
+    """`x`, whose elements beyond its edges along `dims` are those from the other side, up to one extent away."""
+    for d in sorted(dims):
+        x = continued_p.bind(x, x, x, dimension=d)
+    return x
+
+
+continued_p = jex.Primitive("continued")  # x, x, x -> x, with elements of the first before and of the last behind it
+
+
+@continued_p.def_abstract_eval
+def _continued_type(x, *_, dimension):
+    return jax.core.ShapedArray(x.shape, x.dtype)
+
+
+@rules.register("continued")
+def _continued(eqn, out: Access) -> Pull:
+    """The middle third of a concatenation. Lines stay whole: where both dimensions of a block move, guards are dear."""
+    d = eqn.params["dimension"]
+    moving = out[d].start.symbols
+    if moving and 0 < d == len(out) - 1:
+        raise NeedsWhole(moving, "lines with periodic borders are taken whole")
+    n = eqn.outvars[0].aval.shape[d]
+    return rules.lookup("concatenate")(eqn, tuple(s.shifted(n) if k == d else s for k, s in enumerate(out)))

@@ -1,0 +1,162 @@
+"""Ragged grids without masks: the last block of a dimension is moved back so that it ends at the array's edge.
+
+Programs near the edge then compute some elements that their neighbour computes too, with the same result. That is sound
+only for bodies that are functions of their inputs: whole outputs written once, nothing read back, accumulated or kept; and
+what they store at a place must not depend on where their block starts (position_dependence.py). And both programs must run the
+same code: what rounds differently would make results depend on who stores last. So nothing is moved where a program at the edge
+needs guards anyway, for an operand's halo, and variants without masks (targets/cpu/locality/mask_versioning.py) are not for
+tests of moved blocks. Nor where much would be multiplied twice: the last programs then compute what lies inside
+(edge_variants.py). Every use of the grid index g must be a multiple of the block: g * block becomes min(g * block, extent -
+block).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.core.jaxprs import equations
+from pbkern.dsl.kernel import BlockMapping, Kernel, Squeezed
+from pbkern.dsl.primitives.ref_access import Range, is_ref_access, ref_access
+from pbkern.lower.nest.ir import Expr, Fetch, Let, Nest, Pool, Stmt, with_bodies
+
+from .position_dependence import depend_on_places_alone
+
+
+class CannotShift(Exception):
+    """The body uses a grid index otherwise than as a multiple of the block, or depends on where its block starts."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Start of a block: min(grid index * block, limit)."""
+
+    block: int
+    limit: int
+
+
+PREFIX = "%h"
+# A part of an extent that bodies with products do not compute twice: their time is that of multiplying.
+MOST_TWICE = 1 / 16
+PRODUCTS = {"dot_general", "conv_general_dilated"}
+
+
+def symbol(dim: int) -> str:
+    return f"{PREFIX}{dim}"
+
+
+def find(kernel: Kernel) -> dict[int, Shift]:
+    """Grid dimensions whose last block can be moved back."""
+    if kernel.aliases or not kernel.outputs or not is_function(kernel):
+        return {}
+    found = {d: _shift(kernel, d) for d in range(len(kernel.grid))}
+    return {d: s for d, s in found.items() if s is not None}
+
+
+def is_function(kernel: Kernel) -> bool:
+    """Inputs are read, each output is written whole exactly once and never read; nothing is kept in scratch."""
+    if kernel.scratch:
+        return False
+    refs = kernel.body.jaxpr.invars
+    outputs = set(refs[len(kernel.inputs) :])
+    used = {a for eqn in kernel.body.jaxpr.eqns for a in eqn.invars if not hasattr(a, "val")}
+    written = []
+    for eqn in kernel.body.jaxpr.eqns:
+        if not is_ref_access(eqn):
+            if eqn.primitive.name == "in_bounds" or any(a in refs for a in eqn.invars if not hasattr(a, "val")):
+                return False
+            continue
+        acc = ref_access(eqn)
+        if acc.ref not in refs:
+            return False  # memory of its own
+        if acc.kind == "load" and acc.ref not in outputs:
+            continue
+        whole = all(isinstance(i, Range) and i.start == 0 and i.stride == 1 and i.size == n
+                    for i, n in zip(acc.indices, _shape(kernel, refs, acc.ref)))
+        read_back = any(v in used for v in eqn.outvars)
+        if acc.kind != "store" or not whole or acc.mask is not None or read_back or acc.ref not in outputs:
+            return False
+        written.append(acc.ref)
+    return set(written) == outputs and len(written) == len(outputs)
+
+
+def _shape(kernel: Kernel, refs, ref) -> tuple[int, ...]:
+    return (*kernel.inputs, *kernel.outputs)[refs.index(ref)].ref_shape
+
+
+def _shift(kernel: Kernel, d: int) -> Shift | None:
+    blocks = set()
+    for m in kernel.outputs:
+        axes = [k for k, s in enumerate(m.starts) if s is None or d in s.symbols]
+        if len(axes) != 1 or m.starts[axes[0]] is None or isinstance(m.dims[axes[0]], Squeezed):
+            return None
+        start, size, extent = m.starts[axes[0]], m.dims[axes[0]].size, m.array.shape[axes[0]]
+        if start != Affine.symbol(d, size) or extent < size:
+            return None
+        blocks.add((size, extent))
+    if len(blocks) != 1:
+        return None
+    ((size, extent),) = blocks
+    twice = kernel.grid[d] * size - extent
+    if twice <= 0 or twice > extent * MOST_TWICE and any(e.primitive.name in PRODUCTS for e in equations(kernel.body.jaxpr)):
+        return None
+    starts = [s for m in (*kernel.inputs, *kernel.outputs) for s in m.starts]
+    if any(s is None or s.coefficient(d) % size for s in starts):
+        return None
+    found = Shift(size, extent - size)
+    return None if any(_crosses(m, d, found, kernel.grid) for m in kernel.inputs) else found
+
+
+def _crosses(m: BlockMapping, d: int, by: Shift, grid: tuple[int, ...]) -> bool:
+    """Whether blocks of an operand reach over its ends along the dimension, wherever the program's own block is moved to."""
+    for start, dim, extent in zip(m.starts, m.dims, m.array.shape):
+        if d in start.symbols:
+            place = moved(start, {d: by})
+            low, high = place.bounds(lambda s: by.limit + 1 if s == symbol(d) else grid[s])
+            if low < 0 or high + dim.size > extent:
+                return True
+    return False
+
+
+def moved(a: Affine, shifts: dict[int, Shift], grid_symbol=lambda d: d) -> Affine:
+    """`a` with grid symbols of shifted dimensions replaced by block starts. Raises CannotShift."""
+    for d, s in shifts.items():
+        c = a.coefficient(grid_symbol(d))
+        if c % s.block:
+            raise CannotShift
+        if c:
+            a = a - Affine.symbol(grid_symbol(d), c) + Affine.symbol(symbol(d), c // s.block)
+    return a
+
+
+def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]:
+    """Statements with program_id values moved likewise. Raises CannotShift."""
+    symbols = {f"%g{d}" for d in shifts}
+
+    def affine(a: Affine) -> Affine:
+        return moved(a, shifts, lambda d: f"%g{d}")
+
+    def expr(e: Expr) -> Expr:
+        return pool.rewrite(e, lambda x: pool.with_places(x, affine)) if e.symbols & symbols else e
+
+    def nest(n: Nest) -> Nest:
+        writes = [w.mapped(expr, index=tuple(map(affine, w.index))) for w in n.writes]
+        return Nest(n.dims, n.rdims, [r.mapped(expr) for r in n.reductions], writes, n.ordered, n.at)
+
+    def all_of(stmts: list[Stmt]) -> list[Stmt]:
+        return [one(with_bodies(s, all_of)) for s in stmts]
+
+    def one(s: Stmt) -> Stmt:
+        match s:
+            case Nest():
+                return nest(s)
+            case Let(name=n, value=v):
+                return Let(n, expr(v))
+            case Fetch(buf=b, index=i, count=n):
+                return Fetch(b, tuple(map(affine, i)), n)
+        return s
+
+    out = all_of(stmts)
+    if not all(depend_on_places_alone(out, symbol(d)) for d in shifts):
+        raise CannotShift
+    return out

@@ -1,0 +1,94 @@
+"""Which programs of a kernel reach over the ends of arrays -> variants of its body, each for some of the programs.
+
+Where blocks cross an end only at the last index of grid dimensions, each set of these dimensions is a case of its own: 500
+rows in blocks of 128 by 300 columns in blocks of 128 are 3 x 2 programs that lie inside, 2 and 3 at one end, and 1 at both.
+In each it is known when the body is lowered how much of a block lies inside, and that alone is computed
+(lower/passes/dead_points.py). Where that is not known, or the body is long, there are two cases: all blocks lie inside, or
+accesses are guarded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.core.jaxprs import equations
+from pbkern.dsl.kernel import Kernel
+from pbkern.lower.nest.index_tests import Bounds, interval
+from pbkern.lower.values.values import Index
+
+# Equations in all variants together, where more than two.
+MOST_EQUATIONS = 400
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Elements start .. start + size - 1 of an array axis of `length` elements."""
+
+    start: Affine
+    size: int
+    length: int
+
+    def lies_inside(self, bounds: Bounds) -> bool | None:
+        """Whether it does for every program within `bounds`, for none, or for some, as far as is known (None)."""
+        found = interval(self.start, bounds)
+        if found is None:
+            return None
+        if found[0] >= 0 and found[1] + self.size <= self.length:
+            return True
+        return False if found[1] < 0 or found[0] + self.size > self.length else None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A body for the programs with indices in `bounds`; `guarded`: blocks may reach over the ends of arrays.
+
+    last: of the grid dimensions along which variants differ, those at whose last index its programs are.
+    """
+
+    bounds: Mapping[str, tuple[int, int]]
+    guarded: bool
+    last: frozenset[int] = frozenset()
+
+    @property
+    def title(self) -> str:
+        if self.last:
+            return f"at the end of grid dimension {', '.join(map(str, sorted(self.last)))}:\n"
+        return "guarded:\n" if self.guarded else ""
+
+
+def extents(start: Index, dims: Sequence, shape: Sequence[int]) -> list[Extent]:
+    """One per axis of a block."""
+    return [Extent(i, d.size, n) for i, d, n in zip(start, dims, shape)]
+
+
+def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) -> tuple[int, ...]:
+    """Grid dimensions at whose last index, alone, blocks cross ends of arrays; () where others may do so, or to no use."""
+    found = set()
+    dynamic = {d for d, _ in kernel.dynamic_grid}
+    for e in blocks:
+        if e.lies_inside(bounds) is not None:
+            continue
+        if len(e.start.terms) != 1 or not str(e.start.terms[0][0]).startswith("%g"):
+            return ()
+        symbol = e.start.terms[0][0]
+        d = int(symbol[2:])
+        before = {symbol: (0, kernel.grid[d] - 2)}
+        if d in dynamic or kernel.grid[d] < 2 or not e.lies_inside(before):
+            return ()
+        found.add(d)
+    long = len(found) > 1 and sum(1 for _ in equations(kernel.body.jaxpr)) << len(found) > MOST_EQUATIONS
+    return () if long else tuple(sorted(found))
+
+
+def variants(dims: Sequence[int], blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) -> list[Variant]:
+    """One for each set of the ragged dimensions `dims`."""
+    found = []
+    for count in range(len(dims) + 1):
+        for last in map(frozenset, itertools.combinations(dims, count)):
+            own = {f"%g{d}": (n - 1, n - 1) if d in last else (0, n - 2) for d in dims for n in [kernel.grid[d]]}
+            guarded = any(not e.lies_inside({**bounds, **own}) for e in blocks)
+            found.append(Variant({**bounds, **own}, guarded, last))
+    return found

@@ -1,0 +1,90 @@
+"""Kernel -> for each grid dimension, whether its programs may run in any order, on several threads, and why.
+
+"parallel" in dimension_semantics is the author's licence. Without one, a dimension counts as parallel when its programs
+provably write disjoint blocks, or elements (store_disjointness.py), hand nothing on in scratch (scratch_resets.py) and read no
+block of an aliased operand but their own. Dimensions of dynamic size run in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core import jaxprs
+from pbkern.dsl.kernel import Kernel
+
+from .scratch_resets import restarting_dimension
+
+
+@dataclass(frozen=True)
+class GridDimension:
+    """One grid dimension: `size` programs, None where an operand gives it, which run in parallel or in order, and why."""
+
+    axis: int
+    size: int | None
+    parallel: bool
+    why: str
+
+    def __str__(self) -> str:
+        size = "of dynamic size" if self.size is None else f"of {self.size}"
+        return f"grid dimension {self.axis} {size}: {'parallel' if self.parallel else 'in order'}, {self.why}"
+
+
+def parallel_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[int, ...]:
+    """Axes of the grid, ascending."""
+    return tuple(d.axis for d in grid_dimensions(kernel, semantics) if d.parallel)
+
+
+def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[GridDimension, ...]:
+    """One entry per grid dimension; `semantics` are the target's dimension_semantics, None if the author gave none."""
+    dynamic = {d for d, _ in kernel.dynamic_grid}
+    found = []
+    for d, size in enumerate(kernel.grid):
+        if d in dynamic:
+            found.append(GridDimension(d, None, False, "because an operand gives its size"))
+        elif semantics is not None:
+            found.append(GridDimension(d, size, semantics[d] == "parallel", f'declared "{semantics[d]}"'))
+        elif size == 1:
+            found.append(GridDimension(d, size, True, "a single program"))
+        else:
+            shared = _shared_memory(kernel, d)
+            why = shared or _overlap(kernel, d)
+            proof = "blocks"
+            if why is not None and not shared and _apart_in_body(kernel, d):
+                why, proof = None, "elements"
+            found.append(GridDimension(d, size, why is None, why or f"proved: its programs write disjoint {proof}"))
+    return tuple(found)
+
+
+def _shared_memory(kernel: Kernel, dim: int) -> str | None:
+    """What programs that differ along `dim` may hand to each other, or None."""
+    for n, s in enumerate(kernel.scratch):
+        if not s.scoped and dim >= restarting_dimension(kernel, n):
+            return f"because scratch {n} is kept from program to program"
+    for i, o in kernel.aliases:
+        if not _same_blocks(kernel, i, o):
+            return (f"because programs may read of {kernel.inputs[i].origin} what others write through "
+                    f"{kernel.outputs[o].origin}")  # fmt: skip
+    return None
+
+
+def _overlap(kernel: Kernel, dim: int) -> str | None:
+    """Which result's blocks may overlap along `dim`, or None."""
+    mapping = next((m for m in kernel.outputs if not m.moves_apart(dim)), None)
+    if mapping is None:
+        return None
+    unmoved = None not in mapping.starts and not any(dim in s.symbols for s in mapping.starts)
+    what = "are the same along it" if unmoved else "are not proved to be disjoint"
+    return f"because blocks of {mapping.origin} {what}"
+
+
+def _apart_in_body(kernel: Kernel, dim: int) -> bool:
+    """Whether the body keeps programs apart that block mappings do not."""
+    from .store_disjointness import moves_apart  # builds bodies: too much for `import pbkern`
+
+    return all(m.moves_apart(dim) or moves_apart(kernel, o, dim) for o, m in enumerate(kernel.outputs))
+
+
+def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:
+    """Whether every program reads of an aliased operand exactly the block that it writes."""
+    a, b = kernel.inputs[operand], kernel.outputs[result]
+    return a.dims == b.dims and operand >= kernel.num_scalar_prefetch and jaxprs.same(a.index_map, b.index_map)

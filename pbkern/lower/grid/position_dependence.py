@@ -1,0 +1,123 @@
+"""Statements -> whether what they store at a place of an array does not depend on where the block starts.
+
+    %a1[%h0 + i] = %a0[%h0 + i] * 2          the same, whichever block has the place %h0 + i
+    %a1[%h0 + i] = %a0[%h0 + 9 - i]          turned around within the block: another block stores something else there
+    %a1[%h0 + i] = where(i < 2, ...)         so it does here
+
+Only then may blocks overlap (block_shift.py). Seen from a place p = %h0 + i of the array, i is p - %h0: the start must vanish
+from all that a place is made of. Scratch may hold a part of the dimension along one of its axes, and is then seen likewise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Sort, Stmt, Write, bodies
+
+
+def depend_on_places_alone(stmts: list[Stmt], start: str) -> bool:
+    """`start`: the symbol of the block's first element."""
+    axes: dict[Buf, int | None] = {}
+    while True:  # an axis is found once for each buffer
+        before = dict(axes)
+        if not _Places(start, axes).hold(stmts):
+            return False
+        if axes == before:
+            return True
+
+
+@dataclass
+class _Places:
+    """axes: scratch -> its axis along the moved dimension; None: it is the same in all blocks. As far as is known."""
+
+    start: str
+    axes: dict[Buf, int | None]
+    counters: dict[str, int] = field(default_factory=dict)  # of loops around
+
+    def hold(self, stmts: list[Stmt]) -> bool:
+        return all(map(self._holds, stmts))
+
+    def _holds(self, s: Stmt) -> bool:
+        match s:
+            case Nest():
+                return all(self._stores(w, s) for w in s.writes)
+            case Let(value=v):
+                return self._is_free(v, Nest({}), {}, {})
+            case Sort(buffers=buffers):
+                return all(map(self._sorts, buffers))
+            case For(counter=c, trips=int(n), body=body):
+                return _Places(self.start, self.axes, {**self.counters, c: n}).hold(body)
+        return all(map(self.hold, bodies(s)))
+
+    def _sorts(self, buf: Buf) -> bool:
+        """Whether each line of a buffer lies at one place."""
+        axis = self.axes.setdefault(buf.root, None)
+        return axis is None or buf.dtype == buf.root.dtype and math.prod(buf.root.shape[axis + 1 :]) % buf.shape[-1] == 0
+
+    def _stores(self, w: Write, nest: Nest) -> bool:
+        """Whether a write suits its buffer; scratch that depends on the block is given the axis with which it does."""
+        if not w.buf.arena:
+            moving = [k for k, i in enumerate(w.index) if self.start in i.symbols]
+            return len(moving) <= 1 and self._suits(w, nest, moving[0] if moving else None)
+        known = self.axes.get(w.buf.root)
+        tried = [None, *range(len(w.buf.shape))] if known is None else [known]
+        found = next((k for k in tried if self._suits(w, nest, k)), -1)
+        if found == -1:
+            return False
+        self.axes[w.buf.root] = found
+        return True
+
+    def _suits(self, w: Write, nest: Nest, axis: int | None) -> bool:
+        """Whether each element is stored, and made, as seen from its place, which is counted along `axis`."""
+        seen: dict[str, Affine] = {}
+        if axis is not None:
+            if not _is_axis_of_root(w.buf, axis):
+                return False
+            inside = w.index[axis] if w.buf.arena else w.index[axis] - Affine.symbol(self.start)
+            whole = {**self.counters, **{d: n for d, n in nest.dims.items() if d not in nest.rdims}}
+            (d,) = inside.symbols if len(inside.symbols) == 1 else (None,)
+            if d not in whole or inside != Affine.symbol(d) or w.buf.arena and whole[d] != w.buf.shape[axis]:
+                return False
+            seen = {d: inside - Affine.symbol(self.start)}
+        memo: dict[Expr, bool] = {}
+        places = all(self.start not in i.substitute(seen.get).symbols for k, i in enumerate(w.index) if k != axis)
+        return places and all(self._is_free(e, nest, seen, memo) for e in (w.value, w.mask) if e is not None)
+
+    def _is_free(self, e: Expr, nest: Nest, seen: dict[str, Affine], memo: dict[Expr, bool]) -> bool:
+        """Whether an expression does not depend on the start, with symbols as they are `seen` from a place."""
+        if e not in memo:
+            inner = nest.reductions[e.info].args if e.kind == "acc" else e.args
+            memo[e] = self._is_free_itself(e, nest, seen) and all(self._is_free(a, nest, seen, memo) for a in inner)
+        return memo[e]
+
+    def _is_free_itself(self, e: Expr, nest: Nest, seen: dict[str, Affine]) -> bool:
+        match e.kind:
+            case "index":
+                indices = [e.info]
+            case "range":
+                indices = [e.info[0]]
+            case "load" | "gather":
+                buf, indices = e.info[0], list(e.info[1])
+                axis = self.axes.setdefault(buf.root, None) if buf.root.arena else None
+                if axis is not None:
+                    if not _is_axis_of_root(buf, axis) or not self._is_inside(indices[axis], buf.shape[axis], nest):
+                        return False
+                    indices[axis] += Affine.symbol(self.start)
+            case _:
+                return True
+        return all(self.start not in i.substitute(seen.get).symbols for i in indices if i is not None)
+
+    def _is_inside(self, index: Affine | None, extent: int, nest: Nest) -> bool:
+        """Whether what is read is there in every block: nothing is cut off at its ends."""
+        sizes = {**self.counters, **nest.dims}
+        if index is None or not index.symbols <= sizes.keys():
+            return False
+        low, high = index.bounds(sizes.__getitem__)
+        return low >= 0 and high < extent
+
+
+def _is_axis_of_root(buf: Buf, axis: int) -> bool:
+    """Whether an axis is that of the buffer whose bytes it reinterprets."""
+    return buf is buf.root or buf.dtype == buf.root.dtype and buf.shape[: axis + 1] == buf.root.shape[: axis + 1]

@@ -1,0 +1,71 @@
+"""Scratch that starts anew in the course of the grid, so that programs hand nothing on along the dimensions before.
+
+    @pl.when(pl.program_id(2) == 0)
+    def _(): sum_ref[...] = jnp.zeros_like(sum_ref)
+
+Every program with index 0 along dimension 2, and so the first one for each pair of indices along dimensions 0 and 1, overwrites
+the scratch before anything reads it: pairs are independent of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import literal_value
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.primitives.ref_access import is_ref_access, is_whole, ref_access
+
+
+def restarting_dimension(kernel: Kernel, scratch: int) -> int:
+    """The grid dimension along which scratch is first handed on; programs that differ before it hand on nothing."""
+    jaxpr = kernel.body.jaxpr
+    ref = jaxpr.invars[len(kernel.inputs) + len(kernel.outputs) + scratch]
+    first = next((e for e in jaxpr.eqns if ref in _variables(e.invars)), None)
+    if first is None:
+        return len(kernel.grid)
+    if _overwrites(first, ref, jaxpr):
+        return len(kernel.grid)
+    if first.primitive.name != "cond" or len(first.params["branches"]) != 2 or first.invars[0] is ref:
+        return 0
+    made = {v: e for e in jaxpr.eqns for v in e.outvars}
+    dims = _dimensions_at_zero(first.invars[0], made)
+    branch = first.params["branches"][1].jaxpr
+    inner = [v for v, a in zip(branch.invars, first.invars[1:]) if a is ref]
+    touched = next((e for e in branch.eqns if inner[0] in _variables(e.invars)), None)
+    starts_anew = dims and len(inner) == 1 and touched is not None and _overwrites(touched, inner[0], branch)
+    return min(dims) if dims and starts_anew else 0
+
+
+def _variables(atoms: Sequence) -> list:
+    return [a for a in atoms if isinstance(a, jex.Var)]
+
+
+def _overwrites(eqn, ref, jaxpr: jex.Jaxpr) -> bool:
+    """Whether an equation stores to all of a Ref, and nothing wants what was there."""
+    if not is_ref_access(eqn):
+        return False
+    access = ref_access(eqn)
+    whole = all(is_whole(i, n) for i, n in zip(access.indices, ref.aval.shape))
+    used = {v for e in jaxpr.eqns for v in _variables(e.invars)} | set(_variables(jaxpr.outvars))
+    return access.kind == "store" and access.ref is ref and access.mask is None and whole and not used & set(eqn.outvars)
+
+
+def _dimensions_at_zero(atom, made: dict) -> set[int]:
+    """Grid dimensions at whose index 0, of all of them, a test holds; none where it is another test."""
+    eqn = made.get(atom) if isinstance(atom, jex.Var) else None
+    if eqn is None:
+        return set()
+    match eqn.primitive.name:
+        case "convert_element_type":
+            return _dimensions_at_zero(eqn.invars[0], made)
+        case "and":
+            parts = [_dimensions_at_zero(a, made) for a in eqn.invars]
+            return parts[0] | parts[1] if all(parts) else set()
+        case "eq":
+            index, number = eqn.invars
+            of = made.get(index) if isinstance(index, jex.Var) else None
+            zero = isinstance(number, jex.Literal) and literal_value(number) == 0
+            return {of.params["axis"]} if zero and of is not None and of.primitive.name == "program_id" else set()
+    return set()

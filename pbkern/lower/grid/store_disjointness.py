@@ -1,0 +1,168 @@
+"""Whether programs of a kernel access results at elements of their own, as its body tells.
+
+Kernels in the style of Triton are given whole arrays, and choose by program_id what of them they store to: that such programs
+do not meet is not seen from block mappings. Two ways show it for a grid dimension. An index is c times the program's number
+there, and everything else in it covers less than c elements. Or, where programs are few, all of them are tried: arrays are cut
+into cells as large as the largest access, and no cell is touched by two programs that differ in that dimension. Masks are
+not looked at, loads count like stores.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jaxprs import equations
+from pbkern.dsl.kernel import Kernel, Squeezed
+from pbkern.lower.build import BodyBuilder
+from pbkern.lower.nest.index_tests import interval
+from pbkern.lower.nest.ir import Buf, Let, Nest, Sort, Stmt, every, nodes
+from pbkern.lower.rules.views import index_value
+from pbkern.lower.values.items import RefView
+from pbkern.lower.values.scalar_evolution import MOST_POINTS, values_at
+from pbkern.lower.values.values import Literal
+
+INT32 = np.dtype(np.int32)
+# Programs with these in their bodies keep their order.
+IN_ORDER = ("debug_print", "check_failed", "breakpoint")
+
+
+@dataclass(frozen=True)
+class _Access:
+    """Elements `index` of an array; None if they are not affine. `bounds` of symbols other than grid indices."""
+
+    index: tuple[Affine | None, ...]
+    bounds: dict[str, tuple[int, int]]
+
+
+def moves_apart(kernel: Kernel, output: int, dim: int) -> bool:
+    """Whether programs that differ in grid dimension `dim` never access the same element of a result."""
+    found = _accesses(kernel)
+    accesses = None if found is None else found[0].get(output, ())
+    if not accesses or any(None in a.index for a in accesses):
+        return False
+    return _by_multiples(kernel, accesses, dim) or _by_trying(kernel, accesses, found[1], dim)
+
+
+def _grid_symbols(kernel: Kernel) -> list[str]:
+    return [f"%g{d}" for d in range(len(kernel.grid))]
+
+
+def _by_multiples(kernel: Kernel, accesses: list[_Access], dim: int) -> bool:
+    own, grid = f"%g{dim}", set(_grid_symbols(kernel))
+    for axis in range(len(accesses[0].index)):
+        indices = [a.index[axis] for a in accesses]
+        factors = {i.coefficient(own) for i in indices}
+        if len(factors) > 1 or factors == {0} or any(i.symbols & grid != {own} for i in indices):
+            continue
+        rests = [interval(i - Affine.symbol(own, *factors), a.bounds) for i, a in zip(indices, accesses)]
+        if None not in rests and max(r[1] for r in rests) - min(r[0] for r in rests) < abs(*factors):
+            return True
+    return False
+
+
+def _by_trying(kernel: Kernel, accesses: list[_Access], lets: list[Let], dim: int) -> bool:
+    if not 0 < math.prod(kernel.grid) <= MOST_POINTS:
+        return False
+    points = np.indices(kernel.grid).reshape(len(kernel.grid), -1)
+    symbols = dict(zip(_grid_symbols(kernel), points))
+    for let in lets:
+        found = values_at(let.value, symbols) if let.value.symbols <= symbols.keys() else None
+        if found is not None:
+            symbols[let.name] = np.broadcast_to(found, points.shape[1:])
+    boxes = [[_extent(i, a.bounds, symbols) for i in a.index] for a in accesses]
+    if any(None in box for box in boxes):
+        return False
+    owners: dict[tuple, int] = {}
+    starts = [min(int(box[axis][0].min()) for box in boxes) for axis in range(len(boxes[0]))]
+    sizes = [max(int((box[axis][1] - box[axis][0]).max()) + 1 for box in boxes) for axis in range(len(boxes[0]))]
+    for box in boxes:
+        first, last = ([(end[k] - s) // n for end, s, n in zip(box, starts, sizes)] for k in (0, 1))
+        if any((a != b).any() for a, b in zip(first, last)):
+            return False
+        for owner, *cell in zip(points[dim].tolist(), *(c.tolist() for c in first)):
+            if owners.setdefault(tuple(cell), owner) != owner:
+                return False
+    return True
+
+
+def _extent(i: Affine, bounds: dict, symbols: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    """(smallest, largest) value of an index for each program."""
+    rest = interval(i.substitute(lambda s: 0 if s in symbols else None), bounds)
+    if rest is None:
+        return None
+    count = len(next(iter(symbols.values())))
+    moved = sum((symbols[s] * c for s, c in i.terms if s in symbols), np.zeros(count, np.int64))
+    return moved + rest[0], moved + rest[1]
+
+
+# ---- what a body accesses
+
+
+@functools.lru_cache(maxsize=8)
+def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | None:
+    """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
+    if any(e.primitive.name in IN_ORDER for e in equations(kernel.body.jaxpr)):
+        return None
+    bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate((*kernel.inputs, *kernel.outputs))]
+    for i, o in kernel.aliases:
+        bufs[len(kernel.inputs) + o].storage = bufs[i]
+    results = {b.root: o for o, b in enumerate(bufs[len(kernel.inputs) :])}
+    try:
+        builder, stmts = _built(kernel, bufs)
+    except UnsupportedOp:  # an error when the kernel is compiled
+        return None
+    found: dict[int, list[_Access]] = {}
+    lets: list[Let] = []
+    for s in every(stmts):
+        if isinstance(s, Sort) and any(b.root in results for b in s.buffers):
+            return None
+        if isinstance(s, Let):
+            lets.append(s)
+        bounds = builder.bounds | ({d: (0, n - 1) for d, n in s.dims.items()} if isinstance(s, Nest) else {})
+        for buf, index in _touched(s):
+            if buf.root in results:
+                places = index if buf.shape == buf.root.shape else (None,)
+                found.setdefault(results[buf.root], []).append(_Access(tuple(places), bounds))
+    return found, lets
+
+
+def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
+    builder = BodyBuilder()
+    builder.kernel = kernel
+    builder.operands = tuple(bufs[: len(kernel.inputs)])
+    symbols = _grid_symbols(kernel)
+    builder.grid = tuple(index_value((), INT32, lambda ix, g=g: Affine.symbol(g), builder) for g in symbols)
+    dynamic = {d for d, _ in kernel.dynamic_grid}
+    unknown = Affine.symbol(builder.names("%unknown"))
+    builder.grid_sizes = tuple(index_value((), INT32, lambda ix: unknown, builder) if d in dynamic else Literal((), INT32, n)
+                               for d, n in enumerate(kernel.grid))
+    builder.bounds = {g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)}
+    refs = []
+    for buf, m in zip(bufs, (*kernel.inputs, *kernel.outputs)):
+        starts = [Affine.symbol(builder.names("%unknown")) if s is None else s for s in m.starts]
+        offsets = tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None) for s in starts)
+        axes = iter(range(len(m.ref_shape)))
+        kept = tuple(None if isinstance(d, Squeezed) else next(axes) for d in m.dims)
+        refs.append(RefView(buf, m.ref_shape, m.array.dtype, offsets, kept, True))
+    for s in kernel.scratch:
+        buf = Buf(builder.names("%t"), s.shape, s.dtype, arena=True)
+        refs.append(RefView(buf, s.shape, s.dtype, (Affine(),) * len(s.shape), tuple(range(len(s.shape)))))
+    builder.refs = dict(zip(kernel.body.jaxpr.invars, refs))
+    return builder, builder.region(kernel.body.jaxpr, {})
+
+
+def _touched(s: Stmt) -> Iterator[tuple[Buf, tuple[Affine | None, ...]]]:
+    """(buffer, index) of every load and store of a statement."""
+    expressions = s.expressions() if isinstance(s, Nest) else [s.value] if isinstance(s, Let) else []
+    for e in nodes(expressions):
+        if e.kind in ("load", "gather"):
+            yield e.info[0], e.info[1]
+    for w in s.writes if isinstance(s, Nest) else ():
+        yield w.buf, w.index

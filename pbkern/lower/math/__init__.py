@@ -1,0 +1,1 @@
+"""Elementwise equations and functions such as exp on SSA values."""

@@ -1,0 +1,98 @@
+"""Instructions of AVX-512 that MLIR has no operations for, on values that fill whole registers.
+
+Values of other lanes go through `in_registers`, so that what a function computes does not depend on how many lanes it was
+given: the last elements of a row have the same bits as the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pbkern.lower.mlir.element_types import BITS, NUMPY_FLOAT
+from pbkern.lower.mlir.ops import Builder, Value
+
+REGISTER_BITS = 512
+
+
+def register_lanes(el: str) -> int:
+    return REGISTER_BITS // BITS[el]
+
+
+def in_registers(b: Builder, x: Value, f: Callable[[Builder, Value], Value]) -> Value:
+    """f(b, x), elementwise on floats, for any lanes of x: f is given whole registers, of which some lanes may be idle."""
+    n = register_lanes(x.el)
+    wide = b.with_lanes(n)
+    if x.lanes == n:
+        return f(wide, x)
+    if not x.lanes:
+        y = f(wide, b.broadcast(x, n))
+        return x._replace(name=b.emit(f"vector.extract {y.name}[0] : {x.el} from {y.type}"))
+    parts = [f(wide, _part(b, x, at, n)) for at in range(0, x.lanes, n)]
+    return _joined(b, parts, x.lanes)
+
+
+def _part(b: Builder, x: Value, at: int, n: int) -> Value:
+    """Lanes at .. at + n; those that x does not have repeat its last."""
+    return _shuffled(b, x, x, [min(k, x.lanes - 1) for k in range(at, at + n)])
+
+
+def _joined(b: Builder, parts: Sequence[Value], lanes: int) -> Value:
+    """The parts one after the other, cut to `lanes`."""
+    while len(parts) > 1:
+        pairs = list(zip(parts[::2], parts[1::2]))
+        odd = [_shuffled(b, parts[-1], parts[-1], range(2 * parts[-1].lanes))] if len(parts) % 2 else []
+        parts = [_shuffled(b, p, q, range(p.lanes + q.lanes)) for p, q in pairs] + odd
+    return parts[0] if parts[0].lanes == lanes else _shuffled(b, parts[0], parts[0], range(lanes))
+
+
+def _shuffled(b: Builder, x: Value, y: Value, lanes: Sequence[int]) -> Value:
+    name = b.emit(f"vector.shuffle {x.name}, {y.name} {list(lanes)} : {x.type}, {y.type}")
+    return Value(name, x.el, len(lanes))
+
+
+# --- instructions ---------------------------------------------------------------------------------------------------
+
+
+def _masked(b: Builder, instruction: str, *xs: Value, immediate: int | None = None) -> Value:
+    """An instruction on one or two registers, with no lane masked and the current rounding."""
+    x = xs[0]
+    name = f"llvm.x86.avx512.mask.{instruction}.p{'sd'[x.el == 'f64']}.512"
+    mask, rounding = b.const(f"arith.constant -1 : i{x.lanes}"), b.const("arith.constant 4 : i32")
+    operands, types = [v.name for v in xs], [x.type] * len(xs)
+    if immediate is not None:
+        operands, types = [*operands, b.const(f"arith.constant {immediate} : i32")], [*types, "i32"]
+    operands, types = [*operands, x.name, mask, rounding], [*types, x.type, f"i{x.lanes}", "i32"]
+    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({", ".join(operands)}) : ({", ".join(types)}) -> {x.type}'))
+
+
+def scale(b: Builder, x: Value, n: Value) -> Value:
+    """x * 2**floor(n), rounded once; for positive finite x infinite or zero where n is infinite, NaN where n is."""
+    return _masked(b, "scalef", x, n)
+
+
+def within(b: Builder, x: Value, bound: float) -> Value:
+    """x with its magnitude cut to `bound`; `bound` where x is NaN."""
+    return _masked(b, "range", x, b.c(bound, x.el), immediate=2)
+
+
+def exponent(b: Builder, x: Value) -> Value:
+    """floor(log2(|x|)), of subnormal numbers too; -inf for zeros, inf for infinities, NaN for NaN."""
+    return _masked(b, "getexp", x)
+
+
+def mantissa(b: Builder, x: Value) -> Value:
+    """x times the power of two that brings it into [3/4, 3/2); 1 for zeros and inf, NaN for the rest below zero and NaN."""
+    return _masked(b, "getmant", x, immediate=0b1111)
+
+
+def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Value) -> Value:
+    """table[low bits of x]: a table of as many floats as a register has. x may be a float or an integer."""
+    el = f"f{BITS[x.el]}"
+    words = ", ".join(f"0x{v.tobytes()[::-1].hex().upper()}" for v in np.asarray(table, NUMPY_FLOAT[el]))
+    values = b.const(f"arith.constant dense<[{words}]> : {x.typed(el)}")
+    index = b.bitcast(x, f"i{BITS[x.el]}")
+    name = f"llvm.x86.avx512.permvar.{'sd'[el == 'f64']}f.512"
+    types = f"({x.typed(el)}, {index.type}) -> {x.typed(el)}"
+    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({values}, {index.name}) : {types}'), el=el)

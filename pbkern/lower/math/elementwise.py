@@ -1,0 +1,304 @@
+"""Rules: one elementwise JAX equation on register values -> one register value.
+
+A rule gets a Builder, the equation's facts and its operands, already broadcast to common lanes. Families
+come first, as data; exceptions after them, as functions. Meanings follow XLA on CPU. Between the operations
+of one expression float16 and bfloat16 keep f32 precision; only convert_element_type and reduce_precision
+round. Functions with polynomials are in functions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.core.rules import RuleTable
+from pbkern.lower.mlir.element_types import BITS, ELEMENTS, SUB_BYTE, is_float, storage_el
+from pbkern.lower.mlir.ops import Builder, Value
+
+from . import functions
+from .op_cycles import COST
+
+__all__ = ["COST", "RULES", "EqnInfo", "supports"]
+
+
+@dataclass(frozen=True, slots=True)
+class EqnInfo:
+    """What a rule may know of an equation besides its operands. `at` is the user's line."""
+
+    primitive: str
+    params: dict
+    in_dtypes: tuple[np.dtype, ...]
+    out_dtype: np.dtype
+    at: str | None = None
+
+    @property
+    def unsigned(self) -> bool:
+        return self.in_dtypes[0].kind in "ub"
+
+
+RULES: RuleTable[Callable[..., Value]] = RuleTable("elementwise")
+_KINDS: dict[str, str] = {}  # primitive -> kinds of its first operand: f, i, u, b
+
+
+def _kind(dtype) -> str:
+    dtype = np.dtype(dtype)
+    if dtype.name in SUB_BYTE:
+        return "i"
+    return "f" if is_float(ELEMENTS[dtype.name][0]) else dtype.kind
+
+
+# What needs no reduction to the width of an integer that is narrower than its register.
+_ON_SUB_BYTE = ("convert_element_type", "select_n", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "copy", "copy_p", "and",
+                "or", "xor")  # fmt: skip
+
+
+def register(kinds: str, *names: str):
+    """Registers a rule for first operands of these kinds (f: float, i: int, u: unsigned, b: bool)."""
+    _KINDS.update(dict.fromkeys(names, kinds))
+    return RULES.register(*names)
+
+
+def supports(primitive: str, in_dtypes, out_dtype) -> bool:
+    """Whether a rule covers these dtypes (complex and fp8 have none, int4 few)."""
+    dtypes = [np.dtype(d) for d in (*in_dtypes, out_dtype)]
+    if primitive not in RULES or any(d.name not in ELEMENTS for d in dtypes):
+        return False
+    if any(d.name in SUB_BYTE for d in dtypes) and primitive not in _ON_SUB_BYTE:
+        return False
+    if primitive == "bitcast_convert_type":
+        bits = {BITS[storage_el(d)] for d in dtypes}
+        return len(bits) == 1 and not any(d.kind == "b" for d in dtypes)
+    operand = dtypes[1] if primitive in ("select_n", "clamp") else dtypes[0]
+    return _kind(operand) in _KINDS[primitive]
+
+
+# ---------------------------------------------------------------------- families
+
+for _name, _kinds in {"add": "fiu", "add_any": "fiu", "sub": "fiu", "mul": "fiu"}.items():
+    _method = {"add_any": "add"}.get(_name, _name)
+    register(_kinds, _name)(lambda b, eqn, x, y, _op=_method: getattr(b, _op)(x, y))
+
+for _name, _op in {"and": "and_", "or": "or_", "xor": "xor"}.items():
+    register("iub", _name)(lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y))
+
+for _name, _kinds, _op in (
+    ("max", "fiub", "max"),
+    ("min", "fiub", "min"),
+    ("mulhi", "iu", "mul_high"),
+):
+    register(_kinds, _name)(lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y, unsigned=eqn.unsigned))
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    register("fiub", _name)(lambda b, eqn, x, y, _op=_name: b.cmp(_op, x, y, unsigned=eqn.unsigned))
+
+for _name, _op in {
+    "shift_left": "shl",
+    "shift_right_logical": "shr",
+    "shift_right_arithmetic": "sar",
+}.items():
+    register("iu", _name)(lambda b, eqn, x, n, _op=_op: b.shift(_op, x, n))
+
+for _name, _kinds, _op in (
+    ("neg", "fiu", "neg"),
+    ("floor", "f", "floor"),
+    ("ceil", "f", "ceil"),
+    ("sqrt", "f", "sqrt"),
+    ("not", "iub", "not_"),
+    ("population_count", "iu", "population_count"),
+    ("clz", "iu", "count_leading_zeros"),
+):
+    register(_kinds, _name)(lambda b, eqn, x, _op=_op: getattr(b, _op)(x))
+
+register("fiub", "copy", "copy_p", "stop_gradient")(lambda b, eqn, x: x)
+register("fiu", "square")(lambda b, eqn, x: b.mul(x, x))
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+@register("fiu", "div")
+def _div(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+    return b.div(x, y, unsigned=eqn.unsigned)
+
+
+@register("fiu", "rem")
+def _rem(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+    if is_float(x.el):
+        return functions.BINARY["fmod"](b, x, y)
+    return b.rem(x, y, unsigned=eqn.unsigned)
+
+
+@register("fiu", "abs")
+def _abs(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    return x if eqn.unsigned else b.abs(x)
+
+
+@register("fiu", "sign")
+def _sign(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    """-1, 0 or 1; NaN and both float zeros are their own sign."""
+    zero = b.c(0, x.el)
+    if is_float(x.el):
+        return b.select(b.cmp("gt", b.abs(x), zero), b.copysign(b.c(1, x.el), x), x)
+    positive = b.int_resize(b.cmp("ne" if eqn.unsigned else "gt", x, zero), x.el)
+    return positive if eqn.unsigned else b.or_(positive, b.sar(x, b.c(BITS[x.el] - 1, x.el)))
+
+
+@register("fiu", "integer_pow")
+def _integer_pow(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    """Square and multiply; a negative exponent inverts the result, as XLA does."""
+    exponent = eqn.params["y"]
+    result, power, n = None, x, abs(exponent)
+    while n:
+        if n & 1:
+            result = power if result is None else b.mul(result, power)
+        n >>= 1
+        if n:
+            power = b.mul(power, power)
+    if result is None:
+        return b.c(1, x.el)
+    return b.div(b.c(1, x.el), result) if exponent < 0 else result
+
+
+@register("f", "round")
+def _round(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    """Ties away from zero (0) or to even (1)."""
+    if int(eqn.params["rounding_method"]) == 1:
+        return b.roundeven(x)
+    # Adding the number just below a half cannot lift what lies below a tie over it.
+    half = np.nextafter(0.5, 0, dtype=np.dtype(f"f{BITS[x.el] // 8}"))
+    return b.trunc(b.add(x, b.copysign(b.c(half, x.el), x)))
+
+
+# ---------------------------------------------------------------------- comparison and choice
+
+
+@register("fiub", "select_n")
+def _select_n(b: Builder, eqn: EqnInfo, which: Value, *cases: Value) -> Value:
+    """The case numbered `which`: false, true, or an integer."""
+    if which.el == "i1":
+        return b.select(which, cases[1], cases[0]) if len(cases) > 1 else cases[0]
+    result = cases[-1]
+    for i in reversed(range(len(cases) - 1)):
+        result = b.select(b.cmp("eq", which, b.c(i, which.el)), cases[i], result)
+    return result
+
+
+@register("fiu", "clamp")
+def _clamp(b: Builder, eqn: EqnInfo, low: Value, x: Value, high: Value) -> Value:
+    """min(max(x, low), high); NaN anywhere gives NaN."""
+    unsigned = eqn.in_dtypes[1].kind == "u"
+    return b.min(b.max(x, low, unsigned=unsigned), high, unsigned=unsigned)
+
+
+def _total_order(predicate: str):
+    """Floats by sign, then magnitude: -NaN < -inf < ... < -0 < +0 < ... < NaN."""
+
+    def rule(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+        if is_float(x.el):
+            el, width = f"i{BITS[x.el]}", BITS[x.el]
+            top, magnitude = b.c(width - 1, el), b.c((1 << (width - 1)) - 1, el)
+            x, y = (b.bitcast(v, el) for v in (x, y))
+            x, y = (b.xor(v, b.and_(b.sar(v, top), magnitude)) for v in (x, y))
+        return b.cmp(predicate, x, y, unsigned=eqn.unsigned)
+
+    return rule
+
+
+for _name in ("eq", "le", "lt"):
+    register("fiub", f"{_name}_to")(_total_order(_name))
+
+
+@register("f", "is_finite")
+def _is_finite(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    """For float16 and bfloat16: whether rounding to them stays finite."""
+    bound = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}.get(eqn.in_dtypes[0].name, np.inf)
+    return b.cmp("lt", b.abs(x), b.c(bound, x.el))
+
+
+# ---------------------------------------------------------------------- bits and conversions
+
+
+@register("fiub", "convert_element_type")
+def _convert(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    return b.convert(x, eqn.in_dtypes[0], eqn.out_dtype)
+
+
+@register("fiu", "bitcast_convert_type")
+def _bitcast(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    stored = b.to_storage(x, eqn.in_dtypes[0])
+    return b.from_storage(b.bitcast(stored, storage_el(eqn.out_dtype)), eqn.out_dtype)
+
+
+# dtype -> (exponent bits, mantissa bits)
+_FORMATS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}
+
+
+def _as_rounded(b: Builder, x: Value) -> Value:
+    """x as it is, rounded: what reads a product does not become a fused multiply-add, which would not round it."""
+    name = f"llvm.arithmetic.fence.{f'v{x.lanes}' if x.lanes else ''}{x.el}"
+    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({x.name}) : ({x.type}) -> {x.type}'))
+
+
+@register("f", "reduce_precision")
+def _reduce_precision(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    """Rounds to fewer exponent and mantissa bits; what is subnormal in the smaller format becomes zero."""
+    dtype = eqn.in_dtypes[0]
+    exponent_bits, mantissa_bits = _FORMATS[dtype.name]
+    exponent = min(eqn.params["exponent_bits"], exponent_bits)
+    drop = mantissa_bits - min(eqn.params["mantissa_bits"], mantissa_bits)
+    if x.el in ("f32", "f64") and dtype.itemsize >= 4 and not drop and exponent == exponent_bits:
+        return _as_rounded(b, x)
+    stored = b.to_storage(x, dtype)
+    el = f"i{BITS[stored.el]}"
+    u = b.bitcast(stored, el)
+    sign = b.and_(u, b.c(1 << (BITS[el] - 1), el))
+    if drop:
+        odd = b.and_(b.shr(u, b.c(drop, el)), b.c(1, el))
+        u = b.add(u, b.add(odd, b.c((1 << (drop - 1)) - 1, el)))
+        u = b.and_(u, b.c(-1 << drop, el))
+    if exponent < exponent_bits:
+        bias, small = (1 << (exponent_bits - 1)) - 1, (1 << (exponent - 1)) - 1
+        infinity = b.c(((1 << exponent_bits) - 1) << mantissa_bits, el)
+        size = b.and_(u, infinity)  # the exponent field in place
+        overflow = b.cmp("gt", size, b.c((bias + small) << mantissa_bits, el))
+        underflow = b.cmp("le", size, b.c((bias - small) << mantissa_bits, el))
+        u = b.select(overflow, b.or_(sign, infinity), b.select(underflow, sign, u))
+    rounded = b.from_storage(b.bitcast(u, stored.el), dtype)
+    return b.select(b.is_nan(x), x, rounded)
+
+
+@register("f", "nextafter")
+def _nextafter(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+    """The neighbour of x towards y: bits + 1 away from zero, bits - 1 towards it."""
+    dtype = eqn.out_dtype
+    x, y = b.round_to(x, dtype), b.round_to(y, dtype)
+    stored = b.to_storage(x, dtype)
+    el = f"i{BITS[stored.el]}"
+    u = b.bitcast(stored, el)
+    up, positive = b.cmp("gt", y, x), b.cmp("gt", x, b.c(0, x.el))
+    grow = b.select(b.xor(up, positive), b.c(-1, el), b.c(1, el))
+    moved = b.from_storage(b.bitcast(b.add(u, grow), stored.el), dtype)
+    smallest = b.from_storage(b.bitcast(b.c(1, el), stored.el), dtype)
+    moved = b.select(b.cmp("eq", x, b.c(0, x.el)), b.copysign(smallest, y), moved)
+    result = b.select(b.cmp("eq", x, y), y, moved)
+    return b.select(b.cmp("uno", x, y), b.add(x, y), result)
+
+
+# ---------------------------------------------------------------------- functions of vector_math
+
+for _name, _function in functions.UNARY.items():
+    register("f", _name)(lambda b, eqn, x, _f=_function: _f(b, x))
+
+
+@register("f", "atan2")
+def _atan2(b: Builder, eqn: EqnInfo, y: Value, x: Value) -> Value:
+    return functions.BINARY["atan2"](b, y, x)
+
+
+@register("f", "pow")
+def _pow(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+    if not is_float(y.el):  # as JAX: the exponent becomes a float of x's type
+        y = b.int_to_float(y, x.el, unsigned=eqn.in_dtypes[1].kind in "ub")
+    return functions.BINARY["pow"](b, x, y)

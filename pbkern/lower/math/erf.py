@@ -1,0 +1,83 @@
+"""erf, erfc and erf_inv on f32 and f64 values; conventions as in math_exp."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from pbkern.lower.mlir.ops import Builder, Value
+
+from .avx512 import in_registers
+from .exp_log import exp, exp2_unchecked, log
+from .horner import fit
+from .lookup_tables import by_pieces, odd_by_pieces
+
+
+def erf(b: Builder, x: Value) -> Value:
+    """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
+    b = b.strict()
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, partial(odd_by_pieces, name="erf"))
+    el = x.el
+    a, one = b.abs(x), b.c(1, el)
+    z = b.mul(x, x)
+    small = b.fma(x, fit(b, z, "erf"), x)
+    if el == "f32":
+        tail = exp2_unchecked(b, fit(b, b.at_most(a, 4.0), "erf_tail"))
+    else:
+        tail = _erfc_positive(b, b.at_most(a, 6.0))
+    large = b.copysign(b.sub(one, tail), x)
+    return b.select(b.cmp("lt", a, one), small, large)
+
+
+def _erfc_positive(b: Builder, a: Value) -> Value:
+    """exp(-a**2) P(t) / (1 + 2 a), t = (a - 2) / (a + 2); the square is kept to twice the digits.
+
+    With AVX-512, in f32, all but the exponential is a table of polynomials.
+    """
+    el = a.el
+    square = b.mul(a, a)
+    lost = b.fma(a, a, b.neg(square))
+    if b.avx512 and el == "f32":
+        e = exp(b, b.neg(square), nonpositive=True)
+        return b.mul(b.fma(b.neg(lost), e, e), by_pieces(b, a, "erfcx"))
+    two = b.c(2, el)
+    t = b.div(b.sub(a, two), b.add(a, two))
+    p = fit(b, t, "erfcx_short" if el == "f32" else "erfcx")
+    q = b.div(b.fma(b.neg(lost), p, p), b.fma(a, two, b.c(1, el)))
+    return b.mul(exp(b, b.neg(square), nonpositive=True), q)
+
+
+def erfc(b: Builder, x: Value) -> Value:
+    """Keeps its relative accuracy in the tail; 2 - erfc(-x) for negative x."""
+    b = b.strict()
+    return in_registers(b, x, _erfc) if b.avx512 and x.el == "f32" else _erfc(b, x)
+
+
+def _erfc(b: Builder, x: Value) -> Value:
+    el = x.el
+    y = _erfc_positive(b, b.at_most(b.abs(x), 10.1 if el == "f32" else 27.4))
+    return b.select(b.cmp("lt", x, b.c(0, el)), b.sub(b.c(2, el), y), y)
+
+
+def erf_inv(b: Builder, x: Value) -> Value:
+    """x P(w), w = -log(1 - x**2), and a polynomial in sqrt(w) for large w.
+
+    Source of the method: M. Giles, Approximating the erfinv function, GPU Computing Gems 2, 2011.
+    """
+    b = b.strict()
+    el = x.el
+    one = b.c(1, el)
+    w = b.neg(log(b, b.mul(b.sub(one, x), b.add(one, x))))
+    pieces = {
+        "f32": ((2.5, "erf_inv"), (5.0, 3.0, "erf_inv_tail")),
+        "f64": ((3.125, "erf_inv_0"), (6.25, 3.25, "erf_inv_1"), (16.0, 5.0, "erf_inv_2")),
+    }[el]
+    (middle, name), *tails = pieces
+    p = fit(b, b.sub(w, b.c(middle, el)), name)
+    root = b.sqrt(w)
+    for start, middle, name in tails:
+        tail = fit(b, b.sub(root, b.c(middle, el)), name)
+        p = b.select(b.cmp("ge", w, b.c(start, el)), tail, p)
+    y = b.mul(x, p)
+    return b.select(b.cmp("eq", b.abs(x), one), b.mul(x, b.c(math.inf, el)), y)

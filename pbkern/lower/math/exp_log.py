@@ -1,0 +1,505 @@
+"""exp, log and their relatives on f32 and f64 values.
+
+Each takes a Builder and values and returns a value. No branches, no calls: range reduction, a polynomial
+(coefficients.py), special cases by select. Rounding matters in them, so they emit without contraction.
+Error bounds are in vector_math.ERROR_ULP. Signs of zero, NaN, infinities and subnormals are right unless
+the caller's thread flushes subnormals, as XLA's do.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from pbkern.lower.mlir.ops import Builder, Value
+
+from .avx512 import in_registers, lookup, register_lanes, scale, within
+from .horner import fit
+from .lookup_tables import log1p_by_table, log_by_table, odd_by_pieces
+
+
+class Format(NamedTuple):
+    """What the algorithms need to know of an element type."""
+
+    int_el: str
+    mantissa: int  # stored bits
+    bias: int
+    tiny: float  # least normal number
+    exp_low: float  # exp is zero below
+    exp_high: float  # exp and sinh are infinite above
+    subnormal: float  # exp may be subnormal below
+    half_high: float  # sinh, cosh are infinite above
+    lift: int  # power of two that makes the scale of every subnormal normal
+
+
+FORMATS = {
+    "f32": Format("i32", 23, 127, 2.0**-126, -104.5, 89.0, -80.0, 89.5, 64),
+    "f64": Format("i64", 52, 1023, 2.0**-1022, -746.0, 710.0, -700.0, 710.6, 256),
+}
+SQRT_HALF_BITS = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
+# Digits of constants beyond f64 come from splitting decimal expansions (OEIS A002162, A003881).
+LN2 = (0.6931471805599453, 2.3190468138462996e-17)
+
+
+def split(high: float, low: float, el: str) -> tuple[float, float]:
+    """A constant given as two f64 -> its value in `el` and the remainder."""
+    if el == "f64":
+        return high, low
+    first = float(np.float32(high))
+    return first, (high - first) + low
+
+
+# ---------------------------------------------------------------------- exponentials
+
+
+def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
+    """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
+
+    Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the low bits of the sum.
+    """
+    f = FORMATS[x.el]
+    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - shift), x.el)
+    t = b.fma(x, b.c(1 / math.log(2), x.el), magic)
+    n = b.sub(t, magic)
+    high, low = split(*LN2, x.el)
+    r = b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x))
+    return _scale(b, t), r
+
+
+def _scale(b: Builder, t: Value) -> Value:
+    """Low bits to the exponent field."""
+    f = FORMATS[t.el]
+    return b.bitcast(b.shl(b.bitcast(t, f.int_el), b.c(f.mantissa, f.int_el)), t.el)
+
+
+def _lifted(b: Builder, x: Value, p: Value, scale: Value, threshold: float) -> Value:
+    """p * scale; where x < threshold the scale may lie below the normal numbers, so it is lifted first."""
+    f = FORMATS[x.el]
+    low = b.cmp("lt", x, b.c(threshold, x.el))
+    u = b.bitcast(scale, f.int_el)
+    raised = b.bitcast(b.select(low, b.add(u, b.c(f.lift << f.mantissa, f.int_el)), u), x.el)
+    y = b.mul(p, raised)
+    return b.select(low, b.mul(y, b.c(2.0**-f.lift, x.el)), y)
+
+
+def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
+    """scale * (exp(r) - 1 - r) / r**2."""
+    return fit(b, r, "exp_approx" if b.approx else "exp", scale=scale)
+
+
+# With AVX-512, 2**n = s * 2**floor(n) for the n nearest to x among fractions of a power of two, with s from a table that is one
+# register (P. T. P. Tang, "Table-driven implementation of the exponential function", ACM TOMS 15, 1989). What is left of x
+# is so small that half of the polynomial goes. Scaling takes care of results that are infinite, zero or subnormal and of NaN;
+# only the rest has to be kept in range there.
+
+
+def _table(el: str) -> np.ndarray:
+    """2**(k / n) for k < n."""
+    n = register_lanes(el)
+    return np.exp2(np.arange(n) / n)
+
+
+def _exp_by_table(b: Builder, x: Value) -> Value:
+    """`approx` leaves the low part of ln 2 out: relative error 4e-7 (f32), 1e-15 (f64)."""
+    steps, el = register_lanes(x.el), x.el
+    high, low = split(*LN2, el)
+    magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
+    t = b.fma(x, b.c(1 / math.log(2), el), magic)
+    n = b.sub(t, magic)
+    r = b.fma(n, b.c(-high, el), x)
+    r = r if b.approx else b.fma(n, b.c(-low, el), r)
+    r = within(b, r, 0.51 / steps * math.log(2))
+    p = b.fma(b.mul(r, r), fit(b, r, "exp_by_table"), r)
+    s = lookup(b, _table(el), t)
+    return scale(b, b.fma(p, s, s), n)
+
+
+def _exp2_by_table(b: Builder, x: Value) -> Value:
+    steps, el = register_lanes(x.el), x.el
+    magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
+    t = b.add(x, magic)
+    n = b.sub(t, magic)
+    r = within(b, b.sub(x, n), 0.51 / steps)
+    s = lookup(b, _table(el), t)
+    return scale(b, b.fma(b.mul(fit(b, r, "exp2_by_table"), r), s, s), n)
+
+
+def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
+    """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
+
+    `nonpositive` promises x <= 0 and may save a clamp.
+    `approx`: degree 4, relative error 6e-6 (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
+    """
+    b, f = b.strict(), FORMATS[x.el]
+    if b.avx512:
+        return in_registers(b, x, _exp_by_table)
+    flushed = math.log(2) * (0.51 - f.bias)  # the least argument's scale has exponent field 0: it is zero
+    x = b.at_least(x, flushed if b.approx else f.exp_low)
+    if not nonpositive:
+        x = b.at_most(x, f.exp_high)
+    scale, r = _exp_reduce(b, x, 1)
+    two = b.c(2, x.el)
+    p = b.fma(b.fma(_exp_tail(b, r, scale=2), r, two), r, two)
+    return b.mul(p, scale) if b.approx else _lifted(b, x, p, scale, f.subnormal)
+
+
+def _exp2_parts(b: Builder, x: Value) -> tuple[Value, Value]:
+    """(2**(n - 1), 2 * 2**(x - n)) for the integer n nearest to x."""
+    f = FORMATS[x.el]
+    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - 1), x.el)
+    t = b.add(x, magic)
+    r = b.sub(x, b.sub(t, magic))
+    return _scale(b, t), b.fma(fit(b, r, "exp2", scale=2), r, b.c(2, x.el))
+
+
+def exp2(b: Builder, x: Value) -> Value:
+    b, f = b.strict(), FORMATS[x.el]
+    if b.avx512:
+        return in_registers(b, x, _exp2_by_table)
+    x = b.at_most(b.at_least(x, f.exp_low / math.log(2)), f.bias + 1.25)
+    scale, p = _exp2_parts(b, x)
+    return _lifted(b, x, p, scale, f.subnormal / math.log(2))
+
+
+def exp2_unchecked(b: Builder, x: Value) -> Value:
+    """2**x for x and results within the normal range."""
+    scale, p = _exp2_parts(b, x)
+    return b.mul(p, scale)
+
+
+def _expm1_unclamped(b: Builder, x: Value) -> Value:
+    """2**n (exp(r) - 1) + (2**n - 1), halved inside so that overflow comes last."""
+    scale, r = _exp_reduce(b, x, 1)
+    m = b.fma(_exp_tail(b, r), b.mul(r, r), r)
+    return b.mul(b.fma(scale, m, b.sub(scale, b.c(0.5, x.el))), b.c(2, x.el))
+
+
+def expm1(b: Builder, x: Value) -> Value:
+    b, f = b.strict(), FORMATS[x.el]
+    clamped = b.at_most(b.at_least(x, -1.9 * f.mantissa / 2), f.exp_high)
+    y = _expm1_unclamped(b, clamped)
+    return keep_tiny(b, x, y, f.mantissa + 2)
+
+
+def keep_tiny(b: Builder, x: Value, y: Value, bits: int) -> Value:
+    """x where |x| < 2**-bits, for odd functions that are x there (also keeps -0 and subnormals), else y."""
+    return b.select(b.cmp("lt", b.abs(x), b.c(2.0**-bits, x.el)), x, y)
+
+
+def logistic(b: Builder, x: Value) -> Value:
+    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): neither overflows, small results keep digits."""
+    b = b.strict()
+    e = exp(b, b.neg(b.abs(x)), nonpositive=True)
+    one = b.c(1, x.el)
+    return b.div(b.select(b.cmp("lt", x, b.c(0, x.el)), e, one), b.add(one, e))
+
+
+def tanh(b: Builder, x: Value) -> Value:
+    """e / (e + 2) with e = expm1(2 |x|)."""
+    b = b.strict()
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, partial(odd_by_pieces, name="tanh"))
+    a = b.at_most(b.abs(x), 9.5 if x.el == "f32" else 20.0)
+    e = _expm1_unclamped(b, b.add(a, a))
+    return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
+
+
+def _quarter_exp(b: Builder, x: Value) -> tuple[Value, Value]:
+    """(exp(|x|) / 4, exp(-|x|) / 4): cosh overflows a factor 2 later than exp."""
+    f = FORMATS[x.el]
+    scale, r = _exp_reduce(b, b.at_most(b.abs(x), f.half_high), 2)
+    one = b.c(1, x.el)
+    e = b.mul(b.fma(b.fma(_exp_tail(b, r), r, one), r, one), scale)
+    return e, b.div(b.c(0.0625, x.el), e)
+
+
+def cosh(b: Builder, x: Value) -> Value:
+    b = b.strict()
+    up, down = _quarter_exp(b, x)
+    return b.mul(b.add(up, down), b.c(2, x.el))
+
+
+def sinh(b: Builder, x: Value) -> Value:
+    """A polynomial up to 1, where exp(x) - exp(-x) would cancel."""
+    b = b.strict()
+    up, down = _quarter_exp(b, x)
+    large = b.copysign(b.mul(b.sub(up, down), b.c(2, x.el)), x)
+    z = b.mul(x, x)
+    small = b.fma(b.mul(x, z), fit(b, z, "sinh"), x)
+    y = b.select(b.cmp("lt", b.abs(x), b.c(1, x.el)), small, large)
+    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
+
+
+# ---------------------------------------------------------------------- logarithms
+
+
+def _log_split(b: Builder, x: Value) -> tuple[Value, Value]:
+    """x = 2**k m with m in [sqrt(1/2), sqrt(2)) -> (k as an integer, m - 1), for normal x > 0."""
+    f = FORMATS[x.el]
+    half = b.c(SQRT_HALF_BITS[x.el], f.int_el)
+    u = b.sub(b.bitcast(x, f.int_el), half)
+    k = b.sar(u, b.c(f.mantissa, f.int_el))
+    m = b.add(b.and_(u, b.c((1 << f.mantissa) - 1, f.int_el)), half)
+    return k, b.sub(b.bitcast(m, x.el), b.c(1, x.el))
+
+
+def _log_sum(b: Builder, k: Value, m1: Value) -> Value:
+    """k ln 2 + log(1 + m1).
+
+    f32: m1 - m1**2 / 2 + m1**3 P(m1). f64: s = m1 / (2 + m1), 2 atanh(s), arranged so that the leading
+    terms are exact (fdlibm, e_log.c).
+    """
+    el = m1.el
+    high, low = split(*LN2, el)
+    square = b.mul(m1, m1)
+    if el == "f32":
+        tail = b.mul(b.mul(m1, square), fit(b, m1, "log"))
+        tail = b.fma(k, b.c(low, el), tail)
+        y = b.add(m1, b.fma(square, b.c(-0.5, el), tail))
+    else:
+        s = b.div(m1, b.add(m1, b.c(2, el)))
+        z = b.mul(s, s)
+        r = b.mul(z, fit(b, z, "atanh", scale=2))
+        half = b.mul(square, b.c(0.5, el))
+        tail = b.fma(k, b.c(low, el), b.mul(s, b.add(half, r)))
+        y = b.sub(m1, b.sub(half, tail))
+    return b.fma(k, b.c(high, el), y)
+
+
+def _log_specials(b: Builder, x: Value, y: Value) -> Value:
+    """y, but log's values at zero (-inf), below (NaN), at infinity and NaN (themselves)."""
+    zero, infinity = b.c(0, x.el), b.c(math.inf, x.el)
+    y = b.select(
+        b.cmp("gt", x, zero), y, b.select(b.cmp("eq", x, zero), b.c(-math.inf, x.el), b.c(math.nan, x.el))
+    )
+    return b.select(b.cmp("eq", x, infinity), infinity, y)
+
+
+def log_split(b: Builder, x: Value) -> tuple[Value, Value]:
+    """As `_log_split`, k as a float and x possibly subnormal."""
+    f = FORMATS[x.el]
+    up = f.mantissa + 1
+    small = b.cmp("lt", x, b.c(f.tiny, x.el))
+    k, m1 = _log_split(b, b.select(small, b.mul(x, b.c(2.0**up, x.el)), x))
+    k = b.int_to_float(k, x.el)
+    return b.select(small, b.sub(k, b.c(up, x.el)), k), m1
+
+
+def log(b: Builder, x: Value) -> Value:
+    b = b.strict()
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, log_by_table)
+    return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
+
+
+def log1p(b: Builder, x: Value) -> Value:
+    """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
+    b, f = b.strict(), FORMATS[x.el]
+    if b.avx512 and x.el == "f32":
+        return in_registers(b, x, log1p_by_table)
+    one = b.c(1, x.el)
+    u = b.add(x, one)
+    back = b.sub(u, one)
+    lost = b.add(b.sub(x, back), b.sub(one, b.sub(u, back)))  # two-sum
+    k, m1 = _log_split(b, u)
+    exponent = b.max(
+        b.sub(b.c(f.bias, f.int_el), k), b.c(0, f.int_el)
+    )  # 2**-k, or 0 where it would not matter
+    inverse = b.bitcast(b.shl(exponent, b.c(f.mantissa, f.int_el)), x.el)
+    y = _log_sum(b, b.int_to_float(k, x.el), b.fma(lost, inverse, m1))
+    return keep_tiny(b, x, _log_specials(b, u, y), f.mantissa + 2)
+
+
+def _log_of_sum(b: Builder, a: Value, excess: Value) -> Value:
+    """log1p(excess) for moderate a; log(a) + ln 2 where a is so large that its square may overflow."""
+    huge = b.cmp("gt", a, b.c(2.0 ** (FORMATS[a.el].mantissa + 6), a.el))
+    y = log1p(b, b.select(huge, a, excess))
+    return b.add(y, b.select(huge, b.c(LN2[0], a.el), b.c(0, a.el)))
+
+
+def asinh(b: Builder, x: Value) -> Value:
+    """log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|."""
+    b = b.strict()
+    a, one = b.abs(x), b.c(1, x.el)
+    square = b.mul(a, a)
+    excess = b.add(a, b.div(square, b.add(one, b.sqrt(b.add(square, one)))))
+    return b.copysign(_log_of_sum(b, a, excess), x)
+
+
+def acosh(b: Builder, x: Value) -> Value:
+    """log1p(t + sqrt(2 t + t**2)), t = x - 1; NaN below 1."""
+    b = b.strict()
+    t = b.sub(x, b.c(1, x.el))
+    root = b.sqrt(b.mul(t, b.add(t, b.c(2, x.el))))
+    y = _log_of_sum(b, x, b.add(t, root))
+    return b.select(b.cmp("lt", x, b.c(1, x.el)), b.c(math.nan, x.el), y)
+
+
+def atanh(b: Builder, x: Value) -> Value:
+    """log1p(2 a / (1 - a)) / 2, a = |x|; NaN above 1."""
+    b = b.strict()
+    a, one = b.abs(x), b.c(1, x.el)
+    y = log1p(b, b.div(b.add(a, a), b.sub(one, a)))
+    y = b.copysign(b.mul(y, b.c(0.5, x.el)), x)
+    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
+
+
+# ---------------------------------------------------------------------- powers
+
+
+def rsqrt(b: Builder, x: Value) -> Value:
+    return b.div(b.c(1, x.el), b.sqrt(x))
+
+
+def cbrt(b: Builder, x: Value) -> Value:
+    """A third of the bits as a start (5 %), Halley steps (cubic), then Newton with a small correction."""
+    b, f = b.strict(), FORMATS[x.el]
+    el, a = x.el, b.abs(x)
+    small = b.cmp("lt", a, b.c(16 * f.tiny, el))
+    up = 3 * (f.mantissa // 3 + 1)
+    a = b.select(small, b.mul(a, b.c(2.0**up, el)), a)
+    third = b.float_to_int(b.mul(b.int_to_float(b.bitcast(a, f.int_el), el), b.c(1 / 3, el)), f.int_el)
+    offset = int((f.bias - f.bias / 3 - 0.03306235651) * 2.0**f.mantissa)
+    t = b.bitcast(b.add(third, b.c(offset, f.int_el)), el)
+    quarter = b.c(0.25, el)  # of numerator and denominator, which would overflow
+    part = b.mul(a, quarter)
+    for _ in range(1 if el == "f32" else 2):
+        cube = b.mul(b.mul(t, quarter), b.mul(t, t))
+        t = b.mul(t, b.div(b.add(cube, b.add(part, part)), b.add(b.add(cube, cube), part)))
+    t = b.fma(b.sub(b.div(a, b.mul(t, t)), t), b.c(1 / 3, el), t)
+    t = b.select(small, b.mul(t, b.c(2.0 ** (-up // 3), el)), t)
+    odd_ones = b.not_(b.and_(b.cmp("gt", b.abs(x), b.c(0, el)), b.cmp("lt", b.abs(x), b.c(math.inf, el))))
+    return b.select(odd_ones, x, b.copysign(t, x))
+
+
+def _log2_f64(b: Builder, x: Value) -> Value:
+    """log2 of f32 values held in f64, to 2**-43 relative: enough for pow in f32."""
+    k, m1 = _log_split(b, x)
+    s = b.div(m1, b.add(m1, b.c(2, "f64")))
+    return b.fma(s, fit(b, b.mul(s, s), "log2"), b.int_to_float(k, "f64"))
+
+
+def _pow_f32(b: Builder, a: Value, y: Value) -> Value:
+    """|x|**y through f64: no care for the last bits is needed there."""
+    wide_y = b.float_resize(y, "f64")
+    product = b.mul(wide_y, _log2_f64(b, b.float_resize(a, "f64")))
+    clamped = b.at_most(b.at_least(product, -200), 200)
+    return b.float_resize(exp2_unchecked(b, clamped), "f32")
+
+
+def _two_product(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    p = b.mul(x, y)
+    return p, b.fma(x, y, b.neg(p))
+
+
+def _fast_two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    """For |x| >= |y|."""
+    s = b.add(x, y)
+    return s, b.sub(y, b.sub(s, x))
+
+
+def _log_double(b: Builder, x: Value) -> tuple[Value, Value]:
+    """log of f64 x > 0 as a sum of two, to about 2**-64 relative.
+
+    2 s + 2 s (z / 3 + z**2 C(z)), s = m1 / (2 + m1), z = s**2: the first terms in double-double.
+    """
+    k, m1 = log_split(b, x)
+    d = b.add(m1, b.c(2, "f64"))
+    d_low = b.sub(m1, b.sub(d, b.c(2, "f64")))
+    s = b.div(m1, d)
+    s_low = b.div(b.fma(b.neg(s), d_low, b.fma(b.neg(s), d, m1)), d)
+    z, z_low = _two_product(b, s, s)
+    z_low = b.fma(b.add(s, s), s_low, z_low)
+    high, low = _two_product(b, z, b.c(1 / 3, "f64"))
+    low = b.fma(z, b.c(1.850371707708594e-17, "f64"), b.fma(z_low, b.c(1 / 3, "f64"), low))  # 1/3 - fl(1/3)
+    high, low = _fast_two_sum(b, high, b.fma(b.mul(z, z), fit(b, z, "atanh_rest"), low))
+    two_s, two_s_low = b.add(s, s), b.add(s_low, s_low)
+    p, p_low = _two_product(b, two_s, high)
+    p_low = b.fma(two_s, low, b.fma(two_s_low, high, p_low))
+    q, q_low = _fast_two_sum(b, two_s, p)
+    q_low = b.add(q_low, b.add(p_low, two_s_low))
+    n, n_low = _two_product(b, k, b.c(LN2[0], "f64"))
+    n_low = b.fma(k, b.c(LN2[1], "f64"), n_low)
+    # k = 0 or |k ln 2| > |log m|: either order of this sum is exact
+    total = b.add(n, q)
+    swap = b.cmp("eq", k, b.c(0, "f64"))
+    large, less = b.select(swap, q, n), b.select(swap, n, q)
+    error = b.sub(less, b.sub(total, large))
+    return _fast_two_sum(b, total, b.add(error, b.add(n_low, q_low)))
+
+
+def _pow_f64(b: Builder, a: Value, y: Value) -> Value:
+    f = FORMATS["f64"]
+    high, low = _log_double(b, a)
+    p, p_low = _two_product(b, y, high)
+    p_low = b.fma(y, low, p_low)
+    clamped = b.at_most(b.at_least(p, f.exp_low), f.exp_high)
+    p_low = b.select(b.cmp("eq", clamped, p), p_low, b.c(0, "f64"))
+    scale, r = _exp_reduce(b, clamped, 1)
+    r = b.add(r, p_low)
+    two = b.c(2, "f64")
+    e = b.fma(b.fma(fit(b, r, "exp", scale=2), r, two), r, two)
+    return _lifted(b, clamped, e, scale, f.subnormal)
+
+
+def pow(b: Builder, x: Value, y: Value) -> Value:
+    """exp(y log|x|), then C99's special cases.
+
+    x**0 = 1**y = 1; negative x needs integer y; zeros and infinities go by the sign and parity of y.
+    """
+    b = b.strict()
+    el = x.el
+    zero, one, infinity = b.c(0, el), b.c(1, el), b.c(math.inf, el)
+    a = b.abs(x)
+    r = (_pow_f32 if el == "f32" else _pow_f64)(b, a, y)
+
+    size = b.abs(y)
+    grows = b.xor(b.cmp("gt", a, one), b.cmp("lt", y, zero))  # towards infinity, or zero
+    limit = b.select(grows, infinity, zero)
+    edge = b.or_(b.cmp("eq", size, infinity), b.or_(b.cmp("eq", a, zero), b.cmp("eq", a, infinity)))
+    r = b.select(edge, limit, r)
+    r = b.select(b.cmp("uno", x, y), b.add(x, y), r)
+
+    half = b.mul(y, b.c(0.5, el))
+    integer = b.cmp("eq", b.trunc(y), y)
+    odd = b.and_(integer, b.cmp("ne", b.trunc(half), half))
+    r = b.select(odd, b.copysign(r, x), r)
+    undefined = b.and_(b.not_(integer), b.and_(b.cmp("lt", x, zero), b.cmp("lt", a, infinity)))
+    r = b.select(undefined, b.c(math.nan, el), r)
+    minus_one = b.and_(b.cmp("eq", a, one), b.cmp("eq", size, infinity))
+    unit = b.or_(b.or_(b.cmp("eq", x, one), b.cmp("eq", y, zero)), minus_one)
+    return b.select(unit, one, r)
+
+
+# ---------------------------------------------------------------------- remainder
+
+
+def fmod(b: Builder, x: Value, y: Value) -> Value:
+    """x - trunc(x / y) y, exact, with the sign of x.
+
+    With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size per step,
+    exactly. One step nearly always suffices; the loop covers the largest quotient.
+    """
+    b, f = b.strict(), FORMATS[x.el]
+    el = x.el
+    ax, ay, zero = b.abs(x), b.abs(y), b.c(0, x.el)
+    far = b.c(2.0 ** (f.bias - 27), el)
+
+    def step(b: Builder, r: Value) -> Value:
+        d = ay
+        for _ in range(2):  # multiples of y that keep the quotient finite
+            multiple = b.mul(d, far)
+            d = b.select(b.cmp("gt", b.abs(r), multiple), multiple, d)
+        return b.fma(b.neg(b.trunc(b.div(r, d))), d, r)
+
+    first = b.fma(b.neg(b.trunc(b.div(ax, ay))), ay, ax)
+    steps = (2 * f.bias + f.mantissa) // f.mantissa + 3
+    # an infinite quotient makes NaN, hence "not less"
+    left = b.not_(b.cmp("lt", b.abs(first), ay))
+    r = b.rare(left, first, lambda b: b.repeat(steps, ax, step))
+    r = b.select(b.cmp("lt", r, zero), b.add(r, ay), r)
+    fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", x, y))
+    return b.select(fits, x, b.copysign(r, x))

@@ -1,0 +1,20 @@
+"""Polynomials of values."""
+
+from __future__ import annotations
+
+from pbkern.lower.mlir.ops import Builder, Value
+
+from .coefficients import COEFFICIENTS
+
+
+def poly(b: Builder, x: Value, coefficients) -> Value:
+    """Horner's scheme; coefficients are constant first."""
+    acc = b.c(coefficients[-1], x.el)
+    for k in reversed(coefficients[:-1]):
+        acc = b.fma(acc, x, b.c(k, x.el))
+    return acc
+
+
+def fit(b: Builder, x: Value, name: str, *, scale: float = 1.0) -> Value:
+    """The fitted polynomial of that name, times a power of two."""
+    return poly(b, x, [scale * k for k in COEFFICIENTS[name, x.el]])

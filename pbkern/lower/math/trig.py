@@ -1,0 +1,248 @@
+"""sin, cos, tan and their inverses on f32 and f64 values; conventions as in math_exp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from pbkern.lower.mlir.ops import Builder, Value
+
+from .exp_log import FORMATS, keep_tiny
+from .horner import fit
+
+# pi / 2 as a sum of three numbers of each type; 2 / pi in words of 64 bits (OEIS A019669, A060294)
+HALF_PI = {
+    "f32": (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
+    "f64": (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
+}
+TWO_OVER_PI = (
+    0x0000000000000000,
+    0xA2F9836E4E441529,
+    0xFC2757D1F534DDC0,
+    0xDB6295993C439041,
+    0xFE5163ABDEBBC561,
+    0xB7246E3A424DD2E0,
+    0x06492EEA09D1921C,
+    0xFE1DEB1CB129A73E,
+    0xE88235F52EBB4484,
+    0xE99C7026B45F7E41,
+    0x3991D639835339F4,
+    0x9C845F8BBDF9283B,
+    0x1FF897FFDE05980F,
+    0xEF2F118B5A0A6D1F,
+    0x6D367ECF27CB09B7,
+    0x4F463F669E5FEA2D,
+    0x7527BAC7EBE5F17B,
+    0x3D0739F78A5292EA,
+    0x6BFB5FB11F8D5D08,
+    0x56033046FC7B6BAB,
+    0xF0CFBC209AF4361D,
+)
+# Up to here three-term Cody-Waite keeps all digits: n times the third term's error stays below the closest
+# a float comes to a multiple of pi / 2.
+CODY_WAITE_MAX = {"f32": 1.0e5, "f64": 2.0**24}
+LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TWO_OVER_PI
+
+
+def _by_quadrant(b: Builder, x: Value, finish: Callable[[Builder, Value, Value], Value]) -> Value:
+    """finish(builder, n, r) with x = n pi / 2 + r, |r| <= pi / 4; only the last two bits of n are meant."""
+    f, el = FORMATS[x.el], x.el
+    magic = b.c(1.5 * 2.0**f.mantissa, el)
+    t = b.fma(x, b.c(2 / math.pi, el), magic)
+    n, r = b.sub(t, magic), x
+    for term in HALF_PI[el]:
+        r = b.fma(n, b.c(-term, el), r)
+    y = finish(b, b.bitcast(t, f.int_el), r)
+    far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
+    return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x)))
+
+
+def _reduce_far(b: Builder, x: Value) -> tuple[Value, Value]:
+    """(n, r) for large x: multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
+
+    x = m 2**e. Bits of 2 / pi above weight 2**(1 - e) contribute multiples of 4 and are skipped; 192 bits
+    from there on times m give n's last two bits and the fraction.
+    """
+    i64 = lambda k: b.c(k, "i64")
+    wide = b.float_resize(x, "f64")
+    u = b.bitcast(b.abs(wide), "i64")
+    m = b.or_(b.and_(u, i64((1 << 52) - 1)), i64(1 << 52))
+    position = b.add(
+        b.shr(u, i64(52)), i64(64 - 1077)
+    )  # of the first bit; TWO_OVER_PI starts with a zero word
+    index, shift = b.shr(position, i64(6)), b.and_(position, i64(63))
+
+    words = [i64(w) for w in TWO_OVER_PI[:4]]
+    for j in range(1, LAST_WORD[x.el] + 1):
+        here = b.cmp("eq", index, i64(j))
+        words = [b.select(here, i64(TWO_OVER_PI[j + k]), w) for k, w in enumerate(words)]
+    back = b.sub(i64(63), shift)
+    first, second, third = (
+        b.or_(b.shl(w, shift), b.shr(b.shr(following, i64(1)), back))
+        for w, following in zip(words, words[1:])
+    )
+    carry_in = b.mul_high(m, third, unsigned=True)
+    low = b.mul(m, second)
+    total = b.add(low, carry_in)
+    carry = b.int_resize(b.cmp("lt", total, low, unsigned=True), "i64")
+    high = b.add(b.add(b.mul(m, first), b.mul_high(m, second, unsigned=True)), b.and_(carry, i64(1)))
+
+    n = b.shr(b.add(high, i64(1 << 61)), i64(62))
+    fraction = b.int_to_float(b.sub(high, b.shl(n, i64(62))), "f64")
+    rest = b.mul(b.int_to_float(total, "f64", unsigned=True), b.c(2.0**-64, "f64"))
+    r = b.mul(b.add(fraction, rest), b.c(math.pi / 2 * 2.0**-62, "f64"))
+    r = b.select(b.cmp("lt", b.abs(wide), b.c(math.inf, "f64")), r, b.c(math.nan, "f64"))
+
+    negative = b.cmp("lt", wide, b.c(0, "f64"))
+    r = b.select(negative, b.neg(r), r)
+    n = b.select(negative, b.neg(n), n)
+    return b.int_resize(n, FORMATS[x.el].int_el), b.float_resize(r, x.el)
+
+
+def _sin_cos(b: Builder, r: Value) -> tuple[Value, Value]:
+    """Both on [-pi/4, pi/4]."""
+    z = b.mul(r, r)
+    sine = b.fma(b.mul(r, z), fit(b, z, "sin"), r)
+    cosine = b.fma(b.mul(z, z), fit(b, z, "cos"), b.fma(z, b.c(-0.5, r.el), b.c(1, r.el)))
+    return sine, cosine
+
+
+def _sign_bit(b: Builder, n: Value, bit: int, el: str) -> Value:
+    """The given bit of n, moved to the sign position."""
+    f = FORMATS[el]
+    width = 32 if el == "f32" else 64
+    return b.shl(b.shr(n, b.c(bit, f.int_el)), b.c(width - 1, f.int_el))
+
+
+def _flip(b: Builder, y: Value, sign: Value) -> Value:
+    return b.bitcast(b.xor(b.bitcast(y, sign.el), sign), y.el)
+
+
+def _odd(b: Builder, n: Value) -> Value:
+    return b.cmp("ne", b.and_(n, b.c(1, n.el)), b.c(0, n.el))
+
+
+def sin(b: Builder, x: Value) -> Value:
+    def finish(b: Builder, n: Value, r: Value) -> Value:
+        sine, cosine = _sin_cos(b, r)
+        return _flip(b, b.select(_odd(b, n), cosine, sine), _sign_bit(b, n, 1, r.el))
+
+    b = b.strict()
+    return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
+
+
+def cos(b: Builder, x: Value) -> Value:
+    def finish(b: Builder, n: Value, r: Value) -> Value:
+        sine, cosine = _sin_cos(b, r)
+        following = b.add(n, b.c(1, n.el))
+        return _flip(b, b.select(_odd(b, n), sine, cosine), _sign_bit(b, following, 1, r.el))
+
+    b = b.strict()
+    return _by_quadrant(b, x, finish)
+
+
+def tan(b: Builder, x: Value) -> Value:
+    def finish(b: Builder, n: Value, r: Value) -> Value:
+        sine, cosine = _sin_cos(b, r)
+        odd = _odd(b, n)
+        ratio = b.div(b.select(odd, cosine, sine), b.select(odd, sine, cosine))
+        return _flip(b, ratio, _sign_bit(b, n, 0, r.el))
+
+    b = b.strict()
+    return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
+
+
+# ---------------------------------------------------------------------- inverses
+
+
+def _atan_of_ratio(b: Builder, small: Value, large: Value) -> tuple[Value, Value]:
+    """atan(small / large) for 0 <= small <= large -> (multiple of pi / 4, remainder).
+
+    Above tan(pi / 8) it is pi / 4 + atan((small - large) / (small + large)): one division either way.
+    """
+    el = small.el
+    steep = b.cmp("gt", small, b.mul(large, b.c(math.sqrt(2) - 1, el)))
+    top = b.select(steep, b.sub(small, large), small)
+    bottom = b.select(steep, b.add(small, large), large)
+    t = b.div(top, bottom)
+    z = b.mul(t, t)
+    return b.select(steep, b.c(1, el), b.c(0, el)), b.fma(b.mul(t, z), fit(b, z, "atan"), t)
+
+
+def _plus_eighths(b: Builder, k: Value, rest: Value) -> Value:
+    """k pi / 4 + rest, k a small integer."""
+    high, low = (term / 2 for term in HALF_PI[rest.el][:2])
+    return b.fma(k, b.c(high, rest.el), b.fma(k, b.c(low, rest.el), rest))
+
+
+def atan(b: Builder, x: Value) -> Value:
+    b = b.strict()
+    el = x.el
+    a, one = b.abs(x), b.c(1, el)
+    beyond = b.cmp("gt", a, one)
+    # 1 / infinity: (1 - inf) / (1 + inf) never arises because 1 is not steep against inf
+    k, t = _atan_of_ratio(b, b.select(beyond, one, a), b.select(beyond, a, one))
+    k = b.select(beyond, b.sub(b.c(2, el), k), k)
+    t = b.select(beyond, b.neg(t), t)
+    return b.copysign(_plus_eighths(b, k, t), x)
+
+
+def atan2(b: Builder, y: Value, x: Value) -> Value:
+    """Angle of the point (x, y), with C99's values on the axes and at infinity."""
+    b = b.strict()
+    el = x.el
+    ax, ay = b.abs(x), b.abs(y)
+    infinity, zero = b.c(math.inf, el), b.c(0, el)
+    above = b.cmp("gt", ay, ax)
+    large, small = b.select(above, ay, ax), b.select(above, ax, ay)
+    # Points at infinity become (1, 0) or (1, 1), the origin (1, 0); huge ones are scaled.
+    endless = b.cmp("eq", large, infinity)
+    both = b.cmp("eq", small, infinity)
+    huge = b.cmp("gt", large, b.c(2.0 ** (FORMATS[el].bias - 3), el))
+    quarter = b.c(0.25, el)
+    small = b.select(huge, b.mul(small, quarter), small)
+    large = b.select(huge, b.mul(large, quarter), large)
+    one = b.c(1, el)
+    small = b.select(endless, b.select(both, one, zero), small)
+    large = b.select(b.or_(endless, b.cmp("eq", large, zero)), one, large)
+    k, t = _atan_of_ratio(b, small, large)
+    k = b.select(above, b.sub(b.c(2, el), k), k)
+    t = b.select(above, b.neg(t), t)
+    left = b.cmp("lt", b.copysign(one, x), zero)
+    k = b.select(left, b.sub(b.c(4, el), k), k)
+    t = b.select(left, b.neg(t), t)
+    angle = b.copysign(_plus_eighths(b, k, t), y)
+    return b.select(b.cmp("uno", x, y), b.add(x, y), angle)
+
+
+def _asin_parts(b: Builder, a: Value) -> tuple[Value, Value]:
+    """(whether a > 1/2, asin(a) or, there, asin(sqrt((1 - a) / 2)))."""
+    el = a.el
+    big = b.cmp("gt", a, b.c(0.5, el))
+    half = b.fma(a, b.c(-0.5, el), b.c(0.5, el))
+    z = b.select(big, half, b.mul(a, a))
+    s = b.select(big, b.sqrt(half), a)
+    return big, b.fma(b.mul(s, z), fit(b, z, "asin"), s)
+
+
+def asin(b: Builder, x: Value) -> Value:
+    """Above 1/2: pi / 2 - 2 asin(sqrt((1 - x) / 2)); NaN beyond 1 from the root."""
+    b = b.strict()
+    big, s = _asin_parts(b, b.abs(x))
+    two = b.c(2, x.el)
+    y = b.select(big, _plus_eighths(b, two, b.mul(s, b.neg(two))), s)
+    return b.copysign(y, x)
+
+
+def acos(b: Builder, x: Value) -> Value:
+    """2 asin(sqrt((1 - |x|) / 2)) above 1/2, pi minus that below -1/2, pi / 2 - asin(x) between."""
+    b = b.strict()
+    el = x.el
+    big, s = _asin_parts(b, b.abs(x))
+    negative = b.cmp("lt", x, b.c(0, el))
+    doubled = b.add(s, s)
+    rest = b.select(big, doubled, b.neg(s))
+    rest = b.select(negative, b.neg(rest), rest)
+    four, two, zero = (b.c(k, el) for k in (4, 2, 0))
+    k = b.select(big, b.select(negative, four, zero), two)
+    return _plus_eighths(b, k, rest)

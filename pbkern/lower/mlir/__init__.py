@@ -1,0 +1,1 @@
+"""Typed SSA values -> MLIR text."""

@@ -1,0 +1,96 @@
+"""Quotients of integers, and upper halves of their products, from the operations that vectors have."""
+
+from __future__ import annotations
+
+import fractions
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .element_types import BITS, NUMPY_FLOAT
+
+if TYPE_CHECKING:  # whose methods these are
+    from typing import Any as Builder
+    from typing import Any as Value
+
+
+def quotient(b: Builder, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value, Value]:
+    """(quotient as XLA defines it, divisor without zero, where y is zero).
+
+    Up to 32 bits the quotient comes from a float division, which vectors have: if x / y is no integer it
+    lies 1 / |y| away from one, relatively at least 2**-16 (16 bits, f32) or 2**-32 (32 bits, f64), so
+    rounding never reaches it.
+    """
+    by_zero = b.cmp("eq", y, b.c(0, y.el))
+    divisor = b.select(by_zero, b.c(1, y.el), y)
+    width = BITS[x.el]
+    if b.number(y) and width <= 32:
+        return _by_constant(b, x, int(b.number(y)), unsigned), y, by_zero
+    if width == 64:
+        if unsigned:
+            q = b.same("arith.divui", x, divisor)
+        else:  # the least integer / -1 would trap
+            minus = b.cmp("eq", y, b.c(-1, y.el))
+            q = b.same("arith.divsi", x, b.select(minus, b.c(1, y.el), divisor))
+            q = b.select(minus, b.neg(x), q)
+    else:
+        f = "f64" if width == 32 else "f32"
+        wide = "i64" if width == 32 else "i32"
+        fx, fy = (b.int_to_float(v, f, unsigned=unsigned) for v in (x, divisor))
+        q = b.int_resize(b.cast("arith.fptosi", b.same("arith.divf", fx, fy), wide), x.el)
+    return b.select(by_zero, b.c(-1, x.el), q), divisor, by_zero
+
+
+def _by_constant(b: Builder, x: Value, y: int, unsigned: bool) -> Value:
+    """x / y for a number y: times its reciprocal, which is rounded away from zero.
+
+    Multiples of y then come out right or a little too large. All others lie 1 / |y| away from an integer, and the error is
+    less: relatively two units of the last place, where x has fewer bits by more than that.
+    """
+    y = y % (1 << BITS[x.el]) if unsigned else y
+    if abs(y) == 1:
+        return x if y == 1 else b.neg(x)
+    f = "f64" if BITS[x.el] == 32 else "f32"
+    number = NUMPY_FLOAT[f](1.0) / NUMPY_FLOAT[f](y)
+    if abs(fractions.Fraction(float(number)) * y) < 1:
+        number = np.nextafter(number, NUMPY_FLOAT[f](np.copysign(np.inf, y)))
+    product = b.mul(b.int_to_float(x, f, unsigned=unsigned), b.c(number, f))
+    return b.int_resize(b.cast("arith.fptosi", product, "i32"), x.el)
+
+
+def upper_half(b: Builder, x: Value, y: Value, unsigned: bool) -> Value:
+    """The upper half of the double-width product."""
+    width = BITS[x.el]
+    if width == 64:
+        return _upper_half_64(b, x, y, unsigned)
+    if width == 32 and unsigned and x.lanes and x.lanes % 2 == 0:
+        return _upper_half_pairs(b, x, y)
+    wide = f"i{2 * width}"
+    product = b.mul(*(b.int_resize(v, wide, unsigned=unsigned) for v in (x, y)))
+    return b.int_resize(b.shr(product, b.c(width, wide)), x.el)
+
+
+def _upper_half_pairs(whole: Builder, x: Value, y: Value) -> Value:
+    """Of unsigned 32-bit lanes: the products of even and of odd ones, which one instruction multiplies to 64 bits each."""
+    lanes = x.lanes
+    b = whole.with_lanes(lanes // 2)
+    x, y = (v._replace(name=b.emit(f"vector.bitcast {v.name} : {v.type} to vector<{b.lanes}xi64>"), el="i64", lanes=b.lanes)
+            for v in (x, y))
+    half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
+    even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
+    both = b.or_(b.shr(even, half), b.and_(odd, high))
+    name = b.emit(f"vector.bitcast {both.name} : {both.type} to vector<{lanes}xi32>")
+    return both._replace(name=name, el="i32", lanes=lanes)
+
+
+def _upper_half_64(b: Builder, x: Value, y: Value, unsigned: bool) -> Value:
+    """From four 32-bit products; a negative factor counts 2**64 too much, which costs the other one."""
+    half, low = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64")
+    (x0, x1), (y0, y1) = ((b.and_(v, low), b.shr(v, half)) for v in (x, y))
+    middle = b.add(b.mul(x1, y0), b.shr(b.mul(x0, y0), half))
+    other = b.add(b.mul(x0, y1), b.and_(middle, low))
+    high = b.add(b.mul(x1, y1), b.add(b.shr(middle, half), b.shr(other, half)))
+    if unsigned:
+        return high
+    sign = b.c(63, "i64")
+    return b.sub(high, b.add(b.and_(b.sar(x, sign), y), b.and_(b.sar(y, sign), x)))

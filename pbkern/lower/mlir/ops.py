@@ -1,0 +1,521 @@
+"""Typed SSA values -> MLIR text (arith, math, vector), the same at every lane count.
+
+A `Value` is an SSA name with its element type and lanes (0: a scalar). `Builder` turns one operation on
+values into one or a few lines of text; where the text goes and how names are made is the caller's choice.
+What an operation means follows XLA: NaN survives min and max, integers wrap, conversions saturate,
+nothing traps. Functions such as exp are in lower/math/functions.py, primitives in lower/math/elementwise.py.
+
+Narrow types live in wider registers (element_types.py): loads extend, stores round. A 16-bit float that is only moved is
+stored as it was loaded, so that every bit survives: those of a signalling NaN would not, and people keep bytes in such
+arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from . import integer_division
+from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, storage_el
+
+_REGIONS = itertools.count()  # names in nested regions must differ from every name outside
+
+
+class Value(NamedTuple):
+    """An SSA name, its MLIR element type, and its lanes (0: scalar)."""
+
+    name: str
+    el: str
+    lanes: int
+
+    @property
+    def type(self) -> str:
+        return self.typed(self.el)
+
+    def typed(self, el: str) -> str:
+        """The type with these lanes and another element type."""
+        return f"vector<{self.lanes}x{el}>" if self.lanes else el
+
+
+@dataclass
+class Known:
+    """What is known of a function's values, by name.
+
+    numbers: of constants.
+    narrow: the 16-bit float that a wider value equals.
+    """
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    narrow: dict[str, Value] = field(default_factory=dict)
+
+
+FLOAT_PREDICATES = {
+    "eq": "oeq",
+    "ne": "une",
+    "lt": "olt",
+    "le": "ole",
+    "gt": "ogt",
+    "ge": "oge",
+    "uno": "uno",
+    "ord": "ord",
+}
+
+
+class Builder:
+    """Emits operations as text.
+
+    Args:
+      lanes: lanes of constants and of `broadcast` (0: scalar). Results take their operands' lanes.
+      emit: appends `name = text` where the caller is now and returns the name.
+      const: the same at the top of the function, once per text.
+      approx: vector_math picks cheaper versions, with the bounds stated there.
+      contract: mul followed by add may become one fma, as in XLA's CPU code.
+      avx512: the machine has AVX-512F and DQ, and their instructions may be asked for by name (avx512.py).
+      known: what is known of values of this function; its builders share it.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        emit: Callable[[str], str],
+        const: Callable[[str], str],
+        *,
+        approx: bool = False,
+        contract: bool = True,
+        avx512: bool = False,
+        known: Known | None = None,
+    ):
+        self.lanes, self.emit, self.const = lanes, emit, const
+        self.approx, self.contract, self.avx512 = approx, contract, avx512
+        self.known = Known() if known is None else known
+        self._flags = " fastmath<contract>" if contract else ""
+
+    def strict(self) -> Builder:
+        """This builder without contraction, for code that depends on each rounding."""
+        if not self.contract:
+            return self
+        return self._copy(self.emit, contract=False)
+
+    def with_lanes(self, lanes: int) -> Builder:
+        """This builder for values of other lanes."""
+        return self if lanes == self.lanes else self._copy(self.emit, self.contract, lanes)
+
+    def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
+        options = {"approx": self.approx, "contract": contract, "avx512": self.avx512, "known": self.known}
+        return Builder(self.lanes if lanes is None else lanes, emit, self.const, **options)
+
+    # ------------------------------------------------------------------ constants
+
+    def c(self, x, el: str) -> Value:
+        """A constant in every lane, bit-exact. Integers wrap to the width of `el`."""
+        if is_float(el):
+            with np.errstate(over="ignore"):
+                bits = np.asarray(x, NUMPY_FLOAT[el]).tobytes()[::-1].hex().upper()
+            return self._constant(f"0x{bits}", float(x), el)
+        if el == "i1":
+            return self._constant("true" if x else "false", bool(x), el)
+        width = BITS[el]
+        wrapped = (int(x) + (1 << (width - 1))) % (1 << width) - (1 << (width - 1))
+        return self._constant(str(wrapped), wrapped, el)
+
+    def bits(self, pattern: int, el: str) -> Value:
+        """The float constant with this bit pattern."""
+        width = BITS[el]
+        number = np.array(pattern, f"uint{width}").view(NUMPY_FLOAT[el])
+        return self._constant(f"0x{pattern:0{width // 4}X}", float(number), el)
+
+    def _constant(self, text: str, number, el: str) -> Value:
+        literal = f"dense<{text}> : vector<{self.lanes}x{el}>" if self.lanes else f"{text} : {el}"
+        if el == "i1" and not self.lanes:
+            literal = text
+        value = Value(self.const(f"arith.constant {literal}"), el, self.lanes)
+        self.known.numbers[value.name] = number
+        return value
+
+    def number(self, x: Value):
+        """The number of a constant, else None."""
+        return self.known.numbers.get(x.name)
+
+    def broadcast(self, x: Value, lanes: int | None = None) -> Value:
+        """A scalar in every lane. A vector stays as it is."""
+        lanes = self.lanes if lanes is None else lanes
+        if x.lanes or not lanes:
+            return x
+        out = Value("", x.el, lanes)
+        out = out._replace(name=self.emit(f"vector.broadcast {x.name} : {x.type} to {out.type}"))
+        if (number := self.number(x)) is not None:
+            self.known.numbers[out.name] = number
+        if narrow := self.known.narrow.get(x.name):
+            self.known.narrow[out.name] = self.broadcast(narrow, lanes)
+        return out
+
+    # ------------------------------------------------------------------ text
+
+    def same(self, op: str, *xs: Value, flags: str = "") -> Value:
+        """One operation whose result has its operands' type."""
+        names = ", ".join(x.name for x in xs)
+        return xs[0]._replace(name=self.emit(f"{op} {names}{flags} : {xs[0].type}"))
+
+    def cast(self, op: str, x: Value, el: str) -> Value:
+        return x._replace(name=self.emit(f"{op} {x.name} : {x.type} to {x.typed(el)}"), el=el)
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def _arith(self, op: str, x: Value, y: Value) -> Value:
+        if is_float(x.el):
+            return self.same(f"arith.{op}f", x, y, flags=self._flags)
+        return self.same(f"arith.{op}i", x, y)
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self._arith("add", x, y)
+
+    def sub(self, x: Value, y: Value) -> Value:
+        return self._arith("sub", x, y)
+
+    def mul(self, x: Value, y: Value) -> Value:
+        return self._arith("mul", x, y)
+
+    def fma(self, x: Value, y: Value, z: Value) -> Value:
+        """x * y + z, rounded once for floats."""
+        return self.same("math.fma", x, y, z) if is_float(x.el) else self.add(self.mul(x, y), z)
+
+    def neg(self, x: Value) -> Value:
+        return self.same("arith.negf", x) if is_float(x.el) else self.sub(self.c(0, x.el), x)
+
+    def div(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+        """Integers round to zero; x / 0 is all ones and the least integer / -1 is itself."""
+        if is_float(x.el):
+            return self.same("arith.divf", x, y)
+        return integer_division.quotient(self, x, y, unsigned)[0]
+
+    def rem(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+        """Remainder of integers with the sign of x; x rem 0 is x."""
+        q, divisor, by_zero = integer_division.quotient(self, x, y, unsigned)
+        return self.select(by_zero, x, self.sub(x, self.mul(q, divisor)))
+
+    def mul_high(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+        """The upper half of the double-width product."""
+        return integer_division.upper_half(self, x, y, unsigned)
+
+    # ------------------------------------------------------------------ one-instruction float functions
+
+    def abs(self, x: Value) -> Value:
+        return self.same("math.absf" if is_float(x.el) else "math.absi", x)
+
+    def sqrt(self, x: Value) -> Value:
+        return self.same("math.sqrt", x)
+
+    def roundeven(self, x: Value) -> Value:
+        return self.same("math.roundeven", x)
+
+    def floor(self, x: Value) -> Value:
+        return self.same("math.floor", x)
+
+    def ceil(self, x: Value) -> Value:
+        return self.same("math.ceil", x)
+
+    def trunc(self, x: Value) -> Value:
+        return self.same("math.trunc", x)
+
+    def copysign(self, x: Value, sign: Value) -> Value:
+        return self.same("math.copysign", x, sign)
+
+    # ------------------------------------------------------------------ comparison and choice
+
+    def cmp(self, predicate: str, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+        """eq ne lt le gt ge (false with NaN, except ne), and for floats uno, ord -> i1."""
+        if is_float(x.el):
+            op = f"arith.cmpf {FLOAT_PREDICATES[predicate]}"
+        elif predicate in ("eq", "ne"):
+            op = f"arith.cmpi {predicate}"
+        else:  # false < true, hence i1 is unsigned
+            op = f"arith.cmpi {'u' if unsigned or x.el == 'i1' else 's'}{predicate}"
+        return x._replace(name=self.emit(f"{op}, {x.name}, {y.name} : {x.type}"), el="i1")
+
+    def is_nan(self, x: Value) -> Value:
+        return self.cmp("uno", x, x)
+
+    def select(self, mask: Value, x: Value, y: Value) -> Value:
+        """x where the mask is true, else y. A scalar mask chooses whole vectors."""
+        if x.name == y.name:
+            return x
+        types = f"{mask.type}, {x.type}" if mask.lanes else x.type
+        out = x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
+        if one := self.known.narrow.get(x.name) or self.known.narrow.get(y.name):
+            both = self._as_narrow(x, one.el), self._as_narrow(y, one.el)
+            if None not in both:  # chosen as integers: what LLVM makes of 16-bit floats may pass through f32
+                chosen = self.select(mask, *(self.bitcast(v, "i16") for v in both))
+                self.known.narrow[out.name] = self.bitcast(chosen, one.el)
+        return out
+
+    def _as_narrow(self, x: Value, el: str) -> Value | None:
+        """The 16-bit float of type `el` that x equals, if that is known."""
+        number = self.number(x)
+        if number is not None and x.lanes == self.lanes:
+            with np.errstate(over="ignore"):
+                return self.c(number, el) if number == NUMPY_FLOAT[el](number) else None
+        narrow = self.known.narrow.get(x.name)
+        return narrow if narrow and narrow.el == el else None
+
+    def max(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+        """NaN if either is NaN, and -0 < +0, as in XLA."""
+        return self._extreme("max", x, y, unsigned)
+
+    def min(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+        """NaN if either is NaN, and -0 < +0, as in XLA."""
+        return self._extreme("min", x, y, unsigned)
+
+    def _extreme(self, op: str, x: Value, y: Value, unsigned: bool) -> Value:
+        if not is_float(x.el):
+            return self.same(f"arith.{op}{'u' if unsigned or x.el == 'i1' else 's'}i", x, y)
+        if self.number(x) is not None:
+            x, y = y, x
+        k = self.number(y)
+        if k is None or k != k:
+            return self.same(f"arith.{op}imumf", x, y)
+        # A constant that is a number wins or loses by one comparison, false for NaN; a zero of the winning
+        # sign also wins ties, so that max(-0, +0) = +0 and min(+0, -0) = -0.
+        wins_ties = k == 0 and (np.signbit(k) == (op == "min"))
+        strict = "gt" if op == "max" else "lt"
+        predicate = {"gt": "ge", "lt": "le"}[strict] if wins_ties else strict
+        return self.select(self.cmp(predicate, y, x), y, x)
+
+    def at_least(self, x: Value, low: float) -> Value:
+        """max(x, low) that keeps NaN: one instruction (low > x ? low : x)."""
+        k = self.c(low, x.el)
+        return self.select(self.cmp("gt", k, x), k, x)
+
+    def at_most(self, x: Value, high: float) -> Value:
+        """min(x, high) that keeps NaN: one instruction."""
+        k = self.c(high, x.el)
+        return self.select(self.cmp("lt", k, x), k, x)
+
+    # ------------------------------------------------------------------ regions
+
+    def any(self, mask: Value) -> Value:
+        """Whether any lane is set, as a scalar."""
+        if not mask.lanes:
+            return mask
+        return Value(self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0)
+
+    def rare(self, mask: Value, usual: Value, slow: Callable[[Builder], Value]) -> Value:
+        """`usual`, but slow(builder) where the mask is set; skipped when no lane needs it."""
+        lines, inner = self._region()
+        chosen = inner.select(mask, slow(inner), usual)
+        lines.append(
+            f"scf.yield {chosen.name} : {chosen.type}\n}} else {{\nscf.yield {usual.name} : {usual.type}\n}}"
+        )
+        body = "\n".join(lines)
+        return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
+
+    def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
+        """step(builder, value) applied `count` times, as a loop."""
+        lines, inner = self._region()
+        bounds = [self.const(f"arith.constant {i} : index") for i in (0, count, 1)]
+        index, carried = inner.emit(""), start._replace(name=inner.emit(""))
+        lines.clear()
+        end = step(inner, carried)
+        lines.append(f"scf.yield {end.name} : {end.type}\n}}")
+        header = f"scf.for {index} = {bounds[0]} to {bounds[1]} step {bounds[2]}"
+        body = "\n".join(lines)
+        text = f"{header} iter_args({carried.name} = {start.name}) -> ({start.type}) {{\n{body}"
+        return start._replace(name=self.emit(text))
+
+    def _region(self) -> tuple[list[str], Builder]:
+        """Lines of a nested region and the builder that fills them; constants still go to the top."""
+        lines, prefix = [], f"%region{next(_REGIONS)}_"
+        names = itertools.count()
+
+        def emit(text: str) -> str:
+            name = f"{prefix}{next(names)}"
+            lines.append(f"{name} = {text}")
+            return name
+
+        return lines, self._copy(emit, self.contract)
+
+    # ------------------------------------------------------------------ bits
+
+    def and_(self, x: Value, y: Value) -> Value:
+        return self.same("arith.andi", x, y)
+
+    def or_(self, x: Value, y: Value) -> Value:
+        return self.same("arith.ori", x, y)
+
+    def xor(self, x: Value, y: Value) -> Value:
+        return self.same("arith.xori", x, y)
+
+    def not_(self, x: Value) -> Value:
+        return self.xor(x, self.c(-1, x.el))
+
+    def shl(self, x: Value, n: Value) -> Value:
+        """x << n for n below the width; other n are undefined (see `shift`)."""
+        return self.same("arith.shli", x, n)
+
+    def shr(self, x: Value, n: Value) -> Value:
+        """Logical shift for n below the width."""
+        return self.same("arith.shrui", x, n)
+
+    def sar(self, x: Value, n: Value) -> Value:
+        """Arithmetic shift for n below the width."""
+        return self.same("arith.shrsi", x, n)
+
+    def shift(self, op: str, x: Value, n: Value) -> Value:
+        """op: shl, shr, sar. n taken as unsigned; at or above the width all bits are shifted out."""
+        width = BITS[x.el]
+        known = self.number(n)
+        if known is not None and 0 <= known < width:
+            return getattr(self, op)(x, n)
+        if op == "sar":
+            return self.sar(x, self.min(n, self.c(width - 1, n.el), unsigned=True))
+        inside = self.cmp("lt", n, self.c(width, n.el), unsigned=True)
+        shifted = getattr(self, op)(x, n)
+        return self.select(inside, shifted, self.c(0, x.el))
+
+    def population_count(self, x: Value) -> Value:
+        return self.same("math.ctpop", x)
+
+    def count_leading_zeros(self, x: Value) -> Value:
+        return self.same("math.ctlz", x)
+
+    def bitcast(self, x: Value, el: str) -> Value:
+        """The same bits as another type of equal width."""
+        return x if el == x.el else self.cast("arith.bitcast", x, el)
+
+    # ------------------------------------------------------------------ conversions
+
+    def int_resize(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
+        """Truncates (wraps), or extends with the sign, or with zeros where unsigned."""
+        if BITS[el] == BITS[x.el]:
+            return x
+        if BITS[el] < BITS[x.el]:
+            return self.cast("arith.trunci", x, el)
+        return self.cast("arith.extui" if unsigned or x.el == "i1" else "arith.extsi", x, el)
+
+    def int_to_float(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
+        return self.cast("arith.uitofp" if unsigned or x.el == "i1" else "arith.sitofp", x, el)
+
+    def float_to_int(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
+        """Rounds to zero, saturates, NaN -> 0. arith.fptosi alone is undefined out of range."""
+        width = BITS[el]
+        low = 0 if unsigned else -(1 << (width - 1))
+        high = (1 << width) - 1 if unsigned else (1 << (width - 1)) - 1
+        f = NUMPY_FLOAT[x.el]
+        top = f(high)
+        if int(top) > high:
+            top = np.nextafter(top, f(0))
+        # The clamps also give a number for NaN: a comparison with NaN is false.
+        low_c, top_c = self.c(low, x.el), self.c(top, x.el)
+        inside = self.select(self.cmp("gt", x, low_c), x, low_c)
+        inside = self.select(self.cmp("lt", inside, top_c), inside, top_c)
+        wide = "i32" if width < 32 else el  # narrow conversions go through 32 bits
+        op = "arith.fptoui" if unsigned and width >= 32 else "arith.fptosi"
+        n = self.int_resize(self.cast(op, inside, wide), el)
+        if int(top) != high:
+            n = self.select(self.cmp("gt", x, top_c), self.c(high, el), n)
+        if unsigned:  # NaN was clamped to low = 0
+            return n
+        return self.select(self.is_nan(x), self.c(0, el), n)
+
+    def float_resize(self, x: Value, el: str) -> Value:
+        """Between f64, f32, f16 and bf16, to nearest even; NaN stays NaN, subnormals are kept."""
+        if el == x.el:
+            return x
+        if (narrow := self.known.narrow.get(x.name)) and narrow.el == el:
+            return narrow
+        if x.el == "bf16":
+            word = self.int_resize(self.bitcast(x, "i16"), "i32", unsigned=True)
+            wide = self.bitcast(self.shl(word, self.c(16, "i32")), "f32")
+            self.known.narrow[wide.name] = x
+            return self.float_resize(wide, el)
+        if BITS[el] > BITS[x.el]:
+            wide = self.cast("arith.extf", x, el)
+            if x.el == "f16":
+                self.known.narrow[wide.name] = x
+            return wide
+        if x.el == "f64" and BITS[el] == 16:  # no instruction, and rounding twice would be wrong
+            x = self._round_to_odd(x)
+        if el == "bf16":
+            return self._to_bf16(x)
+        return self.cast("arith.truncf", x, el)
+
+    def _to_bf16(self, x: Value) -> Value:
+        """f32 -> bf16 by integer arithmetic: vcvtneps2bf16 flushes subnormals."""
+        u = self.bitcast(x, "i32")
+        high = self.shr(u, self.c(16, "i32"))
+        odd = self.and_(high, self.c(1, "i32"))
+        rounded = self.shr(self.add(self.add(u, self.c(0x7FFF, "i32")), odd), self.c(16, "i32"))
+        quiet = self.or_(high, self.c(0x40, "i32"))
+        bits = self.select(self.is_nan(x), quiet, rounded)
+        return self.bitcast(self.int_resize(bits, "i16"), "bf16")
+
+    def _round_to_odd(self, x: Value) -> Value:
+        """f64 -> f32 with the last bit set when inexact; rounding that again is rounding once.
+
+        Source: S. Boldo, G. Melquiond, When double rounding is odd, 2005.
+        """
+        y = self.cast("arith.truncf", x, "f32")
+        back = self.cast("arith.extf", y, "f64")
+        u = self.bitcast(y, "i32")
+        too_far = self.cmp("gt", self.abs(back), self.abs(x))
+        down = self.select(too_far, self.sub(u, self.c(1, "i32")), u)
+        inexact = self.and_(self.cmp("ne", back, x), self.cmp("ord", x, x))
+        return self.bitcast(self.select(inexact, self.or_(down, self.c(1, "i32")), u), "f32")
+
+    def from_storage(self, x: Value, dtype) -> Value:
+        """A loaded value -> its register value."""
+        el = compute_el(dtype)
+        if el == "i1":
+            return self.cmp("ne", x, self.c(0, x.el)) if x.el != "i1" else x
+        return self.float_resize(x, el) if is_float(el) else x
+
+    def to_storage(self, x: Value, dtype) -> Value:
+        """A register value -> what is stored: bool as i8 0 or 1, narrow floats rounded."""
+        el = storage_el(dtype)
+        if x.el == "i1":
+            return self.int_resize(x, el, unsigned=True)
+        return self.float_resize(x, el) if is_float(el) else x
+
+    def _to_sub_byte(self, x: Value, target: np.dtype) -> Value:
+        """Floats saturate, integers keep their low bits, extended to a byte."""
+        info = ml_dtypes.iinfo(target)
+        if is_float(x.el):
+            wide = self.float_to_int(x, "i8", unsigned=False)
+            low, high = (self.c(int(n), "i8") for n in (info.min, info.max))
+            return self.min(self.max(wide, low, unsigned=False), high, unsigned=False)
+        byte = self.int_resize(x, "i8", unsigned=True)
+        unused = self.c(8 - info.bits, "i8")
+        shifted = self.shl(byte, unused)
+        return self.shr(shifted, unused) if target.name.startswith("u") else self.sar(shifted, unused)
+
+    def round_to(self, x: Value, dtype) -> Value:
+        """A register value rounded to what `dtype` can hold."""
+        return self.from_storage(self.to_storage(x, dtype), dtype) if is_float(x.el) else x
+
+    def convert(self, x: Value, source, target) -> Value:
+        """convert_element_type on register values, rounded to `target` explicitly."""
+        source, target = np.dtype(source), np.dtype(target)
+        el = compute_el(target)
+        if el == "i1":
+            if x.el == "i1":
+                return x
+            if is_float(x.el) and source.itemsize < 4:  # as XLA: what is subnormal only in 16 bits is true on every thread
+                whole = int_el(x.el)
+                x = self.and_(self.bitcast(x, whole), self.c((1 << (BITS[whole] - 1)) - 1, whole))
+            return self.cmp("ne", x, self.c(0, x.el))
+        if is_float(x.el) and is_float(el):
+            if source == target:
+                return x
+            return self.float_resize(self.float_resize(x, storage_el(target)), el)
+        if target.name in SUB_BYTE:
+            return self._to_sub_byte(x, target)
+        if is_float(x.el):
+            return self.float_to_int(x, el, unsigned=target.kind == "u")
+        if is_float(el):
+            y = self.int_to_float(x, el, unsigned=source.kind == "u")
+            return self.round_to(y, target) if storage_el(target) != el else y
+        return self.int_resize(x, el, unsigned=source.kind in "ub")

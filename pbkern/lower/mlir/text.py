@@ -1,0 +1,196 @@
+"""Text of structured MLIR under construction: blocks, hoisted constants, index arithmetic.
+
+Memory is flat: every buffer is a 1-d memref, addresses are affine sums computed here and placed in the shallowest
+block that knows their symbols, so that loops hold additions of constants only.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pbkern.core.affine import Affine
+
+from .ops import Builder, Known
+from .ops import Value as Ssa
+
+NAME = re.compile(r"%v\d+")
+BRANCH = re.compile(r"\bscf\.(if|while)\b")
+# Vector constants that choose an instruction: amounts of shifts, and masks of 64-bit factors of 32 bits.
+CHOOSING = re.compile(r"\barith\.(?:sh\w+ \S+, (%v\d+) : vector|andi \S+, (%v\d+) : vector<\d+xi64>)")
+# Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), and how many:
+# the rest holds values. Loops of few trips leave theirs to the loop around them.
+PINNED = tuple(f" : vector<{bits // int(el[1:])}x{el}>" for bits in (128, 256, 512) for el in ("f32", "f64", "i32", "i64"))
+SHORT_TRIPS = 16
+MAX_PINNED = 26
+STACK = "memref.alloca() {alignment = 64 : i64}"
+
+
+class Block:
+    """Lines of one region. `values` maps symbols defined here to SSA index names or ints (single-trip loops)."""
+
+    def __init__(self, parent: Block | None):
+        self.parent = parent
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.lines: list[str] = []
+        self.values: dict[str, str | int] = {}
+        self.memo: dict = {}
+        self.builders: dict[int, Builder] = {}
+        self.has_long_loops = False
+
+    def lookup(self, symbol: str) -> tuple[Block, str | int]:
+        block: Block | None = self
+        while block is not None:
+            if symbol in block.values:
+                return block, block.values[symbol]
+            block = block.parent
+        raise KeyError(symbol)
+
+    def ancestor(self, depth: int) -> Block:
+        block = self
+        while block.depth > depth:
+            assert block.parent is not None
+            block = block.parent
+        return block
+
+
+class Text:
+    """One function's text: names, constants, blocks."""
+
+    def __init__(self, *, approx: bool, contract: bool, avx512: bool = False):
+        self.approx, self.contract, self.avx512 = approx, contract, avx512
+        self._count = 0
+        self.constants: dict[str, str] = {}
+        self.known = Known()
+        self.top = Block(None)
+        self.indices: set[str] = set()  # names of type index
+
+    def name(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def const(self, text: str) -> str:
+        if text not in self.constants:
+            self.constants[text] = self.name()
+        return self.constants[text]
+
+    def local(self, kind: str) -> str:
+        """A new buffer of type `kind` on the stack of the whole function. The remark keeps it apart from others like it."""
+        return self.const(f"{STACK} : {kind} // {self.name()}")
+
+    def index(self, value: int) -> str:
+        return self.const(f"arith.constant {int(value)} : index")
+
+    def put(self, block: Block, text: str) -> str:
+        name = self.name()
+        block.lines.append(f"{name} = {text}")
+        if text.endswith("index") and not text.startswith("arith.cmpi"):
+            self.indices.add(name)
+        return name
+
+    def builder(self, block: Block, lanes: int) -> Builder:
+        if lanes not in block.builders:
+            block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
+                                            contract=self.contract, avx512=self.avx512, known=self.known)
+        return block.builders[lanes]
+
+    def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
+        """SSA index of an affine expression, and the shallowest block that holds it."""
+        const, terms = a.const + extra, []
+        for symbol, c in a.terms:
+            where, value = block.lookup(symbol)
+            if isinstance(value, int):
+                const += value * c
+            else:
+                terms.append((where.depth, symbol, value, c, where))
+        terms.sort(key=lambda t: (t[0], str(t[1])))
+        current, where = None, self.top
+        for _, _, value, c, at in terms:
+            where = at if at.depth > where.depth else where
+            if c != 1:
+                value = self._once(at, ("mul", value, c), lambda v=value, c=c: f"arith.muli {v}, {self.index(c)} : index")
+            current = value if current is None else self._once(
+                where, ("add", current, value), lambda a=current, b=value: f"arith.addi {a}, {b} : index")
+        if current is None:
+            return self.top, self.index(const)
+        if const:
+            current = self._once(where, ("add", current, const),
+                                 lambda a=current: f"arith.addi {a}, {self.index(const)} : index")
+        return where, current
+
+    def _once(self, block: Block, key, make) -> str:
+        if key not in block.memo:
+            block.memo[key] = self.put(block, make())
+        return block.memo[key]
+
+    def loop(self, block: Block, symbol: str, low: int, high: int | str, step: int, fill,
+             carried: list[Ssa] = []) -> list[Ssa]:  # noqa: B006 (never mutated)
+        """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind."""
+        short = isinstance(high, int) and high - low < SHORT_TRIPS * step
+        if isinstance(high, int) and high <= low:
+            return list(carried)
+        inner = Block(block)
+        if isinstance(high, int) and high - low <= step:
+            inner.values[symbol] = low
+            results = fill(inner, list(carried))
+            block.lines += inner.lines
+            return results
+        iv = self.name()
+        inner.values[symbol] = iv
+        self.indices.add(iv)
+        args = [Ssa(self.name(), c.el, c.lanes) for c in carried]
+        results = fill(inner, args)
+        types = ", ".join(c.type for c in carried)
+        bound = high if isinstance(high, str) else self.index(high)
+        head = f"scf.for {iv} = {self.index(low)} to {bound} step {self.index(step)}"
+        made: list[Ssa] = []
+        if carried:
+            name = self.name()
+            pairs = ", ".join(f"{a.name} = {c.name}" for a, c in zip(args, carried))
+            head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
+            inner.lines.append(f"scf.yield {', '.join(r.name for r in results)} : {types}")
+            made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
+        if self.avx512 and not inner.has_long_loops and (block.parent is None or not short):
+            self._pin(block, inner)
+        block.has_long_loops |= inner.has_long_loops or not short
+        block.lines += [head + " {", *inner.lines, "}"]
+        return made
+
+    def unrolled(self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]) -> list[Ssa]:
+        """The same without a loop: one copy of the body after the other."""
+        for at in range(low, high, step):
+            carried = self.loop(block, symbol, at, min(at + step, high), step, fill, carried)
+        return carried
+
+    def _pin(self, block: Block, inner: Block) -> None:
+        """Loads the vector constants of a loop before it.
+
+        LLVM hoists constants out of whole loop nests, finds too many for the registers, and then loads those of the
+        hottest loop in every step. What an (empty) assembly statement has returned is no constant to it, and one with side
+        effects stays where it is. Constants by which LLVM chooses instructions remain constants.
+        """
+        if any(BRANCH.search(line) for line in inner.lines):
+            return
+        vectors = {name: text.rsplit(" : ", 1)[1] for text, name in self.constants.items()
+                   if text.startswith("arith.constant dense<") and text.endswith(PINNED)}
+        choosing = {n for line in inner.lines for found in CHOOSING.findall(line) for n in found}
+        used = dict.fromkeys(n for line in inner.lines for n in NAME.findall(line) if n in vectors and n not in choosing)
+        if not used or len(used) > MAX_PINNED:
+            return
+        keep = 'llvm.inline_asm has_side_effects "", "=v,0"'
+        pins = {n: self.put(block, f"{keep} {n} : ({vectors[n]}) -> {vectors[n]}") for n in used}
+        inner.lines = [NAME.sub(lambda m: pins.get(m[0], m[0]), line) for line in inner.lines]
+
+    def when(self, block: Block, condition: str, fill, otherwise=None) -> None:
+        """scf.if without results."""
+        inner, other = Block(block), Block(block)
+        fill(inner)
+        if otherwise is not None:
+            otherwise(other)  # both before any line of theirs: they may place code in `block`
+        block.lines += [f"scf.if {condition} {{", *inner.lines, *(["} else {"] if other.lines else []), *other.lines, "}"]
+
+    def either(self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa) -> str:
+        """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
+        name = self.name()
+        block.lines += [f"{name} = scf.if {condition} -> ({x.type}) {{", *inner.lines, f"scf.yield {x.name} : {x.type}",
+                        "} else {", *other.lines, f"scf.yield {y.name} : {y.type}", "}"]  # fmt: skip
+        return name

@@ -1,0 +1,1 @@
+"""The nest IR and what is asked of it: addresses, lifetimes, index tests."""

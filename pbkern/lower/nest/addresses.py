@@ -1,0 +1,56 @@
+"""Places of accesses in buffers seen as flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pbkern.core.affine import Affine
+
+from .ir import Buf, Expr, Nest
+
+Index = Sequence[Affine | None]
+
+
+def flat_index(buf: Buf, index) -> Affine:
+    """The element's place in the buffer."""
+    terms: dict = {}
+    const = 0
+    for i, stride in zip(index, buf.strides):
+        const += i.const * stride
+        for s, c in i.terms:
+            terms[s] = terms.get(s, 0) + c * stride
+    return Affine.make(terms, const)
+
+
+def flat_coefficient(buf: Buf, index, dim: str) -> int:
+    """Elements between neighbours along `dim`, as far as the axes are affine."""
+    total = 0
+    for i, s in zip(index, buf.strides):
+        if i is not None:
+            total += i.coefficient(dim) * s
+    return total
+
+
+def apart(index: Index, dims: Mapping[str, int], other: Index, other_dims: Mapping[str, int]) -> bool:
+    """Whether two accesses of one buffer never meet, at whatever points of their dimensions each: along some axis, their
+    ranges lie apart. `index` per axis is an Affine, or None where it is not known."""
+    for a, b in zip(index, other):
+        if a is not None and b is not None:
+            (base, low, high), (base2, low2, high2) = _range(a, dims), _range(b, other_dims)
+            if base == base2 and (high < low2 or high2 < low):
+                return True
+    return False
+
+
+def _range(i: Affine, dims: Mapping[str, int]) -> tuple[Affine, int, int]:
+    """What does not depend on the dimensions, and the (smallest, largest) rest."""
+    inner = Affine(tuple((s, c) for s, c in i.terms if s in dims), i.const)
+    return i - inner, *inner.bounds(lambda s: dims[s])
+
+
+def is_written(e: Expr, nest: Nest) -> bool:
+    """Whether a load or gather may read what some point of the nest writes."""
+    buf, index, *guard = e.info
+    known = e.kind == "load" and not any(guard)
+    mine = [w for w in nest.writes if w.buf.root is buf.root]
+    return any(not known or w.buf is not buf or not apart(index, nest.dims, w.index, nest.dims) for w in mine)

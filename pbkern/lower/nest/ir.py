@@ -1,0 +1,520 @@
+"""Nest IR: the small explicit form between a kernel's body and MLIR text.
+
+A body becomes a list of statements over buffers. A `Nest` is an iteration space, expressions over affine
+accesses, accumulators kept in registers and writes; `If`, `For` and `While` hold further statements and their
+values travel through scratch buffers. Views (slice, transpose, broadcast, ...) are only index maps and leave no
+trace here. lower/build.py makes nests, lower/passes/merge_nests.py merges them, targets/cpu/emit/nests.py writes them as scf +
+vector text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.errors import InternalError
+
+# Nested operations that a line of printed nests may show.
+TALL = 8
+# Nested operations of an expression: what is taller is stored in between. Far below Python's limit of nested calls, of which
+# walks over expressions take a few for each operation.
+MAX_HEIGHT = 160
+
+
+@dataclass(eq=False)
+class Buf:
+    """A contiguous array: a kernel operand (`arena` False) or scratch of one task (`arena` True)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    arena: bool = False
+    storage: Buf | None = None  # another buffer whose bytes this one reinterprets (a reshape)
+    # how far its elements move along the last axis but for bends, where known (lower/values/dynamic_strides.py)
+    step: int | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Element strides, row major."""
+        return tuple(itertools.accumulate(self.shape[:0:-1], operator.mul, initial=1))[::-1] if self.shape else ()
+
+    @property
+    def index_dtype(self) -> np.dtype:
+        """Integers in which the places of its elements can be computed."""
+        return np.dtype(np.int32 if self.size < 1 << 31 else np.int64)
+
+    @property
+    def root(self) -> Buf:
+        return self.storage.root if self.storage is not None else self
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+class Expr:
+    """A node of a nest's expression DAG. Interned by `Pool`: equal nodes are one object.
+
+    kind   info                              args
+    const  numpy scalar
+    scalar name of a Let
+    index  Affine: its value as an integer
+    range  (Affine, low, high): low <= it < high
+    load   (Buf, Affine per axis, guard)     guard: an index may lie outside the buffer
+    gather (Buf, Affine or None per axis)    one index expression per None, clamped into the buffer
+    op     EqnInfo                           operands
+    acc    accumulator number
+    moved  (dimension, distance) pairs       one expression: its value that far along these dimensions
+
+    height: how many nodes stand on each other.
+    """
+
+    __slots__ = ("kind", "dtype", "info", "args", "symbols", "height")
+
+    def __init__(self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset):
+        self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
+        self.height = 1 + max((a.height for a in args), default=0)
+
+    def __str__(self) -> str:
+        return self.text({})
+
+    def text(self, names: dict[int, str]) -> str:
+        """Nested text; nodes that `names` names are written by name (a DAG as a tree is exponential)."""
+        if id(self) in names:
+            return names[id(self)]
+        inner = ", ".join(a.text(names) for a in self.args)
+        match self.kind:
+            case "const" | "scalar":
+                return str(self.info)
+            case "index":
+                return f"({self.info})"
+            case "range":
+                return f"({self.info[1]} <= {self.info[0]} < {self.info[2]})"
+            case "load":
+                return f"{self.info[0].name}[{', '.join(map(str, self.info[1]))}]" + ("?" if self.info[2] else "")
+            case "gather":
+                return f"{self.info[0].name}[gather {inner}]"
+            case "acc":
+                return f"acc{self.info}"
+            case "moved":
+                return f"({inner} at {', '.join(f'{d} + {k}' for d, k in self.info)})"
+        return f"{self.info.primitive}({inner})"
+
+
+class Pool:
+    """Interns expressions of one kernel."""
+
+    def __init__(self) -> None:
+        self._nodes: dict = {}
+
+    def make(self, kind: str, dtype, info, args: tuple[Expr, ...] = ()) -> Expr:
+        key = (kind, np.dtype(dtype), self._key(kind, info), tuple(map(id, args)))
+        node = self._nodes.get(key)
+        if node is None:
+            symbols = frozenset().union(*(a.symbols for a in args), self._symbols(kind, info))
+            node = self._nodes[key] = Expr(kind, np.dtype(dtype), info, args, symbols)
+        return node
+
+    @staticmethod
+    def _key(kind: str, info):
+        if kind == "const":
+            return np.asarray(info).tobytes()
+        if kind in ("load", "gather"):
+            return (id(info[0]), *info[1:])
+        return id(info) if kind == "op" else info
+
+    @staticmethod
+    def _symbols(kind: str, info) -> frozenset:
+        if kind == "index":
+            return info.symbols
+        if kind == "range":
+            return info[0].symbols
+        if kind in ("load", "gather"):
+            return frozenset().union(*(i.symbols for i in info[1] if i is not None))
+        return frozenset()
+
+    def rewriter(self, replace: Callable[[Expr], Expr | None]) -> Callable[[Expr], Expr]:
+        """Rebuilds expressions bottom up; `replace(node with new args)` may exchange a node. Each node is seen once."""
+        memo: dict[Expr, Expr] = {}
+
+        def go(x: Expr) -> Expr:
+            if x not in memo:
+                args = tuple(map(go, x.args))
+                same = all(a is b for a, b in zip(args, x.args))
+                y = x if same else self.make(x.kind, x.dtype, x.info, args)
+                memo[x] = replace(y) or y
+            return memo[x]
+
+        return go
+
+    def rewrite(self, e: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
+        """One expression rebuilt; see `rewriter`."""
+        return self.rewriter(replace)(e)
+
+    def with_places(self, x: Expr, change: Callable[[Affine], Affine]) -> Expr | None:
+        """The expression with its own affine places changed, None if it has none."""
+        match x.kind:
+            case "index":
+                return self.make("index", x.dtype, change(x.info))
+            case "range":
+                return self.make("range", x.dtype, (change(x.info[0]), *x.info[1:]))
+            case "load" | "gather":
+                index = tuple(i if i is None else change(i) for i in x.info[1])
+                return self.make(x.kind, x.dtype, (x.info[0], index, *x.info[2:]), x.args)
+        return None
+
+    def renamer(self, dims: dict[str, Affine]) -> Callable[[Expr], Expr]:
+        """Replaces dimension symbols of expressions by affine ones."""
+
+        def replace(x: Expr) -> Expr | None:
+            if x.kind == "moved":
+                return self.make("moved", x.dtype, tuple((_renamed(d, dims), k) for d, k in x.info), x.args)
+            return self.with_places(x, lambda a: a.substitute(dims.get))
+
+        rewrite = self.rewriter(replace)
+        return lambda e: rewrite(e) if e.symbols & dims.keys() else e
+
+    def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
+        """One expression with its symbols replaced; see `renamer`."""
+        return self.renamer(dims)(e)
+
+
+def _renamed(dim: str, dims: dict[str, Affine]) -> str:
+    """A symbol by which places move as they did by `dim`."""
+    if dim not in dims:
+        return dim
+    steps = [symbol for symbol, c in dims[dim].terms if c == 1]
+    if not steps:
+        raise InternalError(f"nest: {dim}, along which values move, becomes {dims[dim]}")
+    return steps[-1]
+
+
+@dataclass
+class Reduction:
+    """accumulator = op(accumulator, args). `dot` multiplies and adds; argmax and argmin take (value, index).
+
+    `greatest_number` is max without NaN, of zeros either one.
+    """
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: np.dtype
+
+    def mapped(self, change: Callable[[Expr], Expr]) -> Reduction:
+        """The reduction of changed operands."""
+        return replace(self, args=tuple(map(change, self.args)))
+
+
+@dataclass
+class Write:
+    """buf[index] = value. `inner` writes run at every point, others once the reduction dimensions are done.
+
+    `mask` (an Expr) and `guard` (indices may lie outside: such points are dropped) make it conditional.
+    """
+
+    buf: Buf
+    index: tuple[Affine, ...]
+    value: Expr
+    inner: bool = True
+    guard: bool = False
+    mask: Expr | None = None
+
+    def mapped(self, change: Callable[[Expr], Expr], **others: object) -> Write:
+        """The write with its value and its mask changed, and with `others`, fields by name, replaced."""
+        return replace(self, value=change(self.value), mask=None if self.mask is None else change(self.mask), **others)
+
+
+@dataclass
+class Nest:
+    """for dims: update accumulators, write. `rdims` are reduced; `ordered` keeps them sequential (cumulative ops)."""
+
+    dims: dict[str, int]
+    rdims: tuple[str, ...] = ()
+    reductions: list[Reduction] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    ordered: bool = False
+    at: str | None = None
+    schedule: object = None  # a NestSchedule decided with the nest; None: emit chooses
+    fetch: dict[Buf, int] = field(default_factory=dict)  # root buffer -> elements that its loads are fetched ahead
+    # root buffers that it stores to, always behind what it still loads there (targets/cpu/locality/in_place_stores.py)
+    over: frozenset[Buf] = frozenset()
+
+    def expressions(self) -> list[Expr]:
+        found = [e for r in self.reductions for e in r.args] + [w.value for w in self.writes]
+        return found + [w.mask for w in self.writes if w.mask is not None]
+
+    def nodes(self) -> list[Expr]:
+        """Every distinct node, operands before users."""
+        return nodes(self.expressions())
+
+    def loads(self) -> list[Expr]:
+        return [e for e in self.nodes() if e.kind in ("load", "gather")]
+
+    def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
+        """The nest with what it reduces, stores and masks changed."""
+        reductions = [r.mapped(change) for r in self.reductions]
+        return replace(self, reductions=reductions, writes=[w.mapped(change) for w in self.writes])
+
+    def reuse(self, e: Expr) -> int:
+        """Points of results that use one value of an expression."""
+        return math.prod(n for d, n in self.dims.items() if d not in self.rdims and d not in e.symbols)
+
+    def moves(self) -> bool:
+        """Whether it takes values at a distance: what its loads read is not at their indices alone."""
+        return any(e.kind == "moved" for e in self.nodes())
+
+    def reaches(self) -> dict[int, dict[str, int]]:
+        """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
+        found: dict[int, dict[str, int]] = {}
+        for e in reversed(self.nodes()) if self.moves() else ():
+            here = dict(found.get(id(e), {}))
+            for d, k in e.info if e.kind == "moved" else ():
+                here[d] = here.get(d, 0) + k
+            for a in e.args:
+                there = found.setdefault(id(a), {})
+                for d, k in here.items():
+                    there[d] = max(there.get(d, 0), k)
+        return found
+
+    def extents(self) -> dict[str, int]:
+        """dimension -> number of places at which expressions are taken: the nest's points, and those at a distance."""
+        far = list(self.reaches().values())
+        return {d: n + max((r.get(d, 0) for r in far), default=0) for d, n in self.dims.items()}
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
+        ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())
+        rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + ahead]
+        names = _name_shared(self.nodes(), rows, "  ")
+        rows += [f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}" for k, r in enumerate(self.reductions)]
+        for w in self.writes:
+            tail = ("" if w.inner else "  (after)") + (f"  if {w.mask.text(names)}" if w.mask is not None else "")
+            target = f"{w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''}"
+            rows.append(f"  {target} = {w.value.text(names)}{tail}")
+        return "\n".join(rows)
+
+
+def nodes(expressions: Iterable[Expr]) -> list[Expr]:
+    """Every distinct node of expressions, operands before users."""
+    seen: dict[int, Expr] = {}
+
+    def visit(e: Expr) -> None:
+        if id(e) not in seen:
+            for a in e.args:
+                visit(a)
+            seen[id(e)] = e
+
+    for e in expressions:
+        visit(e)
+    return list(seen.values())
+
+
+def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, str]:
+    """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
+    uses = Counter(id(a) for e in every for a in e.args)
+    names: dict[int, str] = {}
+    height: dict[int, int] = {}
+    for e in every:
+        height[id(e)] = 1 + max((height[id(a)] for a in e.args), default=0)
+        if e.kind in ("op", "gather") and (uses[id(e)] > 1 or height[id(e)] > TALL):
+            rows.append(f"{indent}v{len(names)} = {e.text(names)}")
+            names[id(e)], height[id(e)] = f"v{len(names)}", 0
+    return names
+
+
+@dataclass
+class Let:
+    """A scalar evaluated here; its name may stand in index expressions."""
+
+    name: str
+    value: Expr
+
+
+@dataclass
+class If:
+    """Runs branches[clamp(index)]; `index` names an integer Let."""
+
+    index: str
+    branches: list[list[Stmt]]
+
+
+@dataclass
+class For:
+    """for counter in 0 .. trips - 1; `trips` is an int or names a Let."""
+
+    counter: str
+    trips: int | str
+    body: list[Stmt]
+
+
+@dataclass
+class While:
+    """Runs `condition` (which defines the Let `predicate`), then body and condition again while it is true."""
+
+    condition: list[Stmt]
+    predicate: str
+    body: list[Stmt]
+
+
+@dataclass
+class Sort:
+    """Sorts lines of equal length in place, stably, ascending by the first `num_keys` buffers.
+
+    `buffers` are contiguous arrays [lines, length]; `spare` is what sort.scratch asks for. Of each line only the `first`
+    elements are read.
+    """
+
+    buffers: list[Buf]
+    spare: list[Buf]
+    num_keys: int
+    first: int
+
+
+@dataclass
+class Trace:
+    """Hands contiguous scratch buffers to the process that runs the kernel (lower/rules/debug_callbacks.py)."""
+
+    site: int
+    buffers: list[Buf]
+
+
+@dataclass
+class Fetch:
+    """Asks for the cache lines of `count` elements from `index` on, which will be written. It may lie outside the buffer."""
+
+    buf: Buf
+    index: tuple[Affine, ...]
+    count: int
+
+
+Stmt = Nest | Let | If | For | While | Sort | Trace | Fetch
+
+
+def bodies(s: Stmt) -> list[list[Stmt]]:
+    """The lists of statements inside a statement."""
+    match s:
+        case If(branches=branches):
+            return branches
+        case For(body=body):
+            return [body]
+        case While(condition=condition, body=body):
+            return [condition, body]
+    return []
+
+
+def every(stmts: list[Stmt]) -> Iterator[Stmt]:
+    """All statements, inner ones too."""
+    for s in stmts:
+        yield s
+        for inner in bodies(s):
+            yield from every(inner)
+
+
+def with_bodies(s: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:
+    """The statement with each list of statements inside it changed."""
+    match s:
+        case If(index=i, branches=bs):
+            return If(i, [change(b) for b in bs])
+        case For(counter=c, trips=t, body=b):
+            return For(c, t, change(b))
+        case While(condition=c, predicate=p, body=b):
+            return While(change(c), p, change(b))
+    return s
+
+
+def show(stmts: list[Stmt], indent: str = "") -> str:
+    """Readable text of a statement list."""
+    rows: list[str] = []
+    for s in stmts:
+        match s:
+            case Nest():
+                rows += [indent + r for r in str(s).splitlines()]
+            case Let(name=n, value=v):
+                names = _name_shared(nodes([v]), rows, indent)
+                rows.append(f"{indent}let {n} = {v.text(names)}")
+            case If(index=i, branches=bs):
+                for n, b in enumerate(bs):
+                    rows += [f"{indent}case {i} == {n}:", show(b, indent + "  ")]
+            case For(counter=c, trips=t, body=b):
+                rows += [f"{indent}for {c} < {t}:", show(b, indent + "  ")]
+            case While(condition=c, predicate=p, body=b):
+                rows += [f"{indent}while {p}:", show(c, indent + "    "), f"{indent}do:", show(b, indent + "  ")]
+            case Trace(site=k, buffers=bufs):
+                rows.append(f"{indent}trace {k}: {', '.join(b.name for b in bufs)}")
+            case Fetch(buf=b, index=i, count=n):
+                rows.append(f"{indent}fetch {n} of {b.name}[{', '.join(map(str, i))}]")
+            case Sort(buffers=bufs, num_keys=k, first=n):
+                which = f", first {n}" if n < bufs[0].shape[1] else ""
+                rows.append(f"{indent}sort {', '.join(b.name for b in bufs)} by {k}{which}")
+    return "\n".join(r for r in rows if r)
+
+
+def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
+    """Checks ranks, known symbols and static bounds of unguarded accesses. Raises InternalError."""
+    known = set(symbols)
+    for s in stmts:
+        match s:
+            case Nest():
+                _verify_nest(s, known)
+            case Let(name=n, value=v):
+                if not v.symbols <= known:
+                    raise InternalError(f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}")
+                known.add(n)
+            case Fetch(index=index):
+                if not all(i.symbols <= known for i in index):
+                    raise InternalError(f"nest: unknown symbols in {show([s])}")
+            case If(branches=bs):
+                for b in bs:
+                    verify(b, frozenset(known))
+            case For(counter=c, body=b):
+                verify(b, frozenset(known | {c}))
+            case While(condition=c, body=b):
+                verify(c, frozenset(known))
+                verify(b, frozenset(known))
+
+
+def _verify_nest(n: Nest, known: set[str]) -> None:
+    symbols, reaches = known | n.dims.keys(), n.reaches()
+    if n.reductions and not n.rdims:
+        raise InternalError("nest: reductions without a reduced dimension", at=n.at, why=str(n))
+
+    def check(buf: Buf, index: tuple, guard: bool, what: str, reach: dict[str, int]) -> None:
+        if len(index) != len(buf.shape):
+            raise InternalError(f"nest: {what} {buf} with {len(index)} indices", at=n.at, why=str(n))
+        for i, extent in zip(index, buf.shape):
+            if i is None:
+                continue
+            if not i.symbols <= symbols:
+                raise InternalError(f"nest: unknown symbols {sorted(i.symbols - symbols)}", at=n.at, why=str(n))
+            if not guard and i.symbols <= n.dims.keys():
+                low, high = i.bounds(lambda d: n.dims[d] + reach.get(d, 0))
+                if (low < 0 or high >= extent) and all(n.dims.values()):
+                    raise InternalError(f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n))
+
+    for e in n.loads():
+        guard = e.kind == "gather" or e.info[2]  # gathers clamp
+        check(e.info[0], e.info[1], guard, "load of", reaches.get(id(e), {}))
+    for w in n.writes:
+        check(w.buf, w.index, w.guard, "store to", {})
+        if w.inner and n.rdims and not n.ordered and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes()):
+            raise InternalError("nest: an inner write uses an unfinished accumulator", at=n.at, why=str(n))
+
+
+class Names:
+    """Fresh names of one kernel."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def __call__(self, prefix: str) -> str:
+        return f"{prefix}{next(self._count)}"

@@ -1,0 +1,136 @@
+"""Which part of a dimension a nest really works on: interval analysis of the masks under its selects.
+
+    where(q >= k, s, c)    is c, whatever s, unless    k <= q: with q in a block, an interval of k that moves with the grid
+
+`live_span` finds such intervals; `outside` is the value that an expression has beyond one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+
+from .index_tests import BOOL, FAR
+from .ir import Expr, Nest, Pool, nodes
+
+
+@dataclass(frozen=True)
+class Span:
+    """max(lows) <= index < min(highs); the ends are affine in symbols that are known when the nest starts."""
+
+    lows: frozenset[Affine] = frozenset()
+    highs: frozenset[Affine] = frozenset()
+
+    def __and__(self, other: Span) -> Span:
+        return Span(self.lows | other.lows, self.highs | other.highs)
+
+    def __bool__(self) -> bool:
+        return bool(self.lows or self.highs)
+
+
+EVERYWHERE = Span()
+
+
+def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> Span:
+    """Beyond this span of `dim`, `mask` differs from `truth` at all points of the other dimensions."""
+    if mask.kind == "range":
+        a, low, high = mask.info
+        if truth:
+            return _range_span(a, low, high, dim, dims)
+        if high >= FAR:
+            return _range_span(a, -FAR, low, dim, dims)
+        return _range_span(a, high, FAR, dim, dims) if low <= -FAR else EVERYWHERE
+    if mask.kind != "op":
+        return EVERYWHERE
+    if mask.info.primitive == "not":
+        return mask_span(mask.args[0], not truth, dim, dims)
+    if mask.info.primitive == ("and" if truth else "or"):
+        return mask_span(mask.args[0], truth, dim, dims) & mask_span(mask.args[1], truth, dim, dims)
+    return EVERYWHERE
+
+
+def _range_span(a: Affine, low: int, high: int, dim: str, dims: Mapping[str, int]) -> Span:
+    """low <= a < high solved for `dim`, over the extremes of the other dimensions."""
+    c = a.coefficient(dim)
+    if abs(c) != 1:
+        return EVERYWHERE
+    rest = a - Affine.symbol(dim, c)
+    smallest, largest = (_extreme(rest, dims, pick) for pick in (min, max))
+    lows: set[Affine] = set()
+    highs: set[Affine] = set()
+    if c == 1:  # low - rest <= dim < high - rest
+        if low > -FAR:
+            lows.add(largest * -1 + low)
+        if high < FAR:
+            highs.add(smallest * -1 + high)
+    else:  # rest - high < dim <= rest - low
+        if high < FAR:
+            lows.add(smallest - high + 1)
+        if low > -FAR:
+            highs.add(largest - low + 1)
+    return Span(frozenset(lows), frozenset(highs))
+
+
+def _extreme(a: Affine, dims: Mapping[str, int], pick) -> Affine:
+    """The smallest or largest value over the dimensions of a nest, affine in what remains."""
+    total = Affine((), a.const)
+    for s, c in a.terms:
+        total = total + (pick(0, c * (dims[s] - 1)) if s in dims else Affine.symbol(s, c))
+    return total
+
+
+def live_span(nest: Nest, dim: str) -> Span:
+    """The span that the masked selects of a nest share and that moves with the program, or EVERYWHERE."""
+    found = {mask_span(e.args[0], truth, dim, nest.dims) for e in nest.nodes() if _is_masked(e)
+             for truth in (True, False) if not _varies(e.args[1 if truth else 2], dim)}
+    moving = [s for s in found if any(a.symbols for a in (*s.lows, *s.highs))]
+    return moving[0] if len(moving) == 1 else EVERYWHERE
+
+
+def _varies(e: Expr, dim: str) -> bool:
+    """Whether an expression, or what a nest has reduced in it, may change along `dim`."""
+    return dim in e.symbols or any(x.kind == "acc" for x in nodes([e]))
+
+
+def _is_masked(e: Expr) -> bool:
+    return e.kind == "op" and e.info.primitive == "select_n" and e.args[0].dtype == BOOL and len(e.args) == 3
+
+
+def outside(e: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: Pool) -> Expr | None:
+    """The value of `e` beyond `span`; None if it depends on `dim`, but for values of each index of `dim` alone.
+
+    fill_of(load) -> (True, value beyond the span or None) for loads of buffers that are written in the span only, or
+    (False, None).
+    """
+    memo: dict[int, Expr | None] = {}
+
+    def go(x: Expr) -> Expr | None:
+        if id(x) not in memo:
+            memo[id(x)] = value(x)
+        return memo[id(x)]
+
+    def value(x: Expr) -> Expr | None:
+        if _is_masked(x):
+            for truth in (True, False):
+                own = mask_span(x.args[0], truth, dim, nest.dims)
+                if own.lows >= span.lows and own.highs >= span.highs:
+                    return go(x.args[1 if truth else 2])
+            false, true = go(x.args[1]), go(x.args[2])
+            if false is not None and false is true:
+                return false
+        if x.kind in ("load", "gather"):
+            ours, fill = fill_of(x)
+            if ours:
+                return fill
+        if x.kind == "acc" or dim in x.symbols and not x.args and x.kind != "load":
+            return None
+        args = tuple(map(go, x.args))
+        if any(a is None for a in args) or x.kind == "gather" and dim in x.symbols:
+            return None
+        return x if all(a is b for a, b in zip(args, x.args)) else pool.make(x.kind, x.dtype, x.info, args)
+
+    found = go(e)
+    others = {d for d, n in nest.dims.items() if n > 1 and d != dim}
+    return None if found is not None and dim in found.symbols and others & found.symbols else found

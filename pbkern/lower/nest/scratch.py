@@ -1,0 +1,79 @@
+"""Statements -> place of every scratch buffer in a task's arena. Buffers that are never alive together share bytes.
+
+A buffer lives from the first to the last top-level statement that touches it; what a loop touches lives through the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from .ir import Buf, Fetch, Let, Nest, Sort, Stmt, Trace, every, nodes
+
+ALIGNMENT = 64
+
+
+def padded_bytes(b: Buf) -> int:
+    """Bytes of a buffer in the arena."""
+    size = max(b.size, 1) * max(b.dtype.itemsize, 1)
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dict[Buf, int], int]:
+    """(byte offset of each arena buffer that `stmts` touch, end of the last), from byte `start` on.
+
+    `fixed` buffers have their place already.
+    """
+    lives: dict[Buf, tuple[int, int]] = {}
+    for at, s in enumerate(stmts):
+        for b in touched([s]):
+            if b.arena and b not in fixed:
+                lives[b] = (lives.get(b, (at, at))[0], at)
+    placed: dict[Buf, int] = {}
+    end = start
+    taken = np.zeros((len(lives), 4), np.int64)  # of buffers that have their place: first and last statement, bytes
+    # By name at last: sets of buffers have no order that another process would repeat.
+    for k, b in enumerate(sorted(lives, key=lambda b: (-padded_bytes(b), lives[b], b.name))):
+        (first, last), size, at = lives[b], padded_bytes(b), start
+        beside = taken[:k][(taken[:k, 0] <= last) & (first <= taken[:k, 1]), 2:]
+        for low, high in sorted(beside.tolist()):
+            if at + size <= low:
+                break
+            at = max(at, high)
+        placed[b], taken[k] = at, (first, last, at, at + size)
+        end = max(end, at + size)
+    return placed, end
+
+
+def touched(stmts: list[Stmt]) -> set[Buf]:
+    """Root buffers that statements read or write, inner ones too."""
+    return read(stmts) | written(stmts) | {s.buf for s in every(stmts) if isinstance(s, Fetch)}
+
+
+def read(stmts: list[Stmt]) -> set[Buf]:
+    """Root buffers that statements read, inner ones too."""
+    found: set[Buf] = set()
+    for s in every(stmts):
+        match s:
+            case Nest():
+                found |= {e.info[0].root for e in s.loads()}
+            case Let(value=v):
+                found |= {e.info[0].root for e in nodes([v]) if e.kind in ("load", "gather")}
+            case Sort(buffers=buffers, spare=spare):
+                found |= {b.root for b in (*buffers, *spare)}
+            case Trace(buffers=buffers):
+                found |= {b.root for b in buffers}
+    return found
+
+
+def written(stmts: list[Stmt]) -> set[Buf]:
+    """Root buffers that statements write, inner ones too."""
+    found: set[Buf] = set()
+    for s in every(stmts):
+        match s:
+            case Nest():
+                found |= {w.buf.root for w in s.writes}
+            case Sort(buffers=buffers, spare=spare):
+                found |= {b.root for b in (*buffers, *spare)}
+    return found

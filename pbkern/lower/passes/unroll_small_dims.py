@@ -1,0 +1,110 @@
+"""Small dimensions, such as the coordinates of points or the channels of pixels, taken apart.
+
+    nest [i<n, c<2]   t[i, c] = f(a[i, c])               nest [i<n]
+    nest [i<n]        u[i] = t[i, 0] * t[i, 1]    ->       t[i, 0] = f(a[i, 0])    t[i, 1] = f(a[i, 1])
+                                                           u[i] = f(a[i, 0]) * f(a[i, 1])
+    nest [i<n, c<2*]  acc sum= a[i, c]            ->     nest [i<n]   0 + a[i, 0] + a[i, 1]
+
+Nests over all components and nests over one then have the same dimensions, and become one (merge_nests.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, with_bodies
+from pbkern.lower.rules.contractions import IDENTITY
+
+# Components of a dimension that is taken apart, and nodes that a nest may have then.
+MOST, MOST_NODES = 4, 160
+# Fewer points than this are no loop worth having.
+FEW_POINTS = 32
+
+Axis = tuple[Buf, int]
+OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+
+
+def take_apart(stmts: list[Stmt], builder) -> list[Stmt]:
+    """Statements in which dimensions over components are gone from nests whose neighbours use single components."""
+    out = [with_bodies(s, lambda inner: take_apart(inner, builder)) for s in stmts]
+    out = [sums_as_expressions(s, builder) if isinstance(s, Nest) else s for s in out]
+    axes = _axes_of_components(s for s in out if isinstance(s, Nest))
+    while axes:
+        changed: list[Nest] = []
+        for at, s in enumerate(out):
+            if isinstance(s, Nest) and (d := _dimension_over(s, axes)) is not None:
+                out[at] = _unrolled(s, d, builder)
+                changed.append(out[at])
+        axes = _axes_of_components(changed)
+    return out
+
+
+def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
+    yield from ((e.info[0], e.info[1]) for e in nest.loads() if e.kind == "load")
+    yield from ((w.buf, w.index) for w in nest.writes)
+
+
+def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
+    """Short axes along which some nest uses single components."""
+    return {(buf, axis) for nest in nests for buf, index in _accesses(nest) for axis, i in enumerate(index)
+            if i.is_const and 1 < buf.shape[axis] <= MOST and math.prod(nest.dims.values()) >= FEW_POINTS}
+
+
+def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
+    """A dimension that runs over the components of one of the axes and can be unrolled."""
+    if nest.rdims or nest.ordered:
+        return None
+    for buf, index in _accesses(nest):
+        for axis, i in enumerate(index):
+            if (buf, axis) in axes and len(i.terms) == 1 and i.terms[0][0] in nest.dims:
+                d = i.terms[0][0]
+                points = math.prod(nest.dims.values()) // max(nest.dims[d], 1)
+                if points >= FEW_POINTS and nest.dims[d] * len(nest.nodes()) <= MOST_NODES and nest.dims[d] == buf.shape[axis]:
+                    return d
+    return None
+
+
+def _unrolled(nest: Nest, d: str, builder) -> Nest:
+    """The nest with a write per component for each of its writes."""
+    writes = []
+    for k in range(nest.dims[d]):
+        at = {d: Affine((), k)}
+        for w in nest.writes:
+            index = tuple(i.substitute(at.get) for i in w.index)
+            writes.append(w.mapped(builder.pool.renamer(at), index=index))
+    return Nest({o: n for o, n in nest.dims.items() if o != d}, writes=writes, at=nest.at)
+
+
+def sums_as_expressions(nest: Nest, builder, most: int = MOST, most_nodes: int = MOST_NODES) -> Nest:
+    """A nest whose reductions are over `most` elements, at most, as one without."""
+    count = math.prod(nest.dims[d] for d in nest.rdims)
+    points = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
+    if not nest.reductions or nest.ordered or not 1 <= count <= most or points < FEW_POINTS:
+        return nest
+    if count * len(nest.nodes()) > most_nodes or any(w.inner for w in nest.writes):
+        return nest
+    if any(r.op not in (*OPERATION, "dot") or r.dtype.kind not in "iuf" or any(e.dtype != r.dtype for e in r.args)
+           for r in nest.reductions):
+        return nest
+    sums = []
+    for r in nest.reductions:
+        total = builder.const(IDENTITY[r.op](r.dtype), r.dtype)
+        for place in itertools.product(*(range(nest.dims[d]) for d in nest.rdims)):
+            term = _term(r, {d: Affine((), k) for d, k in zip(nest.rdims, place)}, builder)
+            total = builder.op(OPERATION.get(r.op, "add"), r.dtype, total, term)
+        sums.append(total)
+
+    def replace(e: Expr) -> Expr | None:
+        return sums[e.info] if e.kind == "acc" else None
+
+    writes = [w.mapped(builder.pool.rewriter(replace), inner=True) for w in nest.writes]
+    return Nest({d: n for d, n in nest.dims.items() if d not in nest.rdims}, writes=writes, at=nest.at)
+
+
+def _term(r, at: dict, builder) -> Expr:
+    args = [builder.pool.rename(e, at) for e in r.args]
+    return builder.op("mul", r.dtype, *args) if r.op == "dot" else args[0]
+

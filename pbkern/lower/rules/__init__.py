@@ -1,0 +1,1 @@
+"""Equation of a body -> value or statements, by family of primitives."""

@@ -1,0 +1,223 @@
+"""Rules for operations with an iteration space of their own: reductions, contractions, windows, cumulative ops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.rules import RuleTable
+from pbkern.lower.nest.ir import Expr
+from pbkern.lower.values.values import ZERO, Contract, Index, Lazy, Value, dims_index
+
+# rule(builder, eqn, operands: list[Value]) -> Value
+CONTRACTIONS: RuleTable = RuleTable("reduction")
+
+
+def accumulator_dtype(dtype: np.dtype) -> np.dtype:
+    """Half precision accumulates in float32."""
+    return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
+
+
+def _symbol(d: tuple[str, int]) -> Affine:
+    return dims_index([d])[0]
+
+
+def _reduce(op: str):
+    def rule(builder, eqn, ins):
+        src, axes = ins[0], eqn.params["axes"]
+        out = eqn.outvars[0].aval
+        dims = tuple((builder.names("d"), n) for n in src.shape)
+        index = dims_index(dims)
+        return Contract(tuple(out.shape), np.dtype(out.dtype), dims, tuple(dims[a][0] for a in axes),
+                        tuple(i for k, i in enumerate(index) if k not in axes), (src,), (index,), op,
+                        accumulator_dtype(np.dtype(out.dtype)), at_line=builder.line(eqn))
+
+    return rule
+
+
+for _name, _op in (("reduce_sum", "sum"), ("reduce_max", "max"), ("reduce_min", "min"), ("reduce_prod", "prod"),
+                   ("reduce_and", "and"), ("reduce_or", "or"), ("reduce_xor", "xor")):
+    CONTRACTIONS.register(_name)(_reduce(_op))
+
+
+@CONTRACTIONS.register("argmax", "argmin")
+def _argmax(builder, eqn, ins):
+    src, axis = ins[0], eqn.params["axes"][0]
+    out = eqn.outvars[0].aval
+    dims = tuple((builder.names("d"), n) for n in src.shape)
+    index = dims_index(dims)
+    return Contract(tuple(out.shape), np.dtype(out.dtype), dims, (dims[axis][0],),
+                    tuple(i for k, i in enumerate(index) if k != axis), (src,), (index,), eqn.primitive.name,
+                    np.dtype(out.dtype), index_arg=index[axis], at_line=builder.line(eqn))
+
+
+def _cumulative(op: str):
+    def rule(builder, eqn, ins):
+        src, axis = ins[0], eqn.params["axis"]
+        dims = tuple((builder.names("d"), n) for n in src.shape)
+        index = list(dims_index(dims))
+        if eqn.params["reverse"] and src.shape[axis] > 1:
+            index[axis] = index[axis] * -1 + (src.shape[axis] - 1)
+        return Contract(src.shape, src.dtype, dims, (dims[axis][0],), tuple(index), (src,), (tuple(index),), op,
+                        accumulator_dtype(src.dtype), ordered=True, at_line=builder.line(eqn))
+
+    return rule
+
+
+for _name, _op in (("cumsum", "sum"), ("cumprod", "prod"), ("cummax", "max"), ("cummin", "min"),
+                   ("cumlogsumexp", "logaddexp")):
+    CONTRACTIONS.register(_name)(_cumulative(_op))
+
+
+@CONTRACTIONS.register("dot_general")
+def _dot_general(builder, eqn, ins):
+    (lhs_k, rhs_k), (lhs_b, rhs_b) = eqn.params["dimension_numbers"]
+    lhs, rhs = ins
+    out = eqn.outvars[0].aval
+    dtype = np.dtype(out.dtype)
+    shape = [("", 0)] * len(out.shape)
+    for a, n in enumerate(out.shape):
+        shape[a] = (builder.names("d"), n)
+    reduced = [(builder.names("k"), lhs.shape[a]) for a in lhs_k]
+    free = iter(shape[len(lhs_b) :])
+
+    def route(rank: int, batch, contracted) -> tuple[Affine, ...]:
+        index = []
+        for a in range(rank):
+            if a in contracted:
+                index.append(_symbol(reduced[list(contracted).index(a)]))
+            elif a in batch:
+                index.append(_symbol(shape[list(batch).index(a)]))
+            else:
+                index.append(_symbol(next(free)))
+        return tuple(index)
+
+    routes = (route(len(lhs.shape), lhs_b, lhs_k), route(len(rhs.shape), rhs_b, rhs_k))
+    acc = accumulator_dtype(dtype)
+    operands = (builder.cast(lhs, acc), builder.cast(rhs, acc))
+    if not reduced:
+        return builder.cast(_products(builder, tuple(out.shape), shape, operands, routes), dtype)
+    return Contract(tuple(out.shape), dtype, tuple(shape) + tuple(reduced), tuple(d for d, _ in reduced),
+                    dims_index(shape), operands, routes, "dot", acc, at_line=builder.line(eqn))
+
+
+def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
+    """Every product of elements of two operands: a contraction of no dimension."""
+
+    def route(ix: Index) -> list[Index]:
+        places = {d: i for (d, _), i in zip(dims, ix)}
+        return [tuple(i.substitute(places.get) for i in r) for r in routes]
+
+    def combine(pool, ix: Index, xs: list[Expr]) -> Expr:
+        return builder.op("mul", operands[0].dtype, *xs)
+
+    return builder.new(Lazy(shape, operands[0].dtype, operands, route, combine, cost=1.0))
+
+
+@CONTRACTIONS.register("conv_general_dilated")
+def _conv(builder, eqn, ins):
+    """A contraction over (window..., input feature); padding and lhs dilation become a padded operand first."""
+    p = eqn.params
+    lhs, rhs = ins
+    dn, groups, batch_groups = p["dimension_numbers"], p["feature_group_count"], p["batch_group_count"]
+    out = eqn.outvars[0].aval
+    dtype = np.dtype(out.dtype)
+    acc = accumulator_dtype(dtype)
+    lhs = _dilate_and_pad(builder, lhs, dn.lhs_spec[2:], p["lhs_dilation"], p["padding"])
+    shape = tuple((builder.names("d"), n) for n in out.shape)
+    n_dim, o_dim, *space = (shape[a] for a in dn.out_spec)
+    window = [(builder.names("k"), rhs.shape[a]) for a in dn.rhs_spec[2:]]
+    feature = (builder.names("k"), rhs.shape[dn.rhs_spec[1]])
+    out_per_group = rhs.shape[dn.rhs_spec[0]] // max(groups, batch_groups)
+    channel, group = _grouped(builder, o_dim, out_per_group, max(groups, batch_groups))
+
+    left: list[Affine] = [ZERO] * len(lhs.shape)
+    left[dn.lhs_spec[0]] = _symbol(n_dim)
+    left[dn.lhs_spec[1]] = _symbol(feature)
+    if groups > 1:
+        left[dn.lhs_spec[1]] = _symbol(feature) + group * feature[1]
+    if batch_groups > 1:
+        left[dn.lhs_spec[0]] = _symbol(n_dim) + group * out.shape[dn.out_spec[0]]
+    for a, s, w, stride, dilation in zip(dn.lhs_spec[2:], space, window, p["window_strides"], p["rhs_dilation"]):
+        left[a] = _symbol(s) * stride + _symbol(w) * dilation
+    right: list[Affine] = [ZERO] * len(rhs.shape)
+    right[dn.rhs_spec[0]], right[dn.rhs_spec[1]] = channel, _symbol(feature)
+    for a, w in zip(dn.rhs_spec[2:], window):
+        right[a] = _symbol(w)
+
+    index = list(dims_index(shape))
+    dims = list(shape)
+    if max(groups, batch_groups) > 1:  # the output channel is split into (group, channel within it)
+        index[dn.out_spec[1]] = channel
+        at = dims.index(o_dim)
+        dims[at : at + 1] = [(str(group.terms[0][0]), max(groups, batch_groups))] if group.terms else []
+        dims += [(str((channel - group * out_per_group).terms[0][0]), out_per_group)] if out_per_group > 1 else []
+    # In the order of the filters in memory: where there are many channels, they are many times as much as caches hold.
+    reduced = [d for _, d in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), [*window, feature]))]
+    return Contract(tuple(out.shape), dtype, (*dims, *reduced), tuple(d for d, _ in reduced), tuple(index),
+                    (builder.cast(lhs, acc), builder.cast(rhs, acc)), (tuple(left), tuple(right)), "dot", acc,
+                    at_line=builder.line(eqn))
+
+
+def _grouped(builder, o_dim, per_group: int, groups: int) -> tuple[Affine, Affine]:
+    """(output channel, group) as affine expressions."""
+    if groups == 1:
+        return _symbol(o_dim), ZERO
+    group = _symbol((builder.names("d"), groups))
+    return group * per_group + _symbol((builder.names("d"), per_group)), group
+
+
+def _dilate_and_pad(builder, lhs: Value, axes, dilation, padding) -> Value:
+    if all(d == 1 for d in dilation) and all(lo == hi == 0 for lo, hi in padding):
+        return lhs
+    config = [(0, 0, 0)] * len(lhs.shape)
+    for a, d, (lo, hi) in zip(axes, dilation, padding):
+        config[a] = (int(lo), int(hi), d - 1)
+    return builder.pad(lhs, 0, tuple(config))
+
+
+def _window(op: str, identity):
+    def rule(builder, eqn, ins):
+        p, src = eqn.params, ins[0]
+        out = eqn.outvars[0].aval
+        dtype = np.dtype(out.dtype)
+        config = tuple((int(lo), int(hi), d - 1) for (lo, hi), d in zip(p["padding"], p["base_dilation"]))
+        if any(c != (0, 0, 0) for c in config):
+            src = builder.pad(src, identity(dtype), config)
+        shape = [(builder.names("d"), n) for n in out.shape]
+        window = [(builder.names("k"), n) for n in p["window_dimensions"]]
+        index = tuple(_symbol(s) * stride + _symbol(w) * dilation
+                      for s, w, stride, dilation in zip(shape, window, p["window_strides"], p["window_dilation"]))
+        return Contract(tuple(out.shape), dtype, (*shape, *window), tuple(d for d, _ in window), dims_index(shape),
+                        (src,), (index,), op, accumulator_dtype(dtype), at_line=builder.line(eqn))
+
+    return rule
+
+
+def lowest(dtype: np.dtype):
+    """Identity of max."""
+    if dtype.kind == "b":
+        return False
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
+
+
+def highest(dtype: np.dtype):
+    """Identity of min."""
+    if dtype.kind == "b":
+        return True
+    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+
+
+for _name, _op, _identity in (("reduce_window_sum", "sum", lambda d: 0), ("reduce_window_max", "max", lowest),
+                              ("reduce_window_min", "min", highest)):
+    CONTRACTIONS.register(_name)(_window(_op, _identity))
+
+IDENTITY = {
+    "sum": lambda d: 0, "dot": lambda d: 0, "dot_bf16": lambda d: 0, "dot_i16": lambda d: 0, "dot_i8": lambda d: 0,
+    "prod": lambda d: 1,
+    "max": lowest, "min": highest, "greatest_number": lowest,
+    "and": lambda d: True if d.kind == "b" else -1, "or": lambda d: 0, "xor": lambda d: 0,
+    "logaddexp": lambda d: -np.inf, "argmax": lowest, "argmin": highest,
+}
+
+__all__ = ["CONTRACTIONS", "IDENTITY", "Lazy", "accumulator_dtype"]

@@ -1,0 +1,308 @@
+"""scan, while and cond in bodies. Values they carry live in scratch buffers; Refs pass through.
+
+A carry that only counts (init + step * iteration) becomes an index expression instead, so that subscripts made from
+it stay affine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+from pbkern.core.rules import RuleTable
+from pbkern.lower.nest.ir import Buf, For, If, While
+from pbkern.lower.values.items import ControlItem, LetItem, StoreItem
+from pbkern.lower.values.scalar_evolution import known_bounds, simplified
+from pbkern.lower.values.values import ZERO, Lazy, Literal, Stored, Value, is_index_only
+
+from .elementwise import fold_index
+from .views import index_value
+
+RULES: RuleTable = RuleTable("control flow")
+INT32_MAX = int(np.iinfo(np.int32).max)
+STATE = ("swap", "addupdate", "masked_store")
+
+
+def _bind(builder, env: dict, local: dict, var, atom) -> None:
+    """Passes an operand into an inner jaxpr: Refs by name, values by value."""
+    if not isinstance(atom, jex.Literal) and atom in builder.refs:
+        builder.refs[var] = builder.refs[atom]
+    else:
+        local[var] = builder.read(env, atom)
+
+
+def written_buffers(builder, jaxpr: jex.Jaxpr, refs: dict) -> frozenset[Buf]:
+    """Buffers that a jaxpr stores to. `refs`: its Ref variables -> RefView."""
+    from pbkern.core import jaxprs
+
+    found: set[Buf] = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in STATE and eqn.invars[0] in refs:
+            found.add(refs[eqn.invars[0]].buf)
+        for inner in jaxprs.inner_jaxprs(eqn):
+            outer = eqn.invars[len(eqn.invars) - len(inner.jaxpr.invars):]
+            if eqn.primitive.name == "while":
+                outer = _while_operands(eqn, inner)
+            mapped = {v: refs[a] for v, a in zip(inner.jaxpr.invars, outer)
+                      if not isinstance(a, jex.Literal) and a in refs}
+            found |= written_buffers(builder, inner.jaxpr, mapped)
+    return frozenset(found)
+
+
+def _while_operands(eqn, inner):
+    nc, nb = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    carry = eqn.invars[nc + nb :]
+    return (eqn.invars[:nc] if inner is eqn.params["cond_jaxpr"] else eqn.invars[nc : nc + nb]) + carry
+
+
+def _no_refs(builder, atoms) -> list:
+    return [a for a in atoms if isinstance(a, jex.Literal) or a not in builder.refs]
+
+
+def _all_writes(builder, eqn) -> frozenset[Buf]:
+    class _One:
+        eqns = [eqn]
+
+    return written_buffers(builder, _One, builder.refs)
+
+
+def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
+    uses = tuple(v for v in (builder.read(env, a) for a in _no_refs(builder, eqn.invars)))
+    builder.append_control(ControlItem(uses, _all_writes(builder, eqn), run), results)
+
+
+def _results(builder, eqn, env: dict) -> list[Stored]:
+    """Buffers for the results of an equation, known before its statements are built."""
+    made = []
+    for v in eqn.outvars:
+        made.append(builder.new_buffer(tuple(v.aval.shape), np.dtype(v.aval.dtype)))
+        env[v] = made[-1]
+    return made
+
+
+def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda ix: ix) -> None:
+    for t, v in zip(targets, values):
+        builder.items.append(StoreItem(t.buf, v.shape, lambda ix, t=t: t.place(place(ix)), v, at=None))
+
+
+@RULES.register("cond")
+def _cond(builder, eqn, env: dict) -> None:
+    index = builder.read(env, eqn.invars[0])
+    symbol = builder.index_symbol(index, clamp=len(eqn.params["branches"]) - 1)
+    if symbol.is_const:
+        _once(builder, eqn.params["branches"][symbol.const], eqn.invars[1:], eqn, env)
+        return
+    results = _results(builder, eqn, env)
+
+    def run() -> None:
+        bodies = []
+        for branch in eqn.params["branches"]:
+            local: dict = {}
+            for v, a in zip(branch.jaxpr.invars, eqn.invars[1:]):
+                _bind(builder, env, local, v, a)
+            _constants(local, branch)
+            bodies.append(builder.region(branch.jaxpr, local, lambda e, b=branch: _store_all(
+                builder, results, [builder.read(e, o) for o in b.jaxpr.outvars])))
+        builder.stmts.append(If(symbol.terms[0][0], bodies))
+
+    _control(builder, eqn, env, results, run)
+
+
+def _constants(local: dict, closed: jex.ClosedJaxpr) -> None:
+    for v, c in zip(closed.jaxpr.constvars, closed.consts):
+        local[v] = Literal((), np.asarray(c).dtype, np.asarray(c)[()])
+
+
+def _once(builder, closed: jex.ClosedJaxpr, atoms, eqn, env: dict) -> None:
+    """The only branch of a conditional or turn of a loop that runs, as if it stood there."""
+    local: dict = {}
+    for v, a in zip(closed.jaxpr.invars, atoms):
+        _bind(builder, env, local, v, a)
+    _constants(local, closed)
+    builder.scan_equations(closed.jaxpr, local)
+    env.update(zip(eqn.outvars, [builder.read(local, o) for o in closed.jaxpr.outvars]))
+
+
+def _copy_in(builder, carries: list[Stored], values: list[Value]) -> None:
+    for c, v in zip(carries, values):
+        builder.store_value(c, v, lambda ix: ix)
+
+
+def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
+    """carry position -> constant step, for integer carries whose next value is carry + constant."""
+    made = {o: e for e in jaxpr.eqns for o in e.outvars}
+    steps = {}
+    for k, (i, o) in enumerate(zip(invars, outvars)):
+        e = None if isinstance(o, jex.Literal) else made.get(o)
+        if o is i:
+            steps[k] = 0
+        elif e is not None and e.primitive.name == "add" and i.aval.shape == () and np.dtype(i.aval.dtype).kind in "iu":
+            a, b = e.invars
+            if a is i and isinstance(b, jex.Literal):
+                steps[k] = int(b.val)
+            elif b is i and isinstance(a, jex.Literal):
+                steps[k] = int(a.val)
+    return {k: s for k, s in steps.items() if invars[k].aval.shape == () and np.dtype(invars[k].aval.dtype).kind in "iu"}
+
+
+def _counted(builder, start: Affine, step: int, counter: str, dtype) -> Value:
+    return index_value((), np.dtype(dtype), lambda ix: start + Affine.symbol(counter) * step, builder)
+
+
+@RULES.register("scan")
+def _scan(builder, eqn, env: dict) -> None:
+    p = eqn.params
+    closed, length, nc = p["jaxpr"], p["length"], p["num_consts"]
+    ncar = p["num_carry"]
+    jaxpr = closed.jaxpr
+    invars = jaxpr.invars
+    init, xs = eqn.invars[nc : nc + ncar], eqn.invars[nc + ncar :]
+    if length == 1 and not xs and len(eqn.outvars) == ncar:
+        _once(builder, closed, eqn.invars, eqn, env)
+        return
+    steps = _counter_steps(jaxpr, invars[nc : nc + ncar], jaxpr.outvars[:ncar])
+    starts = {k: builder.index_symbol(builder.read(env, init[k])) for k in steps}
+    results = _results(builder, eqn, env)
+    counter = builder.names("%i")
+    builder.bounds[counter] = (0, max(length - 1, 0))
+
+    def run() -> None:
+        local: dict = {}
+        for v, a in zip(invars[:nc], eqn.invars[:nc]):
+            _bind(builder, env, local, v, a)
+        _constants(local, closed)
+        _copy_in(builder, [r for k, r in enumerate(results[:ncar]) if k not in steps],
+                 [builder.read(env, a) for k, a in enumerate(init) if k not in steps])
+        for k, v in enumerate(invars[nc : nc + ncar]):
+            local[v] = (builder.whole(results[k].buf) if k not in steps else
+                        _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
+        row = Affine.symbol(counter) if not p["reverse"] else Affine.symbol(counter) * -1 + (length - 1)
+        for v, a in zip(invars[nc + ncar :], xs):
+            value = builder.read(env, a)
+            if isinstance(value, Literal):
+                local[v] = Literal(tuple(v.aval.shape), value.dtype, value.scalar)
+                continue
+            stored = builder.in_memory(value)
+            local[v] = Stored(tuple(v.aval.shape), stored.dtype, stored.buf,
+                              lambda ix, s=stored: s.place((row, *ix)), stored.guard)
+
+        def finish(e: dict) -> None:
+            outs = [builder.read(e, o) for o in jaxpr.outvars]
+            _store_all(builder, results[ncar:], outs[ncar:], lambda ix: (row, *ix))
+            _store_carries(builder, e, [(results[k], invars[nc + k], outs[k]) for k in range(ncar) if k not in steps])
+
+        if length:
+            builder.stmts.append(For(counter, length, builder.region(jaxpr, local, finish)))
+        for k, step in steps.items():
+            last = index_value((), results[k].dtype, lambda ix, k=k, s=step: starts[k] + s * length, builder)
+            builder.store_value(results[k], last, lambda ix: ix)
+
+    _control(builder, eqn, env, results, run)
+
+
+def _store_carries(builder, env: dict, carries: list[tuple[Stored, jex.Var, Value]]) -> None:
+    """Next values into the carry buffers; a carry passed through unchanged needs nothing.
+
+    The body sees each carry as a value of its own: what a buffer holds differs before and after the stores.
+    """
+    moved = [(c, v) for c, var, v in carries if v is not env[var]]
+    _store_all(builder, [c for c, _ in moved], [v for _, v in moved])
+
+
+@RULES.register("while")
+def _while(builder, eqn, env: dict) -> None:
+    p = eqn.params
+    nc, nb = p["cond_nconsts"], p["body_nconsts"]
+    cond, body = p["cond_jaxpr"], p["body_jaxpr"]
+    init = eqn.invars[nc + nb :]
+    carry = body.jaxpr.invars[nb:]
+    counted = _fori(cond.jaxpr, body.jaxpr, nc, nb)
+    trips, starts, steps = None, {}, {}
+    if counted is not None:
+        k, limit = counted
+        bound = limit if not isinstance(limit, int) else init[limit] if limit >= 0 else None
+        trips = _trip_count(builder, builder.read(env, init[k]), builder.read(env, bound) if bound is not None else None)
+        if trips == 1:
+            _once(builder, body, (*eqn.invars[nc : nc + nb], *init), eqn, env)
+            return
+        steps = _counter_steps(body.jaxpr, carry, body.jaxpr.outvars)
+        starts = {j: builder.index_symbol(builder.read(env, init[j])) for j in steps}
+    results = _results(builder, eqn, env)
+
+    def bind_consts(closed, atoms) -> dict:
+        local: dict = {}
+        for v, a in zip(closed.jaxpr.invars, atoms):
+            _bind(builder, env, local, v, a)
+        _constants(local, closed)
+        return local
+
+    def run() -> None:
+        kept = [k for k in range(len(carry)) if k not in steps]
+        _copy_in(builder, [results[k] for k in kept], [builder.read(env, init[k]) for k in kept])
+        local = bind_consts(body, eqn.invars[nc : nc + nb])
+        counter = builder.names("%i")
+        if trips is not None:
+            most = trips if isinstance(trips, int) else builder.bounds[trips.terms[0][0]][1]
+            builder.bounds[counter] = (0, max(most - 1, 0))
+        for k, v in enumerate(carry):
+            local[v] = (builder.whole(results[k].buf) if k not in steps else
+                        _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
+
+        def finish(e: dict) -> None:
+            outs = [builder.read(e, o) for o in body.jaxpr.outvars]
+            _store_carries(builder, e, [(results[k], carry[k], outs[k]) for k in kept])
+
+        stmts = builder.region(body.jaxpr, local, finish)
+        if trips is not None:
+            builder.stmts.append(For(counter, trips if isinstance(trips, int) else trips.terms[0][0], stmts))
+            for k, step in steps.items():
+                total = Affine((), trips) if isinstance(trips, int) else trips
+                last = index_value((), results[k].dtype, lambda ix, k=k, s=step, t=total: starts[k] + t * s, builder)
+                builder.store_value(results[k], last, lambda ix: ix)
+            return
+        test = bind_consts(cond, eqn.invars[:nc])
+        test.update((v, builder.whole(r.buf)) for v, r in zip(cond.jaxpr.invars[nc:], results))
+        predicate: list[Affine] = []
+        condition = builder.region(cond.jaxpr, test, lambda e: predicate.append(
+            builder.index_symbol(builder.read(e, cond.jaxpr.outvars[0]))))
+        name = predicate[0].terms[0][0] if predicate[0].terms else None
+        builder.stmts.append(While(condition, name if name is not None else str(predicate[0].const), stmts))
+
+    _control(builder, eqn, env, results, run)
+
+
+def _fori(cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
+    """(position of the counter, limit atom or carry position) if this while counts up by one, else None."""
+    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
+        return None
+    a, b = cond.eqns[0].invars
+    carried = list(cond.invars[nc:])
+    if cond.eqns[0].outvars[0] is not cond.outvars[0] or a not in carried:
+        return None
+    k = carried.index(a)
+    if _counter_steps(body, body.invars[nb:], body.outvars).get(k) != 1:
+        return None
+    if isinstance(b, jex.Literal):
+        return k, b
+    if b in carried and body.outvars[carried.index(b)] is body.invars[nb + carried.index(b)]:
+        return k, carried.index(b)
+    return None
+
+
+def _trip_count(builder, start: Value, stop: Value) -> int | Affine:
+    """max(stop - start, 0) as an int or a scalar symbol."""
+    def combine(pool, ix, xs):
+        return fold_index(pool, "sub", stop.dtype, [xs[1], xs[0]]) or builder.op("sub", stop.dtype, xs[1], xs[0])
+
+    known = is_index_only(start) and is_index_only(stop)
+    difference = simplified(builder, Lazy((), stop.dtype, (start, stop), lambda ix: ((), ()), combine, index_only=known))
+    if isinstance(difference, Literal):
+        return max(int(difference.scalar), 0)
+    name = builder.names("%s")
+    builder.items.append(LetItem(name, builder.new(difference), INT32_MAX))
+    builder.bounds[name] = known_bounds(builder, difference, INT32_MAX)
+    return Affine.symbol(name)
+
+
+__all__ = ["RULES", "ZERO"]

@@ -1,0 +1,47 @@
+"""Which equations a body may contain: answered before anything is built, so that fusion can leave the rest to XLA."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pbkern.core import jaxprs
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.lower.math import elementwise
+from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
+
+from . import control_flow
+from .contractions import CONTRACTIONS
+from .scatter import supports as scatter_supports
+from .views import VIEWS
+
+OTHERS = ("sort", "get", "swap", "addupdate", "masked_load", "masked_store", "program_id", "num_programs", "in_bounds")
+
+
+def supports(eqn) -> str | None:
+    """None if bodies can contain the equation, else why not."""
+    name = eqn.primitive.name
+    if jaxprs.called_jaxpr(eqn) is not None:
+        return next((r for e in jaxprs.called_jaxpr(eqn).jaxpr.eqns if (r := supports(e))), None)
+    dtypes = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
+    for d in dtypes:
+        if d is not None and (not isinstance(d, np.dtype) or d.name not in ELEMENTS or d.name in SUB_BYTE):
+            return f"dtype {d} has no register type on this target"
+    if name in elementwise.RULES and name not in VIEWS:
+        ins = [np.dtype(v.aval.dtype) for v in eqn.invars]
+        if elementwise.supports(name, ins, np.dtype(eqn.outvars[0].aval.dtype)):
+            return None
+        return f"`{name}` is not covered for {', '.join(d.name for d in ins)}"
+    if name in SCATTERS:
+        return scatter_supports(eqn)
+    if name in VIEWS or name in CONTRACTIONS or name in OTHERS:
+        return None
+    if name in control_flow.RULES:
+        return next((r for j in jaxprs.inner_jaxprs(eqn) for e in j.jaxpr.eqns if (r := supports(e))), None)
+    return f"no lowering rule for `{name}`"
+
+
+def coverage() -> dict[str, list[str]]:
+    """Covered primitives by family."""
+    return {"elementwise": sorted(set(elementwise.RULES) - set(VIEWS)), "shape": list(VIEWS),
+            "reduction and contraction": list(CONTRACTIONS), "control flow": list(control_flow.RULES),
+            "other": sorted((*OTHERS, *SCATTERS))}

@@ -1,0 +1,112 @@
+"""jax.debug.print and failed checks in bodies -> Trace statements: values are copied to scratch and handed to the host process.
+
+The target's runtime provides TRACE(site, operand, address), called once per operand in order; `SITES[site]` says what
+to do with the values once the last one is there. Sites live as long as the process, as its compiled kernels do.
+
+A failed check also hands over the operands of its kernel, wherever in a program of many it was launched, so that the error
+can name a file that fails the same way (dsl/text/repro.py). Of operands that the kernel updates, the launch keeps a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern import _jax
+from pbkern.core.errors import UnsupportedOp
+from pbkern.dsl import checks
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.primitives.breakpoint import breakpoint_p
+from pbkern.dsl.text.repro import LARGEST
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.ir import Buf, Trace
+from pbkern.lower.values.items import ControlItem
+
+TRACE = "pbk_trace"
+Type = tuple[tuple[int, ...], np.dtype]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One equation.
+
+    Attributes:
+      types: of the values that it shows.
+      operands: types of its kernel's operands, where it hands them over.
+      receive: called with the values, and a function that reads the operands.
+    """
+
+    types: tuple[Type, ...]
+    operands: tuple[Type, ...]
+    receive: Callable[[list, Callable[[], list]], None]
+
+
+SITES: list[Site] = []
+
+
+def trace(builder, eqn, env: dict) -> None:
+    """Notes the statement; operands are read where it stands in the program's order. A failed check has the grid's indices
+    as further operands."""
+    if eqn.primitive is breakpoint_p:
+        raise UnsupportedOp(
+            "pbkern.breakpoint in a compiled kernel", at=_jax.user_line(eqn), why="machine code has no Python frame to stop in",
+            hint="interpret=True, or pbkern.interpret(kernel.trace(*arrays), *arrays)",
+        )  # fmt: skip
+    values = [builder.read(env, a) for a in eqn.invars]
+    operands: tuple[Buf, ...] = ()
+    if eqn.primitive is checks.fail_p:
+        receive = _reporter(eqn, builder.kernel)
+        values += builder.grid
+        operands = builder.operands
+    else:
+        receive = _printer(eqn)
+    site = len(SITES)
+    types = [(v.shape, v.dtype) for v in values]
+    SITES.append(Site(tuple(types), tuple((b.shape, b.dtype) for b in operands), receive))
+
+    def run() -> None:
+        copies = [builder.new_buffer(v.shape, v.dtype) for v in values]
+        for copy, value in zip(copies, values):
+            builder.store_value(copy, value, lambda ix: ix)
+        builder.stmts.append(Trace(site, [c.buf for c in copies] + list(operands)))
+
+    builder.append_control(ControlItem(tuple(values), frozenset(), run), [])
+
+
+def _printer(eqn) -> Callable[..., None]:
+    show = _jax.debug_printer(eqn)
+    return lambda values, _: show(*values)
+
+
+def _reporter(eqn, kernel: Kernel) -> Callable[..., None]:
+    count = len(eqn.invars)
+
+    def receive(values: list, operands: Callable[[], list]) -> None:
+        checks.report(checks.error(eqn, kernel.name, values[count:], values[:count]), kernel, operands)
+
+    return receive
+
+
+def hands_over_operands(kernel: Kernel) -> bool:
+    """Whether a failed check in this kernel can tell its operands: larger ones are not worth a file."""
+    return bool(checks.messages(kernel.body.jaxpr)) and sum(t.nbytes for t in kernel.in_types) <= LARGEST
+
+
+def emit_trace(text: Text, block: Block, s: Trace, memref: Callable) -> None:
+    """One call per operand, or one without address."""
+    site = text.put(block, f"arith.constant {s.site} : i64")
+    for k, buf in enumerate(s.buffers):
+        address = text.put(block, f"memref.extract_aligned_pointer_as_index {buf.name} : {memref(buf)} -> index")
+        _call(text, block, site, k, text.put(block, f"arith.index_cast {address} : index to i64"))
+    if not s.buffers:
+        _call(text, block, site, 0, text.put(block, "arith.constant 0 : i64"))
+
+
+def _call(text: Text, block: Block, site: str, operand: int, address: str) -> None:
+    k = text.put(block, f"arith.constant {operand} : i64")
+    block.lines.append(f"func.call @_mlir_ciface_{TRACE}({site}, {k}, {address}) : (i64, i64, i64) -> ()")
+
+
+DECLARATION = f"func.func private @_mlir_ciface_{TRACE}(i64, i64, i64)"

@@ -1,0 +1,323 @@
+"""Ref effects of a body: reads become stored values, writes become store items in program order.
+
+Integer arrays as indices that are affine (lower/values/affine_index_arrays.py) are slices. Others read through gathers and
+write in a loop over their elements, in order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern.core.affine import Affine
+from pbkern.dsl.primitives.ref_access import Gather, Range, ref_access
+from pbkern.lower.nest.index_tests import BOOL, interval
+from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Pool, Stmt, Write
+from pbkern.lower.values.affine_index_arrays import AffineArray, affine_array, are_distinct, row_steps
+from pbkern.lower.values.dynamic_strides import Steps, steps_along
+from pbkern.lower.values.items import ControlItem, RefView, StoreItem
+from pbkern.lower.values.values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
+
+from .elementwise import always
+
+# Rows of fewer elements are stored one by one.
+SHORTEST_RUN = 4
+
+
+@dataclass
+class _Place:
+    """Where an access goes: index of the value -> index of the Ref.
+
+    Of the axes with index arrays, `runs` have affine ones, which are a position like any other; `gathers` the others.
+    """
+
+    shape: tuple[int, ...]
+    offsets: list[Affine]
+    strides: list[int | None]  # None: the axis takes no dimension of the value
+    runs: dict[int, AffineArray]
+    gathers: dict[int, Value]
+    gather_at: int  # first dimension of the value that runs along the gathered elements
+    gather_shape: tuple[int, ...]
+
+    def split(self, ix: Index) -> tuple[Index, Index]:
+        """(position among gathered elements, the rest)."""
+        low, high = self.gather_at, self.gather_at + len(self.gather_shape)
+        return ix[low:high], ix[:low] + ix[high:]
+
+    def __call__(self, ix: Index) -> Index:
+        """Index of the Ref; gathered axes at 0."""
+        gathered, others = self.split(ix)
+        rest = iter(others)
+        index = [o if s is None else o + next(rest) * s for o, s in zip(self.offsets, self.strides)]
+        for axis, array in self.runs.items():
+            index[axis] = array.at(gathered)
+        return tuple(index)
+
+
+def access(builder, eqn, env: dict) -> None:
+    """get, swap, addupdate, masked_load, masked_store."""
+    acc = ref_access(eqn)
+    ref = builder.refs[acc.ref]
+    masked = acc.mask is not None
+    mask = None if not masked else builder.read(env, acc.mask)
+    place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
+    guard = ref.guard or masked and not _lies_inside(builder, acc.indices, place, ref.shape)
+    if masked and not place.gathers and always(builder, mask):
+        mask = None
+    if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
+        value = _load(builder, ref, place, guard)
+        if mask is not None and acc.kind == "load":
+            other = Literal((), ref.dtype, 0) if acc.other is None else builder.read(env, acc.other)
+            value = builder.new(_masked(builder, mask, value, other, place.shape))
+        env[eqn.outvars[0]] = value
+    if acc.kind == "load":
+        return
+    value = _broadcast(builder, builder.read(env, acc.value), place.shape)
+    mask = None if mask is None else _broadcast(builder, mask, place.shape)
+    if place.gathers:
+        _scatter(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
+    else:
+        _store(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
+
+
+def in_bounds(builder, ref: RefView, axis: int) -> Value:
+    """Which positions of a block along `axis` lie inside its array."""
+    buf_axis = ref.axes.index(axis)
+    base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
+
+    def combine(pool: Pool, ix: Index, xs) -> Expr:
+        return pool.make("range", BOOL, (base + ix[0], 0, extent))
+
+    if not ref.guard:
+        return builder.new(Literal((ref.shape[axis],), BOOL, True))
+    return builder.new(Lazy((ref.shape[axis],), BOOL, (), lambda ix: (), combine, cost=1.0))
+
+
+def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: bool) -> _Place:
+    masked = mask is not None
+    offsets: list[Affine] = []
+    strides: list[int | None] = []
+    shape: list[int] = []
+    gathers: dict[int, Value] = {}
+    first, split, seen_range = None, False, False
+    for axis, (index, extent) in enumerate(zip(indices, ref_shape)):
+        if isinstance(index, Range):
+            reach = (index.size - 1) * index.stride + 1 if index.size else 0
+            offsets.append(_start(builder, env, index.start, None if masked else extent - reach))
+            strides.append(index.stride)
+            shape.append(index.size)
+            seen_range = first is not None
+            continue
+        strides.append(None)
+        split |= seen_range and first is not None
+        if isinstance(index, Gather):
+            gathers[axis] = builder.read(env, index.at) if isinstance(index.at, jex.Var) else _constant(index.at)
+            offsets.append(ZERO)
+        else:
+            offsets.append(_start(builder, env, index.at, None if masked else extent - 1))
+        first = len(shape) if first is None else first
+    gather_shape = next(iter(gathers.values())).shape if gathers else ()
+    at = 0 if split or first is None else first
+    shape[at:at] = gather_shape
+    runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), writes)
+    gathers = {axis: v for axis, v in gathers.items() if axis not in runs}
+    for v in gathers.values():
+        row_steps(builder, v)  # before it is decided what is stored
+    return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
+
+
+def _lies_inside(builder, indices, place: _Place, shape) -> bool:
+    """Whether an access certainly stays inside the Ref, whatever grid indices and counters are."""
+    for index, offset, extent in zip(indices, place.offsets, shape):
+        reach = (index.size - 1) * index.stride if isinstance(index, Range) else 0
+        found = None if isinstance(index, Gather) else interval(offset, builder.bounds)
+        if found is None or found[0] < 0 or found[1] + reach >= extent:
+            return False
+    return True
+
+
+def _runs(builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool,
+          writes: bool) -> dict[int, AffineArray]:
+    """Axes whose indices are affine and need not be clamped. Stores go to distinct elements, as else the last one stays."""
+    if not gathers:
+        return {}
+    shape = next(iter(gathers.values())).shape
+    given = mask if covers else None  # the mask's dimensions are those of the index arrays
+    found = {axis: array for axis, v in gathers.items() if (array := affine_array(builder, v, given)) is not None}
+    if mask is None:
+        found = {axis: a for axis, a in found.items() if a.inside(ref_shape[axis])}
+    if writes and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
+        return {}
+    return {axis: a.evaluated(builder) for axis, a in found.items()}
+
+
+def _constant(values) -> Value:
+    array = np.asarray(values)
+    if array.size and (array == array.ravel()[0]).all():
+        return Literal(array.shape, array.dtype, array.ravel()[0])
+    raise AssertionError("constant index arrays are inputs of a kernel")
+
+
+def _start(builder, env: dict, start, clamp: int | None) -> Affine:
+    """A static or dynamic start. Dynamic ones are clamped so that the slice stays inside the block, as
+    lax.dynamic_slice does; masked accesses drop outside elements instead."""
+    if isinstance(start, (int, np.integer)):
+        return Affine((), int(start))
+    return builder.index_symbol(builder.read(env, start), clamp)
+
+
+def _load(builder, ref, place: _Place, guard: bool) -> Value:
+    if not place.gathers:
+        return builder.new(Stored(place.shape, ref.dtype, ref.buf, lambda ix: ref.place(place(ix)), guard))
+    whole = builder.new(Stored(ref.shape, ref.dtype, ref.buf, ref.place, guard))
+    axes = list(place.gathers)
+
+    def route(ix: Index):
+        # The Ref is an operand so that order of effects sees it; its elements are read in `combine`.
+        return [(ZERO,) * len(ref.shape), *(place.split(ix)[0] for _ in axes)]
+
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        return builder.gather_expr(whole, list(place(ix)), dict(zip(axes, xs[1:])), (1,) * len(ref.shape), None)
+
+    return builder.new(Lazy(place.shape, ref.dtype, (whole, *place.gathers.values()), route, combine, cost=8.0))
+
+
+def _store(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
+    target: Callable[[Index], Index] = lambda ix: ref.place(place(ix))
+    if add:
+        value = _sum(builder, Stored(place.shape, ref.dtype, ref.buf, target, guard), value)
+    builder.items.append(StoreItem(ref.buf, place.shape, target, value, mask, guard, at=builder.line(eqn)))
+
+
+def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
+    """for each gathered element: evaluate its indices, then store that slice of the value."""
+    def run() -> None:
+        scatter = _Scatter(builder, ref, place, value, mask, guard, add, builder.line(eqn))
+        builder.stmts += scatter.statements()
+
+    uses = (value, *place.gathers.values()) + (() if mask is None else (mask,))
+    builder.append_control(ControlItem(uses, frozenset({ref.buf}), run), [])
+
+
+@dataclass
+class _Scatter:
+    """Stores through index arrays: rows that are runs as vectors, others element by element."""
+
+    builder: object
+    ref: object
+    place: _Place
+    value: Value
+    mask: Value | None
+    guard: bool
+    add: bool
+    line: str | None
+
+    def statements(self) -> list[Stmt]:
+        counters = [(self.builder.names("%i"), n) for n in self.place.gather_shape]
+        at = dims_index(counters)
+        body: list[Stmt] = self._elements(at, counters[-1:])
+        if counters and counters[-1][1] >= SHORTEST_RUN and self._is_row(at, counters[-1][0]):
+            body = self._row(at, *counters[-1], body)
+        for name, n in reversed(counters[:-1]):
+            body = [For(name, n, body)]
+        return body
+
+    def _elements(self, at: Index, counters: list[tuple[str, int]]) -> list[Stmt]:
+        """for the last counter: each element by itself, in order."""
+        names = {axis: self.builder.names("%s") for axis in self.place.gathers}
+        body: list[Stmt] = [Let(names[axis], self._index(axis, at)) for axis in names]
+        body.append(self._nest(at, [], {axis: Affine.symbol(name) for axis, name in names.items()}))
+        for name, n in counters:
+            body = [For(name, n, body)]
+        return body
+
+    def _index(self, axis: int, at: Index) -> Expr:
+        return self.builder.clamped(self.builder.pull(self.place.gathers[axis], at), self.ref.shape[axis] - 1)
+
+    def _nest(self, at: Index, dims: list[tuple[str, int]], axes: dict[int, Affine]) -> Nest:
+        """Stores the slices of the value at the gathered positions `at`, whose indices are `axes`."""
+        place, low = self.place, self.place.gather_at
+        rest = [(self.builder.names("d"), n) for n in place.shape[:low] + place.shape[low + len(place.gather_shape) :]]
+        ix = dims_index(rest)
+        full = ix[:low] + at + ix[low:]
+        index = self.ref.place(tuple(axes.get(k, i) for k, i in enumerate(place(full))))
+        nest = Nest(dict(rest[:low] + dims + rest[low:]), at=self.line)
+        e = self.builder.pull(self.value, full, None)
+        if self.add:
+            old = self.builder.pool.make("load", self.ref.dtype, (self.ref.buf, index, self.guard))
+            e = self.builder.op("add", self.ref.dtype, old, e)
+        mask = None if self.mask is None else self.builder.pull(self.mask, full)
+        nest.writes.append(Write(self.ref.buf, index, e, True, self.guard, mask))
+        return nest
+
+    # ---- rows
+
+    def _steps(self, at: Index, counter: str) -> dict[int, Steps]:
+        return {axis: steps_along(self._index(axis, at), counter) for axis in self.place.gathers}
+
+    def _is_row(self, at: Index, counter: str) -> bool:
+        """Whether the indices move evenly along the last counter unless their bends show; elements are then distinct."""
+        steps = [s.step for s in self._steps(at, counter).values()]
+        return None not in steps and any(steps)
+
+    def _row(self, at: Index, counter: str, n: int, elements: list[Stmt]) -> list[Stmt]:
+        """If the row is a run: one nest; otherwise `elements`."""
+        lets: list[Stmt] = []
+        axes, tests = {}, []
+        d = self.builder.names("d")
+        for axis, steps in self._steps(at, counter).items():
+            index = self._index(axis, at)
+            first, last = (self.builder.pool.rename(index, {counter: Affine((), k)}) for k in (0, n - 1))
+            name = self.builder.names("%s")
+            lets.append(Let(name, first))
+            axes[axis] = Affine.symbol(name) + Affine.symbol(d, steps.step)
+            distance = self.builder.const(steps.step * (n - 1), index.dtype)
+            tests.append(self.builder.op("eq", BOOL, self.builder.op("sub", index.dtype, last, first), distance))
+            for choice in steps.choices:
+                ends = [self.builder.pool.rename(choice, {counter: Affine((), k)}) for k in (0, n - 1)]
+                tests.append(self.builder.op("eq", BOOL, *ends))
+        test = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), tests)
+        is_run = self.builder.names("%s")
+        lets.append(Let(is_run, self.builder.clamped(test, 1)))
+        nest = self._nest((*at[:-1], Affine.symbol(d)), [(d, n)], axes)
+        return [*lets, If(is_run, [elements, [nest]])]
+
+
+def _masked(builder, mask: Value, stored: Value, other: Value, shape) -> Lazy:
+    def route(ix: Index):
+        return [_fit(ix, v.shape) for v in (mask, stored, other)]
+
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        return builder.select(xs[0], xs[1], xs[2])
+
+    return Lazy(shape, stored.dtype, (mask, stored, other), route, combine, cost=1.0)
+
+
+def _sum(builder, old: Value, new: Value) -> Lazy:
+    builder.new(old)
+
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        return builder.op("add", old.dtype, *xs)
+
+    return builder.new(Lazy(old.shape, old.dtype, (old, new), lambda ix: (ix, ix), combine, cost=1.0))
+
+
+def _fit(ix: Index, shape) -> Index:
+    """Index of an operand that broadcasts (rank 0, or size-1 dimensions)."""
+    return tuple(i if n != 1 else ZERO for i, n in zip(ix, shape)) if shape else ()
+
+
+def _broadcast(builder, v: Value, shape) -> Value:
+    if v.shape == shape:
+        return v
+    if isinstance(v, Literal):
+        return Literal(shape, v.dtype, v.scalar)
+    lead = len(shape) - len(v.shape)
+    return builder.new(Lazy(shape, v.dtype, (v,), lambda ix: (_fit(ix[lead:], v.shape),),
+                            lambda pool, ix, xs: xs[0], is_view=True))
+
+

@@ -1,0 +1,75 @@
+"""Reshapes that merge dimensions of an operand's block -> another view of the operand, where its elements lie in one run.
+
+Whole rows r0 .. r0 + 15 of a[n, 4096] as 65536 elements are elements 4096 r0 .. of a seen as a[4096 n]. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.core.ops.reshape import segments
+from pbkern.lower.nest.collapse_dims import Aliases
+from pbkern.lower.values.values import ZERO, Index, Stored
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """Buffer axes low to high, which dimension `axis` of the new shape walks as one."""
+
+    low: int
+    high: int
+    axis: int
+
+
+def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored | None:
+    """The same elements under another shape, where they lie; None if they are scattered, scratch, or may lie outside."""
+    if stored.guard or stored.buf.root.arena or 0 in shape:
+        return None
+    names = [f"@{d}" for d in range(len(stored.shape))]
+    placed = stored.place(tuple(Affine.symbol(s) if n > 1 else ZERO for s, n in zip(names, stored.shape)))
+    merges, splits = [], {}
+    for old, new in segments(stored.shape, shape):
+        if len(old) == 1:
+            splits[old[0]] = new
+            continue
+        run = _run(stored, placed, [names[d] for d in old], [stored.shape[d] for d in old]) if len(new) == 1 else None
+        if run is None:
+            return None
+        merges.append(_Merge(*run, new[0]))
+    merges.sort(key=lambda m: -m.low)
+    buf = stored.buf
+    for m in merges:
+        buf = aliases.joined(buf, m.low, m.high)
+
+    def place(ix: Index) -> Index:
+        at = [ZERO] * len(stored.shape)
+        for d, new in splits.items():
+            for k in new:
+                at[d] = at[d] * shape[k] + ix[k]
+        index = list(stored.place(tuple(at)))
+        for m in merges:
+            flat = ZERO
+            for i, n in zip(index[m.low : m.high + 1], stored.buf.shape[m.low : m.high + 1]):
+                flat = flat * n + i
+            index[m.low : m.high + 1] = [flat + ix[m.axis]]
+        return tuple(index)
+
+    return Stored(shape, stored.dtype, buf, place)
+
+
+def _run(stored: Stored, placed: Index, names: list[str], sizes: list[int]) -> tuple[int, int] | None:
+    """(first, last) buffer axis along which the named dimensions are one run of elements."""
+    at = [[k for k, i in enumerate(placed) if s in i.symbols] for s in names]
+    if any(len(axes) != 1 for axes in at):
+        return None
+    axes = [k for (k,) in at]
+    low, high = axes[0], axes[-1]
+    whole = {k: (s, n) for k, s, n in zip(axes[1:], names[1:], sizes[1:])}
+    for k in range(low + 1, high + 1):
+        s, n = whole.get(k, (None, 1))
+        if stored.buf.shape[k] != n or placed[k] != (ZERO if s is None else Affine.symbol(s)):
+            return None
+    first = placed[low] - Affine.symbol(names[0])
+    apart = first.symbols.isdisjoint(names) and axes == sorted(set(axes))
+    return (low, high) if apart else None

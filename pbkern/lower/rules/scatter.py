@@ -1,0 +1,199 @@
+"""scatter, scatter-add, ...: the operand is stored where the result goes, then a loop combines the updates with it, in order.
+
+One step of the loop is one window: its start is computed, tested against the operand's bounds as `mode` says, and the
+window is a nest of its own, vectors along its last dimension. Indices and updates are read where they are needed, so
+that what makes them is computed there; those of windows of one element are made in strips, as vectors:
+
+    for i:  a[f(x[i])] += g(y[i])     ->     for each strip:  s[:] = f(x[strip]);  u[:] = g(y[strip])
+                                                              for i:  a[s[i]] += u[i]
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.errors import UnsupportedOp
+from pbkern.core.machine import FAR_BYTES
+from pbkern.core.ops.scatter import ScatterForm, scatter_combines
+from pbkern.lower.math import elementwise
+from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Stmt, Write
+from pbkern.lower.values.store_hazards import lies_in
+from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
+
+BOOL, INDEX = np.dtype(bool), np.dtype(np.int64)
+# Updates between one and the window that it asks for, in results that do not stay in the caches.
+WINDOWS_AHEAD = 16
+# Windows of one element whose indices and updates are made at once. They stay in the nearest cache.
+STRIP = 1024
+# Of a long window the first elements are asked for: prefetchers follow.
+FETCHED_ELEMENTS = 256
+
+
+def supports(eqn) -> str | None:
+    """None if bodies can contain the scatter, else why not."""
+    combine, dtype = scatter_combines(eqn), np.dtype(eqn.outvars[0].aval.dtype)
+    if combine is None:
+        return "it applies a function of its own to the elements"
+    if combine != "set" and not elementwise.supports(combine, (dtype, dtype), dtype):
+        return f"`{combine}` is not covered for {dtype.name}"
+    return None
+
+
+def scatter(builder, eqn, ins: list[Value]) -> Opaque:
+    """Rule of the family. Raises UnsupportedOp."""
+    reason = supports(eqn)
+    if reason is not None:
+        raise UnsupportedOp(f"`{eqn.primitive.name}` is not lowered", at=builder.line(eqn), why=reason,
+                            hint="leave this operation to XLA")
+    operand, indices, updates = ins
+    columns = [builder.new(_column(indices, k)) for k in range(indices.shape[-1])]
+
+    def make(b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None) -> Stored:
+        result = target or b.new_buffer(operand.shape, operand.dtype)
+        if not lies_in(b, operand, result):
+            b.store_value(result, operand, lambda ix: ix)
+        b.stmts += _Windows(b, eqn, result, columns, updates).statements()
+        return result
+
+    return Opaque(operand.shape, operand.dtype, (operand, updates, *columns), make, needs_buffers=False, takes_target=True,
+                  over_first=True)
+
+
+def _column(indices: Value, k: int) -> Lazy:
+    """Number `k` of every index vector."""
+    return Lazy(indices.shape[:-1], indices.dtype, (indices,), lambda ix: ((*ix, Affine((), k)),),
+                lambda pool, ix, xs: xs[0], is_view=True)
+
+
+class _Windows:
+    """The windows that one scatter combines updates with, in the body being built."""
+
+    def __init__(self, b, eqn, result: Stored, columns: Sequence[Value], updates: Value):
+        self.b, self.result, self.columns, self.updates = b, result, columns, updates
+        self.form, self.clip = ScatterForm.of(eqn), "CLIP" in str(eqn.params["mode"])
+        self.combine, self.line = scatter_combines(eqn), b.line(eqn)
+        self.counters = {d: (b.names("%i"), updates.shape[d]) for d in self.form.loops}
+        self.dims = {d: (b.names("d"), updates.shape[d]) for d in self.form.windows.values()}
+
+    def starts(self, at: dict[int, Affine]) -> tuple[list[Stmt], dict[int, Affine]]:
+        """(scalars to evaluate; where the window of the update at `at` starts, per dimension that indices choose)."""
+        lets: list[Stmt] = []
+        offsets = {}
+        for d, k in self.form.starts.items():
+            start, name = self.b.pull(self.columns[k], tuple(at.values())), self.b.names("%s")
+            lets.append(Let(name, self.b.clamped(start, self.form.limits[d]) if self.clip else start))
+            offsets[d] = Affine.symbol(name)
+        return lets, offsets
+
+    def place(self, at: dict[int, Affine], offsets: dict[int, Affine], inside: dict[int, Affine]) -> Index:
+        """Index of the result's buffer at position `inside` a window."""
+
+        def along(d: int) -> Affine:
+            if d in self.form.batch:
+                return at[self.form.loops[self.form.batch[d]]]
+            return offsets.get(d, ZERO) + (inside[self.form.windows[d]] if d in self.form.windows else ZERO)
+
+        return self.result.place(tuple(map(along, range(len(self.result.shape)))))
+
+    def statements(self) -> list[Stmt]:
+        """for each index vector: if its window lies inside: result[window] = combine(result[window], update)."""
+        at = _symbols(self.counters)
+        if not self.counters:
+            return self.step(at)
+        *outer, (d, (name, n)) = self.counters.items()
+        last = self.b.const(n - 1, INDEX)
+        made = [v for v in (*self.columns, self.updates) if self.is_made(v, at)]
+        stmts = self.in_strips(d, made) if made and n > 1 else [For(name, n, self.fetch(at, d, last) + self.step(at))]
+        for _, (name, n) in reversed(outer):
+            stmts = [For(name, n, stmts)]
+        return stmts
+
+    def step(self, at: dict[int, Affine]) -> list[Stmt]:
+        lets, offsets = self.starts(at)
+        tests = [] if self.clip else [self.inside(d, start) for d, start in offsets.items()]
+        return [*lets, *_under(self.b, tests, self.window(at, offsets))]
+
+    def is_made(self, v: Value, at: dict[int, Affine]) -> bool:
+        """Whether a value of the updates is more than read, and one element of it all that a window needs."""
+        return math.prod(n for _, n in self.dims.values()) == 1 and self.b.pull(v, self.index_of(v, at)).kind == "op"
+
+    def index_of(self, v: Value, at: dict[int, Affine]) -> Index:
+        """Where an update's elements lie in an index column or in the updates; of windows, the first one."""
+        return tuple(at.get(d, ZERO) for d in range(len(v.shape))) if v is self.updates else tuple(at.values())
+
+    def in_strips(self, d: int, made: list[Value]) -> list[Stmt]:
+        """The updates along `d`, of which values `made` are stored strip by strip."""
+        (_, n), name = self.counters[d], self.b.names("%i")
+        full, rest = divmod(n, STRIP)
+        stmts: list[Stmt] = [For(name, full, self.strip(d, made, Affine.symbol(name, STRIP), STRIP))] if full else []
+        return stmts + (self.strip(d, made, Affine((), full * STRIP), rest) if rest else [])
+
+    def strip(self, d: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
+        b, each, step = self.b, self.b.names("%i"), self.b.names("d")
+        nests: list[Stmt] = []
+        stored: dict[Value, Value] = {}
+        at = _symbols(self.counters)
+        for v in made:
+            buf, axis = b.new_buffer((size,), v.dtype).buf, d if v is self.updates else list(at).index(d)
+            stored[v] = Stored(v.shape, v.dtype, buf, lambda ix, axis=axis: (ix[axis] - start,))
+            value = b.pull(v, self.index_of(v, {**at, d: start + Affine.symbol(step)}))
+            nests.append(Nest({step: size}, writes=[Write(buf, (Affine.symbol(step),), value)], at=self.line))
+        near = copy.copy(self)
+        near.columns, near.updates = [stored.get(c, c) for c in self.columns], stored.get(self.updates, self.updates)
+        at, last = {**at, d: start + Affine.symbol(each)}, b.pool.make("index", INDEX, start + (size - 1))
+        return [*nests, For(each, size, near.fetch(at, d, last) + near.step(at))]
+
+    def inside(self, d: int, start: Affine) -> Expr:
+        """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
+        unsigned = np.dtype(np.uint64)
+        limit = self.b.const(self.form.limits[d], unsigned)
+        return self.b.op("le", BOOL, self.b.pool.make("index", unsigned, start), limit)
+
+    def window(self, at: dict[int, Affine], offsets: dict[int, Affine]) -> Nest:
+        b, result, inside = self.b, self.result, _symbols(self.dims)
+        index = self.place(at, offsets, inside)
+        value = b.pull(self.updates, tuple({**at, **inside}[d] for d in range(len(self.updates.shape))))
+        if self.combine != "set":
+            old = b.pool.make("load", result.dtype, (result.buf, index, result.guard))
+            value = b.op(self.combine, result.dtype, old, value)
+        write = Write(result.buf, index, value, guard=result.guard)
+        return Nest(dict(self.dims.values()), writes=[write], at=self.line)
+
+    def fetch(self, at: dict[int, Affine], d: int, last: Expr) -> list[Stmt]:
+        """Asks for the window some updates ahead along `d`, of the `last` one at most.
+
+        The processor looks only some instructions ahead itself.
+        """
+        if self.counters[d][1] <= 4 * WINDOWS_AHEAD or math.prod(self.result.shape) * self.result.dtype.itemsize < FAR_BYTES:
+            return []
+        name = self.b.names("%s")
+        ahead = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[d] + WINDOWS_AHEAD), last)
+        later = {**at, d: Affine.symbol(name)}
+        lets, offsets = self.starts(later)
+        # A window outside may be another program's: the first one is asked for instead, and is near.
+        for d, start in () if self.clip else tuple(offsets.items()):
+            here, kept = self.b.pool.make("index", INDEX, start), self.b.names("%s")
+            lets.append(Let(kept, self.b.select(self.inside(d, start), here, self.b.const(0, INDEX))))
+            offsets[d] = Affine.symbol(kept)
+        row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
+        first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))
+        return [Let(name, ahead), *lets, Fetch(self.result.buf, first, min(row, FETCHED_ELEMENTS))]
+
+
+def _symbols(counters: dict[int, tuple[str, int]]) -> dict[int, Affine]:
+    """Dimension -> the symbol that counts along it."""
+    return dict(zip(counters, dims_index(list(counters.values()))))
+
+
+def _under(b, tests: list[Expr], nest: Nest) -> list[Stmt]:
+    """`nest` where all tests hold."""
+    if not tests:
+        return [nest]
+    name, test = b.names("%s"), functools.reduce(lambda x, y: b.op("and", BOOL, x, y), tests)
+    return [Let(name, b.clamped(test, None)), If(name, [[], [nest]])]

@@ -1,0 +1,65 @@
+"""A sort of values -> its results: short lines stay in registers (sorting_network.py), others are stored and sorted there
+(targets/cpu/emit/radix_sort.py)."""
+
+from __future__ import annotations
+
+import math
+
+from jax.extend import core as jex
+
+from pbkern.core.ops.sort_cost import sorts_in_registers
+from pbkern.lower.nest.ir import Sort
+from pbkern.lower.values.values import Opaque, Stored, Value
+
+from .sort_scratch import scratch
+from .sorting_network import sorted_lines
+from .views import joined
+
+
+def sorted_values(b, eqn, ins: list[Value], first: int) -> list[Value]:
+    """Sorted operands, of whose lines `first` elements are read."""
+    axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
+    shape = ins[0].shape
+    if shape[axis] and sorts_in_registers(shape[axis], keys, len(ins)):
+        return [b.new(joined(parts, shape, axis)) for parts in sorted_lines(b, ins, axis, keys)]
+    perm = [k for k in range(len(shape)) if k != axis] + [axis]
+    moved = tuple(shape[k] for k in perm)
+    length, lines = shape[axis], math.prod(shape) // max(shape[axis], 1)
+    results: list[Stored] = []
+
+    def make(b, *operands: Value) -> Stored:
+        targets = [b.new_buffer(moved, o.dtype) for o in operands]
+        for t, o in zip(targets, operands):
+            b.store_value(t, o, lambda ix: tuple(ix[k] for k in perm))
+        flat = [b.reinterpret(t, (lines, length)) for t in targets]
+        sizes = scratch(length, [o.dtype for o in operands], keys, first)
+        spare = [b.new_buffer(shape, dtype) for shape, dtype in sizes]
+        b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys, first))
+        for t in targets:
+            stored = Stored(shape, t.dtype, t.buf, lambda ix: tuple(ix[k] for k in perm))
+            b.keep(stored)
+            results.append(stored)
+        return results[0]
+
+    main = b.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
+    others = [b.new(Opaque(shape, v.dtype, (main,), lambda b, _, k=k: results[k]))
+              for k, v in enumerate(ins[1:], 1)]
+    return [main, *others]
+
+
+def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
+    """How many elements of each sorted line are read, from the first on: all, unless there are only slices of the results."""
+    axis = eqn.params["dimension"]
+    length = eqn.outvars[0].aval.shape[axis]
+    results = set(eqn.outvars)
+    if any(not isinstance(a, jex.Literal) and a in results for a in jaxpr.outvars):
+        return length
+    found = 0
+    for user in jaxpr.eqns:
+        for a in user.invars:
+            if isinstance(a, jex.Literal) or a not in results:
+                continue
+            if user.primitive.name != "slice":
+                return length
+            found = max(found, user.params["limit_indices"][axis])
+    return found

@@ -1,0 +1,262 @@
+"""Rules for operations that only move data: each becomes an index map (a Lazy value) and emits no code."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
+from pbkern.core.rules import RuleTable
+from pbkern.lower.nest.ir import Expr, Pool
+from pbkern.lower.values.values import TEST_COST, ZERO, Index, Joined, Lazy, Literal, Opaque, Stored, Value, is_index_only
+
+# Vector operations that a gathered element and one of a contiguous window cost.
+GATHER_COST, RUN_COST = 12.0, 2.0
+
+# rule(builder, eqn, operands: list[Value]) -> Value
+VIEWS: RuleTable = RuleTable("shape")
+
+
+def view(eqn, src: Value, route) -> Lazy:
+    """A value that reads one operand elsewhere."""
+    out = eqn.outvars[0].aval
+    return Lazy(tuple(out.shape), np.dtype(out.dtype), (src,), lambda ix: (route(ix),),
+                lambda pool, ix, xs: xs[0], is_view=True, index_only=is_index_only(src))
+
+
+@VIEWS.register("broadcast_in_dim")
+def _broadcast(builder, eqn, ins):
+    src, dims = ins[0], eqn.params["broadcast_dimensions"]
+    if isinstance(src, Literal):
+        return Literal(tuple(eqn.params["shape"]), src.dtype, src.scalar)
+    return view(eqn, src, lambda ix: tuple(ix[d] if src.shape[k] != 1 else ZERO for k, d in enumerate(dims)))
+
+
+@VIEWS.register("broadcast_to")
+def _broadcast_to(builder, eqn, ins):
+    src, lead = ins[0], len(eqn.outvars[0].aval.shape) - len(ins[0].shape)
+    if isinstance(src, Literal):
+        return Literal(tuple(eqn.outvars[0].aval.shape), src.dtype, src.scalar)
+    return view(eqn, src, lambda ix: tuple(i if n != 1 else ZERO for i, n in zip(ix[lead:], src.shape)))
+
+
+@VIEWS.register("transpose")
+def _transpose(builder, eqn, ins):
+    perm = list(eqn.params["permutation"])
+    return view(eqn, ins[0], lambda ix: tuple(ix[perm.index(k)] for k in range(len(perm))))
+
+
+@VIEWS.register("slice")
+def _slice(builder, eqn, ins):
+    starts = eqn.params["start_indices"]
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    return view(eqn, ins[0], lambda ix: tuple(i * k + s for i, k, s in zip(ix, strides, starts)))
+
+
+@VIEWS.register("rev")
+def _rev(builder, eqn, ins):
+    axes, shape = eqn.params["dimensions"], ins[0].shape
+    return view(eqn, ins[0],
+                lambda ix: tuple(i * -1 + (shape[k] - 1) if k in axes else i for k, i in enumerate(ix)))
+
+
+@VIEWS.register("squeeze")
+def _squeeze(builder, eqn, ins):
+    gone = {d % len(ins[0].shape) for d in eqn.params["dimensions"]}
+
+    def route(ix: Index) -> Index:
+        rest = iter(ix)
+        return tuple(ZERO if k in gone else next(rest) for k in range(len(ins[0].shape)))
+
+    return view(eqn, ins[0], route)
+
+
+@VIEWS.register("expand_dims")
+def _expand_dims(builder, eqn, ins):
+    new = {d % len(eqn.outvars[0].aval.shape) for d in eqn.params["dimensions"]}
+    return view(eqn, ins[0], lambda ix: tuple(i for k, i in enumerate(ix) if k not in new))
+
+
+@VIEWS.register("reshape")
+def _reshape(builder, eqn, ins):
+    """Unit dimensions and merged leading ones are index maps; any other reshape reinterprets a contiguous buffer."""
+    src, new = ins[0], tuple(eqn.outvars[0].aval.shape)
+    if isinstance(src, Literal):
+        return Literal(new, src.dtype, src.scalar)
+    route = _split_route(src.shape, new)
+    if route is not None:
+        return view(eqn, src, route)
+    return Opaque(new, src.dtype, (src,), lambda b, stored: b.reinterpret(stored, new))
+
+
+def _split_route(old: tuple[int, ...], new: tuple[int, ...]):
+    """new index -> old index where each old axis is a mixed-radix combination of consecutive new axes, else None."""
+    groups, k = [], 0
+    rest = list(enumerate(new))
+    for extent in old:
+        taken, product = [], 1
+        while product < extent:
+            if k == len(rest) or extent % (product * rest[k][1] or 1) or rest[k][1] == 0:
+                return None
+            product *= rest[k][1]
+            taken.append(rest[k][0])
+            k += 1
+        groups.append(taken)
+    if any(n != 1 for _, n in rest[k:]) or math.prod(old) != math.prod(new):
+        return None
+
+    def route(ix: Index) -> Index:
+        out = []
+        for taken in groups:
+            total = ZERO
+            for axis in taken:
+                total = total * new[axis] + ix[axis]
+            out.append(total)
+        return tuple(out)
+
+    return route
+
+
+@VIEWS.register("dynamic_slice")
+def _dynamic_slice(builder, eqn, ins):
+    src, starts = ins[0], ins[1:]
+    sizes = eqn.outvars[0].aval.shape
+    offsets = [builder.index_symbol(s, clamp=n - m) for s, n, m in zip(starts, src.shape, sizes)]
+    return view(eqn, src, lambda ix: tuple(i + o for i, o in zip(ix, offsets)))
+
+
+@VIEWS.register("dynamic_update_slice")
+def _dynamic_update_slice(builder, eqn, ins):
+    src, update, starts = ins[0], ins[1], ins[2:]
+    offsets = [builder.index_symbol(s, clamp=n - m) for s, n, m in zip(starts, src.shape, update.shape)]
+
+    def route(ix):
+        return ix, tuple(i - o for i, o in zip(ix, offsets))
+
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        inside = inside_range(pool, builder, tuple(i - o for i, o in zip(ix, offsets)), update.shape, src.shape)
+        return xs[1] if inside is None else builder.select(inside, xs[1], xs[0])
+
+    return Lazy(src.shape, src.dtype, (src, update), route, combine, cost=TEST_COST, guard=True)
+
+
+def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | None:
+    """Bool expression: every index lies in [0, extent). Axes that are as large as `outer` need no test."""
+    test = None
+    for k, (i, n) in enumerate(zip(ix, extents)):
+        if outer is not None and outer[k] == n:
+            continue
+        part = pool.make("range", np.dtype(bool), (i, 0, n))
+        test = part if test is None else builder.op("and", np.dtype(bool), test, part)
+    return test
+
+
+@VIEWS.register("pad")
+def _pad(builder, eqn, ins):
+    src, fill = ins
+    config = eqn.params["padding_config"]
+    out = tuple(eqn.outvars[0].aval.shape)
+    if any(interior for _, _, interior in config):
+        return _pad_interior(eqn, ins)
+
+    def source(ix: Index) -> Index:
+        return tuple(i - lo for i, (lo, _, _) in zip(ix, config))
+
+    # An axis needs a test only on the sides that are really padded.
+    padded = [(lo > 0 or hi > 0) for lo, hi, _ in config]
+
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        test = inside_range(pool, builder, source(ix), src.shape, [None if p else n for p, n in zip(padded, src.shape)])
+        return xs[0] if test is None else builder.select(test, xs[0], xs[1])
+
+    return Lazy(out, src.dtype, (src, fill), lambda ix: (source(ix), ()), combine, cost=TEST_COST, guard=any(padded),
+                is_view=not any(padded))
+
+
+def _pad_interior(eqn, ins):
+    """Interior padding has no affine inverse: fill a buffer, then copy the source to strided positions."""
+    src, fill = ins
+    config = eqn.params["padding_config"]
+    out = tuple(eqn.outvars[0].aval.shape)
+
+    def make(b, stored: Stored, fill_value: Stored) -> Stored:
+        result = b.new_buffer(out, src.dtype)
+        b.store_value(result, fill_value, lambda ix: ix, broadcast=out)
+        b.store_value(result, stored, lambda ix: tuple(i * (inner + 1) + lo for i, (lo, _, inner) in zip(ix, config)),
+                      guard=any(lo < 0 or hi < 0 for lo, hi, _ in config))
+        return result
+
+    return Opaque(out, src.dtype, (src, fill), make)
+
+
+@VIEWS.register("concatenate")
+def _concatenate(builder, eqn, ins):
+    return joined(ins, tuple(eqn.outvars[0].aval.shape), eqn.params["dimension"])
+
+
+def joined(parts: Sequence[Value], shape: tuple[int, ...], axis: int) -> Joined:
+    """Values side by side along `axis`."""
+    starts = list(itertools.accumulate((v.shape[axis] for v in parts), initial=0))
+
+    def make(b, *operands: Value, target: Stored | None = None) -> Stored:
+        result = target or b.new_buffer(shape, parts[0].dtype)
+        for s, v in zip(starts, operands):
+            b.store_value(result, v, lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)))
+        return result
+
+    return Joined(shape, parts[0].dtype, tuple(parts), make, needs_buffers=False, takes_target=True, axis=axis)
+
+
+@VIEWS.register("iota")
+def _iota(builder, eqn, ins):
+    out, axis = eqn.outvars[0].aval, eqn.params["dimension"]
+    return index_value(tuple(out.shape), np.dtype(out.dtype), lambda ix: ix[axis], builder)
+
+
+def index_value(shape, dtype, at, builder) -> Lazy:
+    """A value that is an affine function of its own index."""
+    integer = dtype if dtype.kind in "iu" else np.dtype(np.int32)
+
+    def combine(pool: Pool, ix: Index, xs) -> Expr:
+        e = pool.make("index", integer, at(ix))
+        return e if dtype == integer else builder.op("convert_element_type", dtype, e, params={"new_dtype": dtype})
+
+    return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
+
+
+@VIEWS.register("copy", "copy_p", "stop_gradient", "optimization_barrier")
+def _copy(builder, eqn, ins):
+    return ins[0]
+
+
+@VIEWS.register("gather")
+def _gather(builder, eqn, ins):
+    """General XLA gather: operand axes are affine or indexed per element; out-of-bounds follows `mode`."""
+    dn, sizes, out = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.outvars[0].aval
+    shape, dtype = tuple(out.shape), np.dtype(out.dtype)
+    fill, batched, dims = fill_value(eqn) if fills(eqn) else None, batch_dims(eqn), result_dims(eqn)
+    window = set(dims) - set(dn.operand_batching_dims)
+    operand = _in_memory(builder, ins[0])
+    # Of a whole window, the indices are scalars, which are cheaper computed before in vectors. Elements have one each.
+    indices = _in_memory(builder, ins[1]) if window else ins[1]
+
+    def route(ix: Index) -> list[Index]:
+        batch = tuple(ix[d] for d in batched)
+        return [(ZERO,) * len(ins[0].shape), *(batch + (Affine((), c),) for c in range(len(dn.start_index_map)))]
+
+    def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+        axes: list[Affine] = [ix[dims[k]] if k in dims else ZERO for k in range(len(ins[0].shape))]
+        starts = dict(zip(dn.start_index_map, xs[1:]))
+        return builder.gather_expr(builder.resolve(operand), axes, starts, sizes, fill)
+
+    operands = (operand, *[indices] * len(dn.start_index_map))
+    return Lazy(shape, dtype, operands, route, combine, cost=RUN_COST if window else GATHER_COST)
+
+
+def _in_memory(builder, v: Value) -> Value:
+    """The same value, in memory from here on."""
+    return builder.new(Opaque(v.shape, v.dtype, (v,), lambda b, stored: stored))

@@ -1,0 +1,118 @@
+"""Integer expressions that move by a known step along a dimension, such as `row * stride + column` along the columns.
+
+Where a stride is a value, what it multiplies is no affine expression, but the same along the columns. Bends are what may keep
+such an expression from moving evenly: bounds that it is clamped to, remainders that start anew, and the choice by which
+negative indices count from the end. Whether one shows is told by the ends alone, when the program runs. Clamped values and
+remainders move less where they bend, so that the ends are nearer to each other than even steps would bring them; a choice is
+the same at both ends. An expression that depends on several bends, of which one could make up for the other, is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.lower.nest.index_tests import FAR
+from pbkern.lower.nest.ir import Expr
+
+ORDERS = ("lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """step: how far an expression moves as a dimension grows by one; None where that is not known.
+
+    choices: comparisons that must be the same at both ends; bends: the clamped value or remainder that it depends on.
+    """
+
+    step: int | None
+    choices: tuple[Expr, ...] = ()
+    bends: frozenset[Expr] = frozenset()
+
+
+UNKNOWN = Steps(None)
+
+
+def steps_along(e: Expr, dim: str) -> Steps:
+    """How an expression moves along a dimension."""
+    return _Along(dim)(e)
+
+
+class _Along:
+    """Steps along one dimension. Expressions are looked at once: as a tree, one that shares its parts is exponential."""
+
+    def __init__(self, dim: str) -> None:
+        self.dim = dim
+        self.known: dict[Expr, Steps] = {}
+
+    def __call__(self, e: Expr) -> Steps:
+        if e not in self.known:
+            self.known[e] = self._steps(e)
+        return self.known[e]
+
+    def _steps(self, e: Expr) -> Steps:
+        if self.dim not in e.symbols:
+            return Steps(0)
+        if e.kind == "index":
+            return Steps(e.info.coefficient(self.dim))
+        if e.kind == "load":
+            return _loaded(e, self.dim)
+        if e.kind != "op" or e.dtype.kind not in "iu" or e.dtype.itemsize < 4:
+            return UNKNOWN
+        parts = [self(a) for a in e.args]
+        if e.info.primitive == "select_n":
+            return self._chosen(e, parts[1:])
+        found = None if any(p.step is None for p in parts) else _step(e, [p.step for p in parts])
+        return _together(found, parts, e if e.info.primitive in ("max", "min", "rem") else None)
+
+    def _chosen(self, e: Expr, cases: list[Steps]) -> Steps:
+        """Of a choice between cases that move alike, by a comparison or by what does not move."""
+        test, step = e.args[0], cases[0].step
+        if any(c.step != step for c in cases):
+            return UNKNOWN
+        if self.dim not in test.symbols:
+            return _together(step, cases)
+        if test.kind == "range" and (test.info[1] <= -FAR or test.info[2] >= FAR):
+            return _together(step, cases, choice=(test,))
+        if test.kind != "op" or test.info.primitive not in ORDERS:
+            return UNKNOWN
+        compared = [self(a) for a in test.args]
+        ordered = None not in (c.step for c in compared) and 0 in (c.step for c in compared)
+        return _together(step if ordered else None, [*cases, *compared], choice=(test,))
+
+
+def _together(step: int | None, parts: list[Steps], bend: Expr | None = None, choice: tuple[Expr, ...] = ()) -> Steps:
+    """Of an operation on what moves like `parts`, which may bend itself."""
+    bends = frozenset().union(*(p.bends for p in parts))
+    if step is None or len(bends) > 1:
+        return UNKNOWN
+    choices = dict.fromkeys([*(c for p in parts for c in p.choices), *choice])
+    return Steps(step, tuple(choices), bends if bend is None else frozenset({bend}))
+
+
+def _loaded(e: Expr, dim: str) -> Steps:
+    """Of a load from a buffer of which it is known how its elements move."""
+    buf, index, _ = e.info
+    if buf.step is None or any(dim in i.symbols for i in index[:-1]):
+        return UNKNOWN
+    return Steps(buf.step * index[-1].coefficient(dim), (), frozenset({e}))
+
+
+def _step(e: Expr, steps: list[int]) -> int | None:
+    """The step of an operation whose operands have these."""
+    match e.info.primitive:
+        case "add":
+            return steps[0] + steps[1]
+        case "sub":
+            return steps[0] - steps[1]
+        case "mul":
+            for x, step in (e.args[0], steps[1]), (e.args[1], steps[0]):
+                if x.kind == "const":
+                    return int(x.info) * step
+        case "convert_element_type":
+            source = e.args[0].dtype
+            return steps[0] if source.kind in "iu" and source.itemsize >= 4 else None
+        case "max" | "min" if 0 in steps:
+            return steps[0] + steps[1]
+        case "rem" if steps[1] == 0:
+            return steps[0]
+    return None

@@ -1,0 +1,66 @@
+"""What a region's equations leave to be stated, in program order: values, scalars, stores and control flow.
+
+`lower/build.py` collects them, decides which values go to memory, and then makes statements of them one after the other. Refs
+are views of the buffers that items store to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Buf
+
+from .values import Index, Value
+
+
+@dataclass(eq=False)
+class RefView:
+    """A Ref: per axis of `buf` an offset and the Ref axis that runs along it (or None)."""
+
+    buf: Buf
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offsets: tuple[Affine, ...]
+    axes: tuple[int | None, ...]
+    guard: bool = False
+
+    def place(self, ix: Index) -> Index:
+        return tuple(o if a is None else o + ix[a] for o, a in zip(self.offsets, self.axes))
+
+
+@dataclass(eq=False)
+class LetItem:
+    """Evaluate a scalar here. `clamp` = n keeps it in [0, n]."""
+
+    name: str
+    value: Value
+    clamp: int | None = None
+
+
+@dataclass(eq=False)
+class StoreItem:
+    """buf[place(ix)] = value[ix] over `shape`."""
+
+    buf: Buf
+    shape: tuple[int, ...]
+    place: Callable[[Index], Index]
+    value: Value
+    mask: Value | None = None
+    guard: bool = False
+    at: str | None = None
+
+
+@dataclass(eq=False)
+class ControlItem:
+    """Control flow: `run()` appends its statements. `uses` are captured values, `writes` the buffers changed inside."""
+
+    uses: tuple[Value, ...]
+    writes: frozenset[Buf]
+    run: Callable[[], None]
+
+
+Item = Value | LetItem | StoreItem | ControlItem

@@ -1,0 +1,302 @@
+"""Which values of a region go to memory: by walking items backwards and collecting who asks for each value, where.
+
+A value asked for at several places is stored when computing it again costs more than a store and loads; a
+contraction is inlined into the single consumer that runs over exactly its result, as its epilogue.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pbkern.lower.nest.ir import MAX_HEIGHT
+
+from .affine_index_arrays import row_steps
+from .values import Contract, Joined, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
+
+# Recomputation (vector operations per element) that a store and later loads are worth.
+STORE_WORTH = 4.0
+# Values smaller than this are cheap wherever they are computed.
+SMALL = 64
+# How many of them may be computed from each other: every place that wants one, such as an index, computes it again.
+SMALL_HEIGHT = 24
+# Values that a function of indices may consist of to be computed again wherever it is wanted.
+MOST_OF_INDICES = 16
+# A function of rows this short is cheaper in vectors of rows, stored, than once per row as a scalar.
+SHORT_ROW = 64
+
+
+def uses(item) -> tuple[Value, ...]:
+    """Values that an item reads directly."""
+    if isinstance(item, Value):
+        return tuple(item.ins)
+    if hasattr(item, "uses"):
+        return item.uses
+    mask = getattr(item, "mask", None)
+    return (item.value,) if mask is None else (item.value, mask)
+
+
+def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]], dict[int, Value]]:
+    """(ids of the values to store, order of axes in memory where it is not the usual one, partial sums that values may be
+    stored over).
+
+    Values of no effect are left out.
+    """
+    made = _Decision(items, builder, set())
+    while tall := made.too_tall(items):
+        made = _Decision(items, builder, made.cuts | tall)
+    return made.stored, made.layouts, made.over
+
+
+class _Decision:
+    """cuts: ids of values that are stored because expressions would be too tall."""
+
+    def __init__(self, items: list, builder, cuts: set[int]):
+        self.builder, self.cuts = builder, cuts
+        self.requests: dict[int, Requests] = {}
+        self.stored: set[int] = set()
+        self.roots: dict[object, dict[str, int]] = {}
+        self.whole_stores: dict[object, int] = {}
+        self.windows: dict[object, frozenset] = {}
+        self.contracts = {id(v) for v in items if isinstance(v, Contract)}
+        self.products = {id(v) for v in items if isinstance(v, Contract) and v.op == "dot"}
+        self.ordered = {id(v) for v in items if isinstance(v, Contract) and v.ordered}
+        self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
+        self.layouts: dict[int, tuple[int, ...]] = {}
+        self.partial: set[int] = set()  # ids of values stored because they take a product
+        self.over: dict[int, Value] = {}  # id of one of these -> that before it, of which it is the only reader
+        self.costs = self._costs(items)
+        for item in reversed(items):
+            self._visit(item)
+
+    def _costs(self, items: list) -> dict[int, float]:
+        costs: dict[int, float] = {}
+        for v in items:
+            if isinstance(v, Lazy) and id(v) not in self.cuts:
+                costs[id(v)] = v.cost + sum(costs.get(id(a), 0.0) for a in v.operands)
+        return costs
+
+    def too_tall(self, items: list) -> set[int]:
+        """Values at which expressions reach the height where they are to be cut."""
+        heights: dict[int, int] = {}
+        found = set()
+        for v in items:
+            if not isinstance(v, (Lazy, Contract, Joined)) or id(v) in self.stored:
+                continue
+            height = 1 + max((heights.get(id(a), 0) for a in v.ins), default=0)
+            if isinstance(v, Lazy) and id(v) in self.requests and height >= self._largest_height(v):
+                found.add(id(v))
+            else:
+                heights[id(v)] = height
+        return found
+
+    def _largest_height(self, v: Lazy) -> int:
+        """How tall the expression of a value may get, which others continue."""
+        small = math.prod(v.shape) < SMALL and not v.index_only
+        return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
+
+    def _ask(self, v: Value, place, forced: bool = False) -> None:
+        r = self.requests.setdefault(id(v), Requests())
+        r.forced |= forced
+        if place is not None:
+            r.places.add(place)
+
+    def _root(self, key, dims) -> None:
+        self.roots[key] = dict(dims)
+
+    def _visit(self, item) -> None:
+        if isinstance(item, Value):
+            self._visit_value(item)
+        elif hasattr(item, "uses"):
+            for v in item.uses:
+                row_steps(self.builder, v)
+                self._ask(v, None, forced=not _is_free(v) and id(v) not in self.builder.unstored)
+        elif hasattr(item, "shape"):  # a store
+            dims = [(f"r{k}", n) for k, n in enumerate(item.shape)]
+            key = ("store", id(item))
+            self._root(key, dims)
+            # A value that only a store wants, as it is, is made where it goes.
+            self.whole_stores[key] = id(item.value)
+            for v in (item.value, item.mask):
+                if v is not None:
+                    self._ask(v, (key, dims_index(dims)))
+        else:  # a scalar
+            self._root(("let", id(item)), ())
+            self._ask(item.value, (("let", id(item)), ()))
+
+    def _visit_value(self, v: Value) -> None:
+        r = self.requests.get(id(v))
+        if r is None or isinstance(v, (Stored, Literal)):
+            return
+        direct = not r.forced and len(r.places) == 1 and self.whole_stores.get(next(iter(r.places))[0]) == id(v)
+        if isinstance(v, Joined) and not r.forced and all(v.part(ix) for _, ix in r.places):
+            for root, ix in r.places:
+                a, i = v.part(ix)
+                self._ask(a, (root, i))
+        elif isinstance(v, Opaque):
+            if not (direct and v.takes_target):
+                self.stored.add(id(v))
+            for k, a in enumerate(v.operands):
+                dims = [(f"r{j}", n) for j, n in enumerate(a.shape)]
+                key = ("opaque", id(v), k)
+                self._root(key, dims)
+                self._ask(a, (key, dims_index(dims)), forced=v.needs_buffers and not _is_free(a))
+        elif isinstance(v, Contract):
+            if not self._inlines(v, r) and not direct:
+                self.stored.add(id(v))
+                self._lay_out(v, r)
+            self._root(id(v), v.dims)
+            self.windows[id(v)] = frozenset(v.rdims)
+            for a, ix in zip(v.operands, v.routes):
+                self._ask(a, (id(v), tuple(ix)))
+        else:
+            self._visit_lazy(v, r)
+
+    def _visit_lazy(self, v: Lazy, r: Requests) -> None:
+        places = list(r.places)
+        partial = not r.forced and self._takes_product(v, places)
+        if partial:
+            self._note_partial(v, places[0])
+        if partial or r.forced or id(v) in self.cuts or self._worth_storing(v, places):
+            self.stored.add(id(v))
+            dims = [(f"r{k}", n) for k, n in enumerate(v.shape)]
+            order = self._lay_out(v, r)
+            self._root(id(v), [dims[a] for a in order])
+            places = [(id(v), dims_index(dims))]
+        for root, ix in places:
+            for a, i in zip(v.operands, v.route(ix)):
+                self._ask(a, (root, tuple(i)))
+
+    def _takes_product(self, v: Lazy, places: list) -> bool:
+        """Whether to store v rather than a product that only v wants, which cannot be part of the nest of v's reader.
+
+        So each product of a sum is added where its accumulators end, and sums are passed on instead of products.
+        """
+        if len(places) != 1 or v.is_view or v.guard or math.prod(v.shape) < SMALL:
+            return False
+        ((root, ix),) = places
+        if root not in self.hosts and all(i.const == 0 and len(i.terms) <= 1 for i in ix):
+            return False
+        return any(id(a) in self.products and a.shape == v.shape and id(a) not in self.requests
+                   and not self._sums_lanes(a) for a in v.operands)
+
+    def _note_partial(self, v: Lazy, place) -> None:
+        """Notes which partial sum may be stored over v: the next one, if it reads v at the points where it is stored."""
+        root, ix = place
+        self.partial.add(id(v))
+        if root in self.partial and ix == dims_index([(f"r{k}", n) for k, n in enumerate(v.shape)]):
+            self.over[root] = v
+
+    def _lay_out(self, v: Value, r: Requests) -> tuple[int, ...]:
+        """Axes from outermost to innermost in memory: as all readers walk them, if they agree."""
+        usual = tuple(range(len(v.shape)))
+        wanted = {self._walked(root, ix, usual) for root, ix in r.places}
+        order = wanted.pop() if len(wanted) == 1 and not r.forced else usual
+        if order != usual:
+            self.layouts[id(v)] = order
+        return order
+
+    def _walked(self, root, ix, usual: tuple[int, ...]) -> tuple[int, ...]:
+        if root in self.products:
+            return usual  # operands of products are packed as the microkernel wants them
+        depth = {d: k for k, d in enumerate(self.roots[root])}
+        # Where an axis is a result's plus a window's, such as 2 * row + tap, it lies where the result's does.
+        windows = self.windows.get(root, frozenset())
+        inner = [max((depth.get(s, -1) for s in (i.symbols - windows or i.symbols)), default=-1) for i in ix]
+        return tuple(sorted(usual, key=lambda a: (inner[a], a)))
+
+    def _worth_storing(self, v: Lazy, places: list) -> bool:
+        cost = self.costs.get(id(v), 0.0)
+        if v.is_view or cost == 0 or id(v) in self.builder.unstored:
+            return False
+        if v.guard and any(root in self.contracts for root, _ in places):
+            return True  # a padded operand of a reduction: tests would run at every step
+        if any(self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places):
+            return True
+        if math.prod(v.shape) < SMALL:
+            return False
+        if cost * (len(places) - 1) > STORE_WORTH:
+            return True
+        if cost > STORE_WORTH and any(root in self.ordered and self._walked_along(root, ix) for root, ix in places):
+            return True  # one element after the other there, vectors here
+        if cost > 2 * STORE_WORTH and any(0 < self._row(root, ix) <= SHORT_ROW for root, ix in places):
+            return True
+        return cost > STORE_WORTH and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
+
+    def _row(self, root, ix) -> int:
+        """Points of the root's last dimensions, in which the value stays the same and is a scalar; 0 for none."""
+        used = frozenset().union(*(i.symbols for i in ix)) if ix else frozenset()
+        row = 0
+        for d, n in reversed([(d, n) for d, n in self.roots[root].items() if n > 1]):
+            if d in used:
+                return row
+            row = max(row, 1) * n
+        return row
+
+    def _walked_along(self, root, ix) -> bool:
+        """Whether the root's reduced dimension walks the value's last axis."""
+        return bool(ix) and bool(ix[-1].symbols & self.windows[root])
+
+    def _is_contract_operand(self, root) -> bool:
+        return root in self.products and bool(self.roots[root])
+
+    def _reuse(self, root, ix) -> int:
+        """How many points of the root's space read one element."""
+        used = frozenset().union(*(i.symbols for i in ix)) if ix else frozenset()
+        return math.prod(n for d, n in self.roots[root].items() if d not in used)
+
+    def _varies_last(self, root, ix) -> bool:
+        """Whether the value changes along the root's last dimension, so that hoisting cannot save it."""
+        dims = [d for d, n in self.roots[root].items() if n > 1]
+        return bool(dims) and any(dims[-1] in i.symbols for i in ix)
+
+    def _sums_lanes(self, v: Contract) -> bool:
+        """Whether vectors run along a reduced dimension: the last one of an operand, in products of that which has rows."""
+        symbols = [frozenset().union(*(i.symbols for i in ix)) for ix in v.routes]
+        live = {d for d, n in v.dims if n > 1} - set(v.rdims)
+        if v.op == "dot" and all(live - s for s in symbols):
+            return False  # each operand has rows of its own
+        rows = [ix for ix, s in zip(v.routes, symbols) if ix and s >= live]
+        return bool(rows) and bool(rows[0][-1].symbols & set(v.rdims))
+
+    def _inlines(self, v: Contract, r: Requests) -> bool:
+        """One consumer whose space is exactly the result's, by permutation."""
+        if r.forced or len(r.places) != 1 or v.ordered:
+            return False
+        ((root, ix),) = r.places
+        if self.costs.get(root, 0.0) > 2 * STORE_WORTH and math.prod(v.shape) >= SMALL and self._sums_lanes(v):
+            return False  # its results are scalars; what follows is cheaper in vectors of them
+        if root in self.contracts or root in self.hosts or isinstance(root, tuple) and root[0] == "let":
+            return False  # no nest of its own, or it has a contraction inside already
+        space = {d for d, n in self.roots[root].items() if n > 1}
+        named = [i for i in ix if i.terms]
+        if any(len(i.terms) != 1 or i.terms[0][1] != 1 or i.const for i in named):
+            return False
+        # Every dimension of the result must be a plain symbol on both sides.
+        if any(len(o.terms) > 1 or (o.terms and o.terms[0][1] != 1) or o.const for o in v.out):
+            return False
+        if any(bool(o.terms) != bool(i.terms) for o, i in zip(v.out, ix)) or any(i.const for i in ix):
+            return False
+        symbols = [i.terms[0][0] for i in named]
+        if len(set(symbols)) != len(symbols) or set(symbols) != space:
+            return False
+        self.hosts.add(root)
+        return True
+
+
+def _is_free(v: Value) -> bool:
+    """A stored value seen through index maps alone, or a short function of indices, such as a mask."""
+    if isinstance(v, Lazy) and v.index_only:
+        return _count(v, MOST_OF_INDICES) <= MOST_OF_INDICES
+    while isinstance(v, Lazy) and v.is_view and len(v.operands) == 1:
+        v = v.operands[0]
+    return isinstance(v, (Stored, Literal))
+
+
+def _count(v: Value, most: int) -> int:
+    """How many values `v` is made of; stops counting soon after `most`. One that costs anything is too many."""
+    count, left = 0, [v]
+    while left and count <= most:
+        v = left.pop()
+        count += 1 if v.cost == 0 else most + 1
+        left += v.ins
+    return count

@@ -1,0 +1,78 @@
+"""Order of effects: what a statement overwrites is stored elsewhere first, where it is still to be read.
+
+Values are lazy: an expression may read a buffer long after the equation that it stands for. `pending_reads.py` knows the uses
+that are still to come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pbkern.lower.nest.addresses import apart
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+
+from . import materialise
+from .items import StoreItem
+from .values import Contract, Index, Opaque, Stored, Value, dims_index
+
+
+def _whereabouts(buf: Buf, index: Index) -> tuple:
+    """Where an element lies. A result that shares an operand's array is another Buf with the same root."""
+    return buf.root, buf.shape, buf.dtype, index
+
+
+def protect(b, written: set[Buf], direct: StoreItem | None = None, captured: Sequence[Value] = ()) -> None:
+    """Stores values elsewhere that are still to be read from buffers about to be written."""
+    asked = [*captured, *b.waiting.reading(written, b.now)]
+    if direct is not None and _conflicts(b, direct, written):
+        asked += materialise.uses(direct)
+    for v in map(b.resolve, asked):
+        if _reads(b, v, written):
+            b.force(v)
+
+
+def _conflicts(b, item: StoreItem, written: set[Buf]) -> bool:
+    """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""
+    value = b.resolve(item.value)
+    if isinstance(value, Opaque) and value.over_first and not any(_reads(b, v, written) for v in value.operands[1:]):
+        return _conflicts(b, dataclasses.replace(item, value=value.operands[0]), written)
+    asked = [value] if item.mask is None else [value, b.resolve(item.mask)]
+    asked = [v for v in asked if _reads(b, v, written)]
+    if any(isinstance(v, (Contract, Opaque)) for v in asked):
+        return True
+    probe = dims_index([(f"@{k}", n) for k, n in enumerate(item.shape)])
+    nest = Nest({f"@{k}": n for k, n in enumerate(item.shape)})
+    index = item.place(probe)
+    nest.writes = [Write(item.buf, index, b.pull(v, probe, nest)) for v in asked]
+
+    def read(n: Nest) -> list[Expr]:
+        return [load for load in n.loads() if load.info[0].root in written]
+
+    def meets(e: Expr) -> bool:
+        buf, at, guard = e.info
+        known = buf is item.buf and not guard
+        return _whereabouts(buf, at) != same and not (known and apart(at, nest.dims, index, nest.dims))
+
+    summed, same = read(Nest({}, reductions=nest.reductions)), _whereabouts(item.buf, index)
+    return bool(summed) or any(e.kind == "gather" or meets(e) for e in read(nest))
+
+
+def lies_in(b, v: Value, target: Stored) -> bool:
+    """Whether `v` is what `target` holds, element by element."""
+    v, probe = b.resolve(v), dims_index([(f"@{k}", n) for k, n in enumerate(target.shape)])
+    if not isinstance(v, Stored) or v.shape != target.shape:
+        return False
+    return _whereabouts(v.buf, v.place(probe)) == _whereabouts(target.buf, target.place(probe))
+
+
+def _reads(b, v: Value, bufs: set[Buf]) -> bool:
+    memo: dict[int, bool] = {}
+
+    def go(x: Value) -> bool:
+        x = b.resolve(x)
+        if id(x) not in memo:
+            memo[id(x)] = (x.buf.root in bufs) if isinstance(x, Stored) else any(map(go, x.ins))
+        return memo[id(x)]
+
+    return go(v)

@@ -1,0 +1,166 @@
+"""Values of a body while nests are built: what can be pulled at an index, and what needs a nest of its own.
+
+A `Lazy` value is an index map or an elementwise operation: pulling it at an index pulls its operands and emits no
+code by itself. A `Contract` value (reduction, contraction, cumulative op) has an iteration space of its own. A
+`Stored` value lives in a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Buf, Expr, Pool, Write
+
+Index = tuple[Affine, ...]
+ZERO = Affine()
+# Vector operations per element of a select on index tests: nests are cut at them (lower/nest/index_tests.py), few points pay.
+TEST_COST = 0.4
+
+
+class Value:
+    """Base: shape and dtype of an array-valued SSA name of the body."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    cost: float = 0.0
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return ()
+
+
+@dataclass(eq=False)
+class Stored(Value):
+    """Contents of `buf` at positions `index(ix)`; `guard` if those may lie outside it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    buf: Buf
+    place: Callable[[Index], Index]
+    guard: bool = False
+
+    def at(self, pool: Pool, ix: Index, guard: bool) -> Expr:
+        return pool.make("load", self.dtype, (self.buf, self.place(ix), self.guard or guard))
+
+
+@dataclass(eq=False)
+class Literal(Value):
+    """One scalar in every position."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    scalar: object
+
+    def at(self, pool: Pool, ix: Index, guard: bool) -> Expr:
+        return pool.make("const", self.dtype, np.asarray(self.scalar, self.dtype)[()])
+
+
+@dataclass(eq=False)
+class Lazy(Value):
+    """combine(pool, ix, operands pulled at route(ix)).
+
+    guard: routes may leave the operands' bounds; is_view: an index map of one operand; index_only: a function of its
+    index and of grid indices, which costs next to nothing because nests are cut where such a test changes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    operands: tuple[Value, ...]
+    route: Callable[[Index], Sequence[Index]]
+    combine: Callable[[Pool, Index, list[Expr]], Expr]
+    cost: float = 0.0
+    guard: bool = False
+    is_view: bool = False
+    index_only: bool = False
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return self.operands
+
+
+@dataclass(eq=False)
+class Contract(Value):
+    """A reduction with its own space.
+
+    dims: (name, size) of every dimension; rdims: the reduced ones; out: index of the result per axis of `shape`;
+    operands at `routes`; `op` as in nest.Reduction. `ordered` (cumulative): the result is written at every point.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    dims: tuple[tuple[str, int], ...]
+    rdims: tuple[str, ...]
+    out: Index
+    operands: tuple[Value, ...]
+    routes: tuple[Index, ...]
+    op: str
+    acc_dtype: np.dtype
+    ordered: bool = False
+    index_arg: Affine | None = None  # argmax / argmin: position along the reduced axis
+    at_line: str | None = None
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return self.operands
+
+
+@dataclass(eq=False)
+class Opaque(Value):
+    """Made by a statement of its own (sort, gather with windows, reinterpretation): `make(builder) -> Stored`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    operands: tuple[Value, ...]
+    make: Callable[..., Stored]
+    needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
+    takes_target: bool = False  # make(..., target=) may write where the value is wanted
+    over_first: bool = False  # there also where its first operand lies, which it stores before it reads the others
+
+    @property
+    def ins(self) -> Sequence[Value]:
+        return self.operands
+
+
+@dataclass(eq=False)
+class Joined(Opaque):
+    """A concatenation along `axis`. At a constant position there it is one of its operands, and needs no memory."""
+
+    axis: int = 0
+
+    def part(self, ix: Index) -> tuple[Value, Index] | None:
+        """(operand, index of it) where the position along the axis is constant."""
+        at = ix[self.axis]
+        if not at.is_const:
+            return None
+        start = 0
+        for v in self.operands:
+            if start <= at.const < start + v.shape[self.axis]:
+                return v, (*ix[: self.axis], at - start, *ix[self.axis + 1 :])
+            start += v.shape[self.axis]
+        return None  # in the halo of a guarded access
+
+
+@dataclass
+class Requests:
+    """Who asks for a value: distinct (root, index) pairs, and whether it must be in memory."""
+
+    places: set = field(default_factory=set)
+    forced: bool = False
+
+
+def is_index_only(v: Value) -> bool:
+    return isinstance(v, Literal) or (isinstance(v, Lazy) and v.index_only)
+
+
+def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
+    return tuple(Affine.symbol(d) if n > 1 else ZERO for d, n in dims)
+
+
+__all__ = [
+    "TEST_COST", "Contract", "Index", "Joined", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO",
+    "dims_index", "is_index_only",
+]  # fmt: skip

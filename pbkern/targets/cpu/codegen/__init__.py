@@ -1,0 +1,1 @@
+"""HostProgram -> MLIR -> objects -> code in memory, registered with XLA."""

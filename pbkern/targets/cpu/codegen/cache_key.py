@@ -1,0 +1,62 @@
+"""What the machine code of a program depends on, as a key: equal for programs with equal code, in any process.
+
+The key is made of kernels, before anything is lowered: a hit costs neither lowering nor MLIR. It names the program's
+steps, each kernel's blocks and body, the options and threads that lowering bakes in, and the environment: pbkern's own
+sources, the MLIR package, the version of XLA's FFI and the processor's instructions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Callable
+
+from pbkern.core.process import disk_cache
+from pbkern.dsl.checks import can_fail
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.targets import mlir
+from pbkern.targets.cpu import machine
+
+from . import ffi_runtime
+from .kernel import LowerOptions
+
+PACKAGE = pathlib.Path(__file__).parents[3]
+# What fusion and frontends decide is in the kernels; these decide what becomes of a kernel.
+SOURCES = ("*.py", "core/**/*.py", "dsl/**/*.py", "lower/**/*.py", "targets/**/*.py")
+
+
+def program_key(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
+                opt_level: int | None) -> str:
+    """Digest of everything above but the environment."""
+    kernels = program.kernels()
+    number = {id(k): n for n, k in enumerate(kernels)}
+    steps = program.text(lambda k: f"kernel{number[id(k)]}")
+    # Failed checks tell the kernel's name. No other name counts, so that like parts of a function have one code.
+    contents = tuple((can_fail(k) and k.name, k.content, options_of(k), threads_of(k)) for k in kernels)
+    positions = tuple(b.position for b in program.buffers)
+    return disk_cache.digest((steps, positions, contents, opt_level))
+
+
+@functools.cache
+def environment() -> str:
+    """Digest of what code depends on beside its program."""
+    runtime = ffi_runtime.API_VERSION, ffi_runtime.runtime_module_text()
+    return disk_cache.digest((sources(), mlir.installed(), *runtime, processor()))
+
+
+def sources() -> str:
+    """Digest of the part of pbkern that turns kernels into code."""
+    found = hashlib.sha256()
+    for path in sorted({p for pattern in SOURCES for p in PACKAGE.glob(pattern)}):
+        found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def processor() -> tuple:
+    """What tells LLVM which instructions there are: the model, and the flags that the system admits."""
+    text = machine.cpuinfo()
+    model = tuple(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", text, re.MULTILINE)[:3])
+    return model, tuple(sorted(machine.cpu_flags(text)))

@@ -1,0 +1,38 @@
+"""The process's side of jax.debug.print and checks in kernels: addresses of values -> NumPy arrays -> what receives them."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+
+import numpy as np
+
+from pbkern.lower.rules.debug_callbacks import SITES
+
+_arrived = threading.local()  # addresses of one site's operands
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+def _trace(site: int, operand: int, address: int) -> None:
+    """Called from compiled code, on its threads. Errors cannot pass through it: they are reported and dropped."""
+    try:
+        s = SITES[site]
+        types = (*s.types, *s.operands)
+        found = _arrived.found = [] if operand == 0 else _arrived.found
+        found.append(address)
+        if len(found) == max(len(types), 1):
+            values, operands = zip(s.types, found), zip(s.operands, found[len(s.types) :])
+            s.receive([_read(*v) for v in values], lambda: [_read(*v) for v in operands])
+    except Exception as e:
+        print(f"pbkern: a print or check in a kernel failed: {e!r}", file=sys.stderr)
+
+
+def _read(of_type: tuple, address: int) -> np.ndarray:
+    """A copy of the array at an address."""
+    shape, dtype = of_type
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
+
+
+ADDRESS = ctypes.cast(_trace, ctypes.c_void_p).value

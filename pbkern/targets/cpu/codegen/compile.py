@@ -1,0 +1,249 @@
+"""HostProgram -> machine code and a registered XLA FFI target. The one place that compiles.
+
+A program's code are object files, made by MLIR and LLVM (object_files.py) or found in the store on disk
+(core/process/disk_cache.py) under the program's content (cache_key.py), and loaded by elf_loader.py either way. With a hit
+nothing is lowered and MLIR is not imported: the nests and texts of such a program are made when somebody asks for them.
+
+Compiled programs are kept for the life of the process: XLA holds raw addresses of their handlers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from pbkern.core.errors import InternalError
+from pbkern.core.process import disk_cache, gc_pause, progress
+from pbkern.dsl.build_programs import in_stages
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import ArrayType, Kernel
+from pbkern.lower.rules.debug_callbacks import TRACE
+from pbkern.targets import mlir
+
+from . import cache_key, callbacks, ffi_runtime, object_files
+from . import elf_loader as objects
+from .host import ALIGNMENT, LoweredProgram, default_threads, lower_host
+from .kernel import LoweredKernel, LowerOptions
+
+KIND = "code"
+# What progress lines call the stages that may take long.
+STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function", "load": "loading"}
+_serial = itertools.count()
+_resident: list[Compiled] = []
+_runtime: list[objects.Image] = []
+
+
+@dataclass(frozen=True)
+class Code:
+    """Machine code of one program, as it is kept on disk.
+
+    Attributes:
+      objects: ELF object files. Each may call functions of those before it; the last has @pbk_handler and @pbk_call.
+      arena_bytes: memory of one call for temporaries and scratch.
+    """
+
+    objects: tuple[bytes, ...]
+    arena_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.objects))
+
+    def packed(self) -> bytes:
+        head = {"arena_bytes": self.arena_bytes, "sizes": [len(o) for o in self.objects]}
+        return b"".join([json.dumps(head).encode(), b"\n", *self.objects])
+
+    @classmethod
+    def unpacked(cls, payload: bytes) -> Code:
+        first, _, rest = payload.partition(b"\n")
+        head = json.loads(first)
+        ends = list(itertools.accumulate(head["sizes"]))
+        return cls(tuple(rest[end - size : end] for end, size in zip(ends, head["sizes"])), head["arena_bytes"])
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One program in memory.
+
+    Attributes:
+      ffi_name: name under which the handler is registered with XLA.
+      code: its machine code.
+      from_disk: whether an earlier process had compiled it.
+      times: milliseconds per stage; those of different kernels overlap.
+    """
+
+    program: HostProgram
+    ffi_name: str
+    code: Code
+    image: objects.Image
+    lower: Callable[[], LoweredProgram]
+    from_disk: bool = False
+    times: dict[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def lowered(self) -> LoweredProgram:
+        """MLIR text and nests; lowered again where the code came from disk."""
+        return self.lower()
+
+    @functools.cached_property
+    def llvm(self) -> str:
+        """Text of the LLVM dialect module."""
+        host = _host_text(self.program, self.lowered)
+        return str(object_files.llvm_module(self.lowered.kernels, host, lambda stage, f, *args: f(*args)))
+
+    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Runs on this thread on NumPy arrays; inputs must be contiguous."""
+        ins = [np.ascontiguousarray(a) for a in arrays]
+        outs = [_aligned(b.type) for b in self.program.outputs]
+        pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(*(a.ctypes.data for a in (*ins, *outs)))
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.image.address("pbk_call"))(pointers)
+        return outs
+
+
+def _aligned(t: ArrayType) -> np.ndarray:
+    """A new array that starts at a cache line, as XLA's do."""
+    memory = np.empty(t.nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + t.nbytes].view(t.dtype).reshape(t.shape)
+
+
+def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOptions] = lambda k: LowerOptions(),
+                    threads_of: Callable[[Kernel], int] | None = None, opt_level: int | None = None,
+                    key: str | None = None) -> Compiled:
+    """Finds or makes a program's code, loads and registers it. Raises UnsupportedOp or InternalError.
+
+    Args:
+      options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and every core.
+      opt_level: of LLVM; None: as its loops need.
+      key: content.program_key of these arguments, where the caller has made it.
+    """
+    ffi_runtime.check_api_version()
+    program = in_stages(program)
+    threads_of = threads_of or (lambda k: default_threads())
+    times: dict[str, float] = {}
+
+    def timed(stage: str, f, *args):
+        progress.step(f"{program.name}: {STAGES.get(stage, stage)}")
+        start = time.perf_counter()
+        result = f(*args)
+        times[stage] = times.get(stage, 0.0) + (time.perf_counter() - start) * 1e3
+        return result
+
+    def lower(ready: Callable[[LoweredKernel], None] = lambda kernel: None) -> LoweredProgram:
+        count = itertools.count(1)
+
+        def announced(kernel: Kernel) -> LowerOptions:  # asked for as each kernel's turn comes
+            progress.step(f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering")
+            return options_of(kernel)
+
+        return lower_host(program, announced, threads_of, ready)
+
+    made: list[LoweredProgram] = []
+
+    def make() -> Code:
+        mlir.bindings()  # a missing package is reported before any work
+        with object_files.Parts(symbols, opt_level, timed) as parts:
+            made.append(timed("lower", lower, parts.add))
+            made_objects = parts.finish(_host_text(program, made[0]), "pbk_handler")
+        return Code(made_objects, made[0].arena_bytes)
+
+    with progress.compiling(program.name), gc_pause.paused():
+        symbols = runtime_symbols()
+        key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
+        code, image, found = _kept(key, symbols, make, timed)
+    name = f"pbkern_{next(_serial)}_{program.name}"
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(image.address("pbk_handler")), platform="cpu")
+    compiled = Compiled(program, name, code, image, lower, found, times)
+    if made:
+        compiled.lowered = made[0]
+    _resident.append(compiled)
+    return compiled
+
+
+def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
+    """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored."""
+    store = disk_cache.current()
+    if store is not None:
+        key = disk_cache.digest((key, timed("environment", cache_key.environment)))
+        payload = timed("read", store.get, KIND, key)
+        if payload is not None:
+            try:
+                code = Code.unpacked(payload)
+                return code, timed("load", _image, code, symbols), True
+            except (InternalError, ValueError, KeyError):  # no object of ours: make it anew
+                store.remove(KIND, key)
+    code = make()
+    image = timed("load", _image, code, symbols)
+    if store is not None and not prints(code):
+        timed("write", store.put, KIND, key, code.packed())
+    return code, image, False
+
+
+def _image(code: Code, symbols: Mapping[str, int]) -> objects.Image:
+    """The last object's image, which keeps those of the others alive. Raises InternalError."""
+    image = None
+    for made in code.objects:
+        image = objects.Image(made, symbols, image)
+    if image is None:
+        raise InternalError("a program has no object file")
+    return image
+
+
+def prints(code: Code) -> bool:
+    """Whether the code holds numbers of print sites, which mean nothing in another process."""
+    return any(objects.undefined_symbols(o) & {TRACE, ffi_runtime.PREFIX + TRACE} for o in code.objects)
+
+
+def _host_text(program: HostProgram, lowered: LoweredProgram) -> str:
+    sizes = tuple(b.type.nbytes for b in program.outputs)
+    return lowered.host + ffi_runtime.program_text(lowered.arena_bytes, len(program.inputs), sizes)
+
+
+@functools.cache
+def runtime_symbols() -> dict[str, int]:
+    """Addresses of what compiled programs call, by the names that they call it by."""
+
+    def make() -> Code:
+        module = object_files.host_module(ffi_runtime.runtime_module_text())
+        mlir.check_lowered(module)
+        return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, ffi_runtime.SYMBOLS[0], {}),))
+
+    _, image, _ = _kept("runtime", {}, make)
+    _runtime.append(image)
+    addresses = {name: image.address(name) for name in ffi_runtime.SYMBOLS} | {TRACE: callbacks.ADDRESS}
+    return {ffi_runtime.PREFIX + name: address for name, address in addresses.items()}
+
+
+def call(compiled: Compiled, *args):
+    """The program as a JAX operation (to be traced)."""
+    results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
+    return jax.ffi.ffi_call(compiled.ffi_name, results, input_output_aliases=shared_arrays(compiled.program))(*args)
+
+
+def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
+    """See targets.target.Target.call_into. The places are operands that the handler writes to."""
+    small = [b.type for b in compiled.program.outputs if b.type.nbytes < ffi_runtime.POOLED_BYTES]
+    types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in small]
+    done = jax.ShapeDtypeStruct((0,), np.uint8)
+    call = jax.ffi.ffi_call(compiled.ffi_name, [*types, done], has_side_effect=True)
+    *others, done = call(*operands, *places)
+    return others, done
+
+
+def shared_arrays(program: HostProgram) -> dict[int, int]:
+    """{input: output} of the program that kernels alias: results take the place of operands."""
+    inputs, outputs = ({b.name: b.position for b in buffers} for buffers in (program.inputs, program.outputs))
+    return {
+        inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
+        for launch in program.launches()
+        for i, o in launch.kernel.aliases
+        if launch.operands[i].buffer in inputs and launch.results[o].buffer in outputs
+    }

@@ -1,0 +1,189 @@
+"""Relocatable ELF object -> executable memory of this process. x86-64, static relocations only.
+
+LLVM's objects, whether just made or read from disk, are loaded here: the sections of one object lie in one mapping, code
+and constants first, then what is written to. Symbols that the object lacks come from a table (the runtime's entry points)
+and from the C library. Whatever this loader does not know is an InternalError, never a guess. Unwind tables are left
+out: no exception passes through compiled code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pbkern.core.errors import InternalError
+
+PAGE = mmap.PAGESIZE
+ALLOC, WRITE, TLS = 0x2, 0x1, 0x400
+RELA, NOBITS, SYMTAB, INIT_ARRAY, UNWIND = 4, 8, 2, 14, 0x70000001
+UNDEFINED, ABSOLUTE, RESERVED = 0, 0xFFF1, 0xFF00
+WEAK = 2
+# R_X86_64_{64, PC32, PLT32, 32, 32S, PC64} -> (whether relative to the place, format).
+RELOCATIONS = {1: (False, "<Q"), 2: (True, "<i"), 4: (True, "<i"), 10: (False, "<I"), 11: (False, "<i"), 24: (True, "<q")}
+LIBRARIES = (None, "libm.so.6", "libgcc_s.so.1")  # None: what this process has loaded
+
+
+@dataclass(frozen=True)
+class _Section:
+    name: str
+    kind: int
+    flags: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+
+
+class Image:
+    """One object in memory, for as long as this value lives.
+
+    Args:
+      content: the object file.
+      symbols: addresses of what it calls, by name; the C library's functions need not be among them.
+      other: an image whose functions it may call, too, and those which that one may call; it lives as long as this one.
+    Raises InternalError for damaged files, symbols that nobody defines, and relocations of other kinds.
+    """
+
+    def __init__(self, content: bytes, symbols: Mapping[str, int], other: Image | None = None):
+        self.other = other
+        try:
+            self._load(content, {**symbols, **(other.functions() if other else {})})
+        except (struct.error, IndexError, ValueError) as e:
+            raise InternalError("an object file is damaged", why=f"{len(content)} bytes: {e}") from None
+
+    def address(self, name: str) -> int:
+        """Where a function that the object defines lies."""
+        return self.defined[name]
+
+    def functions(self) -> dict[str, int]:
+        """Addresses of what this object and the others behind it define."""
+        return {**(self.other.functions() if self.other else {}), **self.defined}
+
+    def _load(self, content: bytes, symbols: Mapping[str, int]) -> None:
+        sections = _sections(content)
+        places, code_bytes, total = _places(sections)
+        self.memory = mmap.mmap(-1, max(total, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        for n, at in places.items():
+            s = sections[n]
+            if s.kind != NOBITS:
+                self.memory[at : at + s.size] = _slice(content, s)
+        table = next((s for s in sections if s.kind == SYMTAB), None)
+        names, values = _symbols(content, sections, table, {n: base + at for n, at in places.items()}, symbols)
+        for s in sections:
+            if s.kind == RELA and s.info in places:
+                self._relocate(_slice(content, s), places[s.info], base, names, values)
+        self.defined = {n: v for n, (v, here) in zip(names, values) if here and v is not None}
+        _protect(base, code_bytes)
+
+    def _relocate(self, entries: bytes, at: int, base: int, names: list[str], values: list) -> None:
+        for offset, info, addend in struct.iter_unpack("<QQq", entries):
+            kind, symbol = info & 0xFFFFFFFF, info >> 32
+            if kind not in RELOCATIONS:
+                raise InternalError(f"an object file has a relocation of kind {kind}", why=f"of symbol `{names[symbol]}`")
+            value, _ = values[symbol]
+            if value is None:
+                raise InternalError(f"compiled code calls `{names[symbol]}`, which nothing defines")
+            relative, form = RELOCATIONS[kind]
+            value += addend - (base + at + offset if relative else 0)
+            value = value % (1 << 64) if form == "<Q" else value
+            try:
+                struct.pack_into(form, self.memory, at + offset, value)
+            except struct.error:
+                why = f"kind {kind}, value {value:#x}"
+                raise InternalError(f"`{names[symbol]}` is too far away for its relocation", why=why) from None
+
+
+def undefined_symbols(content: bytes) -> set[str]:
+    """Names that an object file expects others to define."""
+    sections = _sections(content)
+    table = next((s for s in sections if s.kind == SYMTAB), None)
+    names, values = _symbols(content, sections, table, {}, {}, search=False)
+    return {n for n, (v, here) in zip(names, values) if n and not here}
+
+
+def _sections(content: bytes) -> list[_Section]:
+    if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<HH", content, 16) != (1, 62):
+        raise InternalError("code is not an x86-64 object file", why=repr(content[:20]))
+    (table,) = struct.unpack_from("<Q", content, 40)
+    size, count, names_at = struct.unpack_from("<HHH", content, 58)
+    raw = [struct.unpack_from("<IIQQQQIIQQ", content, table + n * size) for n in range(count)]
+    strings = raw[names_at][4]
+    return [
+        _Section(_text(content, strings + name), kind, flags, offset, length, link, info, max(align, 1))
+        for name, kind, flags, _, offset, length, link, info, align, _ in raw
+    ]
+
+
+def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
+    """(offset of each section that is needed at run time, bytes of those that are not written to, bytes of all)."""
+    needed = [n for n, s in enumerate(sections) if s.flags & ALLOC and s.kind != UNWIND and s.name != ".eh_frame"]
+    for n in needed:
+        if sections[n].flags & TLS or sections[n].kind == INIT_ARRAY or sections[n].align > PAGE:
+            raise InternalError(f"an object file has a section `{sections[n].name}`, which the loader does not know")
+    places: dict[int, int] = {}
+    end = code_bytes = 0
+    for writable in (False, True):
+        for n in needed:
+            s = sections[n]
+            if bool(s.flags & WRITE) == writable:
+                at = -(-end // s.align) * s.align
+                places[n], end = at, at + s.size
+        end = -(-end // PAGE) * PAGE
+        code_bytes = code_bytes or end
+    return places, code_bytes, end
+
+
+def _symbols(content, sections, table: _Section | None, bases: Mapping[int, int], given: Mapping[str, int], search=True):
+    """(names, [(address or None, whether the object defines it)]) in the order of the symbol table."""
+    names: list[str] = []
+    values: list[tuple[int | None, bool]] = []
+    for name_at, info, _, index, value, _ in struct.iter_unpack("<IBBHQQ", _slice(content, table)) if table else ():
+        name = _text(content, sections[table.link].offset + name_at)
+        names.append(name)
+        if index == UNDEFINED:
+            found = given.get(name) if name else 0
+            if found is None and search:
+                found = 0 if info >> 4 == WEAK else _of_library(name)
+            values.append((found, False))
+        elif index == ABSOLUTE:
+            values.append((value, True))
+        elif index >= RESERVED:
+            raise InternalError(f"symbol `{name}` is of a kind that the loader does not know", why=f"section {index:#x}")
+        else:
+            values.append((bases[index] + value if index in bases else None, True))
+    return names, values
+
+
+@functools.cache
+def _of_library(name: str) -> int | None:
+    for library in LIBRARIES:
+        try:
+            return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _protect(address: int, size: int) -> None:
+    """Memory may be written to or run, not both."""
+    if not size:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC):
+        raise InternalError("memory cannot be made executable", why=f"mprotect: error {ctypes.get_errno()}")
+
+
+def _slice(content: bytes, s: _Section) -> bytes:
+    if s.offset + s.size > len(content):
+        raise ValueError(f"section `{s.name}` ends beyond the file")
+    return content[s.offset : s.offset + s.size]
+
+
+def _text(content: bytes, at: int) -> str:
+    return content[at : content.index(b"\0", at)].decode()

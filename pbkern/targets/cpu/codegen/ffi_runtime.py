@@ -1,0 +1,463 @@
+"""The runtime that is compiled into every program: parallel loops, arenas, and the XLA FFI handler. LLVM dialect text.
+
+Offsets are those of XLA FFI API 0.3 on x86-64 (xla/ffi/api/c_api.h, shipped with jaxlib); `check_api_version` compares
+at first use. Threads come from XLA's own pool: the calling thread works too, so nothing waits for a busy pool.
+
+Tasks are divided among threads in order: from call to call, each works on the part of the arrays that its cache may hold. A
+thread without tasks of its own takes those of others.
+
+Frame of a parallel loop (bytes): 64 programs done, 128 references, 136 slots handed out, 184 threads, 192 programs,
+200 programs per task, 208 task function, 216 its arguments, 256 and every 64 behind it: tasks taken of each thread's.
+The last participant to leave frees it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+
+from pbkern.core.errors import TargetError
+
+from .host import INTERNAL
+
+API_VERSION = (0, 3)
+HUGE_PAGE = 2 << 20
+# Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages costs ten times more.
+HUGE_BYTES = 4 << 20
+MADV_HUGEPAGE = 14
+# glibc maps and unmaps arrays above this size anew each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
+POOLED_BYTES = 32 << 20
+
+
+@functools.cache
+def check_api_version() -> None:
+    """Raises TargetError if jaxlib's FFI header is not the version whose offsets are used here."""
+    import jaxlib
+
+    path = os.path.join(os.path.dirname(jaxlib.__file__), "include", "xla", "ffi", "api", "c_api.h")
+    with open(path) as f:
+        text = f.read()
+    found = tuple(int(re.search(rf"XLA_FFI_API_{w} (\d+)", text)[1]) for w in ("MAJOR", "MINOR"))
+    if found[0] != API_VERSION[0] or found[1] < API_VERSION[1]:
+        raise TargetError("jaxlib's XLA FFI API is not supported", why=f"version {found}, tested with {API_VERSION}",
+                          hint="install a jaxlib from the range in pyproject.toml")
+
+
+RUNTIME = r"""
+func.func private @malloc(i64) -> !llvm.ptr
+func.func private @free(!llvm.ptr)
+func.func private @aligned_alloc(i64, i64) -> !llvm.ptr
+func.func private @madvise(!llvm.ptr, i64, i32) -> i32
+
+func.func private @pbk_unref(%f: !llvm.ptr) {
+  %minus = arith.constant -1 : i64
+  %one = arith.constant 1 : i64
+  %refs = llvm.getelementptr %f[128] : (!llvm.ptr) -> !llvm.ptr, i8
+  %old = llvm.atomicrmw add %refs, %minus acq_rel : !llvm.ptr, i64
+  %last = arith.cmpi eq, %old, %one : i64
+  scf.if %last {
+    func.call @free(%f) : (!llvm.ptr) -> ()
+  }
+  return
+}
+
+func.func private @pbk_drain(%f: !llvm.ptr, %slot: i64) {
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %line = arith.constant 64 : i64
+  %before_parts = arith.constant 192 : i64
+  %done = llvm.getelementptr %f[64] : (!llvm.ptr) -> !llvm.ptr, i8
+  %threadsp = llvm.getelementptr %f[184] : (!llvm.ptr) -> !llvm.ptr, i8
+  %np = llvm.getelementptr %f[192] : (!llvm.ptr) -> !llvm.ptr, i8
+  %cp = llvm.getelementptr %f[200] : (!llvm.ptr) -> !llvm.ptr, i8
+  %tp = llvm.getelementptr %f[208] : (!llvm.ptr) -> !llvm.ptr, i8
+  %ap = llvm.getelementptr %f[216] : (!llvm.ptr) -> !llvm.ptr, i8
+  %threads = llvm.load %threadsp : !llvm.ptr -> i64
+  %n = llvm.load %np : !llvm.ptr -> i64
+  %chunk = llvm.load %cp : !llvm.ptr -> i64
+  %task = llvm.load %tp : !llvm.ptr -> !llvm.ptr
+  %args = llvm.load %ap : !llvm.ptr -> !llvm.ptr
+  %tasks = arith.ceildivsi %n, %chunk : i64
+  scf.for %k = %zero to %threads step %one : i64 {
+    %turned = arith.addi %slot, %k : i64
+    %part = arith.remsi %turned, %threads : i64
+    %after = arith.addi %part, %one : i64
+    %ahead = arith.muli %part, %tasks : i64
+    %first = arith.divsi %ahead, %threads : i64
+    %until = arith.muli %after, %tasks : i64
+    %end = arith.divsi %until, %threads : i64
+    %offset = arith.muli %after, %line : i64
+    %place = arith.addi %offset, %before_parts : i64
+    %next = llvm.getelementptr %f[%place] : (!llvm.ptr, i64) -> !llvm.ptr, i8
+    scf.while : () -> () {
+      %taken = llvm.atomicrmw add %next, %one acq_rel : !llvm.ptr, i64
+      %i = arith.addi %first, %taken : i64
+      %more = arith.cmpi slt, %i, %end : i64
+      scf.if %more {
+        %low = arith.muli %i, %chunk : i64
+        %above = arith.addi %low, %chunk : i64
+        %high = arith.minsi %above, %n : i64
+        llvm.call %task(%args, %low, %high, %slot) : !llvm.ptr, (!llvm.ptr, i64, i64, i64) -> ()
+        %count = arith.subi %high, %low : i64
+        %before = llvm.atomicrmw add %done, %count acq_rel : !llvm.ptr, i64
+      }
+      scf.condition(%more)
+    } do {
+      scf.yield
+    }
+  }
+  return
+}
+
+func.func private @pbk_worker(%f: !llvm.ptr) {
+  %one = arith.constant 1 : i64
+  %slots = llvm.getelementptr %f[136] : (!llvm.ptr) -> !llvm.ptr, i8
+  %slot = llvm.atomicrmw add %slots, %one acq_rel : !llvm.ptr, i64
+  func.call @pbk_drain(%f, %slot) : (!llvm.ptr, i64) -> ()
+  func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
+  return
+}
+
+func.func private @pbk_pool_size(%frame: !llvm.ptr) -> i64 {
+  %one = arith.constant 1 : i64
+  %zero = arith.constant 0 : i64
+  %size = arith.constant 32 : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %out = llvm.alloca %one x i64 : (i64) -> !llvm.ptr
+  llvm.store %one, %out : i64, !llvm.ptr
+  %a = llvm.alloca %one x !llvm.array<4 x i64> : (i64) -> !llvm.ptr
+  %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
+  %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
+  %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
+  %ctx = llvm.load %ctxp : !llvm.ptr -> !llvm.ptr
+  %a8 = llvm.getelementptr %a[8] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a16 = llvm.getelementptr %a[16] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a24 = llvm.getelementptr %a[24] : (!llvm.ptr) -> !llvm.ptr, i8
+  llvm.store %size, %a : i64, !llvm.ptr
+  llvm.store %null, %a8 : !llvm.ptr, !llvm.ptr
+  llvm.store %ctx, %a16 : !llvm.ptr, !llvm.ptr
+  llvm.store %out, %a24 : !llvm.ptr, !llvm.ptr
+  %fp = llvm.getelementptr %api[144] : (!llvm.ptr) -> !llvm.ptr, i8
+  %f = llvm.load %fp : !llvm.ptr -> !llvm.ptr
+  %error = llvm.call %f(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
+  %n = llvm.load %out : !llvm.ptr -> i64
+  return %n : i64
+}
+
+func.func @pbk_parallel(%frame: !llvm.ptr, %task: !llvm.ptr, %args: !llvm.ptr, %n: i64, %chunk: i64, %limit: i64) {
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %has = llvm.icmp "ne" %frame, %null : !llvm.ptr
+  %pool = scf.if %has -> (i64) {
+    %size = func.call @pbk_pool_size(%frame) : (!llvm.ptr) -> i64
+    scf.yield %size : i64
+  } else {
+    scf.yield %one : i64
+  }
+  %chunks = arith.ceildivsi %n, %chunk : i64
+  %t0 = arith.minsi %pool, %limit : i64
+  %threads = arith.minsi %t0, %chunks : i64
+  %several = arith.cmpi sgt, %threads, %one : i64
+  scf.if %several {
+    %line = arith.constant 64 : i64
+    %head = arith.constant 256 : i64
+    %parts = arith.muli %threads, %line : i64
+    %bytes = arith.addi %head, %parts : i64
+    %f = func.call @malloc(%bytes) : (i64) -> !llvm.ptr
+    scf.for %at = %head to %bytes step %line : i64 {
+      %part = llvm.getelementptr %f[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8
+      llvm.store %zero, %part : i64, !llvm.ptr
+    }
+    %f64 = llvm.getelementptr %f[64] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f128 = llvm.getelementptr %f[128] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f136 = llvm.getelementptr %f[136] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f184 = llvm.getelementptr %f[184] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f192 = llvm.getelementptr %f[192] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f200 = llvm.getelementptr %f[200] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f208 = llvm.getelementptr %f[208] : (!llvm.ptr) -> !llvm.ptr, i8
+    %f216 = llvm.getelementptr %f[216] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %zero, %f64 : i64, !llvm.ptr
+    llvm.store %threads, %f128 : i64, !llvm.ptr
+    llvm.store %one, %f136 : i64, !llvm.ptr
+    llvm.store %threads, %f184 : i64, !llvm.ptr
+    llvm.store %n, %f192 : i64, !llvm.ptr
+    llvm.store %chunk, %f200 : i64, !llvm.ptr
+    llvm.store %task, %f208 : !llvm.ptr, !llvm.ptr
+    llvm.store %args, %f216 : !llvm.ptr, !llvm.ptr
+    %a = llvm.alloca %one x !llvm.array<5 x i64> : (i64) -> !llvm.ptr
+    %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
+    %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
+    %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %ctx = llvm.load %ctxp : !llvm.ptr -> !llvm.ptr
+    %sp = llvm.getelementptr %api[136] : (!llvm.ptr) -> !llvm.ptr, i8
+    %schedule = llvm.load %sp : !llvm.ptr -> !llvm.ptr
+    %worker = func.constant @pbk_worker : (!llvm.ptr) -> ()
+    %wp = builtin.unrealized_conversion_cast %worker : (!llvm.ptr) -> () to !llvm.ptr
+    %size = arith.constant 40 : i64
+    %a8 = llvm.getelementptr %a[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    %a16 = llvm.getelementptr %a[16] : (!llvm.ptr) -> !llvm.ptr, i8
+    %a24 = llvm.getelementptr %a[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %a32 = llvm.getelementptr %a[32] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %size, %a : i64, !llvm.ptr
+    llvm.store %null, %a8 : !llvm.ptr, !llvm.ptr
+    llvm.store %ctx, %a16 : !llvm.ptr, !llvm.ptr
+    llvm.store %wp, %a24 : !llvm.ptr, !llvm.ptr
+    llvm.store %f, %a32 : !llvm.ptr, !llvm.ptr
+    scf.for %k = %one to %threads step %one : i64 {
+      %error = llvm.call %schedule(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
+      %failed = llvm.icmp "ne" %error, %null : !llvm.ptr
+      scf.if %failed {
+        func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
+      }
+    }
+    func.call @pbk_drain(%f, %zero) : (!llvm.ptr, i64) -> ()
+    scf.while : () -> () {
+      %d = llvm.load %f64 atomic acquire {alignment = 8 : i64} : !llvm.ptr -> i64
+      %waiting = arith.cmpi ne, %d, %n : i64
+      scf.if %waiting {
+        llvm.inline_asm has_side_effects "pause", "" : () -> ()
+      }
+      scf.condition(%waiting)
+    } do {
+      scf.yield
+    }
+    func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
+  } else {
+    llvm.call %task(%args, %zero, %n, %zero) : !llvm.ptr, (!llvm.ptr, i64, i64, i64) -> ()
+  }
+  return
+}
+
+func.func @pbk_huge(%p: !llvm.ptr, %bytes: i64) {
+  %limit = arith.constant HUGE_BYTES : i64
+  %page = arith.constant 4096 : i64
+  %mask = arith.constant -4096 : i64
+  %big = arith.cmpi sge, %bytes, %limit : i64
+  scf.if %big {
+    %advice = arith.constant MADV_HUGEPAGE : i32
+    %a = llvm.ptrtoint %p : !llvm.ptr to i64
+    %b = arith.addi %a, %page : i64
+    %start = arith.andi %b, %mask : i64
+    %q = llvm.inttoptr %start : i64 to !llvm.ptr
+    %len = arith.subi %bytes, %page : i64
+    %r = func.call @madvise(%q, %len, %advice) : (!llvm.ptr, i64, i32) -> i32
+  }
+  return
+}
+
+func.func @pbk_acquire(%pool: !llvm.ptr, %bytes: i64, %align: i64, %out: !llvm.ptr) -> i64 {
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %two = arith.constant 2 : i64
+  %slots = arith.constant 64 : i64
+  %slot = scf.while (%k = %zero) : (i64) -> i64 {
+    %i = arith.muli %k, %two : i64
+    %p = llvm.getelementptr %pool[%i] : (!llvm.ptr, i64) -> !llvm.ptr, i64
+    %in = arith.cmpi slt, %k, %slots : i64
+    %busy = scf.if %in -> (i1) {
+      %old = llvm.atomicrmw xchg %p, %one acq_rel : !llvm.ptr, i64
+      %b = arith.cmpi ne, %old, %zero : i64
+      scf.yield %b : i1
+    } else {
+      %no = arith.constant false
+      scf.yield %no : i1
+    }
+    scf.condition(%busy) %k : i64
+  } do {
+  ^bb0(%k: i64):
+    %next = arith.addi %k, %one : i64
+    scf.yield %next : i64
+  }
+  %held = arith.cmpi slt, %slot, %slots : i64
+  %known = scf.if %held -> (i64) {
+    %i = arith.muli %slot, %two : i64
+    %j = arith.addi %i, %one : i64
+    %p = llvm.getelementptr %pool[%j] : (!llvm.ptr, i64) -> !llvm.ptr, i64
+    %old = llvm.load %p : !llvm.ptr -> i64
+    %fresh = arith.cmpi eq, %old, %zero : i64
+    %mem = scf.if %fresh -> (i64) {
+      %m = func.call @aligned_alloc(%align, %bytes) : (i64, i64) -> !llvm.ptr
+      func.call @pbk_huge(%m, %bytes) : (!llvm.ptr, i64) -> ()
+      %v = llvm.ptrtoint %m : !llvm.ptr to i64
+      llvm.store %v, %p : i64, !llvm.ptr
+      scf.yield %v : i64
+    } else {
+      scf.yield %old : i64
+    }
+    scf.yield %mem : i64
+  } else {
+    %m = func.call @aligned_alloc(%align, %bytes) : (i64, i64) -> !llvm.ptr
+    %v = llvm.ptrtoint %m : !llvm.ptr to i64
+    scf.yield %v : i64
+  }
+  llvm.store %known, %out : i64, !llvm.ptr
+  return %slot : i64
+}
+
+func.func @pbk_release(%pool: !llvm.ptr, %arena: !llvm.ptr, %slot: i64) {
+  %zero = arith.constant 0 : i64
+  %two = arith.constant 2 : i64
+  %slots = arith.constant 64 : i64
+  %held = arith.cmpi slt, %slot, %slots : i64
+  scf.if %held {
+    %i = arith.muli %slot, %two : i64
+    %p = llvm.getelementptr %pool[%i] : (!llvm.ptr, i64) -> !llvm.ptr, i64
+    llvm.store %zero, %p atomic release {alignment = 8 : i64} : i64, !llvm.ptr
+  } else {
+    func.call @free(%arena) : (!llvm.ptr) -> ()
+  }
+  return
+}
+"""
+
+# Functions of the runtime that programs call. The execution engine resolves registered symbols under this prefix.
+SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release")
+PREFIX = "_mlir_ciface_"
+
+DECLARATIONS = f"""
+func.func private @{PREFIX}pbk_parallel(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64)
+func.func private @{PREFIX}pbk_huge(!llvm.ptr, i64)
+func.func private @{PREFIX}pbk_acquire(!llvm.ptr, i64, i64, !llvm.ptr) -> i64
+func.func private @{PREFIX}pbk_release(!llvm.ptr, !llvm.ptr, i64)
+llvm.mlir.global internal @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<128 x i64> {{
+  %0 = llvm.mlir.zero : !llvm.array<128 x i64>
+  llvm.return %0 : !llvm.array<128 x i64>
+}}
+"""
+
+CALL = """
+func.func @pbk_call(%buffers: !llvm.ptr) {
+  %null = llvm.mlir.zero : !llvm.ptr
+  func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
+  return
+}
+"""
+
+RUN_WITHOUT_ARENA = """
+func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
+  %null = llvm.mlir.zero : !llvm.ptr
+  func.call @pbk_main(%frame, %buffers, %null) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+  return
+}
+"""
+
+RUN = """
+func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
+  %one = arith.constant 1 : i64
+  %bytes = arith.constant ARENA_BYTES : i64
+  %align = arith.constant ARENA_ALIGN : i64
+  %pool = llvm.mlir.addressof @pbk_pool : !llvm.ptr
+  %out = llvm.alloca %one x !llvm.ptr : (i64) -> !llvm.ptr
+  %slot = func.call @PREFIXpbk_acquire(%pool, %bytes, %align, %out) : (!llvm.ptr, i64, i64, !llvm.ptr) -> i64
+  %arena = llvm.load %out : !llvm.ptr -> !llvm.ptr
+  func.call @pbk_main(%frame, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+  func.call @PREFIXpbk_release(%pool, %arena, %slot) : (!llvm.ptr, !llvm.ptr, i64) -> ()
+  return
+}
+"""
+
+
+def runtime_module_text() -> str:
+    """The part that is compiled once per process."""
+    text = RUNTIME.replace("HUGE_BYTES", str(HUGE_BYTES)).replace("MADV_HUGEPAGE", str(MADV_HUGEPAGE))
+    return text
+
+
+def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:
+    """Host functions of one program: @pbk_call (plain pointers) and @pbk_handler (XLA FFI)."""
+    align = HUGE_PAGE if arena_bytes >= HUGE_BYTES else 4096
+    size = -(-arena_bytes // align) * align
+    run = RUN if arena_bytes else RUN_WITHOUT_ARENA
+    run = run.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align))
+    run = run.replace("PREFIX", PREFIX).replace("INTERNAL", INTERNAL)
+    return DECLARATIONS + run + CALL + _handler(input_count, output_bytes)
+
+
+def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
+    """@pbk_handler(call frame): answers XLA's metadata query, or gathers buffer pointers and runs the program."""
+    body, total = "\n    ".join(_gathered(inputs, output_bytes)), inputs + len(output_bytes)
+    return f"""
+func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
+  %one = arith.constant 1 : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %buffers = llvm.alloca %one x !llvm.array<{max(total, 1)} x ptr> : (i64) -> !llvm.ptr
+  %extp = llvm.getelementptr %frame[8] : (!llvm.ptr) -> !llvm.ptr, i8
+  %ext = llvm.load %extp : !llvm.ptr -> !llvm.ptr
+  %has = llvm.icmp "ne" %ext, %null : !llvm.ptr
+  %query = scf.if %has -> (i1) {{
+    %tp = llvm.getelementptr %ext[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    %t = llvm.load %tp : !llvm.ptr -> i32
+    %k = arith.constant 1 : i32
+    %is = arith.cmpi eq, %t, %k : i32
+    scf.yield %is : i1
+  }} else {{
+    %no = arith.constant false
+    scf.yield %no : i1
+  }}
+  scf.if %query {{
+    %mp = llvm.getelementptr %ext[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m = llvm.load %mp : !llvm.ptr -> !llvm.ptr
+    %major = arith.constant {API_VERSION[0]} : i32
+    %minor = arith.constant {API_VERSION[1]} : i32
+    %none = arith.constant 0 : i32
+    %type = arith.constant 0 : i64
+    %m24 = llvm.getelementptr %m[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m28 = llvm.getelementptr %m[28] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m32 = llvm.getelementptr %m[32] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m40 = llvm.getelementptr %m[40] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %major, %m24 : i32, !llvm.ptr
+    llvm.store %minor, %m28 : i32, !llvm.ptr
+    llvm.store %none, %m32 : i32, !llvm.ptr
+    llvm.store %type, %m40 : i64, !llvm.ptr
+  }} else {{
+    {body}
+    func.call @pbk_run(%frame, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
+  }}
+  return %null : !llvm.ptr
+}}
+"""
+
+
+def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
+    """Lines that store the addresses of inputs and results, found in XLA's call frame, in %buffers.
+
+    A call with more operands than the program has inputs brings places for the results of POOLED_BYTES and more.
+    """
+    lines: list[str] = []
+
+    def load(name: str, base: str, offset: int) -> str:
+        lines.append(f"{name}_p = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        lines.append(f"{name} = llvm.load {name}_p : !llvm.ptr -> !llvm.ptr")
+        return name
+
+    load("%args", "%frame", 72)
+    load("%rets", "%frame", 112)
+    large = [k for k, size in enumerate(output_bytes) if size >= POOLED_BYTES]
+    if large:
+        lines += [
+            "%count_p = llvm.getelementptr %frame[56] : (!llvm.ptr) -> !llvm.ptr, i8",
+            "%count = llvm.load %count_p : !llvm.ptr -> i64",
+            f"%inputs = arith.constant {inputs} : i64",
+            "%placed = arith.cmpi ne, %count, %inputs : i64",
+        ]
+    for k in range(inputs + len(output_bytes)):
+        out = k - inputs
+        if out < 0 or not large:
+            load(f"%buffer{k}", *(("%args", 8 * k) if out < 0 else ("%rets", 8 * out)))
+        else:  # among the results, or among places that follow the operands
+            base, n = ("%args", inputs + large.index(out)) if out in large else ("%rets", out - sum(j < out for j in large))
+            lines += [
+                f"%from{k} = llvm.getelementptr %rets[{8 * out}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%place{k} = llvm.getelementptr {base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%either{k} = arith.select %placed, %place{k}, %from{k} : !llvm.ptr",
+            ]
+            load(f"%buffer{k}", f"%either{k}", 0)
+        load(f"%data{k}", f"%buffer{k}", 24)
+        lines.append(f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
+        if out >= 0 and output_bytes[out] >= HUGE_BYTES:
+            lines.append(f"%bytes{k} = arith.constant {output_bytes[out]} : i64")
+            lines.append(f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()")
+    return lines

@@ -1,0 +1,270 @@
+"""HostProgram -> MLIR: kernel functions, one task function per launch, and @pbk_main that runs the steps.
+
+@pbk_main(frame, buffers, arena): `frame` is the caller's context for threads (null: run on this thread), `buffers` an
+array of pointers (inputs, then outputs), `arena` holds temporaries and, after them, each thread's scratch. The host
+text refers to kernels by their lowered signature, so the two modules are lowered apart and joined by the target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.dsl.host_program import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.text import repro
+from pbkern.targets.cpu.schedule.task_size import tasks
+
+from .kernel import NEVER, Function, LoweredKernel, LowerOptions, lower_kernel
+
+ALIGNMENT = 64
+# Of functions that nobody outside the module calls. MLIR's execution engine gives all others a second entry point.
+INTERNAL = "attributes {llvm.linkage = #llvm.linkage<internal>}"
+# The target's runtime provides this function.
+PARALLEL = "_mlir_ciface_pbk_parallel"
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call;
+    `lowered`: the kernels that differ.
+    """
+
+    kernels: str
+    host: str
+    arena_bytes: int
+    lowered: tuple[LoweredKernel, ...]
+
+
+class _Host:
+    def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions],
+                 threads_of: Callable[[Kernel], int], ready: Callable[[LoweredKernel], None]):
+        self.program, self.threads_of = program, threads_of
+        self.kernels: dict[int, LoweredKernel] = {}
+        shifted = {id(x.kernel) for x in program.launches() if any(v.offset != Affine() for v in x.results)}
+        made: dict[tuple, LoweredKernel] = {}  # equal kernels, those of equal layers for example, are lowered once
+        for n, k in enumerate(program.kernels()):
+            options = options_of(k)
+            if id(k) in shifted:  # results may start anywhere in a cache line
+                options = dataclasses.replace(options, stream_bytes=NEVER)
+            lowered = made.get((k.content, options))
+            if lowered is None:
+                try:
+                    lowered = lower_kernel(k, f"k{n}_{k.name}", options)
+                except Exception as e:
+                    repro.attach(e, k)
+                    raise
+                ready(lowered)
+                if not lowered.prints:
+                    made[k.content, options] = lowered
+            self.kernels[id(k)] = lowered
+        self.lines: list[str] = []
+        self.tasks: list[str] = []
+        self.count = 0
+        self.counters: dict[str, str] = {}
+        self.offsets, self.copies_at = self._temporaries()
+        self.temp_bytes = self.copies_at + max((sum(self._copy_sizes(k)) for k in program.kernels()), default=0)
+        self.scratch_bytes = 0
+
+    def name(self) -> str:
+        self.count += 1
+        return f"%h{self.count}"
+
+    def put(self, text: str) -> str:
+        name = self.name()
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def const(self, n: int) -> str:
+        return self.put(f"arith.constant {n} : i64")
+
+    def _temporaries(self) -> tuple[dict[str, int], int]:
+        """Byte offset of each temporary in the arena; buffers with one slot share it."""
+        slots: dict = {}
+        for b in self.program.of_kind(BufferKind.TEMP):
+            key = b.slot if b.slot >= 0 else b.name
+            slots.setdefault(key, []).append(b)
+        offsets, at = {}, 0
+        for members in slots.values():
+            for b in members:
+                offsets[b.name] = at
+            at += -(-max(max(b.type.nbytes for b in members), 1) // ALIGNMENT) * ALIGNMENT
+        return offsets, at
+
+    def _copy_sizes(self, kernel: Kernel) -> list[int]:
+        """Bytes in the arena of the copies that a launch of `kernel` makes of operands."""
+        sizes = [kernel.in_types[i].nbytes for i in self.kernels[id(kernel)].copies]
+        return [-(-n // ALIGNMENT) * ALIGNMENT for n in sizes]
+
+    def _copies(self, step: Launch, views: list[View]) -> list[str]:
+        """Copies operands as the kernel asks; pointers to them."""
+        found, at = [], self.copies_at
+        for i, size in zip(self.kernels[id(step.kernel)].copies, self._copy_sizes(step.kernel)):
+            found.append(self.put(f"llvm.getelementptr %arena[{at}] : (!llvm.ptr) -> !llvm.ptr, i8"))
+            self._memcpy(found[-1], self.pointer(views[i]), views[i].type.nbytes)
+            at += size
+        return found
+
+    def _memcpy(self, destination: str, source: str, size: int) -> None:
+        self.lines.append(f'"llvm.intr.memcpy"({destination}, {source}, {self.const(size)}) '
+                          "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()")
+
+    # ---------------------------------------------------------------- steps
+
+    def steps(self, steps: tuple[Step, ...]) -> None:
+        for step in steps:
+            match step:
+                case Launch():
+                    self._launch(step)
+                case Copy(source=s, destination=d):
+                    self._memcpy(self.pointer(d), self.pointer(s), s.type.nbytes)
+                case Loop(counter=c, trip_count=n, steps=inner):
+                    low, high, one = self.const(0), self.const(n), self.const(1)
+                    iv = self.name()
+                    self.counters[c] = iv
+                    self.lines.append(f"scf.for {iv} = {low} to {high} step {one} : i64 {{")
+                    self.steps(inner)
+                    self.lines.append("}")
+                case While(condition=c, predicate=p, steps=inner):
+                    self.lines.append("scf.while : () -> () {")
+                    self.steps(c)
+                    value = self.put(f"llvm.load {self.pointer(p)} : !llvm.ptr -> i8")
+                    zero = self.put("arith.constant 0 : i8")
+                    self.lines.append(f"scf.condition({self.put(f'arith.cmpi ne, {value}, {zero} : i8')})")
+                    self.lines.append("} do {")
+                    self.steps(inner)
+                    self.lines += ["scf.yield", "}"]
+                case Cond(index=i, branches=branches):
+                    size = f"i{8 * i.type.dtype.itemsize}"
+                    value = self.put(f"llvm.load {self.pointer(i)} : !llvm.ptr -> {size}")
+                    self._branches(value if size == "i32" else self.put(f"arith.extui {value} : {size} to i32"), branches, 0)
+
+    def _branches(self, value: str, branches, k: int) -> None:
+        """Nested ifs; the first also takes indices below it, the last those above."""
+        if k == len(branches) - 1:
+            self.steps(branches[k])
+            return
+        n = self.put(f"arith.constant {k} : i32")
+        test = self.put(f"arith.cmpi sle, {value}, {n} : i32")
+        self.lines.append(f"scf.if {test} {{")
+        self.steps(branches[k])
+        self.lines.append("} else {")
+        self._branches(value, branches, k + 1)
+        self.lines.append("}")
+
+    def pointer(self, v: View) -> str:
+        buffer = next(b for b in self.program.buffers if b.name == v.buffer)
+        if buffer.kind is BufferKind.TEMP:
+            base = self.put(f"llvm.getelementptr %arena[{self.offsets[v.buffer]}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        else:
+            position = buffer.position + (len(self.program.inputs) if buffer.kind is BufferKind.OUTPUT else 0)
+            slot = self.put(f"llvm.getelementptr %buffers[{8 * position}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            base = self.put(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
+        if v.offset == Affine():
+            return base
+        total = self.const(v.offset.const)
+        for symbol, c in v.offset.terms:
+            term = self.put(f"arith.muli {self.counters[symbol]}, {self.const(c)} : i64")
+            total = self.put(f"arith.addi {total}, {term} : i64")
+        size = self.const(v.type.dtype.itemsize)
+        total = self.put(f"arith.muli {total}, {size} : i64")
+        return self.put(f"llvm.getelementptr {base}[{total}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")
+
+    def _launch(self, step: Launch) -> None:
+        lowered = self.kernels[id(step.kernel)]
+        if lowered.programs == 0:
+            return
+        chunk, threads = tasks(step.kernel, lowered.programs, self.threads_of(step.kernel))
+        aliased = {o for _, o in step.kernel.aliases}
+        views = list(step.operands) + [v for k, v in enumerate(step.results) if k not in aliased]
+        for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same buffer
+            if step.operands[i].buffer != step.results[o].buffer:
+                self._copy_unless_same(step.operands[i], step.results[o])
+                views[i] = step.results[o]
+        self.scratch_bytes = max(self.scratch_bytes, threads * lowered.scratch_bytes)
+        pointers = [*map(self.pointer, views), *self._copies(step, views)]
+        scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        total = self.const(lowered.programs)
+        if threads == 1:
+            passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(_argument_types(lowered))
+            self.lines.append(f"func.call @{lowered.name}({passed}) : ({types}) -> ()")
+            return
+        one = self.const(1)
+        args = self.put(f"llvm.alloca {one} x !llvm.array<{len(pointers) + 1} x ptr> : (i64) -> !llvm.ptr")
+        for k, p in enumerate([*pointers, scratch]):
+            slot = self.put(f"llvm.getelementptr {args}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            self.lines.append(f"llvm.store {p}, {slot} : !llvm.ptr, !llvm.ptr")
+        task = self._task(lowered, len(pointers))
+        address = self.put(f"func.constant @{task} : (!llvm.ptr, i64, i64, i64) -> ()")
+        pointer = self.put(f"builtin.unrealized_conversion_cast {address} : (!llvm.ptr, i64, i64, i64) -> () to !llvm.ptr")
+        self.lines.append(f"func.call @{PARALLEL}(%frame, {pointer}, {args}, {total}, {self.const(chunk)}, "
+                          f"{self.const(threads)}) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()")
+
+    def _copy_unless_same(self, source: View, destination: View) -> None:
+        """A caller that donates the operand passes one address for both."""
+        a, b = self.pointer(source), self.pointer(destination)
+        test = self.put(f'llvm.icmp "ne" {a}, {b} : !llvm.ptr')
+        self.lines.append(f"scf.if {test} {{")
+        self.steps((Copy(source, destination),))
+        self.lines.append("}")
+
+    def _task(self, lowered: LoweredKernel, count: int) -> str:
+        """@task(args, low, high, slot): unpacks pointers, finds the slot's scratch, runs the kernel function."""
+        name = f"pbk_task{len(self.tasks)}"
+        lines = [f"func.func @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {INTERNAL} {{"]
+        pointers = []
+        for k in range(count + 1):
+            lines += [f"%g{k} = llvm.getelementptr %args[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                      f"%p{k} = llvm.load %g{k} : !llvm.ptr -> !llvm.ptr"]
+            pointers.append(f"%p{k}")
+        lines += [f"%size = arith.constant {lowered.scratch_bytes} : i64", "%at = arith.muli %slot, %size : i64",
+                  f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8"]
+        args, types = [*pointers[:-1], "%mine", "%low", "%high"], ", ".join(_argument_types(lowered))
+        lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({types}) -> ()", "return", "}"]
+        self.tasks.append("\n".join(lines))
+        return name
+
+    def distinct(self) -> tuple[LoweredKernel, ...]:
+        """Each lowered kernel once, in order."""
+        return tuple({k.name: k for k in self.kernels.values()}.values())
+
+    def text(self) -> str:
+        declared = []
+        for lowered in self.distinct():
+            declared.append(f"func.func private @{lowered.name}({', '.join(_argument_types(lowered))})")
+        head = f"func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {INTERNAL} {{"
+        main = [head, *self.lines, "return", "}"]
+        return "\n".join([*declared, *self.tasks, *main])
+
+
+def _argument_types(lowered: LoweredKernel) -> list[str]:
+    """Of operands and copies, the scratch memory, and the first program and the one after the last."""
+    return ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
+
+
+def default_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def module_text(functions: Iterable[Function]) -> str:
+    """One module of several functions."""
+    functions = tuple(functions)
+    declared = frozenset().union(*(f.calls for f in functions)) - {f.declaration for f in functions}
+    return "\n".join([*sorted(declared), *(f.text for f in functions)])
+
+
+def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
+               ready: Callable[[LoweredKernel], None] = lambda kernel: None) -> LoweredProgram:
+    """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered.
+
+    `ready` is called with each kernel, in order, before the next one is lowered.
+    """
+    host = _Host(program, options_of, threads_of, ready)
+    host.steps(program.steps)
+    kernels = host.distinct()
+    text = module_text(f for k in kernels for f in k.functions)
+    return LoweredProgram(text, host.text(), host.temp_bytes + host.scratch_bytes, kernels)

@@ -1,0 +1,107 @@
+"""Pieces of text that are alike but for places -> one function, which is passed where they differ.
+
+Authors of kernels unroll loops while they are traced, so that one product of tiles comes sixty-four times, each of other
+slices. Of such copies MLIR and LLVM see one. What may differ are starts of scratch buffers, and constants that are added to an
+index or are one. Bounds of loops, divisors and strides may not: LLVM makes better loops of constants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from pbkern.lower.mlir.text import STACK
+
+NAME = re.compile(r"%\w+")
+# Lines whose index constants may differ: sums of indices, and reads and writes.
+PLACES = re.compile(r"^%\w+ = arith\.addi .* : index$|\[%\w+\]")
+INDEX = re.compile(r"arith\.constant (-?\d+) : index")
+CALL = "func.call @"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a piece has in common with its twins, and what is its own.
+
+    common: its lines, with names by order of appearance. places: its index constants that may differ, in order.
+    views: its scratch buffers, in order.
+    """
+
+    common: str
+    places: tuple[int, ...]
+    views: tuple[str, ...]
+
+
+def form(lines: Iterable[str], constants: Mapping[str, str], views: Mapping[str, str], operands: Iterable[str]) -> Form | None:
+    """The form of a piece; None for one that calls others. constants: definitions by name; views: types of scratch buffers."""
+    known = {name: name for name in operands}
+    places: list[int] = []
+    own_views: list[str] = []
+
+    def common(name: str) -> str:
+        if name not in known:
+            known[name] = constants.get(name) or f"%{len(known)}"
+            if known[name].startswith(STACK):  # the remark is each twin's own
+                known[name] = f"%{len(known)} : {known[name].partition(' //')[0]}"
+            if name in views:
+                own_views.append(name)
+                known[name] += f" : {views[name]}"
+        return known[name]
+
+    def place(name: str, value: int) -> str:
+        places.append(value)
+        return "%place"
+
+    found = []
+    for line in lines:
+        if CALL in line:
+            return None
+        found.append(_renamed(line, constants, place, common))
+    return Form("\n".join(found), tuple(places), tuple(own_views))
+
+
+def _renamed(line: str, constants: Mapping[str, str], place: Callable[[str, int], str], other: Callable[[str], str]) -> str:
+    """The line with its names replaced: index constants that may differ by place(name, value), others by other(name)."""
+    differs = PLACES.search(line) is not None
+
+    def rename(match: re.Match) -> str:
+        index = INDEX.fullmatch(constants.get(match[0], "")) if differs else None
+        return place(match[0], int(index[1])) if index else other(match[0])
+
+    return NAME.sub(rename, line)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What twins are passed, by name of the argument: for numbers of places, and for the first twin's scratch buffers.
+
+    values: of the arguments, in each twin.
+    """
+
+    places: Mapping[int, str]
+    views: Mapping[str, str]
+    values: tuple[tuple[int, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.places.values(), *self.views.values()]))
+
+    def lines(self, lines: Iterable[str], constants: Mapping[str, str]) -> list[str]:
+        """Lines of the first twin, in which arguments stand for the places that differ."""
+        count = iter(range(1 << 62))
+        return [_renamed(line, constants, lambda n, _: self.places.get(next(count), n), lambda n: n) for line in lines]
+
+
+def differences(twins: list[Form], offsets: Mapping[str, int]) -> Differences:
+    """Where twins differ. Places that always have one value together are one argument. offsets: of scratch buffers."""
+    arguments: dict[tuple[int, ...], str] = {}
+
+    def argument(values: tuple[int, ...]) -> str:
+        return arguments.setdefault(values, f"%place{len(arguments)}")
+
+    by_place = enumerate(zip(*(t.places for t in twins)))
+    places = {k: argument(values) for k, values in by_place if len(set(values)) > 1}
+    starts = [tuple(offsets[v] for v in same) for same in zip(*(t.views for t in twins))]
+    views = {v: argument(values) for v, values in zip(twins[0].views, starts) if len(set(values)) > 1}
+    return Differences(places, views, tuple(zip(*arguments)) or ((),) * len(twins))

@@ -1,0 +1,95 @@
+"""Lowered kernels and host functions -> object files, on threads: kernels compile while the next ones are being lowered.
+
+Kernels are cut into parts by the length of their MLIR text, in order, so that the objects do not depend on timing. A part is
+a module and an object of its own; the last one has the host functions as well. Objects call each other by name.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pbkern.targets import mlir
+
+from .host import default_threads, module_text
+from .kernel import Function, LoweredKernel
+
+# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
+VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
+# Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the 5 ms that an engine takes
+# are little.
+PART = 100_000
+# Where functions of other parts lie, as far as the engine is told: its own image is never run.
+ELSEWHERE = 1
+
+
+class Parts:
+    """The parts of one program under way; a context manager, which waits for its threads.
+
+    Args:
+      symbols: addresses of the runtime's functions, by name.
+      opt_level: of LLVM; None: as each part's loops need.
+      timed: timed(stage, f, *args) calls f.
+    """
+
+    def __init__(self, symbols: Mapping[str, int], opt_level: int | None, timed: Callable):
+        self.symbols, self.opt_level, self.timed = dict(symbols), opt_level, timed
+        self.threads = ThreadPoolExecutor(default_threads(), thread_name_prefix="pbkern-compile")
+        self.waiting: list[Function] = []
+        self.objects: list[Future[bytes]] = []
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.threads.shutdown(cancel_futures=True)
+
+    def add(self, kernel: LoweredKernel) -> None:
+        """Takes the next kernel; starts a part where that fills it. Pieces with scalar loops have parts of their own."""
+        for f in sorted(kernel.pieces, key=lambda f: not f.has_scalar_loops or bool(f.calls)):  # called ones stay first
+            if self.waiting and self.waiting[-1].has_scalar_loops != f.has_scalar_loops:
+                self._start(self.waiting[0].name)
+            self._take(f)
+        if kernel.pieces and self.waiting:
+            self._start(self.waiting[0].name)
+        self._take(kernel.main)
+
+    def _take(self, function: Function) -> None:
+        self.waiting.append(function)
+        if sum(len(f.text) for f in self.waiting) >= PART:
+            self._start(self.waiting[0].name)
+
+    def finish(self, host: str, function: str) -> tuple[bytes, ...]:
+        """Every object, after the last kernel; `function` is one that `host` defines."""
+        self._start(function, host)
+        return tuple(o.result() for o in self.objects)
+
+    def _start(self, function: str, host: str = "") -> None:
+        functions, self.waiting = tuple(self.waiting), []
+        # Threads run in this context, by which their progress is told.
+        run = contextvars.copy_context().run
+        self.objects.append(self.threads.submit(run, self._object, functions, host, function, dict(self.symbols)))
+        self.symbols |= {f.name: ELSEWHERE for f in functions}
+
+    def _object(self, functions: tuple[Function, ...], host: str, function: str, symbols: Mapping[str, int]) -> bytes:
+        module = llvm_module(module_text(functions), host, self.timed)
+        mlir.check_lowered(module)
+        level = self.opt_level
+        if level is None:
+            level = SCALAR_OPT_LEVEL if any(f.has_scalar_loops for f in functions) else VECTOR_OPT_LEVEL
+        return self.timed("llvm", mlir.object_code, module, level, function, symbols)
+
+
+def llvm_module(kernels: str, host: str, timed: Callable):
+    """LLVM dialect of kernels' functions and of host functions."""
+    module = timed("parse", mlir.parse, kernels)
+    timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
+    if host:
+        mlir.join(module, timed("host", host_module, host))
+    return module
+
+
+def host_module(text: str):
+    """LLVM dialect of host functions."""
+    return mlir.run_passes(mlir.parse(text), mlir.HOST_PASSES)

@@ -1,0 +1,166 @@
+"""Long lists of statements -> functions of their own, which LLVM compiles in time that is proportional to their number.
+
+MLIR's passes and LLVM take more than twice the time for a function of twice the length; functions also compile on threads, and
+LLVM's optimiser runs only on those that have scalar loops (docs/decisions/019-large-bodies.md).
+
+What a piece of text uses from outside are constants, which its function defines anew, memory and indices, which it is passed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from pbkern.core.errors import InternalError
+from pbkern.lower.mlir.text import Block, Text
+
+from .merge_functions import CALL, NAME, Differences, Form, differences, form
+
+DEFINED = re.compile(r"(%\w+)(?:(?::\d+)? =|: )")
+# Lines of a piece, and of the shortest one.
+PIECE, SHORT = 4000, 400
+TWIN = 40  # of the shortest that becomes a function because there is one like it
+# The type of the scratch memory, which is not known before all of a kernel is lowered.
+ARENA_TYPE = "memref<arena>"
+ARENA = "%arena"
+# Without a frame pointer, LLVM cannot align the stack once it has given registers to values, and spills vectors across cache
+# lines: a chain of 100 operations takes 380 or 690 us, as the caller's stack happens to lie.
+FRAMED = "attributes {llvm.frame_pointer = #llvm.framePointerKind<all>}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Lines [start, end) of a block, which one statement wrote. scalar: whether they hold scalar loops."""
+
+    start: int
+    end: int
+    scalar: bool
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A function that a kernel calls. passed: what it is passed, with types; constants: what it defines."""
+
+    name: str
+    lines: tuple[str, ...]
+    passed: Mapping[str, str]
+    constants: Mapping[str, str]
+    views: tuple[str, ...]  # scratch buffers that it takes from the arena
+    scalar: bool
+    form: Form | None  # None: it has no twins
+
+    @property
+    def call(self) -> str:
+        return _call(self.name, self.passed)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A function of one or more pieces: its text, and by which declaration others call it."""
+
+    name: str
+    text: str
+    declaration: str
+    scalar: bool
+
+
+class Outliner:
+    """Makes the pieces of one kernel. operands: types of its arrays, by name."""
+
+    def __init__(self, kernel: str, text: Text, operands: Mapping[str, str]):
+        self.kernel, self.text, self.operands = kernel, text, operands
+        self.pieces: list[Piece] = []
+        self.calls: dict[str, str] = {}  # of pieces, as blocks hold them -> of functions
+
+    def outline(self, block: Block, runs: list[list[Segment]], buffers: Callable[[], Mapping[str, str]]) -> bool:
+        """Where segments are long together, puts calls in their place: of scalar loops, of twins, and of other long ones.
+
+        What lies between the segments of a run, index arithmetic, goes before them. buffers(): types of scratch buffers.
+        Returns whether it did so.
+        """
+        if sum(len(s) for run in runs for s in run) <= PIECE:
+            return False
+        constants, scratch = {n: t for t, n in self.text.constants.items()}, buffers()
+        twins = self._twins(block, [s for run in runs for s in run], constants, scratch)
+        groups = [g for run in runs for g in _groups(run, twins)]
+        groups = [g for g in groups if g[0].scalar or g[0] in twins or sum(map(len, g)) >= SHORT]
+        calls = [self._piece(_lines(block, g), g[0].scalar, constants, scratch, twins.get(g[0])) for g in groups]
+        for g, call in reversed(list(zip(groups, calls))):
+            between = [line for s, after in zip(g, g[1:]) for line in block.lines[s.end : after.start]]
+            block.lines[g[0].start : g[-1].end] = [*between, call]
+        return True
+
+    def _twins(self, block: Block, segments: list[Segment], constants, scratch: Mapping[str, str]) -> dict[Segment, Form]:
+        """Segments that are alike but for places."""
+        alike: dict[str, list[tuple[Segment, Form]]] = {}
+        for s in segments:
+            if len(s) >= TWIN and (found := form(_lines(block, [s]), constants, scratch, self.operands)) is not None:
+                alike.setdefault(found.common, []).append((s, found))
+        return {s: found for same in alike.values() if len(same) > 1 for s, found in same}
+
+    def _piece(self, lines: list[str], scalar: bool, constants, scratch: Mapping[str, str], found: Form | None) -> str:
+        """The call of a new piece. Raises InternalError for lines that use a value from outside which is no index."""
+        used = dict.fromkeys(n for line in lines for n in NAME.findall(line))
+        own = {n for line in lines for n in DEFINED.findall(line)}
+        found = found or form(lines, constants, scratch, self.operands)
+        constants = {n: constants[n] for n in used if n in constants}
+        views = tuple(n for n in used if n in scratch)
+        passed = {}
+        for n in used.keys() - own - constants.keys() - {*views, ARENA}:
+            if n not in self.operands and n not in self.text.indices:
+                raise InternalError(f"a part of kernel {self.kernel} uses {n} of another part, which is no index")
+            passed[n] = self.operands.get(n, "index")
+        passed = {n: passed[n] for n in used if n in passed} | ({ARENA: ARENA_TYPE} if views or ARENA in used else {})
+        self.pieces.append(Piece(f"{self.kernel}_{len(self.pieces)}", tuple(lines), passed, constants, views, scalar, found))
+        return self.pieces[-1].call
+
+    def functions(self, attributes: Mapping[str, str], views: Mapping[str, str], offsets: Mapping[str, int]) -> list[Made]:
+        """Functions of all pieces, of twins one.
+
+        attributes: of what they are passed, by name; views: definitions of scratch buffers, by `<name>_at`; offsets: where.
+        """
+        alike: dict[object, list[Piece]] = {}
+        for p in self.pieces:
+            alike.setdefault((p.form.common, p.scalar) if p.form else p.name, []).append(p)
+        return [self._function(twins, attributes, views, offsets) for twins in alike.values()]
+
+    def _function(self, twins: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets) -> Made:
+        first, forms = twins[0], [p.form for p in twins if p.form]
+        found = differences(forms, offsets) if len(twins) > 1 else Differences({}, {}, ((),))
+        places = dict.fromkeys(found.names, "index")
+        for p, values in zip(twins, found.values):
+            names = {f"%{p.name}_place{k}": v for k, v in enumerate(values)}
+            constants = [f"{n} = arith.constant {v} : index\n" for n, v in names.items()]
+            self.calls[p.call] = "".join(constants) + _call(first.name, {**p.passed, **dict.fromkeys(names, "index")})
+        arguments = ", ".join(f"{n}: {t}{attributes.get(n, '')}" for n, t in (*first.passed.items(), *places.items()))
+        constants = [f"{n} = {t}" for n, t in first.constants.items()]
+        constants += [f"{v}_at = arith.constant {offsets[v]} : index" for v in first.views if v not in found.views]
+        taken = [views[v].replace(f"{v}_at", found.views.get(v, f"{v}_at")) for v in first.views]
+        lines = found.lines(first.lines, first.constants) if places else first.lines
+        text = "\n".join([f"func.func @{first.name}({arguments}) {FRAMED} {{", *constants, *taken, *lines, "return", "}"])
+        types = ", ".join((*first.passed.values(), *places.values()))
+        return Made(first.name, text, f"func.func private @{first.name}({types})", first.scalar)
+
+
+def _lines(block: Block, segments: list[Segment]) -> list[str]:
+    return [line for s in segments for line in block.lines[s.start : s.end]]
+
+
+def _call(name: str, passed: Mapping[str, str]) -> str:
+    return f"{CALL}{name}({', '.join(passed)}) : ({', '.join(passed.values())}) -> ()"
+
+
+def _groups(run: list[Segment], twins: Collection[Segment]) -> list[list[Segment]]:
+    """Neighbours that make one piece: alike, and not much longer than PIECE together. Twins are pieces of their own."""
+    groups: list[list[Segment]] = []
+    for s in run:
+        last = groups[-1] if groups and s not in twins else None
+        if last and last[-1] not in twins and last[-1].scalar == s.scalar and sum(map(len, last)) + len(s) <= PIECE:
+            last.append(s)
+        else:
+            groups.append([s])
+    return groups

@@ -1,0 +1,1 @@
+"""Nest + NestSchedule -> scf and vector text."""

@@ -1,0 +1,337 @@
+"""Reductions of a nest: accumulators in registers, how they are added to, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pbkern.lower.math import elementwise
+from pbkern.lower.mlir.element_types import compute_el
+from pbkern.lower.mlir.ops import Builder
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Expr, Reduction
+from pbkern.lower.rules.contractions import IDENTITY
+from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, is_long_point
+
+from .addressing import Point, Tail, Walk
+from .horizontal_reductions import WORD_PRODUCTS, Across, by_halves, is_rounded, lost_in, whole
+from .interleave_chains import interleaved
+
+# Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are joined.
+LONG_ROW = 64
+# Additions to one accumulator in a row. A new run costs a long point the registers that hold its constants, and products
+# memory for accumulators that fill more than half of the registers: they start anew less often.
+LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
+LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
+
+
+class Accumulators(Across):
+    """Emits reductions. `_value` gives an expression at a point."""
+
+    _value: Callable[..., Ssa]
+
+    def _accumulate(
+        self, w: Walk, block: Block, loop: tuple[str, int, int, int], terms: int, fill, accs: list[Ssa]
+    ) -> list[Ssa]:
+        """A loop (symbol, low, high, step) of which each trip adds `terms` numbers, one after the other, to every accumulator.
+
+        The rounding error of a sum grows with the length of its chain of additions. Where floats are summed, accumulators
+        therefore start anew with every run of a few additions, and what they held is added to others; those are runs of
+        runs where there are many. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
+        """
+        d, low, high, step = loop
+        limit = self._longest_chain(w)
+        trips = -(-(high - low) // step)
+        if not trips:
+            return accs
+        if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
+            return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
+
+        if self._is_exact(w, trips * terms):
+            return self._accumulate_exactly(w, block, loop, max(limit // terms, 1), fill, accs)
+
+        def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
+            run = _run_length(trips, terms, limit) if limit else trips
+
+            def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
+                at = self._sum_of_indices(inner, base, inner.values[f"{d}'"])
+                if run == trips:
+                    inner.values[d] = at
+                    return fill(inner, accs)
+                return self._joined(w, inner, accs, sweep(inner, at, 0, run, self._restarted(w, inner, accs)))
+
+            full = trips // run * run
+            if run < trips <= 2 * run and accs == self._restarted(w, b, accs):  # two runs: nothing is added to the first
+                accs, full = sweep(b, base, first, run, accs), run
+            else:
+                length = 1 if run == trips else run
+                loop = self.text.unrolled if w.sched.straight else self.text.loop
+                accs = loop(b, f"{d}'", first, first + full * step, length * step, one, accs)
+            if full == trips:
+                return accs
+            rest = sweep(b, base, first + full * step, trips - full, self._restarted(w, b, accs))
+            return self._joined(w, b, accs, rest)
+
+        return sweep(block, 0, low, trips, accs)
+
+    def _accumulate_in_memory(
+        self, w: Walk, block: Block, loop: tuple[str, int, int, int], trips: int, run: int, fill, accs: list[Ssa]
+    ) -> list[Ssa]:
+        """The same with the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
+        d, low, _, step = loop
+        kind = f"memref<{len(accs)}x{accs[0].type}>"
+        sums = self.text.local(kind)
+        at = [f"{sums}[{self.text.index(k)}] : {kind}" for k in range(len(accs))]
+
+        def load(b: Block) -> list[Ssa]:
+            return [a._replace(name=self.text.put(b, f"memref.load {place}")) for a, place in zip(accs, at)]
+
+        def store(b: Block, values: list[Ssa]) -> None:
+            b.lines += [f"memref.store {v.name}, {place}" for v, place in zip(values, at)]
+
+        def whole(length: int):
+            def one(outer: Block, _) -> list:
+                def trip(inner: Block, carried: list[Ssa]) -> list[Ssa]:
+                    inner.values[d] = self._sum_of_indices(inner, outer.values[f"{d}'"], inner.values[f"{d}''"])
+                    return fill(inner, carried)
+
+                before = load(outer)
+                new = self.text.loop(outer, f"{d}''", 0, length * step, step, trip, self._restarted(w, outer, before))
+                store(outer, self._joined(w, outer, load(outer), new))
+                return []
+
+            return one
+
+        store(block, accs)
+        rest = low + trips // run * run * step
+        self.text.loop(block, f"{d}'", low, rest, run * step, whole(run))
+        if trips % run:
+            self.text.loop(block, f"{d}'", rest, rest + 1, 1, whole(trips % run))
+        return load(block)
+
+    def _accumulate_exactly(
+        self, w: Walk, block: Block, loop: tuple[str, int, int, int], run: int, fill, accs: list[Ssa]
+    ) -> list[Ssa]:
+        """The same of a row, in runs of `run` trips; what is lost where they are joined is added at the end.
+
+        A step's vectors beside each other are added to one another first: runs have fewer trips for as many additions.
+        """
+        d, low, high, step = loop
+        trips, lanes = -(-(high - low) // step), accs[0].lanes
+        beside = step // lanes if d == w.sched.vector else 1
+        run = max(2 * run // beside, 1)  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
+        rounded, width = self._per_accumulator(w, is_rounded), len(self._per_accumulator(w, is_rounded))
+        # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other reductions.
+        kept = [k for k in range(len(accs)) if not rounded[k % width] or k // width % beside == 0]
+        sums = [k for k in kept if rounded[k % width]]
+
+        def joined(b: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
+            def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
+                inner.values[d] = self._sum_of_indices(inner, first, inner.values[f"{d}''"])
+                return fill(inner, values)
+
+            op = self.text.builder(b, lanes)
+            before, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept):]))
+            start = [op.c(-0.0, a.el) if rounded[k % width] else before[k] for k, a in enumerate(accs)]
+            new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, start)
+            after = {k: new[k] for k in kept}
+            for k in sums:
+                added = by_halves([new[k + u * width] for u in range(beside)], op.add)
+                after[k] = op.add(before[k], added)
+                lost[k] = op.add(lost[k], lost_in(op, before[k], added, after[k]))
+            return [*after.values(), *lost.values()]
+
+        b = self.text.builder(block, lanes)
+        carried = [accs[k] for k in kept] + [b.c(0, accs[k].el) for k in sums]
+        full = low + trips // run * run * step
+        carried = self.text.loop(
+            block, f"{d}'", low, full, run * step, lambda b, values: joined(b, values, b.values[f"{d}'"], run), carried
+        )
+        if trips % run:
+            carried = joined(block, carried, full, trips % run)
+        b = self.text.builder(block, lanes)
+        after, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept):]))
+        after |= {k: whole(b, after[k], lost[k]) for k in sums}
+        return [after.get(k, a) for k, a in enumerate(accs)]
+
+    def _longest_chain(self, w: Walk) -> int:
+        """Additions to one accumulator in a row; 0 for any number of them.
+
+        The same for all points of a nest, also those of smaller tiles at its ends: programs whose blocks overlap must
+        leave the same bits, and there a point lies in full tiles of one and at the end of the other.
+        """
+        if not self.text.contract or w.nest.ordered or not any(map(is_rounded, w.nest.reductions)):
+            return 0
+        if any(r.op.startswith("dot") for r in w.nest.reductions):
+            many = w.sched.tile * len(w.nest.reductions) > FEW_ACCUMULATORS
+            return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
+        return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(w.nest) else LONGEST_CHAIN
+
+    def _is_exact(self, w: Walk, additions: int) -> bool:
+        """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
+        along = w.sched.vector in w.nest.rdims and not w.sched.straight
+        return along and additions > LONG_ROW and self._longest_chain(w) > 0
+
+    def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
+        if isinstance(x, int) and isinstance(y, int):
+            return x + y
+        if x == 0:
+            return y
+        names = (v if isinstance(v, str) else self.text.index(v) for v in (x, y))
+        return self.text.put(block, f"arith.addi {', '.join(names)} : index")
+
+    def _restarted(self, w: Walk, block: Block, accs: list[Ssa]) -> list[Ssa]:
+        """Accumulators of floating-point sums at zero, the others as they are."""
+        zeros = self._identities(w, block, accs[0].lanes)
+        rounded = self._per_accumulator(w, is_rounded)
+        return [zeros[k % len(zeros)] if rounded[k % len(zeros)] else a for k, a in enumerate(accs)]
+
+    def _joined(self, w: Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
+        """Accumulators that hold what they held before a run and what they were given in it."""
+        b, rounded = self.text.builder(block, before[0].lanes), self._per_accumulator(w, is_rounded)
+        return [b.add(x, y) if rounded[k % len(rounded)] else y for k, (x, y) in enumerate(zip(before, run))]
+
+    def _per_accumulator(self, w: Walk, f) -> list:
+        """f(reduction) for each accumulator of one point."""
+        return [f(r) for r in w.nest.reductions for _ in range(2 if r.op in ("argmax", "argmin") else 1)]
+
+    def _identities(self, w: Walk, block: Block, lanes: int) -> list[Ssa]:
+        b = self.text.builder(block, lanes)
+        return [a for r in w.nest.reductions for a in self._identity(b, r)]
+
+    def _identity(self, b: Builder, r: Reduction) -> list[Ssa]:
+        """What the accumulators of a reduction start with."""
+        if r.op in ("argmax", "argmin"):
+            value = r.args[0].dtype
+            return [b.c(IDENTITY[r.op](value), compute_el(value)), b.c(np.iinfo(r.dtype).max, compute_el(r.dtype))]
+        return [b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype))]
+
+    def _step(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> list[Ssa]:
+        """One point of every reduction per tile point; returns the next accumulators."""
+        width, out = len(accs) // len(points), []
+        lanes = w.sched.lanes
+        b = self.text.builder(block, lanes)
+        masked = tail is not None and w.sched.vector in w.nest.rdims
+
+        def point(k: int, p: Point) -> None:
+            mine, at = accs[k * width : (k + 1) * width], 0
+            live = tail and tail.of(p, w.sched.vector)
+            for r in w.nest.reductions:
+                args = [self._wide(b, self._value(w, block, e, p, live), lanes) for e in r.args]
+                count = 2 if r.op in ("argmax", "argmin") else 1
+                old = mine[at : at + count]
+                new = self._combine(b, r, old, args)
+                if masked and not self._adds_zeros(w, r):
+                    mask = self._tail_mask(tail, lanes)
+                    new = [b.select(mask, n, o) for n, o in zip(new, old)]
+                out.extend(new)
+                at += count
+
+        self._in_turn(w, block, points, point)
+        if any(x.inner for x in w.nest.writes):
+            self._writes(w, block, points, tail, out if w.nest.ordered else [], inner=True)
+        return out
+
+    def _in_turn(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
+        """fill(number, point) for each, with the lines of several points in turn where none reads what another one stores."""
+        lines, filled = block.lines, []
+        for k, p in enumerate(points):
+            block.lines = []
+            fill(k, p)
+            filled.append(block.lines)
+        free = w.sched.vector is not None and not w.nest.ordered and not w.nest.over and not w.rewrites
+        block.lines = lines + (interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one])
+
+    def _adds_zeros(self, w: Walk, r: Reduction) -> bool:
+        """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
+        def zero(e: Expr) -> bool:
+            if e.kind != "load" or self._keeps(e.info[0]):
+                return False
+            return flat_coefficient(e.info[0], e.info[1], w.sched.vector) == 1
+
+        return (r.op == "sum" or r.op.startswith("dot")) and r.dtype.kind != "b" and all(map(zero, r.args))
+
+    def _combine(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
+        unsigned = r.dtype.kind == "u"
+        match r.op:
+            case "dot":
+                fused = b.contract and args[0].el in ("f32", "f64")
+                return [b.fma(args[0], args[1], acc[0]) if fused else b.add(acc[0], b.mul(args[0], args[1]))]
+            case "dot_bf16" | "dot_i16" | "dot_i8":
+                return [self._product_of_words(b, r.op, acc[0], args)]
+            case "sum":
+                return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
+            case "prod":
+                return [b.mul(acc[0], args[0])]
+            case "max":
+                return [b.max(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
+            case "greatest_number":
+                return [b.select(b.cmp("gt", args[0], acc[0]), args[0], acc[0])]
+            case "min":
+                return [b.min(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.and_(acc[0], args[0])]
+            case "and":
+                return [b.and_(acc[0], args[0])]
+            case "or":
+                return [b.or_(acc[0], args[0])]
+            case "xor":
+                return [b.xor(acc[0], args[0])]
+            case "logaddexp":
+                return [self._logaddexp(b, r, acc[0], args[0])]
+            case "argmax" | "argmin":
+                return self._better(b, r, acc, args)
+        raise AssertionError(r.op)
+
+    def _product_of_words(self, b: Builder, op: str, acc: Ssa, args: list[Ssa]) -> Ssa:
+        """acc + the products of the elements that words hold, per lane; of bytes, the first argument's are unsigned."""
+        el, bits, name = WORD_PRODUCTS[op]
+        parts = f"vector<{32 // bits * acc.lanes}x{el}>"
+        x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {parts}") for a in args)
+        types = f"({acc.type}, {parts}, {parts}) -> {acc.type}"
+        call = f'llvm.call_intrinsic "llvm.x86.{name}.{32 * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
+        return acc._replace(name=b.emit(call))
+
+    def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
+        """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
+        def call(name: str, v: Ssa) -> Ssa:
+            info = elementwise.EqnInfo(name, {"accuracy": None}, (r.dtype,), r.dtype, None)
+            return elementwise.RULES.lookup(name)(b, info, v)
+
+        high = b.max(x, y)
+        total = b.add(high, call("log1p", call("exp", b.sub(b.min(x, y), high))))
+        infinite = b.cmp("eq", b.abs(high), b.c(np.inf, high.el))
+        return b.select(infinite, high, total)
+
+    def _better(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
+        """The larger (smaller) value, NaN above all; among equals the smaller index."""
+        (v, i), (x, n) = acc, args
+        unsigned = r.args[0].dtype.kind == "u"
+        if v.el == "i1":
+            v2, x2 = b.int_resize(v, "i8", unsigned=True), b.int_resize(x, "i8", unsigned=True)
+            wins = b.cmp("gt" if r.op == "argmax" else "lt", x2, v2, unsigned=True)
+            ties = b.cmp("eq", x2, v2)
+        else:
+            wins = b.cmp("gt" if r.op == "argmax" else "lt", x, v, unsigned=unsigned)
+            ties = b.cmp("eq", x, v)
+        if v.el in ("f32", "f64"):
+            wins = b.or_(b.and_(wins, b.not_(b.is_nan(v))), b.and_(b.is_nan(x), b.not_(b.is_nan(v))))
+            ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(v)))
+        wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
+        return [b.select(wins, x, v), b.select(wins, n, i)]
+
+
+def _run_length(trips: int, terms: int, limit: int) -> int:
+    """Trips of one run: all, or a part of them such that sums of runs, runs of runs and so on have `limit` terms at most.
+
+    Runs of equal length are preferred.
+    """
+    run = max(limit // terms, 1)
+    if trips <= run:
+        return trips
+    while run * limit < trips:
+        run *= limit
+    parts = -(-trips // run)
+    parts = next((p for p in range(parts, 2 * parts) if trips % p == 0), parts)
+    return -(-trips // parts)

@@ -1,0 +1,132 @@
+"""Where a nest's accesses lie: addresses of points, and masks of lanes and bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pbkern.core.affine import Affine
+from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
+
+Point = dict[str, int]
+INDEX_BITS_32 = 2**31 - 1
+
+
+@dataclass
+class Tail:
+    """The last, partial vector: how many lanes are live, and where it starts behind the first vector of its step."""
+
+    live: int
+    start: int = 0
+
+    def of(self, p: Point, vector: str | None) -> Tail | None:
+        """What of it a point of the register tile has: all vectors of a step but the last are whole."""
+        return self if p.get(vector, 0) >= self.start else None
+
+
+@dataclass
+class Walk:
+    """State while one nest is emitted."""
+
+    nest: Nest
+    sched: NestSchedule
+    top: Block
+    written: set[Buf]
+    memo: dict = field(default_factory=dict)
+    # how far expressions are taken (targets/cpu/schedule/sliding_windows.py)
+    reaches: dict[int, dict[str, int]] = field(default_factory=dict)
+    first: int | None = None  # the current step's place along the vector dimension, where it is a constant
+    # strided loads of the current step that share vectors (targets/cpu/schedule/interleaved_access.py)
+    runs: dict[tuple, dict] = field(default_factory=dict)
+    turned_rows: int = 0  # points of the transposed dimension in the current step
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether some value is taken at a distance."""
+        return self.nest.moves()
+
+    @cached_property
+    def rewrites(self) -> bool:
+        """Whether the nest reads, anywhere, an array that it writes."""
+        return any(e.info[0].root in self.written for e in self.nest.loads())
+
+    def reach(self, dim: str) -> int:
+        """How far from the nest's points values are taken, and computed in vain."""
+        furthest = max((r.get(dim, 0) for r in self.reaches.values()), default=0)
+        return furthest + 2 * self.sched.lanes if furthest and dim == self.sched.vector else furthest
+
+    def live_lanes(self, load: Expr, p: Point) -> int:
+        """How many elements from a load's place on are there to be read, in a step at a constant place."""
+        vector = self.sched.vector
+        end = self.nest.dims[vector] + self.reaches.get(id(load), {}).get(vector, 0)
+        return end - self.first - p.get(vector, 0)
+
+
+class Places:
+    """Emits addresses and masks into blocks of `text`."""
+
+    def __init__(self, text: Text, vector_bits: int = 512):
+        self.text, self.vector_bits = text, vector_bits
+        self.pool = Pool()  # of expressions made here
+
+    def _address(self, block: Block, buf: Buf, index, p: Point) -> tuple[Block, str]:
+        flat = flat_index(buf, index)
+        return self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
+
+    def _tail_mask(self, tail: Tail, lanes: int) -> Ssa:
+        return Ssa(self.text.const(f"vector.constant_mask [{tail.live}] : vector<{lanes}xi1>"), "i1", lanes)
+
+    def _axis_is_safe(self, w: Walk, i: Affine, extent: int) -> bool:
+        """Whether an index stays inside without looking at runtime values."""
+        if not i.symbols <= w.nest.dims.keys():
+            return False
+        low, high = i.bounds(lambda d: w.nest.dims[d] + w.reach(d))
+        return low >= 0 and high < extent
+
+    def _guard_masks(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[list[Ssa], list[str]]:
+        """(lane masks, scalar conditions) under which every index lies inside its axis."""
+        masks, conditions = [], []
+        vector = w.sched.vector if lanes else None
+        for i, extent in zip(index, buf.shape):
+            if self._axis_is_safe(w, i, extent):
+                continue
+            if vector and i.coefficient(vector):
+                masks.append(self._range(w, block, (i, 0, extent), p, lanes))
+            else:
+                conditions.append(self._range(w, block, (i, 0, extent), p, 0).name)
+        return masks, conditions
+
+    def _range(self, w: Walk, block: Block, info, p: Point, lanes: int) -> Ssa:
+        """low <= index < high, per lane where the index moves along the vector dimension."""
+        i, low, high = info
+        b = self.text.builder(block, lanes)
+        value = self._index(w, block, i, p, lanes, "i64" if max(abs(low), abs(high)) > INDEX_BITS_32 else "i32")
+        parts = [] if low <= -INDEX_BITS_32 else [b.cmp("ge", value, b.c(low, value.el))]
+        parts += [] if high >= INDEX_BITS_32 else [b.cmp("lt", value, b.c(high, value.el))]
+        return b.and_(*parts) if len(parts) == 2 else parts[0]
+
+    def _index(self, w: Walk, block: Block, i: Affine, p: Point, lanes: int, el: str) -> Ssa:
+        """An index as an integer value; lanes follow the vector dimension."""
+        vector = w.sched.vector
+        offset = sum(i.coefficient(d) * o for d, o in p.items())
+        _, name = self.text.affine(block, i, offset)
+        scalar = Ssa(self.text.put(block, f"arith.index_cast {name} : index to {el}"), el, 0)
+        c = i.coefficient(vector) if vector else 0
+        if not lanes or not c:
+            return scalar if not lanes else self.text.builder(block, lanes).broadcast(scalar)
+        b = self.text.builder(block, lanes)
+        half = 1 << (int(el[1:]) - 1)
+        numbers = [(k * c + half) % (2 * half) - half for k in range(lanes)]
+        steps = Ssa(self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes)
+        return b.add(b.broadcast(scalar), steps)
+
+
+def memref(buf: Buf) -> str:
+    """Type of the flat memref that holds a buffer."""
+    root = buf.root
+    return f"memref<{max(root.size, 1)}x{storage_el(root.dtype)}>"

@@ -1,0 +1,91 @@
+"""What is done with the sums of a register tile: a loop over its rows, where that is long.
+
+    sums of 7 x 4 vectors; 28 times exp, ..., store
+    ->  sums of 7 x 4 vectors, kept on the stack; for each of 7 rows: 4 times exp, ..., store
+
+A tile has as many vectors as there are registers, and each would have its own copy of what follows: four fifths of the code of
+a product with gelu, which is slow to compile and to fetch. The loop costs a store and a load of each vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+from pbkern.lower.math.op_cycles import COST
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest.ir import Nest, nodes
+from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
+
+from .accumulators import Accumulators
+from .addressing import Point, Tail, Walk
+from .interleave_chains import GROUP
+
+# Cost (lower/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4: bias and gelu 1.1 times as
+# fast in a loop, roots and tanh alone .92 to .96 times.
+LONG_EPILOGUE = 16.0
+
+
+class Epilogues(Accumulators):
+    """Emits what follows reductions. `_writes` does so for points side by side."""
+
+    _writes: Callable[..., None]
+
+    def _follow(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> None:
+        """The writes of a tile's points, of which `accs` are the sums."""
+        dim, rows = self._rows(w, points) if len({a.type for a in accs}) == 1 else (None, 0)
+        at_once = -(-GROUP * max(rows, 1) // len(points))
+        looped = rows // at_once * at_once
+        if dim is None or looped <= at_once:
+            self._writes(w, block, points, tail, accs, inner=False)
+            return
+        count, each = len(points) // rows, len(accs) // rows
+        self._row_by_row(w, block, dim, each, points[: at_once * count], tail, accs[: looped * each])
+        if looped < rows:
+            self._writes(w, block, points[looped * count :], tail, accs[looped * each :], inner=False)
+
+    def _row_by_row(self, w: Walk, block: Block, dim: str, each: int, points: list[Point], tail: Tail | None,
+                    accs: list[Ssa]) -> None:  # fmt: skip
+        """A loop over rows along `dim`, with `each` of the sums in `accs`; `points` are those of the first trip."""
+        kind = f"memref<{len(accs)}x{accs[0].type}>"
+        sums = self.text.local(kind)
+        block.lines += [f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}" for k, a in enumerate(accs)]
+        _, first = block.lookup(dim)
+        at_once = 1 + max(p[dim] for p in points)
+
+        def fill(inner: Block, _) -> list[Ssa]:
+            row = inner.values[f"{dim}'"]
+            inner.values[dim] = self._sum_of_indices(inner, first, row)
+            start = self.text.put(inner, f"arith.muli {row}, {self.text.index(each)} : index")
+            mine = []
+            for k, a in enumerate(accs[: each * at_once]):
+                place = self._sum_of_indices(inner, start, k)
+                mine.append(a._replace(name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}")))
+            self._writes(w, inner, points, tail, mine, inner=False)
+            return []
+
+        self.text.loop(block, f"{dim}'", 0, len(accs) // each, at_once, fill)
+
+    def _rows(self, w: Walk, points: list[Point]) -> tuple[str | None, int]:
+        """(dimension, number) of the tile's equal rows, which what follows goes through one by one; (None, 0): all at once."""
+        dim = next(iter(points[0]), None)
+        plain = self.kept is None and not w.moves and not w.rewrites and w.sched.vector not in (None, dim)
+        if dim is None or not plain or dim == w.sched.transpose:
+            return None, 0
+        if _cost_of_point(w.nest, {dim, w.sched.vector}) < LONG_EPILOGUE:
+            return None, 0
+        rows = [[{d: k for d, k in p.items() if d != dim} for p in row] for _, row in groupby(points, lambda p: p[dim])]
+        even = all(row == rows[0] for row in rows) and [p[dim] for p in points[:: len(rows[0])]] == list(range(len(rows)))
+        if not even or runs_of_stores(w.nest, w.sched.vector, points, inner=False):
+            return None, 0
+        return dim, len(rows)
+
+
+def _cost_of_point(nest: Nest, apart: set[str]) -> float:
+    """Of what is computed for each sum by itself: of it, or of values that differ along all dimensions of `apart`."""
+    behind = nodes(e for x in nest.writes if not x.inner for e in (x.value, x.mask) if e is not None)
+    own: dict[int, bool] = {}
+    for e in behind:
+        own[id(e)] = e.kind == "acc" or apart <= e.symbols or any(own[id(a)] for a in e.args)
+    return sum(COST.get(e.info.primitive, 1.0) for e in behind if e.kind == "op" and own[id(e)])

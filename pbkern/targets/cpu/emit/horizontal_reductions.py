@@ -1,0 +1,194 @@
+"""The lanes of accumulators whose vectors run along a reduced dimension -> one number per row, or one vector of many rows.
+
+A row by itself takes log2(lanes) steps, each of which leaves half of the lanes unused, and what follows is scalar. As many
+rows as a vector has lanes take turns: every step adds one half of each of two vectors to the other half,
+
+    a0 a1 a2 a3     b0 b1 b2 b3     ->      a0+a2  b0+b2  a1+a3  b1+b3
+
+until one vector holds all sums in the order of the rows. That is one step per row, and what follows is computed in vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from pbkern.lower.mlir.element_types import BITS, compute_el, int_el
+from pbkern.lower.mlir.ops import Builder
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest.ir import Reduction
+
+from .addressing import Walk
+from .promoted_loops import Registers
+
+# Products of words that hold several elements -> (type of these, its bits, LLVM's name of the instruction).
+WORD_PRODUCTS = {
+    "dot_bf16": ("bf16", 16, "avx512bf16.dpbf16ps"),
+    "dot_i16": ("i16", 16, "avx512.vpdpwssd"),
+    "dot_i8": ("i8", 8, "avx512.vpdpbusd"),
+}
+# Bits within which instructions interleave elements.
+BLOCK_BITS = 128
+
+
+class Across(Registers):
+    """Emits what becomes of the lanes of accumulators: `_identity` is what they start with, `_combine` adds values to them."""
+
+    _combine: Callable[..., list[Ssa]]
+    _identity: Callable[..., list[Ssa]]
+
+    def _fold(self, w: Walk, block: Block, parts: list[list[Ssa]], *, exact: bool) -> list[Ssa]:
+        """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
+        b, at, out = self.text.builder(block, w.sched.lanes), 0, []
+        for r in w.nest.reductions:
+            count = 2 if r.op in ("argmax", "argmin") else 1
+            mine = [p[at : at + count] for p in parts]
+            if exact and is_rounded(r):
+                out.append(self._fold_exactly(block, [m for (m,) in mine]))
+                at += count
+                continue
+            merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
+            merged_parts = by_halves(mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
+            out += self._across(block, r, merged_parts) if count == 1 else self._across_arg(block, r, merged_parts)
+            at += count
+        return out
+
+    def _fold_exactly(self, block: Block, parts: list[Ssa]) -> Ssa:
+        """The sum of the lanes of vectors, and what is lost by adding them up."""
+        b = self.text.builder(block, parts[0].lanes)
+        pair = by_halves([(p, b.c(0, p.el)) for p in parts], lambda x, y: _with_lost(b, x, y))
+        half = parts[0].lanes // 2
+        while half:
+            pair = _with_lost(b, pair, tuple(self._turned(block, v, half) for v in pair))
+            half //= 2
+        total = whole(b, *pair)
+        return Ssa(self.text.put(block, f"vector.extract {total.name}[0] : {total.el} from {total.type}"), total.el, 0)
+
+    def _turned(self, block: Block, v: Ssa, by: int) -> Ssa:
+        return self._shuffled(block, v, v, [(k + by) % v.lanes for k in range(v.lanes)])
+
+    def _rows_across(self, w: Walk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
+        """Accumulators of up to as many rows as a vector has lanes -> a vector of each, a row in every lane."""
+        lanes, at, out = w.sched.lanes, 0, []
+        b = self.text.builder(block, lanes)
+        for r in w.nest.reductions:
+            count = 2 if r.op in ("argmax", "argmin") else 1
+            mine = [accs[at : at + count] for accs in rows]
+            mine += [self._identity(b, r)] * (lanes - len(mine))
+            at += count
+            if r.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
+                ordered = [[_ordered(b, r.op, v)] for (v,) in mine]
+                (best,) = self._turned_together(block, ordered, lambda x, y, r=r: [getattr(b, r.op)(x[0], y[0])])
+                out.append(b.bitcast(_turned(b, best), mine[0][0].el))
+                continue
+            merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
+            out += self._turned_together(block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
+        return out
+
+    def _turned_together(self, block: Block, rows: list[list[Ssa]], join) -> list[Ssa]:
+        """As many vectors as each has lanes -> one, whose lane k has all of row k. `join` adds up accumulators."""
+        lanes, done = rows[0][0].lanes, 1
+        while done < lanes:
+            low, high = turned_halves(lanes, done, BLOCK_BITS // BITS[rows[0][0].el])
+            rows = [join(*([self._shuffled(block, x, y, order) for x, y in zip(a, b)] for order in (low, high)))
+                    for a, b in zip(rows[::2], rows[1::2])]
+            done *= 2
+        return rows[0]
+
+    def _shuffled(self, block: Block, x: Ssa, y: Ssa, order: list[int]) -> Ssa:
+        both = f"{x.name}, {y.name} {order} : {x.type}, {y.type}"
+        return x._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+
+    def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
+        v, sign = x[0], "u" if r.dtype.kind == "u" else "s"
+        if r.op in ("max", "min") and v.el in ("f32", "f64"):
+            return [self._extreme_across(block, r.op, v)]
+        kind = {**dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
+                "prod": "mul", "and": "and", "or": "or", "xor": "xor",
+                "max": f"max{sign}i", "min": f"min{sign}i", "greatest_number": "maxnumf"}[r.op]
+        if v.el == "i1":
+            kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
+        return [self._reduced(block, kind, v)]
+
+    def _reduced(self, block: Block, kind: str, v: Ssa) -> Ssa:
+        return Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)
+
+    def _extreme_across(self, block: Block, op: str, v: Ssa) -> Ssa:
+        """The extreme of the lanes, found among integers in the order of the floats, NaN behind all: a comparison of floats
+        takes four instructions each time, for NaN and zeros of both signs."""
+        one = self.text.builder(block, 0)
+        best = self._reduced(block, f"{op}si", _ordered(self.text.builder(block, v.lanes), op, v))
+        return one.bitcast(_turned(one, best), v.el)
+
+    def _across_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
+        """The best of the lanes, and the smallest of the indices that have it."""
+        b, (v, i) = self.text.builder(block, x[0].lanes), x
+        op, sign, el = r.op.removeprefix("arg"), "u" if r.args[0].dtype.kind == "u" else "s", v.el
+        if el in ("f32", "f64"):
+            v = _ordered(b, op, b.add(v, b.c(0, el)))  # zeros of both signs are equal
+        elif el == "i1":
+            v, sign = b.int_resize(v, "i8", unsigned=True), "u"
+        best = self._reduced(block, f"{op}{sign}i", v)
+        none = b.c((1 << (BITS[i.el] - 1)) - 1, i.el)
+        index = self._reduced(block, "minsi", b.select(b.cmp("eq", v, b.broadcast(best)), i, none))
+        one = self.text.builder(block, 0)
+        if el in ("f32", "f64"):
+            return [one.bitcast(_turned(one, best), el), index]
+        return [one.int_resize(best, el), index]
+
+
+def turned_halves(lanes: int, done: int, block: int) -> tuple[list[int], list[int]]:
+    """Lanes of two vectors that are to be added to one another, those of the second vector counted from `lanes` on.
+
+    `done`: how many rows each vector holds side by side. Elements are interleaved within blocks of `block` lanes first, which
+    takes an instruction each; then whole blocks change places.
+    """
+    block = min(block, lanes)
+    if done < block:
+        first = [at + k * done for at in range(0, lanes, block) for k in range(block // 2 // done)]
+        low = [source + at + k for at in first for source in (0, lanes) for k in range(done)]
+        return low, [k + block // 2 for k in low]
+    low = [source + at + k for source in (0, lanes) for at in range(0, lanes, 2 * block) for k in range(block)]
+    return low, [k + block for k in low]
+
+
+def _turned(b: Builder, x: Ssa) -> Ssa:
+    """Sign and magnitude to two's complement, and back."""
+    return b.xor(x, b.and_(b.sar(x, b.c(BITS[x.el] - 1, x.el)), b.c((1 << (BITS[x.el] - 1)) - 1, x.el)))
+
+
+def _ordered(b: Builder, op: str, v: Ssa) -> Ssa:
+    """Integers in the order of floats, -0 before 0; NaN wins, whether `op` is max or min."""
+    el = int_el(v.el)
+    most = (1 << (BITS[el] - 1)) - 1
+    return b.select(b.is_nan(v), b.c(most if op == "max" else ~most, el), _turned(b, b.bitcast(v, el)))
+
+
+def is_rounded(r: Reduction) -> bool:
+    return r.op in ("sum", "dot", "dot_bf16") and compute_el(r.dtype) in ("f32", "f64")
+
+
+def by_halves(parts: list, join):
+    """All parts joined in pairs, pairs of pairs and so on."""
+    while len(parts) > 1:
+        pairs = itertools.zip_longest(parts[::2], parts[1::2])
+        parts = [x if y is None else join(x, y) for x, y in pairs]
+    return parts[0]
+
+
+def lost_in(b: Builder, x: Ssa, y: Ssa, total: Ssa) -> Ssa:
+    """What rounding took from total = x + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
+    added = b.sub(total, x)
+    return b.add(b.sub(x, b.sub(total, added)), b.sub(y, added))
+
+
+def _with_lost(b: Builder, x: tuple[Ssa, ...], y: tuple[Ssa, ...]) -> tuple[Ssa, Ssa]:
+    """(sum, what it lacks) of two such pairs."""
+    total = b.add(x[0], y[0])
+    return total, b.add(b.add(x[1], y[1]), lost_in(b, x[0], y[0], total))
+
+
+def whole(b: Builder, total: Ssa, lost: Ssa) -> Ssa:
+    """The sum and what it lacks; of infinite sums that is no number."""
+    return b.select(b.cmp("eq", lost, lost), b.add(total, lost), total)

@@ -1,0 +1,89 @@
+"""Strided loads and stores as whole vectors and shuffles, which are far cheaper than gathers and scatters
+(targets/cpu/schedule/interleaved_access.py)."""
+
+from __future__ import annotations
+
+from pbkern.core.affine import Affine
+from pbkern.lower.mlir.element_types import BITS, storage_el
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest.ir import Buf
+from pbkern.targets.cpu.schedule.interleaved_access import Run
+
+from .addressing import Places, Tail, Walk, memref
+
+Lane = tuple[int, int]  # (number of a vector, lane in it)
+
+
+class Strided(Places):
+    """Emits strided accesses."""
+
+    def _load_strided(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, tail: Tail | None, lanes: int) -> Ssa:
+        """The elements at `place` and every step behind it. Reads nothing outside the run's own elements."""
+        step, live = flat.coefficient(w.sched.vector), tail.live if tail else lanes
+        low, high = (place, place) if buf.root in w.written else w.runs[buf.root, flat.linear()][place]
+        wanted = [place + k * step for k in range(live)]
+        return self._load_places(w, block, buf, flat, (low - place + min(wanted), high - place + max(wanted)), wanted, lanes)
+
+    def _load_places(self, w: Walk, block: Block, buf: Buf, flat: Affine, run: Run, wanted: list[int], lanes: int) -> Ssa:
+        """The elements at the wanted places, of whole vectors that cover a run of places."""
+        low, count = run[0], run[1] - run[0] + 1
+        # As wide as a register; side by side but for the last, which ends at the last element.
+        width = max(lanes, min(self.vector_bits // BITS[storage_el(buf.dtype)], 1 << count.bit_length() - 1))
+        starts = [min(at, max(count - width, 0)) for at in range(0, count, width)]
+
+        def lane(at: int) -> Lane:
+            vector = min(at // width, len(starts) - 1)
+            return vector, at - starts[vector]
+
+        chosen = [lane(place - low) for place in wanted]
+        vectors = {n: self._load_whole(w, block, buf, flat, low + starts[n], min(count, width), width) for n, _ in chosen}
+        return self._picked(block, vectors, chosen, lanes)
+
+    def _load_whole(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, live: int, lanes: int) -> Ssa:
+        key = ("strided", buf.root, flat.linear(), place, live)
+        if key not in block.memo or buf.root in w.written:
+            el, m = storage_el(buf.dtype), memref(buf)
+            _, address = self.text.affine(block, flat, place - flat.const)
+            t = f"vector<{lanes}x{el}>"
+            load = f"vector.load {buf.root.name}[{address}] : {m}, {t}"
+            if live < lanes:
+                mask, zero = self._tail_mask(Tail(live), lanes), self.text.builder(block, lanes).c(0, el)
+                masked = f"{buf.root.name}[{address}], {mask.name}, {zero.name}"
+                load = f"vector.maskedload {masked} : {m}, {mask.type}, {t} into {t}"
+            block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
+        return block.memo[key]
+
+    def _picked(self, block: Block, vectors: dict[int, Ssa], wanted: list[Lane], lanes: int) -> Ssa:
+        """One vector of chosen lanes of others; those behind the last chosen one are unspecified."""
+        used = sorted({v for v, _ in wanted})
+        found, have = vectors[used[0]], {used[0]}
+        if len(used) == 1 and found.lanes == lanes and all(k == lane for k, (_, lane) in enumerate(wanted)):
+            return found
+        for other in used[1:] or used:
+            # Chosen lanes of the first vector are where they were until the first shuffle moves them.
+            order = [found.lanes + lane if v == other else (lane if len(have) == 1 else k) if v in have else 0
+                     for k, (v, lane) in enumerate(wanted)]
+            size = lanes if other == used[-1] else found.lanes
+            order += [0] * (size - len(order))
+            both = f"{found.name}, {vectors[other].name} {order} : {found.type}, {found.type}"
+            found = found._replace(name=self.text.put(block, f"vector.shuffle {both}"), lanes=size)
+            have.add(other)
+        return found
+
+    def _interlaced(self, block: Block, parts: list[Ssa], count: int) -> list[Ssa]:
+        """Vectors of the first elements of all parts, the second ones of all parts, ...: so many elements in all."""
+        lanes, step, every = parts[0].lanes, len(parts), dict(enumerate(parts))
+        wanted = [divmod(k, step)[::-1] for k in range(count)]
+        return [self._picked(block, every, wanted[k : k + lanes], lanes) for k in range(0, count, lanes)]
+
+    def _store_run(self, block: Block, buf: Buf, flat: Affine, place: int, vectors: list[Ssa], count: int) -> None:
+        """Stores the first `count` elements of vectors side by side."""
+        for start, v in zip(range(0, count, vectors[0].lanes), vectors):
+            _, address = self.text.affine(block, flat, place + start - flat.const)
+            to = f"{buf.root.name}[{address}]"
+            if start + v.lanes <= count:
+                block.lines.append(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
+            else:
+                mask = self._tail_mask(Tail(count - start), v.lanes)
+                block.lines.append(f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}")

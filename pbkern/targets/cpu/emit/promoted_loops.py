@@ -1,0 +1,104 @@
+"""Emission of loops that keep scratch in registers (targets/cpu/schedule/register_promotion.py): loaded before, carried
+through, stored behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.ir import Buf, For
+from pbkern.targets.cpu.schedule.register_promotion import WORKING, Place, Plan
+from pbkern.targets.cpu.schedule.register_tiles import REGISTERS
+
+from .addressing import Places, Point, Tail, memref
+
+
+@dataclass
+class Kept:
+    """State while a loop is emitted. outside: the block around it; written: what it changes; room: registers that are left
+    for what it only reads; values: of carried elements, by buffer and place."""
+
+    outside: Block
+    written: set[Buf]
+    room: int
+    values: dict[tuple[Buf, int], Ssa]
+
+
+class Registers(Places):
+    """Emits loops that keep scratch in registers. `emit` appends a nest."""
+
+    kept: Kept | None = None
+    emit: Callable[..., object]
+
+    def loop_in_registers(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
+        """Appends a loop of which `made` is the plan. trips: how many, or the name of their number."""
+        parts = [(b, at) for b, p in made.carried.items() for at in range(p.start, p.start + p.size, max(p.lanes, 1))]
+
+        def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
+            self.kept = Kept(block, scratch.written(loop.body), REGISTERS - WORKING - len(parts), dict(zip(parts, values)))
+            for nest, schedule in zip(loop.body, made.schedules):
+                self.emit(inner, nest, schedule)
+            after, self.kept = [self.kept.values[p] for p in parts], None
+            return after
+
+        before = [self._load_part(block, b, at, made.carried[b]) for b, at in parts]
+        after = self.text.loop(block, loop.counter, 0, trips, 1, fill, before)
+        for (b, at), v in zip(parts, after):
+            self._store_part(block, b, at, made.carried[b], v)
+
+    def _load_part(self, block: Block, buf: Buf, at: int, place: Place) -> Ssa:
+        el, m, where = storage_el(buf.dtype), memref(buf), f"{buf.name}[{self.text.index(at)}]"
+        if not place.lanes:
+            return Ssa(self.text.put(block, f"memref.load {where} : {m}"), el, 0)
+        t, live = f"vector<{place.lanes}x{el}>", place.live(at)
+        if live == place.lanes:
+            return Ssa(self.text.put(block, f"vector.load {where} : {m}, {t}"), el, place.lanes)
+        mask, zero = self._tail_mask(Tail(live), place.lanes), self.text.builder(block, place.lanes).c(0, el)
+        load = f"vector.maskedload {where}, {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
+        return Ssa(self.text.put(block, load), el, place.lanes)
+
+    def _store_part(self, block: Block, buf: Buf, at: int, place: Place, v: Ssa) -> None:
+        m, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
+        if not place.lanes:
+            block.lines.append(f"memref.store {v.name}, {where} : {m}")
+        elif place.live(at) == place.lanes:
+            block.lines.append(f"vector.store {v.name}, {where} : {m}, {v.type}")
+        else:
+            mask = self._tail_mask(Tail(place.live(at)), place.lanes)
+            block.lines.append(f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}")
+
+    def _carried(self, block: Block, buf: Buf, index: tuple, p: Point) -> Ssa | None:
+        """The value of an access, if it is kept."""
+        return self.kept.values[self._part(block, buf, index, p)] if self.kept and self._keeps(buf) else None
+
+    def _carry(self, block: Block, buf: Buf, index: tuple, p: Point, v: Ssa) -> bool:
+        """Takes the value of an access, if it is kept; whether it is."""
+        if self.kept and self._keeps(buf):
+            self.kept.values[self._part(block, buf, index, p)] = v
+            return True
+        return False
+
+    def _keeps(self, buf: Buf) -> bool:
+        return self.kept is not None and any(b is buf.root for b, _ in self.kept.values)
+
+    def _part(self, block: Block, buf: Buf, index: tuple, p: Point) -> tuple[Buf, int]:
+        flat = flat_index(buf, index)
+        at = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
+        for symbol, c in flat.terms:
+            _, value = block.lookup(symbol)
+            assert isinstance(value, int)  # a loop of one trip
+            at += c * value
+        return buf.root, at
+
+    def _outside(self, block: Block, where: Block, root: Buf) -> Block:
+        """The block in which to load a vector whose address is known in `where`."""
+        kept = self.kept
+        if kept is None or root in kept.written or where.depth > kept.outside.depth or not kept.room:
+            return block
+        kept.room -= 1
+        return kept.outside

@@ -1,0 +1,278 @@
+"""Sort statement -> text: a stable radix sort of each line, from the least significant digit of the last key on.
+
+Keys become unsigned integers that rise as the keys do. A pass counts how often each digit occurs, which tells where its
+elements begin, and moves elements there in order, from one half of the scratch buffers to the other; what all elements have
+in common takes no pass. Integers that nothing travels with are read off their keys at the end; else places travel with the
+keys, and tell where operands are read. Where only first elements are read, top_k.py finds them. Source: Knuth, The Art
+of Computer Programming 3, algorithm 5.2.5R.
+
+Floats: NaN last, -0 and subnormal numbers equal to 0, as XLA has it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.ops.sort_cost import digit_bits, head_length, key_bits
+from pbkern.lower.mlir.element_types import BITS, int_el, is_float
+from pbkern.lower.mlir.ops import Builder
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.ir import Buf, Sort
+from pbkern.lower.rules.sort_scratch import key_lanes, word_dtype, word_dtypes
+
+from .addressing import memref
+from .top_k import Selection
+
+# Bits of the mantissa, below those of the exponent.
+MANTISSA = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
+
+
+def emit_sort(text: Text, block: Block, s: Sort) -> None:
+    """Appends the loop over lines to `block`."""
+    lines, length = s.buffers[0].shape
+
+    head = head_length(length, s.first)
+
+    def line(inner: Block, _) -> list:
+        _, base = text.affine(inner, Affine.symbol("%line") * length)
+        if head is None:
+            _Line(text, s, base, length).sort(inner, length)
+        else:
+            Selection(text, s, base, head, _Line(text, s, base, head).sort).emit(inner)
+        return []
+
+    if lines and length > 1:
+        text.loop(block, "%line", 0, lines, 1, line)
+
+
+class _Line:
+    """Sorts the elements from address `base` on, of which there are at most `length`.
+
+    In scratch they lie from `source` on: from 0, or from `length`.
+    """
+
+    def __init__(self, text: Text, s: Sort, base: str, length: int):
+        self.text, self.s, self.base, self.length = text, s, base, length
+        dtypes = [b.dtype for b in s.buffers]
+        widths = len(word_dtypes(dtypes, s.num_keys))
+        self.counts, self.words = s.spare[0], s.spare[1 : 1 + widths]
+        self.places, *self.kept = s.spare[1 + widths :] or [None]
+        self.count: int | str = length
+
+    def sort(self, block: Block, count: int | str) -> None:
+        """Sorts the first `count` elements, a number or the name of one."""
+        self.count = count
+        source = self.text.index(0)
+        last = self.s.num_keys - 1
+        for n in range(last, -1, -1):
+            self._make_keys(block, n, source, first=n == last)
+            source = self._sort_by(block, n, source)
+        self._write(block, source)
+
+    # ------------------------------------------------------------------ memory
+
+    def _load(self, block: Block, buf: Buf, at: str) -> Ssa:
+        el = memref(buf).rstrip(">").rsplit("x", 1)[1]
+        return Ssa(self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"), el, 0)
+
+    def _store(self, block: Block, buf: Buf, at: str, v: Ssa) -> None:
+        block.lines.append(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
+
+    def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
+        """`fill(inner block, index, carried)` for every index below `count`."""
+
+        def body(b: Block, values: list[Ssa]) -> list[Ssa]:
+            at = b.lookup("%at")[1]
+            return fill(b, self.text.index(at) if isinstance(at, int) else at, values) or []
+
+        return self.text.loop(block, "%at", 0, count, 1, body, list(carried))
+
+    def _plus(self, block: Block, *terms: str) -> str:
+        total = terms[0]
+        for t in terms[1:]:
+            total = self.text.put(block, f"arith.addi {total}, {t} : index")
+        return total
+
+    def _as_index(self, block: Block, v: Ssa) -> str:
+        return self.text.put(block, f"arith.index_castui {v.name} : {v.el} to index")
+
+    def _as_count(self, block: Block, index: str) -> Ssa:
+        return Ssa(self.text.put(block, f"arith.index_cast {index} : index to i32"), "i32", 0)
+
+    # ------------------------------------------------------------------ keys
+
+    def _word(self, n: int) -> Buf:
+        wanted = word_dtype(self.s.buffers[n].dtype)
+        return next(w for w in self.words if w.dtype == wanted)
+
+    def _make_keys(self, block: Block, n: int, source: str, *, first: bool) -> None:
+        """Words of key `n` in the order so far."""
+        buf, word = self.s.buffers[n], self._word(n)
+
+        def fill(b: Block, i: str, _):
+            at = self._plus(b, source, i)
+            place = i if first else self._as_index(b, self._load(b, self.places, at))
+            key = rising(self.text.builder(b, 0), self._load(b, buf, self._plus(b, self.base, place)), buf.dtype)
+            self._store(b, word, at, key)
+            if first and self.places is not None:
+                self._store(b, self.places, at, self._as_count(b, i))
+
+        self._each(block, self.count, fill)
+
+    # ------------------------------------------------------------------ passes
+
+    def _sort_by(self, block: Block, n: int, source: str) -> str:
+        """Sorts by key `n`; returns where the elements lie then."""
+        bits = key_bits(self.s.buffers[n].dtype)
+        digit = digit_bits(self.length, bits)
+        if digit is None:
+            self._rank(block, n, source)
+            return self._move(block, n, source, lambda b, i, _: self._load(b, self.counts, i))
+        found = self.text.loop(
+            block, f"%shift{n}", 0, bits, digit,
+            lambda b, c: [self._pass(b, n, digit, b.lookup(f"%shift{n}")[1], c[0].name)], [Ssa(source, "index", 0)],
+        )  # fmt: skip
+        return found[0].name
+
+    def _pass(self, block: Block, n: int, digit: int, shift: str | int, source: str) -> Ssa:
+        """One pass over the digit from bit `shift` on."""
+        word, values = self._word(n), 1 << digit
+        el = f"i{8 * word.dtype.itemsize}"
+        shift = self.text.index(shift) if isinstance(shift, int) else shift
+        amount = Ssa(self.text.put(block, f"arith.index_cast {shift} : index to {el}"), el, 0)
+        zero, one = self._count(0), self._count(1)
+
+        def digit_of(b: Block, key: Ssa) -> str:
+            ops = self.text.builder(b, 0)
+            return self._as_index(b, ops.and_(ops.shr(key, amount), ops.c(values - 1, el)))
+
+        def bump(b: Block, i: str, _):
+            d = digit_of(b, self._load(b, word, self._plus(b, source, i)))
+            self._store(b, self.counts, d, self.text.builder(b, 0).add(self._load(b, self.counts, d), one))
+
+        def begin(b: Block, i: str, place):
+            found = self._load(b, self.counts, i)
+            self._store(b, self.counts, i, place[0])
+            return [self.text.builder(b, 0).add(place[0], found)]
+
+        def next_place(b: Block, _, key: Ssa) -> Ssa:
+            d = digit_of(b, key)
+            place = self._load(b, self.counts, d)
+            self._store(b, self.counts, d, self.text.builder(b, 0).add(place, one))
+            return place
+
+        self._each(block, values, lambda b, i, _: self._store(b, self.counts, i, zero))
+        self._each(block, self.count, bump)
+        common = self._load(block, self.counts, digit_of(block, self._load(block, word, source)))
+        count = self.text.index(self.count) if isinstance(self.count, int) else self.count
+        all_equal = self.text.builder(block, 0).cmp("eq", common, self._as_count(block, count))
+        moved, stayed = Block(block), Block(block)
+        self._each(moved, values, begin, [zero])
+        target = Ssa(self._move(moved, n, source, next_place), "index", 0)
+        return Ssa(self.text.either(block, all_equal.name, stayed, Ssa(source, "index", 0), moved, target), "index", 0)
+
+    def _count(self, value: int) -> Ssa:
+        return Ssa(self.text.const(f"arith.constant {value} : i32"), "i32", 0)
+
+    def _rank(self, block: Block, n: int, source: str) -> None:
+        """Writes how many keys go before each: those that are smaller, and of equal ones those further left."""
+        word, lanes = self._word(n), key_lanes(self.s.buffers[n].dtype)
+        el = f"i{8 * word.dtype.itemsize}"
+        places = range(0, self.length, lanes)
+        ops = self.text.builder(block, lanes)
+        starts = [self._plus(block, source, self.text.index(p)) for p in places]
+        loads = [f"vector.load {word.root.name}[{at}] : {memref(word)}, vector<{lanes}x{el}>" for at in starts]
+        vectors = [Ssa(self.text.put(block, load), el, lanes) for load in loads]
+        numbers = [self.text.const(f"arith.constant dense<{[*range(p, p + lanes)]}> : vector<{lanes}xi32>") for p in places]
+
+        def compare(b: Block, i: str, ranks):
+            inner = self.text.builder(b, lanes)
+            key = inner.broadcast(self._load(b, word, self._plus(b, source, i)))
+            number = inner.broadcast(self._as_count(b, i))
+            found = []
+            for rank, others, own in zip(ranks, vectors, numbers):
+                smaller = inner.cmp("lt", key, others, unsigned=True)
+                further_left = inner.cmp("lt", number, Ssa(own, "i32", lanes))
+                before = inner.or_(smaller, inner.and_(inner.cmp("eq", key, others), further_left))
+                found.append(inner.add(rank, inner.int_resize(before, "i32", unsigned=True)))
+            return found
+
+        ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
+        for p, rank in zip(places, ranks):
+            at = self.text.index(p)
+            block.lines.append(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
+
+    def _move(self, block: Block, n: int, source: str, place_of) -> str:
+        """Moves words and places to the other half, from the first element on to the places that `place_of` tells."""
+        word = self._word(n)
+        target = self.text.put(block, f"arith.subi {self.text.index(self.length)}, {source} : index")
+
+        def move(b: Block, i: str, _):
+            at = self._plus(b, source, i)
+            key = self._load(b, word, at)
+            to = self._plus(b, target, self._as_index(b, place_of(b, i, key)))
+            self._store(b, word, to, key)
+            if self.places is not None:
+                self._store(b, self.places, to, self._load(b, self.places, at))
+
+        self._each(block, self.count, move)
+        return target
+
+    # ------------------------------------------------------------------ results
+
+    def _write(self, block: Block, source: str) -> None:
+        """Puts the elements that are read in their places: of the first `count`, of which there are no fewer."""
+        if self.places is None:
+            (buf,) = self.s.buffers
+
+            def read_off(b: Block, i: str, _):
+                word = self._load(b, self._word(0), self._plus(b, source, i))
+                self._store(b, buf, self._plus(b, self.base, i), risen(self.text.builder(b, 0), word, buf.dtype))
+
+            self._each(block, self.s.first, read_off)
+            return
+        for buf, spare in zip(self.s.buffers, self.kept):
+
+            def keep(b: Block, i: str, _, buf=buf, spare=spare):
+                self._store(b, spare, i, self._load(b, buf, self._plus(b, self.base, i)))
+
+            def pick(b: Block, i: str, _, buf=buf, spare=spare):
+                place = self._as_index(b, self._load(b, self.places, self._plus(b, source, i)))
+                self._store(b, buf, self._plus(b, self.base, i), self._load(b, spare, place))
+
+            self._each(block, self.count, keep)
+            self._each(block, self.s.first, pick)
+
+
+def rising(b: Builder, x: Ssa, dtype) -> Ssa:
+    """A stored key -> an unsigned word of `word_dtype` that rises as the keys do."""
+    if is_float(x.el):
+        x = _rising_bits(b, x)
+    elif np.dtype(dtype).name.startswith("int"):
+        x = b.xor(x, b.c(1 << (BITS[x.el] - 1), x.el))
+    return b.int_resize(x, f"i{8 * word_dtype(dtype).itemsize}", unsigned=True)
+
+
+def _rising_bits(b: Builder, x: Ssa) -> Ssa:
+    """Negative floats, whose bits rise as the numbers fall, are complemented; zeros are one number, and all NaNs.
+
+    Subnormal numbers are zeros to comparisons in registers, which those of 16 bits enter as f32.
+    """
+    width, el = BITS[x.el], int_el(x.el)
+    sign = 1 << (width - 1)
+    infinity = sign - (1 << MANTISSA[x.el])
+    bits = b.bitcast(x, el)
+    size = b.and_(bits, b.c(sign - 1, el))
+    least = 1 if x.el == "f16" else 1 << MANTISSA[x.el]
+    bits = b.select(b.cmp("lt", size, b.c(least, el), unsigned=True), b.c(0, el), bits)
+    bits = b.select(b.cmp("lt", b.c(infinity, el), size, unsigned=True), b.c(sign - 1, el), bits)
+    return b.xor(bits, b.or_(b.sar(bits, b.c(width - 1, el)), b.c(sign, el)))
+
+
+def risen(b: Builder, word: Ssa, dtype) -> Ssa:
+    """An integer as it is stored, from its word: the inverse of `rising`."""
+    width = 8 * np.dtype(dtype).itemsize
+    x = b.int_resize(word, f"i{width}", unsigned=True)
+    return b.xor(x, b.c(1 << (width - 1), x.el)) if np.dtype(dtype).name.startswith("int") else x

@@ -1,0 +1,94 @@
+"""The first elements of sorted lines without sorting the lines: top_k.
+
+The head of a line holds candidates. Once it is sorted, its element `first - 1` is a bound: what follows in the line and lies
+below joins the candidates, and when the head is full, it is sorted anew and keeps its first elements. Equal elements keep
+their order, because later ones do not lie below. Most elements of long lines are passed over as vectors, one comparison each;
+in the worst case, lines in reverse, a head is sorted for every three quarters of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.ir import Sort
+
+from .addressing import memref
+from .key_order import below, compare
+
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Emits the selection for the line that starts at address `base`.
+
+    head: length of its head; sort_head(block, n) appends a sort of the first n elements, a number or the name of one.
+    """
+
+    text: Text
+    sort: Sort
+    base: str
+    head: int
+    sort_head: Callable[[Block, int | str], None]
+
+    def emit(self, block: Block) -> None:
+        length, index = self.sort.buffers[0].shape[1], self.text.index
+        vectors = self.head + (length - self.head) // LANES * LANES
+        self.sort_head(block, self.head)
+        count = self._loop(block, (index(self.head), index(vectors)), LANES, index(self.sort.first), self._chunk)
+        count = self._loop(block, (index(vectors), index(length)), 1, count, self._element)
+        self.sort_head(block, count)
+
+    def _loop(self, block: Block, span: tuple[str, str], step: int, count: str, body: Callable[[Block, str, str], str]) -> str:
+        """scf.for over a span that carries the number of candidates: body(block, position, number) -> number."""
+        inner, at, carried, name = Block(block), self.text.name(), self.text.name(), self.text.name()
+        after = body(inner, at, carried)
+        head = f"{name} = scf.for {at} = {span[0]} to {span[1]} step {self.text.index(step)}"
+        block.lines += [f"{head} iter_args({carried} = {count}) -> (index) {{", *inner.lines]
+        block.lines += [f"scf.yield {after} : index", "}"]
+        return name
+
+    def _chunk(self, block: Block, at: str, count: str) -> str:
+        """A vector of elements: one by one only where some may lie below the bound, by their first keys."""
+        inner, name = Block(block), self.text.name()
+        end = self.text.put(inner, f"arith.addi {at}, {self.text.index(LANES)} : index")
+        found = self._loop(inner, (at, end), 1, count, self._element)
+        block.lines += [f"{name} = scf.if {self._some_below(block, at)} -> (index) {{", *inner.lines]
+        block.lines += [f"scf.yield {found} : index", "} else {", f"scf.yield {count} : index", "}"]
+        return name
+
+    def _some_below(self, block: Block, at: str) -> str:
+        """Whether the first key of one of LANES elements is below the bound's, or equal where there are more keys."""
+        text, buf = self.text, self.sort.buffers[0]
+        el, b = storage_el(buf.dtype), text.builder(block, LANES)
+        vector = f"vector<{LANES}x{el}>"
+        loaded = text.put(block, f"vector.load {buf.root.name}[{self._address(block, at)}] : {memref(buf)}, {vector}")
+        bound = text.put(block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}")
+        spread = text.put(block, f"vector.broadcast {bound} : {el} to {vector}")
+        x, y = (b.from_storage(Ssa(v, el, LANES), buf.dtype) for v in (loaded, spread))
+        less, equal = compare(b, x, y, buf.dtype.kind == "u")
+        return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
+
+    def _element(self, block: Block, at: str, count: str) -> str:
+        """One element: written behind the candidates, and counted if it lies below the bound."""
+        text, source, target = self.text, self._address(block, at), self._address(block, count)
+        is_below = below(text, block, self.sort, source, self._bound(block))
+        for buf in self.sort.buffers:  # nobody needs what is behind the candidates and not behind the element
+            v = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
+            block.lines.append(f"memref.store {v}, {buf.root.name}[{target}] : {memref(buf)}")
+        more = text.put(block, f"arith.addi {count}, {text.index(1)} : index")
+        found = text.put(block, f"arith.select {is_below}, {more}, {count} : index")
+        full = text.put(block, f"arith.cmpi eq, {found}, {text.index(self.head)} : index")
+        text.when(block, full, lambda inner: self.sort_head(inner, self.head))
+        return text.put(block, f"arith.select {full}, {text.index(self.sort.first)}, {found} : index")
+
+    def _address(self, block: Block, position: str) -> str:
+        return self.text.put(block, f"arith.addi {self.base}, {position} : index")
+
+    def _bound(self, block: Block) -> str:
+        """Address of the last element that is wanted, once the head is sorted."""
+        return self._address(block, self.text.index(self.sort.first - 1))

@@ -1,0 +1,1 @@
+"""Statements -> statements that use the caches better."""

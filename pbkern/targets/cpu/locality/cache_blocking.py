@@ -1,0 +1,225 @@
+"""Runs of nests that pass over the same data -> loops over rows of it that stay in the nearest cache.
+
+    for all rows: m[row] = max x[row]                       for each row:  m = max x[row]
+    for all rows: l[row] = sum exp(x[row] - m[row])    ->                  l = sum exp(x[row] - m)
+    for all rows: y[row] = exp(x[row] - m[row]) / l[row]                   y[row] = exp(x[row] - m) / l
+
+Each nest alone would find its operands in a cache further away, or in memory. While the last nest of a step reads a row, the
+step's next one is fetched: a step computes more than it loads, and a row's first reader would wait for memory instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.ir import Buf, Nest, Stmt
+from pbkern.targets.cpu.schedule.register_tiles import choose
+
+from .prefetch import is_far, is_matrix_product
+from .row_fusion import row_by_row
+from .strip_mining import JOINS, Chain, Run, Strips, even_part, inside, runs
+
+# Rows that a sum over rows takes at once, and how far apart they are where that pays.
+ROWS_AT_ONCE = 8
+FAR_BYTES, FAR_BLOCK = 1024, 64 << 10
+# A nest with so many times fewer points than all together may lose its vectors: scalars of a row, say.
+MINOR = 64
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A buffer that several nests walk: bytes of it in one program, and per axis each nest's dimension there."""
+
+    nbytes: int
+    axes: tuple[dict[int, str] | None, ...]
+
+
+def keep_near(
+    stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
+) -> list[Stmt]:
+    """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, and sums of far rows into a few at a time.
+
+    Inner statements too. `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
+    """
+    near = _chains_in_strips(stmts, builder, vector_bits, near_bytes, elsewhere)
+    return _far_rows_at_once(near, builder, aliases, vector_bits)
+
+
+def _chains_in_strips(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+    out = inside(stmts, elsewhere, lambda body, others: _chains_in_strips(body, builder, vector_bits, near_bytes, others))
+    for low, high in list(runs(out))[::-1]:
+        run = Run(out[low:high])
+        found = _best_chain(run, vector_bits, near_bytes)
+        if found is not None:
+            others = elsewhere | scratch.touched(out[:low] + out[high:])
+            in_turn = row_by_row(found[0], others, builder, vector_bits)
+            out[low:high] = in_turn or _NearStrips(*found, others, builder, vector_bits).statements()
+    return out
+
+
+def _far_rows_at_once(stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int) -> list[Stmt]:
+    out = inside(stmts, set(), lambda body, _: _far_rows_at_once(body, builder, aliases, vector_bits))
+    collapsed = [collapse(s, builder.pool, aliases) if isinstance(s, Nest) else s for s in out]
+    cut = [_rows_at_once(s, builder, vector_bits) if isinstance(s, Nest) else [s] for s in collapsed]
+    return [s for part in cut for s in part]
+
+
+def _rows_at_once(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
+    """A nest with rows that lie far apart a few at a time: all of one sum before those of the next."""
+    d = _far_rows(nest, vector_bits)
+    if d is None:
+        return [nest]
+    apart = next((o for o in nest.dims if nest.dims[o] > 1 and _is_around(nest, o, d)), None)
+    chain = Chain.find(Run([nest]), {0: apart or d})
+    if chain is None:
+        return [nest]
+    whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
+    cut = Strips(chain, 1 if apart or whole else ROWS_AT_ONCE, set(), builder, vector_bits).statements()
+    if not apart:
+        return cut
+    return inside(cut, set(), lambda body, _: [s for n in body for s in _rows_at_once(n, builder, vector_bits)])
+
+
+def _is_around(nest: Nest, outer: str, rows: str) -> bool:
+    """Whether each step along `outer` goes past all rows, in everything that has them."""
+    steps = [[abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in (outer, rows)] for e in nest.loads()]
+    return outer not in nest.rdims and all(far >= step * nest.dims[rows] for far, step in steps if step)
+
+
+def _far_rows(nest: Nest, vector_bits: int) -> str | None:
+    """The dimension of a reduction over rows that lie far apart, of which each element is used once.
+
+    Columns in registers would be added up one line of memory after the other, rows apart: a few rows at a time, along their
+    whole length, are what prefetchers follow. So would rows that are summed up each, before those of the next sum.
+    """
+    schedule = choose(nest, vector_bits)
+    vector = schedule.vector
+    live = [d for d in nest.rdims if nest.dims[d] > 1 and d != vector]
+    if len(live) != 1 or nest.ordered or any(w.inner for w in nest.writes):
+        return None
+    d, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
+    if vector is None or schedule.transpose or nest.dims[d] < fewest:
+        return None
+    if any(r.op not in JOINS or is_matrix_product(nest, r) for r in nest.reductions):
+        return None
+    for e in nest.loads():
+        if e.kind == "load" and not e.info[0].arena and {d, vector} <= e.symbols:
+            size = e.info[0].dtype.itemsize
+            step = abs(flat_coefficient(e.info[0], e.info[1], d) or 0) * size
+            parts = schedule.lanes * schedule.unroll * size < step  # a row is not read as a whole
+            if step >= FAR_BYTES and parts and _extent(nest, e.info[1]) * size > FAR_BLOCK:
+                return d
+    return None
+
+
+def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
+    """The nests that share most, along the outermost dimension that allows it, and the length of a strip."""
+    shared = sorted(_shared(run), key=lambda s: -s.nbytes)
+    for s in shared:
+        if s.nbytes <= near_bytes:
+            break
+        for seeds in s.axes:
+            chain = Chain.find(run, seeds) if seeds else None
+            if chain is None or not _pays(chain, seeds, vector_bits):
+                continue
+            length = max(near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1)
+            if length < chain.size:
+                return chain, even_part(length, chain.size)
+    return None
+
+
+def _sums_rows(chain: Chain) -> bool:
+    """Whether a nest adds up rows: sums in memory, which take a few rows at a time."""
+    return any(d in chain.run[at].rdims for at, d in chain.dims.items())
+
+
+def _shared(run: Run) -> Iterator[_Shared]:
+    places: dict[Buf, list[tuple[int, tuple]]] = {}
+    for at, touched in enumerate(run.accesses):
+        for buf, index, _ in touched:
+            if all(i is not None for i in index) and (at, index) not in places.setdefault(buf, []):
+                places[buf].append((at, index))
+    for buf, found in places.items():
+        if len({at for at, _ in found}) < 2:
+            continue
+        nbytes = max(_extent(run[at], index) for at, index in found) * buf.dtype.itemsize
+        axes = tuple(_walk(run, [(at, index[k]) for at, index in found]) for k in range(len(buf.shape)))
+        yield _Shared(nbytes, axes)
+
+
+def _extent(nest: Nest, index: tuple) -> int:
+    """Elements that a nest touches."""
+    names = frozenset().union(*(i.symbols for i in index)) & nest.dims.keys()
+    return math.prod(nest.dims[d] for d in names)
+
+
+def _walk(run: Run, places: list[tuple[int, Affine]]) -> dict[int, str] | None:
+    """Position -> dimension, if all nests walk an axis step by step from the same start."""
+    dims: dict[int, str] = {}
+    starts = set()
+    for at, i in places:
+        names = i.symbols & run[at].dims.keys()
+        if len(names) != 1:
+            return None
+        (d,) = names
+        if i.coefficient(d) != 1 or dims.setdefault(at, d) != d:
+            return None
+        starts.add(i - Affine.symbol(d))
+    sizes = {run[at].dims[d] for at, d in dims.items()}
+    return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
+
+
+def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
+    """Whether one loop holds several of the nests that share, and no nest loses its vectors or its register tile."""
+    loops = [g for g in chain.groups() if isinstance(g, list)]
+    if not any(len(seeds.keys() & set(g)) > 1 for g in loops):
+        return False
+    points = {at: math.prod(chain.run[at].dims.values()) for at in chain.dims}
+    for at, d in chain.dims.items():
+        nest = chain.run[at]
+        if points[at] * MINOR < sum(points.values()):
+            continue
+        if choose(nest, vector_bits).vector == d:
+            return False
+        if any(is_matrix_product(nest, r) for r in nest.reductions):
+            return False  # bound by arithmetic: it has tiles and packing of its own
+    return True
+
+
+def _bytes_per_index(chain: Chain) -> int:
+    total: dict[Buf, int] = {}
+    for at, d in chain.dims.items():
+        for buf, index, _ in chain.run.accesses[at]:
+            if all(i is not None for i in index) and any(d in i.symbols for i in index):
+                size = _extent(chain.run[at], index) // chain.size * buf.dtype.itemsize
+                total[buf.root] = max(total.get(buf.root, 0), size)
+    return max(sum(total.values()), 1)
+
+
+class _NearStrips(Strips):
+    """Strips that fetch the next one."""
+
+    def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:
+        last: dict[Buf, tuple[Nest, int]] = {}  # the last nest that reads a buffer, and where it is furthest on
+        furthest: dict[Buf, int] = {}  # of all nests
+        steps: dict[Buf, int] = {}
+        for at, nest in zip(group, nests):
+            for buf, index, written in self.run.accesses[at]:
+                if written or any(i is None for i in index) or not is_far(buf):
+                    continue
+                step = sum(i.coefficient(self.chain.dims[at]) * s for i, s in zip(index, buf.strides)) * self.length
+                if step:
+                    start = sum(i.const * s for i, s in zip(index, buf.strides))
+                    before = last.get(buf.root, (nest, start))
+                    last[buf.root] = nest, max(start, before[1]) if before[0] is nest else start
+                    furthest[buf.root] = max(furthest.get(buf.root, start), start)
+                    steps[buf.root] = step
+        for buf, (nest, start) in last.items():
+            nest.fetch[buf] = steps[buf] + furthest[buf] - start
+        return nests

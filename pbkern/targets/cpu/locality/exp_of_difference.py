@@ -1,0 +1,221 @@
+"""Run of nests -> two of them over one long row: one finds the greatest x[k], a later one adds exp(x[k] - c), c of the row.
+
+What running_maximum.py takes together, and what has to hold for that. Nothing here knows softmax: c may be anything, terms may
+be multiplied with what does not depend on the exponential, and elements of which neither nest takes notice may be masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.lower.mlir.element_types import compute_el, is_float
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, nodes
+from pbkern.targets.cpu.schedule.register_tiles import choose
+
+from .strip_mining import axis_of
+
+EXPONENTIALS = ("exp", "exp2")
+JOINED = ("sum", "max", "min")  # reductions whose results of parts are reduced in the same way
+ROW = Affine.symbol("%row")  # one element of a row, in any nest
+
+
+@dataclass(frozen=True)
+class Row:
+    """A nest that walks one dimension; the others are of one element."""
+
+    nest: Nest
+    d: str
+
+    @staticmethod
+    def of(nest: Nest) -> Row | None:
+        live = [d for d, n in nest.dims.items() if n > 1]
+        if len(live) != 1 or nest.ordered or any(r.op not in JOINED for r in nest.reductions):
+            return None
+        return Row(nest, live[0])
+
+    @property
+    def size(self) -> int:
+        return self.nest.dims[self.d]
+
+    def places(self, at: Affine) -> dict[str, Affine]:
+        """What its dimensions are at one element."""
+        return {d: at if d == self.d else Affine() for d in self.nest.dims}
+
+    def itemsize(self) -> int:
+        """Bytes of the widest element that its reductions read along the row; 0 if they read none."""
+        loads = Nest({}, reductions=self.nest.reductions).loads()
+        return max((e.info[0].dtype.itemsize for e in loads if self.d in e.symbols), default=0)
+
+
+@dataclass
+class Excess:
+    """Nest `at` of a run finds the greatest x with its reduction `which`, nest `later` adds what is proportional to exp(x - c).
+
+    weighted: those sums; scaled: buffers that it fills with what is proportional; telling: a sum that is NaN exactly if one of
+    the x is.
+    """
+
+    run: list[Nest]
+    at: int
+    which: int
+    later: int
+    exponential: Expr
+    weighted: set[int] = field(default_factory=set)
+    scaled: set[Buf] = field(default_factory=set)
+    telling: int | None = None
+
+    @property
+    def greatest(self) -> Row:
+        return Row.of(self.run[self.at])
+
+    @property
+    def sums(self) -> Row:
+        return Row.of(self.run[self.later])
+
+
+def find_excess(run: list[Nest], least_bytes: int, pool: Pool, vector_bits: int, elsewhere: set[Buf]) -> Iterator[Excess]:
+    """Pairs of nests over rows of `least_bytes` or more. `elsewhere`: buffers that statements outside the run touch too."""
+    for at, nest in enumerate(run):
+        row = Row.of(nest)
+        if row is None or any(w.inner for w in nest.writes) or row.size * row.itemsize() < least_bytes:
+            continue
+        found = [k for k, r in enumerate(nest.reductions) if r.op == "max" and _is_float(r.dtype)]
+        if not found or choose(nest, vector_bits).vector != row.d:
+            continue
+        for later in range(at + 1, len(run)):
+            other = Row.of(run[later])
+            if other is not None and other.size == row.size and other.nest.reductions:
+                pairs = (_Pair(run, at, k, later, pool) for k in found)
+                yield from (pair.found for pair in pairs if pair.holds(elsewhere))
+
+
+class _Pair:
+    """One reduction of a nest, and a later nest."""
+
+    def __init__(self, run: list[Nest], at: int, which: int, later: int, pool: Pool):
+        self.run, self.pool, self.sums = run, pool, Row.of(run[later])
+        of = pool.rename(run[at].reductions[which].args[0], Row.of(run[at]).places(ROW))
+        # Elements of which the greatest is not: where a test chooses the branch that is a constant.
+        self.left_out = {(of.args[0], k) for k in range(2) if _is_choice(of) and of.args[1 + k].kind == "const"}
+        self.everywhere = True  # whether the exponential is of what the greatest is of, where that is a constant too
+        self.found = Excess(run, at, which, later, self._exponential(of))
+
+    def _normal(self, e: Expr) -> Expr:
+        return self.pool.rename(e, self.sums.places(ROW))
+
+    def _exponential(self, of: Expr) -> Expr | None:
+        """The nest's one exp(x - c)."""
+        found = [e for e in self.sums.nest.nodes() if self._is_exponential(e)]
+        if len(found) != 1:
+            return None
+        x = self._normal(found[0].args[0].args[0])
+        self.everywhere = x is of
+        inner = [of.args[2 - k] for _, k in self.left_out]
+        return found[0] if self.everywhere or x in inner else None
+
+    def _is_exponential(self, e: Expr) -> bool:
+        if e.kind != "op" or e.info.primitive not in EXPONENTIALS:
+            return False
+        (x,) = e.args
+        return x.kind == "op" and x.info.primitive == "sub" and self.sums.d not in x.args[1].symbols
+
+    def holds(self, elsewhere: set[Buf]) -> bool:
+        """Whether the two nests may be taken together; completes what was found."""
+        found, nest = self.found, self.sums.nest
+        if found.exponential is None:
+            return False
+        for k, r in enumerate(nest.reductions):
+            if r.op == "sum" and self._is_proportional(r.args[0], self.everywhere):
+                found.weighted.add(k)
+            elif not self._is_free(r.args[0]):
+                return False
+        found.telling = next((k for k in sorted(found.weighted) if self._tells(nest.reductions[k].args[0])), None)
+        inner = [w for w in nest.writes if w.inner]
+        found.scaled |= {w.buf for w in inner if self._is_proportional(w.value, self.everywhere)}
+        if any(w.guard or w.mask is not None or not (w.buf in found.scaled or self._is_free(w.value)) for w in inner):
+            return False
+        return bool(found.weighted) and self._may_move() and all(self._is_private(b, elsewhere) for b in found.scaled)
+
+    # ---- expressions
+
+    def _is_free(self, e: Expr) -> bool:
+        """Whether an expression does not depend on the exponential."""
+        return all(x is not self.found.exponential for x in nodes([e]))
+
+    def _is_left_out(self, test: Expr, branch: int) -> bool:
+        return (self._normal(test), branch) in self.left_out
+
+    def _is_proportional(self, e: Expr, taken: bool) -> bool:
+        """Whether an expression is the exponential times something. `taken`: all elements here are among those whose greatest
+        is known; the exponential of others might overflow.
+        """
+        if e is self.found.exponential:
+            return taken
+        name = e.info.primitive if e.kind == "op" else ""
+        if name == "mul":
+            x, y = e.args if self._is_free(e.args[1]) else e.args[::-1]
+            return self._is_free(y) and self._is_proportional(x, taken)
+        if name == "div":
+            return self._is_free(e.args[1]) and self._is_proportional(e.args[0], taken)
+        if name in ("neg", "convert_element_type"):
+            return _is_float(e.dtype) and self._is_proportional(e.args[0], taken)
+        if not _is_choice(e) or not self._is_free(e.args[0]):
+            return False
+        zeros = [k for k in range(2) if e.args[1 + k].kind == "const" and e.args[1 + k].info == 0]
+        return any(self._is_proportional(e.args[2 - k], taken or self._is_left_out(e.args[0], k)) for k in zeros)
+
+    def _tells(self, e: Expr) -> bool:
+        """Whether a term is the exponential wherever an element may be the greatest, so that NaN shows in the sum."""
+        if e is self.found.exponential:
+            return True
+        if _is_choice(e):
+            return any(self._is_left_out(e.args[0], k) and self._tells(e.args[2 - k]) for k in range(2))
+        return e.kind == "op" and e.info.primitive == "convert_element_type" and _is_float(e.dtype) and self._tells(e.args[0])
+
+    # ---- memory
+
+    def _may_move(self) -> bool:
+        """Whether the sums, which do without c then, may be taken before what lies between the two nests."""
+        exp, nest = self.found.exponential, self.sums.nest
+        without = self.pool.rewriter(lambda e: exp.args[0].args[0] if e is exp else None)
+        inner = [w for w in nest.writes if w.inner]
+        read = {e.info[0].root for r in nest.reductions for e in _loads(without(r.args[0]))}
+        read |= {e.info[0].root for w in inner for e in _loads(without(w.value))}
+        written = {w.buf.root for w in inner}
+        before = self.run[self.found.at : self.found.later]
+        return not (read & (written | scratch.written(before)) or written & scratch.touched(before))
+
+    def _is_private(self, buf: Buf, elsewhere: set[Buf]) -> bool:
+        """Whether only later nests, which walk it along the row, read a buffer, and this one alone writes it."""
+        if not buf.arena or buf.storage is not None or buf in elsewhere:
+            return False
+        if sum(w.buf.root is buf for w in self.sums.nest.writes) > 1:
+            return False
+        users = [at for at, nest in enumerate(self.run) if buf in scratch.touched([nest]) and at != self.found.later]
+        return all(at > self.found.later and self._reads_along(self.run[at], buf) for at in users)
+
+    def _reads_along(self, nest: Nest, buf: Buf) -> bool:
+        row = Row.of(nest)
+        if row is None or row.size != self.sums.size or buf in scratch.written([nest]):
+            return False
+        loads = [e for e in nest.loads() if e.info[0].root is buf]
+        if any(e.kind != "load" or e.info[0] is not buf or e.info[2] for e in loads):
+            return False
+        return all(axis_of(e.info[1], row.d) is not None for e in loads)
+
+
+def _is_choice(e: Expr) -> bool:
+    return e.kind == "op" and e.info.primitive == "select_n" and len(e.args) == 3 and e.args[0].dtype == np.dtype(bool)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return is_float(compute_el(dtype))
+
+
+def _loads(e: Expr) -> list[Expr]:
+    return [x for x in nodes([e]) if x.kind in ("load", "gather")]

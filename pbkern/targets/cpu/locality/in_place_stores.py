@@ -1,0 +1,228 @@
+"""Results that are computed beside what they are made of, and copied over it -> stores over it, where the walk allows.
+
+    for i < n: t[i] = a[i] + a[i + 1] + a[i + 2]
+    for i < n: a[i] = t[i]                             ->     for i < n: a[i] = a[i] + a[i + 1] + a[i + 2]
+
+A step may store over elements that no later one loads. Rows before it are done with; along the vector dimension, what lies
+before it is in registers, which hand it from step to step (targets/cpu/schedule/sliding_windows.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.addresses import apart
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
+from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Point, Visits, chunks, key_of, moved_loads, parts
+
+from .strip_mining import inside
+
+# A nest and the schedule with which it is emitted; where a store goes.
+Scheduled = tuple[Nest, NestSchedule]
+Place = tuple[Affine, ...]
+
+
+def store_in_place(stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Callable[[Nest], Scheduled]) -> list[Stmt]:
+    """Statements with fewer copies. `kept`: root buffers that others touch."""
+    out = inside(stmts, kept, lambda body, others: store_in_place(body, pool, others, scheduled))
+    for at in range(len(out) - 1, 0, -1):
+        beside = _copied(out[at])
+        if beside and not beside & kept:
+            makers = _makers(out, at, beside)
+            joined = _joined(makers, out[at], pool, scheduled) if makers else None
+            if joined is not None:
+                out[at - len(makers) : at + 1] = joined
+    return out
+
+
+def _copied(s: Stmt) -> set[Buf]:
+    """The scratch that a statement copies elsewhere, if that is all it does."""
+    if not isinstance(s, Nest) or s.rdims or s.ordered or any(w.value.kind != "load" for w in s.writes):
+        return set()
+    targets = {w.buf.root for w in s.writes}
+    found = {w.value.info[0] for w in s.writes}
+    plain = all(not w.value.info[2] and not w.guard and w.mask is None for w in s.writes)
+    apart_from = len(found) == len(targets) == len(s.writes) and not {b.root for b in found} & targets
+    return found if plain and apart_from and all(b.arena and b.storage is None for b in found) else set()
+
+
+def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
+    """The nests right before a copy that make what it copies; none if others touch that."""
+    first = at
+    while first and _makes(stmts[first - 1], beside):
+        first -= 1
+    if first == at or beside & scratch.touched([*stmts[:first], *stmts[at + 1 :]]):
+        return []
+    return stmts[first:at]
+
+
+def _makes(s: Stmt, beside: set[Buf]) -> bool:
+    """Whether a statement stores once at each of its points, to each of these buffers, and does nothing else."""
+    if not isinstance(s, Nest) or s.rdims or s.ordered or s.schedule is not None:
+        return False
+    if beside & {e.info[0].root for e in s.loads()}:
+        return False
+    live = sorted(d for d, n in s.dims.items() if n > 1)
+    once = all(sorted(_steps(w)) == live and not w.guard and w.mask is None for w in s.writes)
+    return once and len(s.writes) == len(beside) and {w.buf for w in s.writes} == beside
+
+
+def _steps(w: Write) -> list:
+    """Dimensions that walk an axis alone, step by step."""
+    return [i.terms[0][0] for i in w.index if len(i.terms) == 1 and i.terms[0][1] == 1]
+
+
+def _joined(makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]) -> list[Stmt] | None:
+    """The same with the largest maker in place: after the others, before the copies of what those made."""
+    placed = [_placed(n, copy) for n in makers]
+    if any(p is None for p in placed) or sum(map(_points, makers)) != _points(copy):
+        return None
+    if not all(_store_apart(a, b) for k, a in enumerate(makers) for b in makers[:k]):
+        return None
+    largest = max(range(len(makers)), key=lambda k: _points(makers[k]))
+    values = [w.value for w in makers[largest].writes]
+    over = frozenset(w.buf.root for w in copy.writes)
+    nest = replace(makers[largest], writes=_writes(placed[largest], values), over=over)
+    if not walks_ahead(*scheduled(nest)):
+        return None
+    others = [k for k in range(len(makers)) if k != largest]
+    copies = [replace(makers[k], writes=_writes(placed[k], [_load(w, pool) for w in makers[k].writes])) for k in others]
+    return [*(makers[k] for k in others), nest, *copies]
+
+
+def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Write]:
+    return [Write(buf, index, value) for (buf, index), value in zip(places, values)]
+
+
+def _store_apart(a: Nest, b: Nest) -> bool:
+    by_buffer = {w.buf: w.index for w in b.writes}
+    return all(apart(w.index, a.dims, by_buffer[w.buf], b.dims) for w in a.writes)
+
+
+def _points(n: Nest) -> int:
+    return math.prod(n.dims.values())
+
+
+def _load(w: Write, pool: Pool) -> Expr:
+    return pool.make("load", w.value.dtype, (w.buf, w.index, False))
+
+
+def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
+    """Where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
+    by_buffer = {w.value.info[0]: w for w in copy.writes}
+    found = [(by_buffer[w.buf].buf, _place(w, maker, by_buffer[w.buf], copy)) for w in maker.writes]
+    return None if any(place is None for _, place in found) else found
+
+
+def _place(made: Write, maker: Nest, w: Write, copy: Nest) -> Place | None:
+    from_copy: dict[str, Affine] = {}
+    for stored, read in zip(made.index, w.value.info[1]):
+        inner = [(d, c) for d, c in read.terms if d in copy.dims]
+        if len(inner) > 1 or any(c != 1 or d in from_copy for d, c in inner):
+            return None
+        rest = stored - Affine(tuple(t for t in read.terms if t not in inner), read.const)
+        if not rest.symbols <= maker.dims.keys():
+            return None
+        low, high = rest.bounds(lambda d: maker.dims[d])
+        if low < 0 or high >= (copy.dims[inner[0][0]] if inner else 1):
+            return None
+        from_copy |= {d: rest for d, _ in inner}
+    if {d for d, n in copy.dims.items() if n > 1} - from_copy.keys():
+        return None
+    return tuple(i.substitute(lambda d: from_copy.get(d, 0 if d in copy.dims else None)) for i in w.index)
+
+
+# ---------------------------------------------------------------- order
+
+
+def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
+    """Whether all elements of `nest.over` are loaded before the nest stores there, if it is emitted with this schedule."""
+    nest = moved_loads(nest, sched)
+    if sched.vector is None or sched.transpose or not all(_steps_along_axes(nest, w, sched.vector) for w in nest.writes):
+        return False
+    stores = {w.buf.root: w for w in nest.writes}
+    distances = {id(e): _distance(e, stores[e.info[0].root]) for e in nest.loads() if e.info[0].root in nest.over}
+    if any(d is None or min(d[:-1], default=0) < 0 for d in distances.values()):
+        return False
+    return _Row(nest, sched, distances).is_safe()
+
+
+def _steps_along_axes(nest: Nest, w: Write, vector: str) -> bool:
+    """Whether each axis is walked by at most one dimension, step by step, and the last one by vectors."""
+    walked = [[(d, c) for d, c in i.terms if d in nest.dims] for i in w.index]
+    steps = all(len(steps) <= 1 and all(c == 1 for _, c in steps) for steps in walked)
+    return steps and walked[-1:] == [[(vector, 1)]] and w.mask is None and not w.guard
+
+
+def _distance(e: Expr, w: Write) -> tuple[int, ...] | None:
+    """How far from what a point stores it loads, per axis."""
+    if e.kind != "load" or e.info[0] is not w.buf or e.info[2]:
+        return None
+    apart_by = [mine - theirs for mine, theirs in zip(e.info[1], w.index)]
+    return tuple(a.const for a in apart_by) if all(a.is_const for a in apart_by) else None
+
+
+class _Row:
+    """One row of steps along the vector dimension; rows before it are never loaded, as distances along others are none or
+    positive. `distances`: id of a load -> from what its point stores there, per axis.
+    """
+
+    def __init__(self, nest: Nest, sched: NestSchedule, distances: dict[int, tuple[int, ...]]):
+        self.nest, self.sched, self.distances = nest, sched, distances
+        self.walked_by = {w.buf: [next(iter(i.symbols & nest.dims.keys()), None) for i in w.index[:-1]] for w in nest.writes}
+
+    def is_safe(self) -> bool:
+        at_hand: set = set()
+        for chunk in chunks(self.nest, self.sched):
+            visits = Visits(self.nest, self.sched, chunk.vectors)
+            handed = set(visits.carried)
+            first, later = (at_hand, chunk.low), (handed, chunk.high)
+            steps = [first] if chunk.is_one_step(self.sched) else [first, later]
+            if not all(self._loads_before_stores(visits, chunk, *step) for step in steps):
+                return False
+            at_hand = handed
+        return True
+
+    def _loads_before_stores(self, visits: Visits, chunk: Chunk, at_hand: set, done: int) -> bool:
+        """Whether one step loads nothing that it, or the `done` elements of these rows before it, have stored."""
+        lanes, loaded, stored = self.sched.lanes, set(at_hand), set()
+        for p in visits.points:
+            for w in self.nest.writes:
+                for key, e, q in self._needed(w.value, p, at_hand):
+                    if key not in loaded and (place := self._place(e, q)) is not None:
+                        *row, at = place
+                        if -done < at + lanes and at < 0 or any(r == row and abs(c - at) < lanes for *r, c in stored):
+                            return False
+                    if chunk.tail is None:  # masked loads are not shared
+                        loaded.add(key)
+                stored.add((w.buf, *(p.get(d, 0) for d in self.walked_by[w.buf]), p[self.sched.vector]))
+        return True
+
+    def _needed(self, value: Expr, p: Point, at_hand: set) -> Iterator[tuple[tuple, Expr, Point]]:
+        """(key, load of what the nest stores over, place) for a value at a point, except for what is made of values at hand."""
+        waiting = [(value, p)]
+        while waiting:
+            e, q = waiting.pop()
+            key = key_of(e, q)
+            if key in at_hand:
+                continue
+            if id(e) in self.distances:
+                yield key, e, q
+            places = parts(e, q, self.sched.vector, self.sched.lanes) if e.kind == "moved" else [q]
+            waiting += [(a, place) for a in e.args for place in places]
+
+    def _place(self, e: Expr, q: Point) -> tuple | None:
+        """Where it loads from, among the rows that this one walks and from where the step starts; None where beyond them."""
+        *rows, column = self.distances[id(e)]
+        found = []
+        for d, far in zip(self.walked_by[e.info[0]], rows):
+            at = q.get(d, 0) + far
+            if at >= self.sched.jam.get(d, 1):
+                return None
+            found.append(at)
+        return e.info[0], *found, q.get(self.sched.vector, 0) + column

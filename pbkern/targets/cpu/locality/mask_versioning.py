@@ -1,0 +1,122 @@
+"""Nests whose masks hold for most programs -> two nests, of which a test chooses one when the program runs.
+
+    %t[r, c] = where(64 * %g0 + r < 500, %a[64 * %g0 + r, c]?, 0)     for 64 rows r
+
+    let %all = 64 * %g0 + 63 < 500
+    case 0:  the nest as it is
+    case 1:  %t[r, c] = %a[64 * %g0 + r, c]
+
+Masks cut off what lies outside an array, so that inner programs, or rounds of a loop, would pay for those at the ends. A test
+that moves one way along each dimension holds at all points, and at those at a distance, if it does at the corner where it is
+hardest.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.lower.grid import block_shift
+from pbkern.lower.nest.index_tests import BOOL, FAR, MIN_POINTS, Bounds, Folder, simplified
+from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Stmt, with_bodies
+from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
+from pbkern.targets.cpu.schedule import register_promotion
+
+# Tests and operations of a nest that is worth a second copy of its code.
+MOST_TESTS, MOST_NODES = 6, 120
+INT32 = np.dtype(np.int32)
+
+
+def choose_unmasked(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
+    """Cuts nests with masks in two variants, inner statements too."""
+    chooser = _Chooser(builder, options, bounds)
+    return chooser.statements(stmts, bounds)
+
+
+@dataclass
+class _Chooser:
+    builder: object
+    options: object
+    bounds: Bounds
+
+    def statements(self, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
+        out: list[Stmt] = []
+        for s in stmts:
+            if isinstance(s, For) and register_promotion.plan(s, self.options.vector_bits, self.options.contract) is not None:
+                out.append(s)  # it keeps scratch in registers, which branches would end
+                continue
+            inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
+            s = with_bodies(s, lambda body, inner=inner: self.statements(body, inner))
+            out += self.variants(s, bounds) if isinstance(s, Nest) else [s]
+        return out
+
+    def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
+        tests, fold = self.tests(nest), Folder(self.builder.pool, bounds)
+        conditions = list(dict.fromkeys(fold(c) for t in tests for c in self.conditions(t, nest)))
+        if not tests or any(c.kind == "const" and not c.info for c in conditions):  # they hold for no program
+            return [nest]
+        name = self.builder.names("%s")
+        all_hold = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), conditions)
+        plain = simplified(nest, self.builder.pool, bounds, tests)
+        return [Let(name, self.builder.clamped(all_hold, None)), If(name, [[nest], [plain]])]
+
+    def tests(self, nest: Nest) -> list[Expr]:
+        """Those that move with the nest's points and with what is around it; none where a second copy is not worth it."""
+        if nest.ordered or math.prod(nest.dims.values()) < MIN_POINTS or any(r.op == "dot" for r in nest.reductions):
+            return []
+        every = nest.nodes()
+        found = [e for e in every if e.symbols & nest.dims.keys() and self.hardest(e, nest) is not None]
+        if len(found) > MOST_TESTS or len(every) > MOST_NODES or any(map(_overlaps, found)):
+            return []
+        return found
+
+    def hardest(self, test: Expr, nest: Nest) -> dict[str, Affine] | None:
+        """The point of a nest where a test is hardest to pass; None where that is not known, or no program may pass it."""
+        sign = _direction(test)
+        if sign == 0:
+            return None
+        corner = {}
+        for d, n in nest.extents().items():
+            step = _step(test, d)
+            if step is None:
+                return None
+            corner[d] = Affine((), n - 1 if step * sign > 0 else 0)
+        around = self.builder.pool.rename(test, corner)
+        return corner if around.symbols or around.kind == "op" else None
+
+    def conditions(self, test: Expr, nest: Nest) -> list[Expr]:
+        """Scalars under which a test holds at all points."""
+        found = [self.builder.pool.rename(test, self.hardest(test, nest))]
+        for x in (a for a in test.args if a.symbols & nest.dims.keys()):  # which must not wrap around in between
+            low, high = ({d: Affine((), n - 1 if (steps_along(x, d).step > 0) is up else 0) for d, n in nest.extents().items()}
+                         for up in (False, True))
+            found.append(self.builder.op("le", BOOL, self.builder.pool.rename(x, low), self.builder.pool.rename(x, high)))
+        return found
+
+
+def _overlaps(test: Expr) -> bool:
+    """Whether it moves with a block that may overlap the one before, which must store the same (lower/grid/block_shift.py)."""
+    return any(str(s).startswith(block_shift.PREFIX) for s in test.symbols)
+
+
+def _direction(test: Expr) -> int:
+    """1 where a test of an order holds for small values of what it compares, -1 where for large ones; 0 for others."""
+    if test.kind == "range":
+        return 1 if test.info[1] <= -FAR else -1 if test.info[2] >= FAR else 0
+    if test.kind != "op" or test.info.primitive not in ORDERS:
+        return 0
+    return 1 if test.info.primitive in ("lt", "le") else -1
+
+
+def _step(test: Expr, dim: str) -> int | None:
+    """How far what a test compares moves along a dimension: a range's expression, or the difference of two operands."""
+    if test.kind == "range":
+        return test.info[0].coefficient(dim)
+    if test.args[0].dtype.kind != "i" or test.args[0].dtype.itemsize < 4:
+        return None
+    x, y = (steps_along(a, dim) for a in test.args)
+    return None if x.step is None or y.step is None or x.bends or y.bends else x.step - y.step

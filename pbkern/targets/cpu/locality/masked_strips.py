@@ -1,0 +1,234 @@
+"""Attention with masks that move with the program: strips of keys that they silence are skipped.
+
+Before -> after, for causal attention (rows r of a block, keys k; every nest over all 1024 keys):
+
+    s[r, k] = sum q[r] k[k]                         m' = lowest
+    m[r] = max where(r >= k, s[r, k], c)            for strip < live strips:  s[strip] = ..., m' = max(m', ...)
+    p[r, k] = exp(where(r >= k, s, c) - m[r])       m = max m'
+    l[r] = sum p[r, k]                              test that exp(c - m[r]) is 0 in all rows; if not, all strips are live
+    o[r] = sum p[r, k] v[k]                         for strip < live strips:  p = ..., l' += p, o' += p v[strip]
+
+The masked elements contribute what `spans.outside` finds: the fill value of a maximum is its starting value, a sum must
+find zeros. Values under a product's zeros are not read: an infinity there would have made the result NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.machine import MASK_STRIP
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.nest.mask_intervals import Span, live_span, outside
+
+from .strip_mining import JOINS, Chain, Run, Strips, Trips, inside, runs
+
+INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
+# A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
+STRIP = MASK_STRIP
+# Shorter dimensions are not worth the loops.
+MIN_STRIPS = 4
+
+
+def skip_masked(stmts: list[Stmt], builder, vector_bits: int, elsewhere: set[Buf]) -> list[Stmt]:
+    """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too.
+
+    `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
+    """
+    out = inside(stmts, elsewhere, lambda body, others: skip_masked(body, builder, vector_bits, others))
+    for low, high in list(runs(out))[::-1]:
+        masks = _masks(out[low:high])
+        if masks:
+            run, others = Run(out[low:high]), elsewhere | scratch.touched(out[:low] + out[high:])
+            ways = (_without_masked(run, seeds, span, others, builder, vector_bits) for seeds, span in masks)
+            out[low:high] = next((way for way in ways if way is not None), run)
+    return out
+
+
+def _without_masked(
+    run: Run, seeds: dict[int, str], span: Span, elsewhere: set[Buf], builder, vector_bits: int
+) -> list[Stmt] | None:
+    chain = Chain.find(run, seeds)
+    if chain is None or not all(_is_private(b, elsewhere) for b in _written_along(chain)):
+        return None  # where all of a result is wanted, nothing can be left out
+    outer = _Outside(chain, span, builder.pool)
+    if not outer.settle():
+        return None
+    strips = _LiveStrips(chain, outer, elsewhere, builder, vector_bits)
+    return None if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list)) else strips.statements()
+
+
+def _masks(run: list[Nest]) -> list[tuple[dict[int, str], Span]]:
+    """Position -> dimension of the nests with masks that move with the program, and the span of those masks: along rows of
+    a block, along its columns, or either, longer ones first."""
+    found = [(size, at, d, span) for at, n in enumerate(run) for d, size in n.dims.items()
+             if size >= STRIP * MIN_STRIPS and (span := live_span(n, d))]
+    along: dict[tuple[int, Span], dict[int, str]] = {}
+    for size, at, d, span in found:
+        along.setdefault((size, span), {})[at] = d
+    ways = [(seeds, span) for (_, span), seeds in sorted(along.items(), key=lambda each: -each[0][0])]
+    return ways if all(len({s for z, s in along if z == size}) == 1 for size, _ in along) else []
+
+
+def _written_along(chain: Chain) -> list[Buf]:
+    return [w.buf for at, d in chain.dims.items() for w in chain.run[at].writes if any(d in i.symbols for i in w.index)]
+
+
+def _is_private(buf: Buf, elsewhere: set[Buf]) -> bool:
+    return buf.arena and buf.storage is None and buf not in elsewhere
+
+
+# ---------------------------------------------------------------- what lies outside
+
+
+class _Outside:
+    """Values of a chain beyond the span of its masks.
+
+    needs: position -> values that must be zero for the nest to do without what lies outside.
+    starts: (position, reduction) -> what a maximum or minimum takes from outside.
+    fills: buffer -> (its write, value outside in the writer's dimensions, None where that is anything).
+    """
+
+    def __init__(self, chain: Chain, span: Span, pool: Pool):
+        self.chain, self.span, self.pool = chain, span, pool
+        self.needs: dict[int, list[Expr]] = {}
+        self.starts: dict[tuple[int, int], Expr] = {}
+        self.fills: dict[Buf, tuple[Write, Expr | None]] = {}
+
+    def settle(self) -> bool:
+        """Finds what lies outside for every nest, in order; False where one of them needs it."""
+        for at, d in sorted(self.chain.dims.items()):
+            nest = self.chain.run[at]
+
+            def value(e: Expr, nest=nest, d=d) -> Expr | None:
+                return outside(e, nest, d, self.span, self._fill_of, self.pool)
+
+            if d in nest.rdims and not all(self._settle_reduction(at, k, r, value) for k, r in enumerate(nest.reductions)):
+                return False
+            for w in nest.writes:
+                if any(d in i.symbols for i in w.index):
+                    self.fills[w.buf] = (w, value(w.value) if w.mask is None else None)
+        return True
+
+    def _settle_reduction(self, at: int, k: int, r: Reduction, value: Callable) -> bool:
+        found = [v for v in map(value, r.args) if v is not None]
+        if not found or r.op not in JOINS or r.dtype.kind == "b":
+            return False
+        if r.op in ("max", "min"):
+            self.starts[at, k] = found[0]
+            return found[0].kind == "const"
+        if not any(v.kind == "const" and v.info == 0 for v in found):
+            self.needs.setdefault(at, []).append(found[0])
+        return True
+
+    def _fill_of(self, load: Expr) -> tuple[bool, Expr | None]:
+        """(whether a load is of a chain's buffer, its value outside the span in the reader's dimensions)."""
+        buf, index = load.info[0], load.info[1]
+        if buf not in self.chain.axes:
+            return False, None
+        w, fill = self.fills.get(buf, (None, None))
+        if w is None or fill is None or load.kind != "load":
+            return True, None
+        names: dict[str, Affine] = {}
+        for mine, theirs in zip(w.index, index):
+            if len(mine.terms) != 1 or mine != Affine.symbol(mine.terms[0][0]):
+                if mine.terms:
+                    return True, None
+                continue
+            names[mine.terms[0][0]] = theirs
+        return True, self.pool.rename(fill, names)
+
+
+# ---------------------------------------------------------------- the loops
+
+
+class _LiveStrips(Strips):
+    """Strips whose number is known when the program runs."""
+
+    def __init__(self, chain: Chain, outer: _Outside, elsewhere: set[Buf], builder, vector_bits: int):
+        super().__init__(chain, STRIP, elsewhere, builder, vector_bits)
+        self.span, self.outer = outer.span, outer
+
+    def missed(self, at: int, k: int) -> Expr | None:
+        return self.outer.starts.get((at, k))
+
+    def reads_skipped(self, group: list[int]) -> bool:
+        """Whether the group may have to run everywhere and would then read what an earlier loop left out."""
+        if not any(at in self.outer.needs for at in group):
+            return False
+        own = {w.buf for at in group for w in self.run[at].writes}
+        read = {buf for at in group for buf, _, written in self.run.accesses[at] if not written}
+        return any(buf in self.chain.axes and buf not in own and self.outer.fills[buf][1] is not None for buf in read)
+
+    def trips(self, group: list[int]) -> Trips:
+        """Live strips; all of them if a value that is left out turns out not to be zero."""
+        needs = [e for at in group for e in self.outer.needs.get(at, ())]
+        everywhere = self._test_needs(needs, group) if needs else None
+
+        def unless(normal: Expr, otherwise: int) -> Expr:
+            if everywhere is None:
+                return normal
+            test = self.builder.op("eq", bool, everywhere, self._number(0))
+            return self.builder.select(test, normal, self._number(otherwise))
+
+        low = self._strip_of(self._extreme("max", self.span.lows), 0) if self.span.lows else None
+        high = self._number(self.full)
+        last = self._number(1)
+        if self.span.highs:
+            end = self._extreme("min", self.span.highs)
+            high = self._strip_of(end, STRIP - 1)
+            last = self._clamped(self._op("sub", end, self._number(self.full * STRIP)), 1)
+        count = high if low is None else self._op("max", self._op("sub", high, low), self._number(0))
+        first = Affine() if low is None else Affine.symbol(self._let(unless(low, 0)))
+        name = self._let(unless(count, self.full))
+        rest = self._let(unless(last, 1)) if self.rest else 1
+        return Trips(first, name, rest, self._all_live(name, rest))
+
+    def _all_live(self, count: str, rest: str | int) -> Expr:
+        test = self.pool.make("range", BOOL, (Affine.symbol(count), self.full, self.full + 1))
+        if not isinstance(rest, str):
+            return test
+        return self.builder.op("and", bool, test, self.pool.make("range", BOOL, (Affine.symbol(rest), 1, 2)))
+
+    def _test_needs(self, needs: list[Expr], group: list[int]) -> Expr:
+        """1 if one of the values is not zero at some point (NaN is not), as a scalar; else 0."""
+        flags = []
+        sizes = {d: n for at in group for d, n in self.run[at].dims.items()}
+        for e in dict.fromkeys(needs):
+            dims = {d: sizes[d] for d in sizes if d in e.symbols} or {self.builder.names("d"): 1}
+            buf = self.builder.new_buffer((1,), INT32).buf
+            test = self.builder.op("ne", bool, e, self.builder.const(0, e.dtype))
+            value = self.builder.select(test, self._number(1), self._number(0))
+            result = Write(buf, (Affine(),), self.pool.make("acc", INT32, 0), inner=False)
+            self.out.append(Nest(dims, tuple(dims), [Reduction("max", (value,), INT32)], [result]))
+            flags.append(self.pool.make("load", INT32, (buf, (Affine(),), False)))
+        for f in flags[1:]:
+            flags[0] = self._op("max", flags[0], f)
+        return flags[0]
+
+    def _op(self, name: str, *args: Expr) -> Expr:
+        return self.builder.op(name, INT32, *args)
+
+    def _number(self, n: int) -> Expr:
+        return self.builder.const(n, INT32)
+
+    def _let(self, value: Expr) -> str:
+        name = self.builder.names("%s")
+        self.out.append(Let(name, value))
+        return name
+
+    def _clamped(self, e: Expr, high: int) -> Expr:
+        return self._op("min", self._op("max", e, self._number(0)), self._number(high))
+
+    def _extreme(self, name: str, ends: frozenset[Affine]) -> Expr:
+        values = [self.pool.make("index", INT32, a) for a in sorted(ends, key=str)]
+        for v in values[1:]:
+            values[0] = self._op(name, values[0], v)
+        return values[0]
+
+    def _strip_of(self, e: Expr, up: int) -> Expr:
+        moved = self._op("add", e, self._number(up)) if up else e
+        return self._clamped(self._op("shift_right_arithmetic", moved, self._number(STRIP.bit_length() - 1)), self.full)

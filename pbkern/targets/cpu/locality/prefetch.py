@@ -1,0 +1,53 @@
+"""Loads that are asked for ahead: rows of large operands that prefetchers do not follow.
+
+They recognise lines that follow each other. A block that is narrower than its array starts a new page with every row.
+"""
+
+from __future__ import annotations
+
+from pbkern.core.machine import FAR_BYTES
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction
+from pbkern.targets.cpu.schedule.register_tiles import choose
+
+# Operands from this size on do not fit into the caches of the cores.
+# Rows between a load and what it asks for. 4 to 16 measure the same.
+ROWS_AHEAD = 8
+
+
+def is_far(buf: Buf) -> bool:
+    """Whether a buffer comes from memory or the last-level cache."""
+    return not buf.root.arena and buf.size * buf.dtype.itemsize >= FAR_BYTES
+
+
+def is_matrix_product(nest: Nest, r: Reduction) -> bool:
+    """Whether both operands of a product have rows of their own, so that each element is used many times."""
+    rows = [{d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1} for e in r.args]
+    return r.op.startswith("dot") and all(rows)
+
+
+def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
+    """What a nest that walks `row` outside of contiguous elements fetches for a load: {} if it is not worth it."""
+    buf, index, _ = load.info
+    step = flat_coefficient(buf, index, row)
+    return {buf.root: ROWS_AHEAD * step} if is_far(buf) and step and abs(step) > 1 else {}
+
+
+def fetch_rows(nest: Nest, vector_bits: int) -> None:
+    """Has a nest fetch the rows that it reads, where they are short or read in parts."""
+    # Operands of matrix products are read from the caches, or packed.
+    if nest.fetch or any(is_matrix_product(nest, r) for r in nest.reductions):
+        return
+    schedule = choose(nest, vector_bits)
+    vector = schedule.vector
+    for e in nest.loads() if vector else ():
+        if e.kind != "load" or flat_coefficient(e.info[0], e.info[1], vector) != 1:
+            continue
+        steps = {d: abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in nest.dims if d != vector}
+        row = min((d for d, step in steps.items() if step), key=steps.get, default=None)
+        if row is None:
+            continue
+        # Columns of a sum over rows are a register tile wide: one row's part is read after the other's.
+        run = schedule.lanes * schedule.unroll if row in nest.rdims and vector not in nest.rdims else nest.dims[vector]
+        if steps[row] > run:
+            nest.fetch |= rows_ahead(e, row)

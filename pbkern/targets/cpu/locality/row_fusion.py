@@ -1,0 +1,78 @@
+"""Nests that make something of each row and sum products of rows with it -> one loop over rows, with the sums in registers.
+
+    for all rows: t[row] = x[row, :] . w            for each row:  t = x[row, :] . w
+    s[:] = sum t[row] * x[row, :]            ->                    s[:] += t * x[row, :]
+
+Each row is read once, one after the other, as prefetchers expect, and found in the nearest cache the second time. This is
+for sums of so few columns that registers hold them (targets/cpu/schedule/register_promotion.py); others are cut into strips of
+rows (cache_blocking.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
+from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, MAX_COLUMN_VECTORS, choose
+
+from .strip_mining import Chain, Run, Strips, even_part, runs
+
+# Rows of one loop: the additions to one accumulator in a row. Several loops join their sums.
+LONGEST = LONGEST_CHAIN_OF_FEW_PRODUCTS
+
+
+class _Rows(Strips):
+    """Strips of one row: a sum over all of them is as exact as one of an accumulator."""
+
+    many = LONGEST
+
+
+def row_by_row(chain: Chain, elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt] | None:
+    """The statements of a chain; None where it does not suit. elsewhere: buffers that others touch too."""
+    if not _suits(chain, vector_bits):
+        return None
+    if chain.size <= LONGEST:
+        return _Rows(chain, 1, elsewhere, builder, vector_bits).statements()
+    out = Strips(chain, even_part(LONGEST, chain.size), elsewhere, builder, vector_bits).statements()
+    for k, s in enumerate(out):
+        if isinstance(s, For):
+            others = elsewhere | scratch.touched(out[:k] + out[k + 1:])
+            out[k] = replace(s, body=_rows_of(s.body, others, builder, vector_bits))
+    for low, high in list(runs(out))[::-1]:  # the rows that are left
+        others = elsewhere | scratch.touched(out[:low] + out[high:])
+        out[low:high] = _rows_of(out[low:high], others, builder, vector_bits)
+    return out
+
+
+def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt]:
+    """A run of nests with those that make sums of rows in turn with what makes the rows."""
+    run = Run(s for s in stmts if isinstance(s, Nest))
+    for at, nest in enumerate(run):
+        chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
+        if chain is not None and chain.size > 1 and _suits(chain, vector_bits):
+            return _Rows(chain, 1, elsewhere, builder, vector_bits).statements()
+    return stmts
+
+
+def _suits(chain: Chain, vector_bits: int) -> bool:
+    """Whether one loop holds all nests, none of which computes with vectors along the rows, and registers all sums of rows."""
+    nests = [(chain.run[at], d) for at, d in chain.dims.items()]
+    if any(choose(n, vector_bits).vector == d for n, d in nests):
+        return False
+    sums = [n for n, d in nests if d in n.rdims]
+    vectors = [_sum_vectors(n, vector_bits) for n in sums]
+    if not sums or len(sums) == len(nests) or not all(vectors) or sum(vectors) > MAX_COLUMN_VECTORS:
+        return False
+    return sum(isinstance(g, list) for g in chain.groups()) == 1
+
+
+def _sum_vectors(nest: Nest, vector_bits: int) -> int:
+    """Vectors that the sums of products of a nest fill; 0 for other nests."""
+    live = [d for d, n in nest.dims.items() if n > 1]
+    if len(live) != 2 or len(nest.rdims) != 1 or not nest.reductions or any(r.op != "dot" for r in nest.reductions):
+        return 0
+    s = choose(nest, vector_bits)
+    if s.vector is None or s.vector in nest.rdims:
+        return 0
+    return -(-nest.dims[s.vector] // s.lanes) * len(nest.reductions)

@@ -1,0 +1,274 @@
+"""Exponentials of long rows, less the greatest element -> one pass over each row, in strips with levels of their own.
+
+    m = max x[k]                                     for each strip:
+    s = sum exp(x[k] - c(m))                  ->         g[strip] = max x,  q[strip] = sum exp(x - level),  p = exp(x - level)
+    p[k] = exp(x[k] - c(m))                              if g[strip] > level + 4:  level = g[strip],  q and p again
+    y[k] = p[k] / s                                      l[strip] = level
+                                                     m = max g,  w[strip] = exp(l - c(m)),  s = sum q w
+                                                     for each strip:  y = p w / s
+
+A level is a number that no x exceeds by much: what was the greatest before mostly is one. Each element is read once, and
+no strip waits for another. (Levels that follow every new greatest element: Milakov, Gimelshein 2018.) The identity
+holds for any c and any finite levels. Where the greatest of a strip is infinite or no number, its level is 0, so that sums
+and weights are 0, inf or NaN as without strips. exp_of_difference.py says which nests these are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Reduction, Stmt, Write
+
+from .exp_of_difference import Excess, Row, find_excess
+from .prefetch import is_far
+from .strip_mining import inside, runs
+
+# Strips of the shortest row that is cut, and how many ahead the next ones are asked for.
+FEWEST_STRIPS, STRIPS_AHEAD = 2, 2
+# Elements that nests walk without a rest, whatever their dtype.
+WHOLE = 64
+# How much an element may exceed the level: rounding the difference adds a unit in the last place of its exponential.
+NEAR = 4.0
+# The first level is the greatest of such a part of the first strip.
+FIRST_PART = 4
+HERE = Affine()  # the place of a scalar
+STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
+BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
+
+
+def level_exponentials(stmts: list[Stmt], builder, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+    """Rewrites runs of nests over long rows, inner statements too, with strips of about `strip_bytes`.
+
+    `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
+    """
+    out = inside(stmts, elsewhere,
+                 lambda body, others: level_exponentials(body, builder, vector_bits, strip_bytes, others))
+    touched = [scratch.touched([s]) for s in out]
+    times = Counter(b for found in touched for b in found)
+    for low, high in list(runs(out))[::-1]:
+        mine = Counter(b for found in touched[low:high] for b in found)
+        others = elsewhere.union(b for b, n in times.items() if n > mine[b])
+        found = next(find_excess(out[low:high], FEWEST_STRIPS * strip_bytes, builder.pool, vector_bits, others), None)
+        if found is not None:
+            out[low:high] = _Levels(found, strip_bytes, builder).statements()
+    return out
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a row is cut: `full` strips of `length` elements, then the rest."""
+
+    size: int
+    length: int
+
+    @staticmethod
+    def of(row: Row, strip_bytes: int) -> _Cut:
+        """Strips of equal length where one of about the right length divides the row."""
+        length = strip_bytes // row.itemsize()
+        even = [n for n in range(length * 3 // 4, length * 3 // 2 + 1, WHOLE) if row.size % n == 0]
+        return _Cut(row.size, min(even, key=lambda n: abs(n - length), default=length))
+
+    @property
+    def full(self) -> int:
+        return self.size // self.length
+
+    @property
+    def rest(self) -> int:
+        return self.size % self.length
+
+    @property
+    def count(self) -> int:
+        return self.full + bool(self.rest)
+
+
+@dataclass(frozen=True)
+class _Strip:
+    start: Affine
+    number: Affine
+    size: int
+
+
+class _Levels:
+    """Statements in place of a run of nests."""
+
+    def __init__(self, excess: Excess, strip_bytes: int, builder):
+        self.excess, self.builder, self.pool = excess, builder, builder.pool
+        self.cut = _Cut.of(excess.greatest, strip_bytes)
+        self.found, self.added = self._partials(excess.greatest), self._partials(excess.sums)
+        dtype = self.found[excess.which].dtype  # half precision is carried in float32
+        self.level = builder.new_buffer((1,), dtype).buf
+        self.levels, self.weights = self._buffer(dtype), self._buffer(dtype)
+
+    def statements(self) -> list[Stmt]:
+        e, out = self.excess, []
+        for at, nest in enumerate(e.run):
+            if at == e.at:
+                out += [*self._first_level(), *self._strips(self._one_pass)]
+                out.append(self._joined(e.greatest, self._greatest_of_strips()))
+            elif at == e.later:
+                out.append(self._weighed_sums())
+            elif any(load.info[0] in e.scaled for load in nest.loads()):
+                out += self._reader(Row.of(nest))
+            else:
+                out.append(nest)
+        return out
+
+    # ---- small makers
+
+    def _buffer(self, dtype) -> Buf:
+        return self.builder.new_buffer((self.cut.count,), np.dtype(dtype)).buf
+
+    def _partials(self, row: Row) -> list[Buf]:
+        return [self._buffer(r.dtype) for r in row.nest.reductions]
+
+    def _load(self, buf: Buf, at: Affine) -> Expr:
+        return self.pool.make("load", buf.dtype, (buf, (at,), False))
+
+    def _set(self, buf: Buf, at: Affine, value: Expr) -> Nest:
+        return Nest({}, writes=[Write(buf, (at,), value)])
+
+    def _again(self, e: Expr, *args: Expr) -> Expr:
+        """An operation on other operands."""
+        return self.pool.make("op", e.dtype, e.info, args)
+
+    def _strips(self, make: Callable[[_Strip], list[Stmt]]) -> list[Stmt]:
+        """A loop over statements on strips, and those on the rest."""
+        cut, counter = self.cut, self.builder.names("%i")
+        number = Affine.symbol(counter)
+        loop = For(counter, cut.full, make(_Strip(number * cut.length, number, cut.length)))
+        if not cut.rest:
+            return [loop]
+        return [loop, *make(_Strip(Affine((), cut.full * cut.length), Affine((), cut.full), cut.rest))]
+
+    # ---- the pass over the row
+
+    def _first_level(self) -> list[Stmt]:
+        """The greatest of a part of the first strip; below everything where it is infinite."""
+        e, dtype, step = self.excess, self.level.dtype, self.builder.names("d")
+        r = e.greatest.nest.reductions[e.which]
+        of = self.pool.rename(r.args[0], e.greatest.places(Affine.symbol(step)))
+        greatest = self.pool.make("acc", dtype, 0)
+        finite = self.builder.op("is_finite", BOOL, greatest)
+        first = self.builder.select(finite, greatest, self.builder.const(np.finfo(dtype).min, dtype))
+        write = Write(self.level, (HERE,), first, inner=False)
+        size = self.cut.length // FIRST_PART
+        return [Nest({step: size}, (step,), [Reduction("greatest_number", (of,), dtype)], [write], at=e.greatest.nest.at)]
+
+    def _one_pass(self, strip: _Strip) -> list[Stmt]:
+        """Greatest elements and sums of a strip with the level so far; the sums again where that is too low."""
+        e, dtype = self.excess, self.level.dtype
+        level, greatest = self._load(self.level, HERE), self._load(self.found[e.which], strip.number)
+        sums = self._on_strip(e.sums, strip, self.added, lambda x: self._less(x, level))
+        both = _side_by_side(self._found_on(strip), sums, self.pool)
+        above = self.builder.op("sub", dtype, greatest, level)
+        near = self.builder.op("le", BOOL, above, self.builder.const(NEAR, dtype))
+        zero, one = (self.builder.const(n, INT32) for n in range(2))
+        test = self.builder.names("%s")
+        raised = self._set(self.level, HERE, self._finite(greatest))
+        return [both, Let(test, self.builder.select(near, zero, one)), If(test, [[], [raised, sums]]),
+                self._set(self.levels, strip.number, level)]
+
+    def _found_on(self, strip: _Strip) -> Nest:
+        nest = self._on_strip(self.excess.greatest, strip, self.found)
+        if self.excess.telling is not None:
+            r = nest.reductions[self.excess.which]
+            nest.reductions[self.excess.which] = Reduction("greatest_number", r.args, r.dtype)
+        return nest
+
+    def _finite(self, x: Expr) -> Expr:
+        return self.builder.select(self.builder.op("is_finite", BOOL, x), x, self.builder.const(0, x.dtype))
+
+    def _less(self, e: Expr, level: Expr) -> Expr:
+        """An expression of the sums, its exponential of x less the level."""
+        exp = self.excess.exponential
+        (difference,) = exp.args
+        less = self._again(exp, self._again(difference, difference.args[0], level))
+        return self.pool.rewrite(e, lambda x: less if x is exp else None)
+
+    def _on_strip(
+        self, row: Row, strip: _Strip, partials: list[Buf], change: Callable[[Expr], Expr] = lambda e: e
+    ) -> Nest:
+        """A nest on one strip of its row. What its reductions find goes to `partials`."""
+        nest, step = row.nest, self.builder.names("d")
+        writes = [w for w in nest.writes if w.inner or not nest.rdims]
+        places = row.places(strip.start + Affine.symbol(step))
+        rename = self.pool.renamer(places)
+        reductions = [r.mapped(lambda a: rename(change(a))) for r in nest.reductions]
+        writes = [_moved(w, places, lambda x: rename(change(x))) for w in writes]
+        writes += [Write(buf, (strip.number,), self.pool.make("acc", buf.dtype, k), inner=False)
+                   for k, buf in enumerate(partials)]
+        ahead = {} if row.nest is self.excess.greatest.nest else self._next_strips(row)
+        return Nest({step: strip.size}, (step,) if nest.rdims else (), reductions, writes, at=nest.at, fetch=ahead)
+
+    def _next_strips(self, row: Row) -> dict[Buf, int]:
+        """How far on what is asked for is, in what comes from afar."""
+        far = [e for e in row.nest.loads() if e.kind == "load" and is_far(e.info[0])]
+        steps = {e.info[0].root: step for e in far if (step := flat_coefficient(e.info[0], e.info[1], row.d))}
+        return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items()}
+
+    # ---- what strips found together
+
+    def _joined(self, row: Row, parts: list[Expr], inner: Iterable[Write] = ()) -> Nest:
+        """A nest's results from those of strips, and `inner` writes for each strip; both are given at STRIP."""
+        d = self.builder.names("d")
+        places = row.places(HERE) | {"%strip": Affine.symbol(d)}
+        rename = self.pool.renamer(places)
+        writes = [_moved(w, places, rename) for w in (*inner, *(w for w in row.nest.writes if not w.inner))]
+        reductions = [Reduction(r.op, (rename(p),), r.dtype) for r, p in zip(row.nest.reductions, parts)]
+        return Nest({d: self.cut.count}, (d,), reductions, writes, at=row.nest.at)
+
+    def _parts(self, partials: list[Buf]) -> list[Expr]:
+        return [self._load(buf, STRIP) for buf in partials]
+
+    def _greatest_of_strips(self) -> list[Expr]:
+        parts = self._parts(self.found)
+        if self.excess.telling is not None:  # these are numbers: a sum says whether there was NaN
+            told = self._load(self.added[self.excess.telling], STRIP)
+            is_nan = self.builder.op("ne", BOOL, told, told)
+            parts[self.excess.which] = self.builder.select(is_nan, told, parts[self.excess.which])
+        return parts
+
+    def _weighed_sums(self) -> Nest:
+        e, exp = self.excess, self.excess.exponential
+        (difference,) = exp.args
+        weight = self._again(exp, self._again(difference, self._load(self.levels, STRIP), difference.args[1]))
+        parts = [self.builder.op("mul", p.dtype, p, weight) if k in e.weighted else p
+                 for k, p in enumerate(self._parts(self.added))]
+        return self._joined(e.sums, parts, [Write(self.weights, (STRIP,), weight)] if e.scaled else [])
+
+    def _reader(self, row: Row) -> list[Stmt]:
+        """A nest that reads exponentials, strip by strip."""
+        partials = self._partials(row)
+
+        def on(strip: _Strip) -> list[Stmt]:
+            weight = self._load(self.weights, strip.number)
+
+            def weighed(x: Expr) -> Expr | None:
+                read = x.kind == "load" and x.info[0] in self.excess.scaled
+                return self.builder.op("mul", x.dtype, x, weight) if read else None
+
+            return [self._on_strip(row, strip, partials, self.pool.rewriter(weighed))]
+
+        return self._strips(on) + ([self._joined(row, self._parts(partials))] if partials else [])
+
+
+def _moved(w: Write, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Write:
+    return w.mapped(expr, index=tuple(i.substitute(places.get) for i in w.index))
+
+
+def _side_by_side(first: Nest, second: Nest, pool: Pool) -> Nest:
+    """One nest of two that walk equally many elements."""
+    (mine,), (theirs,) = first.dims, second.dims
+    base, places = len(first.reductions), {theirs: Affine.symbol(mine)}
+    rename = pool.renamer(places)
+    count = pool.rewriter(lambda e: pool.make("acc", e.dtype, e.info + base) if e.kind == "acc" else None)
+    reductions = [r.mapped(rename) for r in second.reductions]
+    writes = [_moved(w, places, lambda x: count(rename(x))) for w in second.writes]
+    return Nest(first.dims, first.rdims, first.reductions + reductions, first.writes + writes, at=second.at, fetch=second.fetch)

@@ -1,0 +1,216 @@
+"""Nests that feed another's neighbouring points -> one nest that keeps what they make in registers.
+
+    for i: t[i] = a[i] + b[i]                         for i:  t = a[i] + b[i]
+    for i: o[i] = t[i] * t[i + 1] * t[i + 2]    ->            o[i] = t * (t at i + 1) * (t at i + 2)
+
+Rows of images are read from memory while they are computed on, instead of in turn with that: that matters more than the
+stores and loads of `t`. Along the vector dimension every value is computed once (targets/cpu/schedule/sliding_windows.py);
+along others, points of one step share them, and neighbouring steps compute those between them again. Sums over a few elements
+are written out, also before a sum over all points: a loss over rows of ten reads each row once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write, nodes
+from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
+from pbkern.targets.cpu.schedule.register_tiles import choose, register_bits
+from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
+
+from .prefetch import is_far
+from .strip_mining import inside
+
+# Terms of sums that are written out, and operations of a nest.
+MOST_TERMS, MOST_NODES = 25, 400
+# What remains of the time, at most, where values are taken at distances: registers that overflow are not counted in full.
+WORTH = 0.8
+# Cycles in which a core moves a vector to or from memory.
+FAR = 6.0
+
+
+def inline_stages(stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
+    """Statements with nests taken into their only reader, where that is less work. `kept`: root buffers that others touch."""
+    return _Inliner(builder, aliases, vector_bits).all(stmts, kept)
+
+
+class _Inliner:
+    def __init__(self, builder, aliases: Aliases, vector_bits: int):
+        self.builder, self.pool, self.aliases, self.vector_bits = builder, builder.pool, aliases, vector_bits
+
+    def all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
+        """A list of statements and those inside them; others touch `kept`."""
+        joined = self._join_all(inside(stmts, kept, self.all), kept)
+        return [self._written_out(s) if isinstance(s, Nest) and _has_windows(s) else s for s in joined]
+
+    def _join_all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
+        body = _Body(stmts, kept)
+        for at in range(len(stmts) - 1, 0, -1):
+            while (found := self._joined(body, at)) is not None:
+                first, nest = found
+                body.replace(first, None)
+                body.replace(at, nest)
+        return [s for s in body.stmts if s is not None]
+
+    def _written_out(self, nest: Nest) -> Nest:
+        """A nest of sums over a few elements as one of expressions."""
+        return sums_as_expressions(nest, self.builder, MOST_TERMS, MOST_NODES)
+
+    def _joined(self, body: _Body, at: int) -> tuple[int, Nest] | None:
+        """(position of a nest, the one at `at` with it inside)."""
+        reader = body.stmts[at]
+        if not isinstance(reader, Nest):
+            return None
+        read = {e.info[0].root for e in reader.loads()}
+        for first in range(at - 1, -1, -1):
+            maker = body.stmts[first]
+            if isinstance(maker, Nest) and read & body.written[first] and body.can_move(first, at):
+                nest = self._pair(maker, reader)
+                if nest is not None:
+                    return first, nest
+        return None
+
+    def _pair(self, maker: Nest, reader: Nest) -> Nest | None:
+        """The reader with the maker inside, if that can be and is less work."""
+        before = maker, reader
+        maker, reader = self._written_out(maker), self._written_out(reader)
+        if maker.rdims or maker.ordered or reader.ordered:
+            return None
+        if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
+            return None
+        if not all(_stores_all(maker, w) for w in maker.writes):
+            return None
+        made = {w.buf: w for w in maker.writes}
+        dims = _same_dims(made, reader, maker)
+        if dims is None:
+            return None
+        rename = self.pool.renamer({mine: Affine.symbol(d) for d, mine in dims.items()} | _unit(maker))
+        nest = _with_values(reader, {buf: rename(w.value) for buf, w in made.items()}, self.pool)
+        return nest if len(nest.nodes()) <= MOST_NODES and self._is_less_work(nest, *before) else None
+
+    def _is_short(self, nest: Nest) -> bool:
+        """Whether the reduced elements of a nest fill less than a vector as they lie: written out, vectors hold results."""
+        return math.prod(nest.dims[d] for d in nest.rdims) < self.vector_bits // register_bits(nest)
+
+    def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
+        """Whether joining pays: at no distance, as soon as it is not more work; else on the way from memory to memory.
+
+        Stages that pass on what the caches hold gain nothing but longer code.
+        """
+        far = any(is_far(e.info[0]) for e in maker.loads()) and any(is_far(w.buf) for w in reader.writes)
+        distances = nest.moves()
+        if distances and nest.rdims:
+            return False
+        joined = collapse(nest, self.pool, self.aliases)
+        vector = choose(joined, self.vector_bits).vector
+        if vector is None or not _streams(joined, vector) or distances and not far:
+            return False
+        apart = self._cycles(maker, far) + self._cycles(reader, far)
+        return self._cycles(nest, far) < apart * (WORTH if distances else 1.0)
+
+    def _cycles(self, nest: Nest, far: bool) -> float:
+        nest = collapse(self._written_out(nest), self.pool, self.aliases)
+        sched = choose(nest, self.vector_bits)
+        if sched.vector is None:
+            return 0.0
+        buffers = {e.info[0].root for e in nest.loads() if sched.vector in e.symbols} | {w.buf.root for w in nest.writes}
+        memory = FAR * sum(map(is_far, buffers)) if far else 0.0
+        return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(nest.dims.values())
+
+
+def _has_windows(nest: Nest) -> bool:
+    """Whether reduced elements lie next to each other where results do, too."""
+    indices = [i for e in nest.loads() if e.kind == "load" for i in e.info[1]]
+    return any(i.symbols & set(nest.rdims) and i.symbols & (nest.dims.keys() - set(nest.rdims)) for i in indices)
+
+
+def _adds_all(nest: Nest) -> bool:
+    """Whether a nest makes single numbers of all points, other than by products."""
+    live = {d for d, n in nest.dims.items() if n > 1}
+    return live <= set(nest.rdims) and not any(w.inner for w in nest.writes) and all(r.op != "dot" for r in nest.reductions)
+
+
+class _Body:
+    """Statements of a list, None where one is gone, and the root buffers that each touches and writes."""
+
+    def __init__(self, stmts: list[Stmt], kept: set[Buf]):
+        self.stmts: list[Stmt | None] = list(stmts)
+        self.kept = kept
+        self.touched = [scratch.touched([s]) for s in stmts]
+        self.written = [scratch.written([s]) for s in stmts]
+        self.users = Counter(b for found in self.touched for b in found)
+
+    def replace(self, at: int, stmt: Stmt | None) -> None:
+        self.users.subtract(self.touched[at])
+        self.stmts[at] = stmt
+        self.touched[at], self.written[at] = (f([stmt] if stmt else []) for f in (scratch.touched, scratch.written))
+        self.users.update(self.touched[at])
+
+    def can_move(self, first: int, at: int) -> bool:
+        """Whether only the statement at `at` uses what the one at `first` stores, and reads the same there as here."""
+        made = self.written[first]
+        if any(not b.arena or b in self.kept or self.users[b] != 2 or b not in self.touched[at] for b in made):
+            return False
+        read = self.touched[first] - made
+        return not any(read & self.written[k] for k in range(first + 1, at + 1))
+
+
+def _stores_all(maker: Nest, w: Write) -> bool:
+    """Whether a write stores once at every point, and is the only access to its buffer."""
+    if not w.inner or w.guard or w.mask is not None or w.buf.storage is not None:
+        return False
+    live = {d for d, n in maker.dims.items() if n > 1}
+    others = [e.info[0].root for e in maker.loads()] + [o.buf.root for o in maker.writes if o is not w]
+    return live <= {d for i in w.index for d in i.symbols} and w.buf not in others
+
+
+def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, str] | None:
+    """The reader's dimension -> the maker's, if all loads of what is made walk it in step, at distances of 0 and more."""
+    dims: dict[str, str] = {}
+    for e in reader.loads():
+        w = made.get(e.info[0].root)
+        if w is None:
+            continue
+        if e.kind != "load" or e.info[0] is not w.buf or e.info[2]:
+            return None
+        for theirs, mine in zip(w.index, e.info[1]):
+            if theirs.is_const and mine == theirs:
+                continue
+            if theirs.const or len(theirs.terms) != 1 or len(mine.terms) != 1 or mine.const < 0:
+                return None
+            (d, c), (m, n) = mine.terms[0], theirs.terms[0]
+            if (c, n) != (1, 1) or d not in reader.dims or dims.setdefault(d, m) != m:
+                return None
+    live = {d for d, n in reader.dims.items() if n > 1}
+    theirs = {d for d, n in maker.dims.items() if n > 1}
+    return dims if dims.keys() >= live and theirs <= set(dims.values()) and len(set(dims.values())) == len(dims) else None
+
+
+def _unit(maker: Nest) -> dict[str, Affine]:
+    return {d: Affine() for d, n in maker.dims.items() if n == 1}
+
+
+def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
+    """The reader with loads replaced by values at a distance."""
+
+    def replaced(e: Expr) -> Expr | None:
+        if e.kind != "load" or e.info[0] not in values:
+            return None
+        value = values[e.info[0]]
+        moves = tuple((i.terms[0][0], i.const) for i in e.info[1] if i.terms and i.const and i.terms[0][0] in value.symbols)
+        return pool.make("moved", e.dtype, moves, (value,)) if moves else value
+
+    return reader.mapped(pool.rewriter(replaced))
+
+
+def _streams(nest: Nest, vector: str) -> bool:
+    """Whether vectors of what is taken at a distance are whole ones."""
+    for e in nodes(moved.args[0] for moved in nest.nodes() if moved.kind == "moved"):
+        if e.kind == "gather" or e.kind == "load" and flat_coefficient(e.info[0], e.info[1], vector) not in (0, 1):
+            return False
+    return True

@@ -1,0 +1,409 @@
+"""Runs of nests that walk one dimension in step -> loops over strips of it, inside of which the nests take turns.
+
+    for all k: s[k] = ...                      for each strip:  s = ..., m' = max(m', s)
+    m = max s[k]                               m = max m'
+    for all k: p[k] = f(s[k], m)       ->      for each strip:  p = f(s, m), l' += p
+    l = sum p[k]                               l = sum l'
+
+A reduction along the dimension keeps its state between strips in memory, one value per lane; what reads its result waits
+for another loop. Over many strips, sums keep what rounding loses as well. Scratch that one loop alone touches holds one
+strip. masked_strips.py and cache_blocking.py say when this pays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
+from pbkern.lower.rules.contractions import IDENTITY
+from pbkern.targets.cpu.schedule.register_tiles import choose, register_bits
+
+# reduction -> the operation that joins two states
+JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
+# Sums over more strips than this would round off visibly more than sums of sums do.
+MANY_STRIPS = 32
+# Nests of a run: finding out what they share takes time with the square of their number.
+LONGEST_RUN = 64
+
+
+def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
+    """Statements with `cut` applied to the lists inside them, which is told what others touch."""
+    out = []
+    touched = [scratch.touched([s]) for s in stmts]
+    times = Counter(b for found in touched for b in found)
+    for s, mine in zip(stmts, touched):
+        around = elsewhere.union(b for b, n in times.items() if n > (b in mine)) if bodies(s) else elsewhere
+
+        def change(body: list[Stmt]) -> list[Stmt]:
+            return cut(body, around.union(*(scratch.touched(b) for b in bodies(s) if b is not body)))  # noqa: B023
+
+        out.append(with_bodies(s, change))
+    return out
+
+
+def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
+    """[low, high) of neighbouring nests, from two to LONGEST_RUN, all of which read at the indices of their loads."""
+    low = 0
+    for at in range(len(stmts) + 1):
+        nest = stmts[at] if at < len(stmts) else None
+        ends = not isinstance(nest, Nest) or nest.moves()
+        if ends or at - low == LONGEST_RUN:
+            if at - low >= 2:
+                yield low, at
+            low = at + 1 if ends else at
+
+
+def even_part(length: int, size: int) -> int:
+    """A length that divides the size, if there is one nearby."""
+    return next((n for n in range(length, length // 2, -1) if size % n == 0), length)
+
+
+# ---------------------------------------------------------------- which nests take part
+
+
+Access = tuple[Buf, tuple, bool]  # buffer, index, whether it is a write
+
+class Run(list[Nest]):
+    """Neighbouring nests. accesses: those of each nest; touching: root buffer -> (position, access) of all."""
+
+    def __init__(self, nests: Iterable[Nest]):
+        super().__init__(nests)
+        self.accesses = [list(accesses(n)) for n in self]
+        self.touching: dict[Buf, list[tuple[int, Access]]] = {}
+        for at, found in enumerate(self.accesses):
+            for a in found:
+                self.touching.setdefault(a[0].root, []).append((at, a))
+        self._shared = {b for b, found in self.touching.items() if len({at for at, _ in found}) > 1
+                        and any(written for _, (_, _, written) in found)}
+
+    def shares(self, buf: Buf) -> bool:
+        """Whether several nests touch a buffer and some nest writes it."""
+        return buf.root in self._shared
+
+
+@dataclass
+class Chain:
+    """Nests of a run that walk one dimension in step.
+
+    dims: position in the run -> the nest's name of the dimension; size: its length; axes: where it is in what they write
+    for each other.
+    """
+
+    run: Run
+    dims: dict[int, str]
+    size: int
+    axes: dict[Buf, int] = field(default_factory=dict)
+
+    @staticmethod
+    def find(run: Run, seeds: dict[int, str]) -> Chain | None:
+        """Follows what nests write from the seeds.
+
+        None where some access is not at the very index of the dimension, or reductions of strips cannot be joined.
+        """
+        sizes = {run[at].dims[d] for at, d in seeds.items()}
+        if len(sizes) != 1 or any(run[at].ordered for at in seeds):
+            return None
+        chain, followed = Chain(run, dict(seeds), sizes.pop()), -1
+        while followed != len(chain.dims):
+            followed = len(chain.dims)
+            for at, d in list(chain.dims.items()):
+                if d in run[at].rdims and any(r.op not in JOINS for r in run[at].reductions):
+                    return None
+                for buf, index, written in run.accesses[at]:
+                    if not any(i is not None and d in i.symbols for i in index):
+                        if written and d not in run[at].rdims:
+                            return None  # every strip would write it
+                    elif buf not in chain.axes and run.shares(buf) and not chain._take(buf, index, d):
+                        return None
+        return chain
+
+    def _take(self, buf: Buf, index: tuple, d: str) -> bool:
+        """Takes in every nest that touches `buf`, if each walks it at its own name of the dimension and one writes it."""
+        axis = axis_of(index, d)
+        if axis is None:
+            return False
+        self.axes[buf], writers = axis, 0
+        for at, (other, i, written) in self.run.touching[buf.root]:
+            n = self.run[at]
+            d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
+            if d not in n.dims or n.dims[d] != self.size or n.ordered or axis_of(i, d) != axis:
+                return False
+            if self.dims.setdefault(at, d) != d:
+                return False
+            writers += written
+        return writers == 1
+
+    def groups(self) -> list[list[int] | Nest]:
+        """Runs of chain nests that can share a loop: none reads what another reduces."""
+        groups: list[list[int] | Nest] = []
+        for at, nest in enumerate(self.run):
+            if at not in self.dims:
+                groups.append(nest)
+            elif groups and isinstance(groups[-1], list) and not self._waits(at, groups[-1]):
+                groups[-1].append(at)
+            else:
+                groups.append([at])
+        return groups
+
+    def _waits(self, at: int, group: list[int]) -> bool:
+        """Whether the nest at a position reads, before all strips are done, what nests of a group reduce."""
+        nest = self.run[at]
+        results = {w.buf.root for k in group for w in self.run[k].writes if not w.inner and self._reduces(k)}
+        inner = Nest({}, reductions=nest.reductions, writes=[w for w in nest.writes if w.inner])
+        return any(buf.root in results for buf, _, _ in accesses(inner if self._reduces(at) else nest))
+
+    def _reduces(self, at: int) -> bool:
+        return self.dims[at] in self.run[at].rdims
+
+
+def accesses(n: Nest) -> Iterator[Access]:
+    """Every access."""
+    for e in n.loads():
+        yield e.info[0], e.info[1], False
+    for w in n.writes:
+        yield w.buf, w.index, True
+
+
+def axis_of(index: tuple, d: str) -> int | None:
+    """The one axis that is walked by `d` alone, step by step from 0."""
+    axes = [k for k, i in enumerate(index) if i is not None and d in i.symbols]
+    return axes[0] if len(axes) == 1 and index[axes[0]] == Affine.symbol(d) else None
+
+
+# ---------------------------------------------------------------- the loops
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Which strips a loop walks: the first, how many, and whether it takes the rest, if strips leave one.
+
+    Numbers or names of Lets. all_live: an expression that says whether nothing is left out; None: it is known.
+    """
+
+    first: Affine
+    count: str | int
+    rest: str | int
+    all_live: Expr | None = None
+
+
+class Strips:
+    """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too.
+
+    many: strips beyond which sums keep what rounding loses.
+    """
+
+    many = MANY_STRIPS
+
+    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], builder, vector_bits: int):
+        self.run, self.chain, self.length, self.elsewhere = chain.run, chain, length, elsewhere
+        self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
+        self.full, self.rest = divmod(chain.size, length)
+        self.out: list[Stmt] = []
+
+    def statements(self) -> list[Stmt]:
+        for group in self.chain.groups():
+            if isinstance(group, Nest):
+                self.out.append(group)
+            else:
+                self._emit(group)
+        return self.out
+
+    def trips(self, group: list[int]) -> Trips:
+        """All strips."""
+        return Trips(Affine(), self.full, 1)
+
+    def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:
+        """The nests of one loop as they are to be."""
+        return nests
+
+    def missed(self, at: int, k: int) -> Expr | None:
+        """What reduction k of nest `at` takes from strips that are left out; None: nothing that changes it."""
+        return None
+
+    def _emit(self, group: list[int]) -> None:
+        trips = self.trips(group)
+        small = self._strip_buffers(group)
+        nests = [_StripNest(self, at, small, trips) for at in group]
+        for n in nests:
+            self.out += n.before()
+        counter = self.builder.names("%i")
+        start = (Affine.symbol(counter) + trips.first) * self.length
+        self.out.append(For(counter, trips.count, self.bodies(group, [n.body(start, self.length) for n in nests])))
+        if self.rest:
+            start = Affine((), self.full * self.length)
+            rest = [n.body(start, self.rest) for n in nests]
+            self.out += rest if trips.rest == 1 else [For(self.builder.names("%i"), trips.rest, rest)]
+        for n in nests:
+            self.out += n.after()
+
+    def _strip_buffers(self, group: list[int]) -> dict[Buf, Buf]:
+        """Scratch that only this group touches, and fills before it reads, holds one strip."""
+        found = {}
+        inside = set(group)
+        for buf, axis in self.chain.axes.items():
+            if not buf.arena or buf.storage is not None or buf in self.elsewhere:
+                continue
+            users = [at for at, a in self.run.touching[buf.root] if a[0] is buf]
+            if inside.issuperset(users) and _fills(self.run[users[0]], buf):
+                shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
+                found[buf] = self.builder.new_buffer(shape, buf.dtype).buf
+        return found
+
+
+def _fills(nest: Nest, buf: Buf) -> bool:
+    """Whether all that a nest knows of `buf` is what it writes: nothing of an earlier round shows."""
+    return all(written for b, _, written in accesses(nest) if b is buf) and any(
+        w.buf is buf and not w.guard and w.mask is None for w in nest.writes)
+
+
+class _StripNest:
+    """One nest of a chain: its state between strips, its form on a strip, and its results."""
+
+    def __init__(self, strips: Strips, at: int, small: dict[Buf, Buf], trips: Trips):
+        self.nest, self.d, self.at = strips.run[at], strips.chain.dims[at], at
+        self.strips, self.builder, self.pool = strips, strips.builder, strips.pool
+        self.small, self.axes, self.trips = small, strips.chain.axes, trips
+        self.states: list[Buf] = []
+        self.lost: dict[int, Buf] = {}  # reduction -> what its state lacks, where that is kept
+        self.reduces = self.d in self.nest.rdims
+        self.outer = {d: n for d, n in self.nest.dims.items() if d not in self.nest.rdims}
+        self.lanes = self._lanes() if self.reduces else 0
+
+    def _lanes(self) -> int:
+        """Values per state: a vector where vectors run along the dimension, so that strips end without a horizontal step."""
+        if any(r.op == "dot" for r in self.nest.reductions):
+            return 0
+        if choose(self.nest, self.strips.vector_bits).vector != self.d:
+            return 0
+        return min(self.strips.vector_bits // register_bits(self.nest, self.d), self.strips.length)
+
+    def _state_index(self, lane: Affine) -> tuple[Affine, ...]:
+        return (*map(Affine.symbol, self.outer), *((lane,) if self.lanes else ()))
+
+    def before(self) -> list[Stmt]:
+        """The states' starting values: what a reduction has seen of the masked elements that are skipped."""
+        if not self.reduces:
+            return []
+        lane = self.builder.names("d")
+        dims = self.outer | ({lane: self.lanes} if self.lanes else {})
+        writes = []
+        for k, r in enumerate(self.nest.reductions):
+            buf, index = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf, self._state_index(Affine.symbol(lane))
+            self.states.append(buf)
+            start = self.builder.const(IDENTITY[r.op](r.dtype), r.dtype)
+            missed = self.strips.missed(self.at, k)
+            if missed is not None:
+                start = self.builder.select(self.trips.all_live, start, missed)
+            writes.append(Write(buf, index, start))
+            if self._keeps_lost(r):
+                self.lost[k] = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf
+                writes.append(Write(self.lost[k], index, self.builder.const(0, r.dtype)))
+        return [Nest(dims, writes=writes, at=self.nest.at)]
+
+    def _keeps_lost(self, r: Reduction) -> bool:
+        return self.strips.full > self.strips.many and JOINS[r.op] == "add" and r.dtype.name in ("float32", "float64")
+
+    def _load(self, buf: Buf, index: tuple[Affine, ...]) -> Expr:
+        return self.pool.make("load", buf.dtype, (buf, index, False))
+
+    def _joined(self, k: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
+        """What is kept of reduction k with that of one strip more. What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B."""
+        r, state = self.nest.reductions[k], self.states[k]
+
+        def op(name: str, x: Expr, y: Expr) -> Expr:
+            return self.builder.op(name, r.dtype, x, y)
+
+        before, strip = self._load(state, index), self.pool.make("acc", r.dtype, k)
+        joined = op(JOINS[r.op], before, strip)
+        if k in self.lost:
+            added = op("sub", joined, before)
+            lost = op("add", op("sub", before, op("sub", joined, added)), op("sub", strip, added))
+            yield self.lost[k], op("add", self._load(self.lost[k], index), lost)
+        yield state, joined
+
+    def _final(self, k: int, index: tuple[Affine, ...]) -> Expr:
+        """The state of reduction k, and what it lacks. Of infinite sums that is no number."""
+        state = self._load(self.states[k], index)
+        if k not in self.lost:
+            return state
+        lost, dtype = self._load(self.lost[k], index), state.dtype
+        finite = self.builder.op("eq", np.dtype(bool), lost, lost)
+        return self.builder.select(finite, self.builder.op("add", dtype, state, lost), state)
+
+    def body(self, start: Affine, size: int) -> Nest:
+        """The nest on elements start .. start + size - 1."""
+        lane, step = self.builder.names("d"), self.builder.names("d")
+        rdims = tuple(step if x == self.d else x for x in self.nest.rdims)
+        if not self.lanes or size % self.lanes:
+            return self._renamed(start, Affine.symbol(step), {step: size}, rdims, Affine())
+        within = Affine.symbol(step, self.lanes) + Affine.symbol(lane)
+        return self._renamed(start, within, {lane: self.lanes, step: size // self.lanes}, rdims, Affine.symbol(lane))
+
+    def _renamed(self, start: Affine, within: Affine, named: dict[str, int], rdims: tuple[str, ...], lane: Affine) -> Nest:
+        nest, whole = self.nest, {self.d: start + within}
+
+        def place(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
+            moved = tuple(i if i is None else i.substitute(whole.get) for i in index)
+            if buf not in self.small:
+                return buf, moved
+            return self.small[buf], tuple(within if k == self.axes[buf] else i for k, i in enumerate(moved))
+
+        def replace(x: Expr) -> Expr | None:
+            if x.kind in ("load", "gather") and x.info[0] in self.small:
+                return self.pool.make(x.kind, x.dtype, (*place(*x.info[:2]), *x.info[2:]), x.args)
+            return None
+
+        shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)
+
+        def expr(e: Expr) -> Expr:
+            return renamed(shrunk(e))
+
+        reductions = [r.mapped(expr) for r in nest.reductions]
+        kept = [w for w in nest.writes if w.inner or not self.reduces]
+        writes = [w.mapped(expr, **dict(zip(("buf", "index"), place(w.buf, w.index)))) for w in kept]
+        for k in range(len(self.states)):
+            index = self._state_index(lane)
+            writes += [Write(buf, index, value, inner=False) for buf, value in self._joined(k, index)]
+        dims: dict[str, int] = {}
+        for d, n in nest.dims.items():
+            dims |= named if d == self.d else {d: n}
+        whole = Nest(dims, rdims, reductions, writes, at=nest.at)
+        return self._of_one_element(whole) if reductions and all(dims[d] == 1 for d in rdims) else whole
+
+    def _of_one_element(self, nest: Nest) -> Nest:
+        """The same without accumulators, of reductions of a single element."""
+        def term(e: Expr) -> Expr | None:
+            if e.kind != "acc":
+                return None
+            r = nest.reductions[e.info]
+            if r.op in ("argmax", "argmin"):
+                return r.args[1]  # the place, not the element
+            return self.builder.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
+
+        rewrite = self.pool.rewriter(term)
+        writes = [w.mapped(rewrite, inner=True) for w in nest.writes]
+        return Nest(nest.dims, writes=writes, at=nest.at)
+
+    def after(self) -> list[Stmt]:
+        """The nest's results from the states."""
+        if not self.reduces:
+            return []
+        lane = self.builder.names("d")
+        index = self._state_index(Affine.symbol(lane))
+        states = [self._final(k, index) for k in range(len(self.states))]
+        finals = [w for w in self.nest.writes if not w.inner]
+        if self.lanes:
+            reductions = [Reduction(r.op, (e,), r.dtype) for r, e in zip(self.nest.reductions, states)]
+            return [Nest(self.outer | {lane: self.lanes}, (lane,), reductions, finals, at=self.nest.at)]
+
+        def result(e: Expr) -> Expr:
+            return self.pool.rewrite(e, lambda x: states[x.info] if x.kind == "acc" else None)
+
+        writes = [w.mapped(result, inner=True) for w in finals]
+        return [Nest(dict(self.outer), writes=writes, at=self.nest.at)]

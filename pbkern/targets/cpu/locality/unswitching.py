@@ -1,0 +1,81 @@
+"""Nests that select among arrays by a scalar -> one nest for each choice, of which a test takes one when the program runs.
+
+    %o[i] = select(%flag[], %a[i], %b[i])
+
+    let %s = %flag[]
+    case 0:  %o[i] = %a[i]
+    case 1:  %o[i] = %b[i]
+
+The nest reads every array, its copies those that they want: one of a stack that is indexed, or the old parameters where a
+step is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS
+from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Stmt, nodes, with_bodies
+from pbkern.targets.cpu.schedule import register_promotion
+
+# Operations of a nest that is worth further copies, and how many copies there are at most.
+MOST_NODES, MOST_COPIES = 120, 12
+
+
+def unswitch(stmts: list[Stmt], builder, options) -> list[Stmt]:
+    """Copies nests, inner ones too, for the sides of their selects by scalars."""
+    out: list[Stmt] = []
+    for s in stmts:
+        if isinstance(s, For) and register_promotion.plan(s, options.vector_bits, options.contract) is not None:
+            out.append(s)  # it keeps scratch in registers, which branches would end
+            continue
+        s = with_bodies(s, lambda body: unswitch(body, builder, options))
+        out += _copies(s, builder, MOST_COPIES)[0] if isinstance(s, Nest) else [s]
+    return out
+
+
+def _copies(nest: Nest, builder, most: int) -> tuple[list[Stmt], int]:
+    """(statements in the nest's place, how many copies of it they hold)."""
+    select = _choice(nest, builder.pool) if most > 1 else None
+    if select is None:
+        return [nest], 1
+    test, name = select.args[0], builder.names("%s")
+    bodies, room = [], most
+    for taken in range(2):
+        body, count = _copies(_settled(nest, test, taken, builder.pool), builder, room - (taken == 0))
+        bodies.append(body)
+        room -= count
+    return [Let(name, builder.clamped(test, None)), If(name, bodies)], most - room
+
+
+def _choice(nest: Nest, pool: Pool) -> Expr | None:
+    """A select by a scalar, each side of which reads an array that the nest does without on the other one."""
+    every = nest.nodes()
+    if nest.ordered or nest.over or len(every) > MOST_NODES or math.prod(nest.dims.values()) < MIN_POINTS:
+        return None
+    if any(r.op.startswith("dot") for r in nest.reductions):
+        return None
+    written = {w.buf.root for w in nest.writes}
+    for e in reversed(every):  # the outermost of a chain first: one side of it is settled
+        if e.kind != "op" or e.info.primitive != "select_n" or len(e.args) != 3 or e.args[0].dtype != BOOL:
+            continue
+        test = e.args[0]
+        scalar = not test.symbols & nest.dims.keys() and not any(x.kind == "acc" for x in nodes([test]))
+        if scalar and written.isdisjoint(x.info[0].root for x in nodes([test]) if x.kind in ("load", "gather")):
+            each = [_arrays(_settled(nest, test, taken, pool)) for taken in range(2)]
+            if each[0] - each[1] and each[1] - each[0]:
+                return e
+    return None
+
+
+def _arrays(nest: Nest) -> set[Buf]:
+    """What is read at more than one place."""
+    return {e.info[0].root for e in nest.loads() if e.symbols & nest.dims.keys()}
+
+
+def _settled(nest: Nest, test: Expr, taken: int, pool: Pool) -> Nest:
+    """The nest with every select by a test decided."""
+    def decided(e: Expr) -> Expr | None:
+        return e.args[1 + taken] if e.kind == "op" and e.info.primitive == "select_n" and e.args[0] is test else None
+
+    return nest.mapped(pool.rewriter(decided))

@@ -1,0 +1,124 @@
+"""Gathers of windows that start where outer dimensions say -> loads in a loop over these dimensions.
+
+    %o[n, i, j, c] = %x[gather (n), (i) + s[n], (j) + t[n], (c)]
+
+    for %n < N:
+      let %s = s[%n]
+      let %t = t[%n]
+      %o[%n, i, j, c] = %x[%n, i + %s, j + %t, c]
+
+A random crop of each image is such a nest. Once a window's start is a scalar, its places are affine: where a pixel's channels
+do not fill a vector, vectors cross pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.addresses import is_written
+from pbkern.lower.nest.index_tests import MIN_POINTS, Bounds, Folder
+from pbkern.lower.nest.ir import Expr, For, Let, Nest, Stmt, with_bodies
+
+
+@dataclass(frozen=True)
+class _Start:
+    """An index of a window: `within`, which is affine, plus `start`, the same throughout the window."""
+
+    within: Affine
+    start: Expr
+
+    def named(self, names: dict[Expr, str]) -> Affine:
+        return self.within + Affine.symbol(names[self.start])
+
+
+def loop_over_starts(stmts: list[Stmt], builder, vector_bits: int, bounds: Bounds) -> list[Stmt]:
+    """Makes the loops, in inner statements too. `bounds` of runtime symbols that are known."""
+    out: list[Stmt] = []
+    for s in stmts:
+        inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
+        s = with_bodies(s, lambda body, inner=inner: loop_over_starts(body, builder, vector_bits, inner))
+        out.append(_loop(s, builder, vector_bits, bounds) if isinstance(s, Nest) else s)
+    return out
+
+
+def _loop(nest: Nest, builder, vector_bits: int, bounds: Bounds) -> Stmt:
+    windows = _windows(nest, builder, vector_bits, bounds)
+    if not windows:
+        return nest
+    outer = _outer(nest, windows)
+    counters = {d: builder.names("%w") for d in outer}
+    places = {d: Affine.symbol(c) for d, c in counters.items()}
+    rename = builder.pool.renamer(places)
+    names: dict[Expr, str] = {}
+    for starts in windows.values():
+        for s in starts:
+            names.setdefault(s.start, builder.names("%s"))
+
+    def loaded(e: Expr) -> Expr | None:
+        if e not in windows:
+            return None
+        starts = iter(windows[e])
+        index = tuple(next(starts).named(names) if i is None else i for i in e.info[1])
+        return builder.pool.make("load", e.dtype, (e.info[0], index, False))
+
+    body = nest.mapped(builder.pool.rewriter(loaded)).mapped(rename)
+    writes = [replace(w, index=tuple(i.substitute(places.get) for i in w.index)) for w in body.writes]
+    body = replace(body, dims={d: n for d, n in nest.dims.items() if d not in counters}, writes=writes)
+    found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
+    for d in reversed(outer):
+        found = [For(counters[d], nest.dims[d], found)]
+    return found[0]
+
+
+def _windows(nest: Nest, builder, vector_bits: int, bounds: Bounds) -> dict[Expr, list[_Start]]:
+    """Gathers of windows -> the starts along their gathered axes. Empty where a loop would not pay."""
+    if nest.ordered or nest.moves() or any(is_written(e, nest) for e in nest.loads()):
+        return {}
+    fold = Folder(builder.pool, {**bounds, **{d: (0, max(n - 1, 0)) for d, n in nest.dims.items()}})
+    found = {e: _starts(e, fold, builder) for e in nest.nodes() if e.kind == "gather"}
+    windows = {e: starts for e, starts in found.items() if starts}
+    outer = _outer(nest, windows)
+    inner = [d for d in nest.dims if d not in outer]
+    within = {d for starts in windows.values() for s in starts for d in s.within.symbols}
+    if not outer or any(d in nest.rdims for d in outer) or math.prod(nest.dims[d] for d in inner) < MIN_POINTS:
+        return {}
+    widest = max(e.dtype.itemsize for e in windows)
+    short = nest.dims[inner[-1]] * widest * 8 < vector_bits  # rows of whole vectors are as fast where they are
+    return windows if short and within.intersection(inner[:-1]) else {}
+
+
+def _outer(nest: Nest, windows: dict[Expr, list[_Start]]) -> list[str]:
+    """Dimensions that starts depend on."""
+    symbols = {d for starts in windows.values() for s in starts for d in s.start.symbols}
+    return [d for d in nest.dims if d in symbols]
+
+
+def _starts(gather: Expr, fold: Folder, builder) -> list[_Start]:
+    """The starts of a gather that certainly stays inside of its array; empty for others."""
+    buf, index = gather.info
+    extents = [n for i, n in zip(index, buf.shape) if i is None]
+    starts = []
+    for arg, extent in zip(gather.args, extents):
+        found = fold.values_of(arg)
+        if found is None or found[0] < 0 or found[1] >= extent:
+            return []
+        terms = list(_terms(arg))
+        rest = [t for t in terms if t.kind != "index"]
+        if not rest:
+            return []
+        within = sum((t.info for t in terms if t.kind == "index"), Affine())
+        starts.append(_Start(within, functools.reduce(lambda a, b: builder.op("add", a.dtype, a, b), rest)))
+    return starts
+
+
+def _terms(e: Expr) -> Iterator[Expr]:
+    """What a sum that does not wrap consists of."""
+    if e.kind == "op" and e.info.primitive == "add":
+        for a in e.args:
+            yield from _terms(a)
+    else:
+        yield e

@@ -1,0 +1,1 @@
+"""Contractions -> operands copied into the order that the microkernel reads."""

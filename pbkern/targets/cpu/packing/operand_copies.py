@@ -1,0 +1,128 @@
+"""Load of a contraction -> the same from a copy whose rows have padded length, in the type that is multiplied.
+
+The copy holds what the load reads, in the order of the source: a dimension of its own for each that the load walks alone, one
+for all those that walk an axis together, as windows do (image[y + h] reads each row once for every h).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.machine import CONFLICT_BYTES, ROW_REUSE
+from pbkern.lower.mlir.element_types import compute_el
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, Write
+
+# ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few rows that would evict one
+# another, and read them from the second cache where they must. Of rows whose elements lie apart, lines are read more often.
+# Shorter rows take few lines of each set.
+SHORT_ROW_BYTES, SPREAD_ROW_REUSE = 256, 128
+# Rows that fall into one set, at least.
+FEWEST_ROWS = 4
+PADDING = 16
+
+
+@dataclass
+class Staged:
+    """Copies of operands that were made earlier in a list of statements; `written` buffers may have changed since."""
+
+    written: set[Buf]
+    copies: dict[tuple, Buf] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A dimension of a copy, whose places are `step` apart along an axis of the source, and where a point of the nest lies."""
+
+    axis: int
+    step: int
+    size: int
+    place: Affine
+
+
+def copied_as(dtype: np.dtype) -> np.dtype:
+    """Elements of a copy: small floats in the type that they are multiplied in."""
+    return np.dtype(np.float32) if compute_el(dtype) == "f32" else dtype
+
+
+def is_dear(e: Expr) -> bool:
+    """A load that converts its elements, or that may lie outside its array and is tested."""
+    return e.kind == "load" and (copied_as(e.info[0].dtype) != e.info[0].dtype or e.info[2])
+
+
+def stage(nest: Nest, load: Expr, dtype: np.dtype, builder, out: list[Stmt], staged: Staged) -> Expr | None:
+    """The load from a copy, made by a statement that is added to `out` if there is none yet. None where places are diagonal."""
+    spans = _spans(load, nest)
+    if not spans:
+        return None
+    source, index, guard = load.info
+    rows, row = _split(spans, nest)
+    sizes = [s.size for s in rows]
+    shape = (*sizes, math.prod(s.size for s in row) + (PADDING if rows else 0))
+    names = [builder.names("d") for _ in spans]
+
+    def within(places: list[Affine]) -> tuple[Affine, ...]:
+        flat = Affine()
+        for s, place in zip(row, places[len(rows) :]):
+            flat = flat * s.size + place
+        return *places[: len(rows)], flat
+
+    start = [i.substitute(dict.fromkeys(nest.dims, 0).get) for i in index]
+    key = (source, guard, dtype, tuple(start), tuple((s.axis, s.step, s.size) for s in spans), len(rows))
+    buf = staged.copies.get(key)
+    if buf is None:
+        buf = builder.new_buffer(shape, dtype).buf
+        for s, name in zip(spans, names):
+            start[s.axis] += Affine.symbol(name, s.step)
+        copied = builder.pool.make("load", load.dtype, (source, tuple(start), guard))
+        write = Write(buf, within([*map(Affine.symbol, names)]), copied)
+        out.append(Nest(dict(zip(names, (s.size for s in spans))), writes=[write], at=nest.at))
+        if source.root not in staged.written:
+            staged.copies[key] = buf
+    return builder.pool.make("load", load.dtype, (buf, within([s.place for s in spans]), False))
+
+
+def rows_collide(nest: Nest, load: Expr, reuse: int) -> bool:
+    """Whether the rows of a broadcast operand fall into few cache sets, and are read so often that a copy of them pays."""
+    spans = _spans(load, nest)
+    if not spans:
+        return False
+    rows, row = _split(spans, nest)
+    if len(rows) != 1 or rows[0].size < FEWEST_ROWS or rows[0].place.symbols & set(nest.rdims):
+        return False
+    buf = load.info[0]
+    apart = rows[0].step * buf.strides[rows[0].axis] * buf.dtype.itemsize
+    length = math.prod(s.size for s in row) * buf.dtype.itemsize
+    if apart % CONFLICT_BYTES or length < SHORT_ROW_BYTES:
+        return False
+    is_spread = row[-1].step * buf.strides[row[-1].axis] > 1
+    return reuse >= (SPREAD_ROW_REUSE if is_spread else ROW_REUSE)
+
+
+def _split(spans: list[_Span], nest: Nest) -> tuple[list[_Span], list[_Span]]:
+    """(those that count rows, those that a row holds): a row is what is reduced, or all but the first dimension."""
+    free = itertools.takewhile(lambda s: not s.place.symbols & set(nest.rdims), spans[:-1])
+    count = len([*free]) or min(len(spans) - 1, 1)
+    return spans[:count], spans[count:]
+
+
+def _spans(load: Expr, nest: Nest) -> list[_Span] | None:
+    """Dimensions of what a load reads, those whose steps in memory are longest first. None where one moves along two axes."""
+    buf, index, _ = load.info
+    spans, seen = list[_Span](), set[str]()
+    for axis, i in enumerate(index):
+        mine = sorted(((i.coefficient(d), d) for d in i.symbols & nest.dims.keys() if nest.dims[d] > 1), reverse=True)
+        if seen & {d for _, d in mine} or any(c < 0 for c, _ in mine):
+            return None
+        seen |= {d for _, d in mine}
+        lengths = [sum(c * (nest.dims[d] - 1) for c, d in mine[n:]) + 1 for n in range(len(mine) + 1)]
+        if all(c >= length for (c, _), length in zip(mine, lengths[1:])):
+            spans += [_Span(axis, c, nest.dims[d], Affine.symbol(d)) for c, d in mine]
+        else:
+            step = math.gcd(*(c for c, _ in mine))
+            spans.append(_Span(axis, step, (lengths[0] - 1) // step + 1, Affine.make({d: c // step for c, d in mine}, 0)))
+    return sorted(spans, key=lambda s: -s.step * buf.strides[s.axis])

@@ -1,0 +1,129 @@
+"""Contraction of 8-bit integers -> products of quads, one instruction for four multiply-adds (AVX512-VNNI vpdpbusd).
+
+Before -> after:  acc += a[m, k] * b[k, n]   ->   acc += quad(a[m, 4k:4k+4]) . quad(b[4k:4k+4, n])
+A quad is a 32-bit word, the first byte lowest. The operand that is packed is interleaved from four rows; words of the other one
+are read where it lies, or in a copy.
+
+The instruction multiplies unsigned by signed bytes. Of two operands of one type, the copy of the one that is not packed has its
+sign bits flipped, which adds or subtracts 128: a' = a + 128 if they are signed. Then sum a b = sum a' b - sum 128 b, and the
+last sum, one number per column, is taken from the panel. Sums wrap as those of single products do, so all of this is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
+
+from .pair_products import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
+
+QUAD = 4
+DOT = "dot_i8"
+# Four bytes of 128 or, signed, of -128.
+SIGN_BITS = 0x80808080 - (1 << 32)
+# Bytes behind a row that keep rows from falling into one cache set.
+PADDING = 64
+
+
+def quad_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Words | None:
+    """None if the operands are not of 8 bits each, or not a multiple of four deep."""
+    k = depth_dim(nest, still, QUAD)
+    if not options.vnni or k is None or nest.reductions[0].dtype != INT32:
+        return None
+    if not all(is_narrow_integer(e) and e.args[0].dtype.itemsize == 1 for e in (moving, still)):
+        return None
+    flipped = moving.args[0].dtype == still.args[0].dtype
+    load, before = still.args[0], []
+    words = None if flipped or load.info[2] else _words(load, k, builder)
+    if words is None:
+        copy, load = _copy(nest, load, k, flipped, builder)
+        before, words = [copy], _words(load, k, builder)
+    packed = _interleaved(moving.args[0], k, builder)
+
+    def product(first: Expr) -> Reduction:
+        """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
+        return Reduction(DOT, (packed, first) if moving.args[0].dtype == UINT8 else (first, packed), INT32)
+
+    shift = product(builder.const(SIGN_BITS, INT32)) if flipped else None
+    quads = Nest(*over_words(nest, k, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at)
+    return Words(before, quads, packed, words, shift)
+
+
+def _words(load: Expr, k: str, builder) -> Expr | None:
+    """The word of bytes 4k to 4k + 3, if words start at every fourth byte."""
+    buf, index = load.info[:2]
+    flat = flat_index(buf, index)
+    rest = flat - Affine.symbol(k, flat.coefficient(k))
+    if flat.coefficient(k) != 1 or rest.const % QUAD or any(c % QUAD for _, c in rest.terms) or buf.root.dtype.itemsize != 1:
+        return None
+    words = Buf(f"{buf.name}.words", (max(buf.root.size // QUAD, 1),), INT32, buf.arena, storage=buf.root)
+    place = Affine.make({s: c // QUAD for s, c in rest.terms}, rest.const // QUAD) + Affine.symbol(k)
+    return builder.pool.make("load", INT32, (words, (place,), False))
+
+
+def _interleaved(load: Expr, k: str, builder) -> Expr:
+    """Bytes 4k to 4k + 3 along the depth as one word, the first lowest."""
+    buf, pool = load.info[0], builder.pool
+    bits = buf if buf.dtype == UINT8 else Buf(f"{buf.name}.bits", buf.shape, UINT8, buf.arena, storage=buf)
+    word = None
+    for byte in range(QUAD):
+        index = tuple(i.substitute({k: Affine.symbol(k, QUAD) + byte}.get) for i in load.info[1])
+        e = pool.make("load", UINT8, (bits, index, load.info[2]))
+        e = builder.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
+        e = builder.op("shift_left", INT32, e, builder.const(8 * byte, INT32)) if byte else e
+        word = e if word is None else builder.op("or", INT32, word, e)
+    return word
+
+
+# ---------------------------------------------------------------- copies
+
+
+@dataclass
+class _Box:
+    """Part of a buffer: places from `start` on, `shape` of them, and where in it an index lies."""
+
+    start: tuple[Affine, ...]
+    shape: tuple[int, ...]
+    index: tuple[Affine, ...]
+
+
+def _copy(nest: Nest, load: Expr, k: str, flipped: bool, builder) -> tuple[Stmt, Expr]:
+    """A copy of what a nest loads whose words start at every fourth byte, and the load from it."""
+    dims = {d: nest.dims[d] for d in nest.dims if d in load.symbols and d != k} | {k: nest.dims[k]}
+    box = _touched(load, nest)
+    if math.prod(box.shape) <= 2 * math.prod(dims.values()):
+        symbols = [builder.names("d") for _ in box.shape]
+        source = tuple(s + Affine.symbol(d) for s, d in zip(box.start, symbols))
+        copy, copied = _bytes(load, dict(zip(symbols, box.shape)), source, box.index, flipped, nest, builder)
+        if _words(copied, k, builder) is not None:
+            return copy, copied
+    return _bytes(load, dims, load.info[1], tuple(map(Affine.symbol, dims)), flipped, nest, builder)
+
+
+def _touched(load: Expr, nest: Nest) -> _Box:
+    """The smallest box of the buffer around all that a nest loads: windows overlap in it."""
+    start, shape, index = [], [], []
+    for i in load.info[1]:
+        inner = Affine.make({s: c for s, c in i.terms if s in nest.dims}, 0)
+        low, high = inner.bounds(nest.dims.__getitem__)
+        start.append(i - inner + low)
+        shape.append(high - low + 1)
+        index.append(inner - low)
+    return _Box(tuple(start), tuple(shape), tuple(index))
+
+
+def _bytes(load: Expr, dims: dict[str, int], source, place, flipped: bool, nest: Nest, builder) -> tuple[Nest, Expr]:
+    """(nest over `dims` that copies the buffer at `source`, load of the copy at `place`)."""
+    buf, _, guard = load.info
+    *outer, length = dims.values()
+    copied = builder.new_buffer((*outer, -(-length // QUAD) * QUAD + PADDING), buf.dtype).buf
+    value = builder.pool.make("load", buf.dtype, (buf, source, guard))
+    if flipped:
+        value = builder.op("xor", buf.dtype, value, builder.const(np.uint8(128).view(buf.dtype), buf.dtype))
+    copy = Nest(dict(dims), writes=[Write(copied, tuple(map(Affine.symbol, dims)), value)], at=nest.at)
+    return copy, builder.pool.make("load", buf.dtype, (copied, place, False))

@@ -1,0 +1,108 @@
+"""Elementwise nest over short rows -> the same over many rows at once, beside copies of what all rows share.
+
+out[i, c] = in[i, c] * scale[c] for pixels of three channels does not fill vectors row by row, and cannot be walked as one
+line because of `scale`. Of as many rows as a vector has lanes, whole vectors see the same parts of `scale`:
+
+    scales[l, c] = scale[c]                                  for l < 16: three vectors
+    out[16 i + l, c] = in[16 i + l, c] * scales[l, c]        (l, c) walked as one (lower/nest/collapse_dims.py)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.targets.cpu.schedule.register_tiles import register_bits
+
+# Rows longer than this many vectors lose little in their last one.
+MAX_VECTORS = 4
+# Times that the copies are read, at least.
+FEWEST_READS = 8
+
+
+def tile_rows(nest: Nest, builder, vector_bits: int) -> list[Nest]:
+    """[copies, whole groups of rows, rows that are left] in place of a nest, or the nest itself."""
+    dims = list(nest.dims)
+    if nest.rdims or nest.ordered or nest.schedule is not None or len(dims) < 2 or 0 in nest.dims.values():
+        return [nest]
+    row, column = dims[-2:]
+    lanes = max(vector_bits // register_bits(nest), 2)
+    size, rows = nest.dims[column], nest.dims[row]
+    if size < 2 or size % lanes == 0 or size > MAX_VECTORS * lanes or rows < FEWEST_READS * lanes:
+        return [nest]
+    shared = _Shared(nest, row, column, lanes, builder)
+    if not shared.values or not shared.rest_is_contiguous():
+        return [nest]
+    return [*shared.copies(), *shared.nests()]
+
+
+class _Shared:
+    """`values`: the largest expressions that are the same in all rows, and the buffer of the copies of each."""
+
+    def __init__(self, nest: Nest, row: str, column: str, lanes: int, builder):
+        self.nest, self.row, self.column, self.lanes, self.builder = nest, row, column, lanes, builder
+        self.values: dict[Expr, Buf] = {}
+        self._memo: dict[Expr, Expr] = {}
+        self.writes = [replace(w, value=self._without(w.value), mask=w.mask and self._without(w.mask)) for w in nest.writes]
+        self.step = builder.names("d")
+
+    def _without(self, e: Expr) -> Expr:
+        """The expression with loads from the copies."""
+        if e not in self._memo:
+            moving = e.symbols & self.nest.dims.keys()
+            if moving == {self.column} and e.kind in ("load", "gather", "op", "index", "range"):
+                buf = self.values[e] = self.builder.new_buffer((self.lanes, self.nest.dims[self.column]), e.dtype).buf
+                index = (Affine.symbol(self.row), Affine.symbol(self.column))  # of a row: its place in the group
+                self._memo[e] = self.builder.pool.make("load", e.dtype, (buf, index, False))
+            else:
+                args = tuple(map(self._without, e.args))
+                same = all(a is b for a, b in zip(args, e.args))
+                self._memo[e] = e if same else self.builder.pool.make(e.kind, e.dtype, e.info, args)
+        return self._memo[e]
+
+    def rest_is_contiguous(self) -> bool:
+        """Whether all else walks memory from row to row, or stays where it is."""
+        size, moving = self.nest.dims[self.column], {self.row, self.column}
+
+        def walks(buf: Buf, index) -> bool:
+            steps = flat_coefficient(buf, index, self.row), flat_coefficient(buf, index, self.column)
+            return steps == (size, 1) or not any(i.symbols & moving for i in index)
+
+        for e in Nest({}, writes=self.writes).nodes():
+            if e.kind in ("index", "range", "moved", "gather") and e.symbols & moving:
+                return False
+            if e.kind == "load" and e.info[0] not in self.values.values() and (e.info[2] or not walks(*e.info[:2])):
+                return False
+        return all(not w.guard and walks(w.buf, w.index) for w in self.writes)
+
+    def copies(self) -> list[Nest]:
+        index = (Affine.symbol(self.step), Affine.symbol(self.column))
+        dims = {self.step: self.lanes, self.column: self.nest.dims[self.column]}
+        return [Nest(dims, writes=[Write(buf, index, e)], at=self.nest.at) for e, buf in self.values.items()]
+
+    def nests(self) -> list[Nest]:
+        groups, left = divmod(self.nest.dims[self.row], self.lanes)
+        group = self.builder.names("d")
+        outer = {d: n for d, n in self.nest.dims.items() if d not in (self.row, self.column)}
+        inner = {self.row: self.lanes, self.column: self.nest.dims[self.column]}
+        whole = self._moved(outer | {group: groups} | inner, Affine.symbol(group, self.lanes))
+        return [whole, self._moved(outer | inner | {self.row: left}, Affine((), groups * self.lanes))] if left else [whole]
+
+    def _moved(self, dims: dict[str, int], start: Affine) -> Nest:
+        """The nest over other rows, from `start` on. Copies are read where they are."""
+        copies, pool = set(self.values.values()), self.builder.pool
+        place = {self.row: start + Affine.symbol(self.row)}
+
+        def move(index):
+            return tuple(i.substitute(place.get) for i in index)
+
+        def moved(e: Expr) -> Expr | None:
+            if e.kind != "load" or e.info[0] in copies:
+                return None
+            return pool.make("load", e.dtype, (e.info[0], move(e.info[1]), *e.info[2:]))
+
+        change = pool.rewriter(moved)
+        writes = [replace(w, index=move(w.index), value=change(w.value), mask=w.mask and change(w.mask)) for w in self.writes]
+        return replace(self.nest, dims=dims, writes=writes)

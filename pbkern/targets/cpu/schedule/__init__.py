@@ -1,0 +1,1 @@
+"""Nest -> NestSchedule: vector dimension, register tile, what stays in registers."""

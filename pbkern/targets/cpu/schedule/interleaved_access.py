@@ -1,0 +1,128 @@
+"""Accesses of every c-th element that together are whole vectors.
+
+    a[3 i], a[3 i + 1], a[3 i + 2] for lanes 0..15     <->     a[0..15], a[16..31], a[32..47]
+
+Loads of neighbouring places share the whole vectors. Stores need all of the c places, from several writes or several points
+of one. targets/cpu/emit/interleaved_loads.py emits both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from pbkern.core.affine import Affine
+from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.nest.addresses import flat_coefficient, flat_index
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Write, nodes
+
+# Up to this step, shuffles are cheaper than addresses of single elements.
+MAX_STEP = 16
+# Nodes of straight-line code that points of one joint store may have.
+MAX_JOINT_NODES = 420
+
+Point = dict[str, int]
+Run = tuple[int, int]  # the constant parts of the first and the last place that share vectors
+
+
+def is_strided(buf: Buf, index, vector: str | None) -> bool:
+    """Whether neighbours along the vector dimension lie a few elements apart, in either direction."""
+    same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
+    return vector is not None and same_size and 2 <= abs(flat_coefficient(buf, index, vector)) <= MAX_STEP
+
+
+def runs_of_loads(nest: Nest, vector: str | None, points: list[Point]) -> dict[tuple[Buf, Affine], dict[int, Run]]:
+    """(buffer, moving part of the place) -> constant part -> those that it shares vectors with."""
+    found: dict[tuple[Buf, Affine], dict[int, Run]] = {}
+    for e in nest.loads():
+        if e.kind == "load" and not e.info[2] and is_strided(e.info[0], e.info[1], vector):
+            flat = flat_index(e.info[0], e.info[1])
+            known = found.setdefault((e.info[0].root, flat.linear()), {})
+            known |= {p: (p, p) for p in places(flat, points)}
+    for (_, flat), known in found.items():
+        for run in _grouped(sorted(known), abs(flat.coefficient(vector))):
+            known |= dict.fromkeys(run, (run[0], run[-1]))
+    return found
+
+
+def places(flat: Affine, points: Iterable[Point]) -> set[int]:
+    return {flat.const + sum(flat.coefficient(d) * o for d, o in p.items()) for p in points}
+
+
+def _grouped(places: list[int], step: int) -> list[list[int]]:
+    """Sorted places in runs that are shorter than the step."""
+    runs: list[list[int]] = []
+    for p in places:
+        if runs and p - runs[-1][0] < step:
+            runs[-1].append(p)
+        else:
+            runs.append([p])
+    return runs
+
+
+def runs_of_stores(
+    nest: Nest, vector: str | None, points: list[Point], inner: bool
+) -> dict[tuple[int, int], tuple[Buf, Affine, int]]:
+    """(number of a write, number of a point) -> (buffer, moving part, first constant part) of its joint store."""
+    found: dict[tuple[Buf, Affine], dict[int, tuple[int, int]]] = {}
+    for n, write in enumerate(nest.writes):
+        if write.inner == inner and _can_be_joint(nest, write, vector):
+            flat = flat_index(write.buf, write.index)
+            for k, point in enumerate(points):
+                (place,) = places(flat, [point])
+                found.setdefault((write.buf.root, flat.linear()), {})[place] = n, k
+    joint = {}
+    for (buf, flat), writes in found.items():
+        step = flat.coefficient(vector)
+        joint |= {writes[p]: (buf, flat, run[0]) for run in _grouped(sorted(writes), step) if len(run) == step for p in run}
+    return joint
+
+
+def _can_be_joint(nest: Nest, write: Write, vector: str | None) -> bool:
+    """Whether the store may wait for others: nothing else touches the buffer."""
+    alone = all(e.info[0].root is not write.buf.root for e in nest.loads())
+    alone = alone and vector is not None and flat_coefficient(write.buf, write.index, vector) > 0
+    return alone and not write.guard and write.mask is None and is_strided(write.buf, write.index, vector)
+
+
+def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
+    """(writes that jointly store whole vectors, dimensions that take all their points in one step for that)."""
+    strided = [w for w in nest.writes if w.inner and _can_be_joint(nest, w, vector)]
+    steps = {d: n for w in strided for d, n in nest.dims.items()
+             if d != vector and d not in nest.rdims and n > 1
+             and 0 < flat_coefficient(w.buf, w.index, d) < flat_coefficient(w.buf, w.index, vector)}
+    if not strided or math.prod(steps.values()) * len(nest.nodes()) > MAX_JOINT_NODES:
+        return [], {}
+    points = [dict(zip(steps, p)) for p in itertools.product(*map(range, steps.values()))]
+    joint = {n for n, _ in runs_of_stores(nest, vector, points, inner=True)}
+    if len(joint) < len(strided):
+        return [], {}
+    return strided, steps
+
+
+def is_woven(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
+    """Whether vectors of a joint store can be computed as they are stored, each with elements of several points
+    (targets/cpu/emit/interleaved_rows.py).
+
+    The write alone fills the rows, its operations belong to single elements of them, and what it loads lies close together.
+    """
+    step, moving = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
+    if math.prod(steps.values()) != step:
+        return False
+    written = {w.buf.root for w in nest.writes}
+
+    def suits(e: Expr) -> bool:
+        if e.kind == "load":
+            buf, index, guard = e.info
+            return not guard and buf.root not in written and _is_compact(buf, index, vector, steps, step)
+        return e.kind == "const" or e.kind == "op" and (vector not in e.symbols or moving <= e.symbols)
+
+    return all(map(suits, nodes([write.value])))
+
+
+def _is_compact(buf: Buf, index, vector: str, steps: dict[str, int], step: int) -> bool:
+    """Whether rows of `step` points each lie within a few vectors, as many rows as fill one."""
+    spread = sum(abs(flat_coefficient(buf, index, d)) * (n - 1) for d, n in steps.items())
+    same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
+    return same_size and spread < 2 * MAX_STEP and abs(flat_coefficient(buf, index, vector)) <= 2 * step

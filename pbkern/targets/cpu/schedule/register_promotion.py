@@ -1,0 +1,123 @@
+"""Loop -> the scratch that it keeps in registers: what its nests read and write at the same few vectors in every round.
+
+    for each row:  t = x[row, :] . w;  s[0:200] = s[0:200] + t * x[row, 0:200]
+
+Here s are 13 vectors, loaded before the loop, carried through it and stored behind it. Operands that every round reads at one
+place, such as w, are loaded before the loop as well while registers last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.ir import Buf, For, Nest, Write
+
+from .register_tiles import MAX_COLUMN_VECTORS, MAX_TILE_NODES, NestSchedule, choose
+
+# Registers that the arithmetic of a round needs beside what is kept; accumulators of one sum, whose rounds overlap.
+WORKING, SUM_ACCUMULATORS = 6, 4
+
+
+class Place(NamedTuple):
+    """`size` elements from `start` on, in vectors of `lanes`; one element has 0 lanes."""
+
+    start: int
+    size: int
+    lanes: int
+
+    @property
+    def vectors(self) -> int:
+        return -(-self.size // max(self.lanes, 1))
+
+    def live(self, at: int) -> int:
+        """Elements of the vector that starts at `at`."""
+        return min(self.start + self.size - at, self.lanes)
+
+
+@dataclass
+class Plan:
+    """carried: what is kept, by root buffer; schedules: of each nest of the body, whose vectors of it are in one tile."""
+
+    carried: dict[Buf, Place]
+    schedules: list[NestSchedule]
+
+
+def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
+    """What a loop keeps; None if there is nothing."""
+    if not all(isinstance(s, Nest) and all(s.dims.values()) and not s.moves() for s in loop.body):
+        return None
+    nests: list[Nest] = [s for s in loop.body if isinstance(s, Nest)]
+    schedules = [choose(n, vector_bits, reassociate) if n.schedule is None else n.schedule for n in nests]
+    carried: dict[Buf, Place] = {}
+    for buf in _changed(nests):
+        places = {p for n, s in zip(nests, schedules) for p in _places(n, s, buf)}
+        place = places.pop() if len(places) == 1 else None
+        if place is not None and place.vectors + sum(p.vectors for p in carried.values()) <= MAX_COLUMN_VECTORS:
+            carried[buf] = place
+    if not any(p.lanes for p in carried.values()):
+        return None
+    return Plan(carried, [_in_one_tile(n, s, carried) for n, s in zip(nests, schedules)])
+
+
+def _changed(nests: list[Nest]) -> list[Buf]:
+    """Scratch that is read before it is written, and written."""
+    read: dict[Buf, None] = {}
+    changed: dict[Buf, None] = {}
+    written: set[Buf] = set()
+    for n in nests:
+        read |= {e.info[0].root: None for e in n.loads() if e.info[0].root not in written}
+        written |= {w.buf.root for w in n.writes}
+        changed |= {w.buf.root: None for w in n.writes if w.buf.root in read}
+    return [b for b in changed if b.arena]
+
+
+def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[Place | None]:
+    """Where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
+    found = [_place(nest, schedule, e.info[0], e.info[1]) if e.kind == "load" and not e.info[2] else None
+             for e in nest.loads() if e.info[0].root is buf]
+    return found + [_place(nest, schedule, w.buf, w.index) if _is_plain(nest, schedule, w) else None
+                    for w in nest.writes if w.buf.root is buf]
+
+
+def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place | None:
+    flat = flat_index(buf, index)
+    moving = [s for s in flat.symbols if nest.dims.get(s) != 1]
+    if buf.dtype != buf.root.dtype or not flat.symbols <= nest.dims.keys():
+        return None
+    if not moving:
+        return Place(flat.const, 1, 0)
+    vector = schedule.vector
+    if moving != [vector] or vector in nest.rdims or flat.coefficient(vector) != 1 or not _is_straight(nest, schedule):
+        return None
+    place = Place(flat.const, nest.dims[vector], schedule.lanes)
+    return place if place.vectors * len(nest.nodes()) <= MAX_TILE_NODES else None
+
+
+def _is_plain(nest: Nest, schedule: NestSchedule, w: Write) -> bool:
+    """Whether a write takes place once at each of its elements."""
+    after_sums = not w.inner or all(nest.dims[d] == 1 for d in nest.rdims)
+    return after_sums and w.mask is None and not w.guard and _is_straight(nest, schedule)
+
+
+def _is_straight(nest: Nest, schedule: NestSchedule) -> bool:
+    """Whether nothing but reduced dimensions and the one of vectors has a loop."""
+    loops = {d for d, n in nest.dims.items() if n > 1} - {schedule.vector, *nest.rdims}
+    return not loops and schedule.transpose is None
+
+
+def _in_one_tile(nest: Nest, s: NestSchedule, carried: dict[Buf, Place]) -> NestSchedule:
+    if s.vector is None:
+        return s
+    if s.vector in nest.rdims:
+        if not _is_straight(nest, s) or nest.rdims != (s.vector,):
+            return s
+        short = -(-nest.dims[s.vector] // s.lanes) <= MAX_COLUMN_VECTORS
+        return replace(s, unroll=min(s.unroll, SUM_ACCUMULATORS), straight=short)
+    roots = {e.info[0].root for e in nest.loads()} | {w.buf.root for w in nest.writes}
+    if any(b in roots and p.lanes for b, p in carried.items()):
+        return replace(s, unroll=-(-nest.dims[s.vector] // s.lanes))
+    return s
+
+

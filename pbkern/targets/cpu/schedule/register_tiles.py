@@ -1,0 +1,507 @@
+"""Nest -> how to walk it: vector dimension, lanes, unrolling and the register tile. Choices only; targets/cpu/emit/nests.py
+writes code.
+
+The register tile of a contraction is found by a small search over (rows jammed, vectors unrolled) with the cost of one
+reduction step: FMA throughput, load throughput, and what tails waste.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from pbkern.lower.math.op_cycles import COST
+from pbkern.lower.mlir.element_types import BITS, compute_el
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Expr, Nest, nodes
+
+from .cache_conflicts import fit, rows_apart
+from .interleaved_access import MAX_STEP, is_strided, is_woven, joint_stores
+from .register_transpose import is_turned, turned_dim, turning_dims
+from .short_rows import SHORTEST_ROW, rows_beside
+
+# Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
+REGISTERS, ACCUMULATOR_REGISTERS = 32, 28
+# Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
+MAX_POINT_NODES = 420
+# An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
+MAX_TILE_NODES = 1200
+# Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each were read 2.5 times as
+# slowly from memory as whole ones.
+MAX_COLUMN_VECTORS = 16
+# Of so few rows it keeps fewer vectors: what else lies in memory needs registers as well, and rows are read side by side.
+FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
+# Vector operations of a point beyond which two points, and beyond twice as many one, are enough in a step.
+LONG_CHAIN = 150.0
+# The same of points with functions that branch where an element is rare, by the number of functions.
+FEW_OPS, MANY_OPS = 12, 40
+BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
+# Vector operations of a point beyond which a few points fill the processor's window.
+LONG_POINT = 8.0
+# What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
+STRIDED = 0.2
+# What is gained if vectors hold several short rows (targets/cpu/emit/interleaved_rows.py), which one by one would not fill the
+# widest vectors.
+PARTLY_FILLED, WIDEST = 0.5, 512
+# What is left of the gain of vectors along short rows after the step across their lanes, one row at a time. Measured with 4 to
+# 16 elements: vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
+SUMS_LEFT = 0.75
+LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), SUMS_LEFT), **dict.fromkeys(("argmax", "argmin"), 0.5)}
+# What a square of rows that is turned in registers costs.
+TURNED = -0.5
+# What is gained for elements at computed places: the places are computed in vectors.
+GATHERED = 0.05
+# Terms of a reduction beside which its store counts less and less.
+DEEP = 32
+# Lanes of the shortest vectors that instructions for products of words take.
+FEWEST_WORDS = 4
+# Points along one side of a tile whose vectors run along the reduction, at most.
+SIDE = 6
+# Steps of a reduction whose wait for one another shows: of fewer, the processor's window holds those of several results.
+LONG_WAIT = 64
+# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of a vector's lanes, by itself
+# and with those of other rows: cycles.
+LATENCY, STEP, ACROSS, TURNED_ACROSS = 8, 0.35, 10, 3
+# Vectors of a row that several rows at a time are added up of, at most.
+FEW_VECTORS = 8
+# Additions of products to one accumulator in a row, where accumulators are few (targets/cpu/emit/accumulators.py).
+LONGEST_CHAIN_OF_FEW_PRODUCTS = 256
+# The part of the time of a tile of one dimension's points at which another dimension's join it.
+CLEARLY_LESS = 0.9
+
+
+# Rows of a stencil that a step takes; twice as many where it computes many more than it keeps.
+STENCIL_ROWS = 4
+
+
+@dataclass
+class NestSchedule:
+    """lanes 0: scalar code. `vector`: vectorised dim, `unroll` vectors per step; `jam`: points per step of other dims."""
+
+    lanes: int = 0
+    vector: str | None = None
+    unroll: int = 1
+    jam: dict[str, int] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
+    straight: bool = False  # reductions have no loops: each step stands by itself
+    # sums of `lanes` points along this dim become one vector (targets/cpu/emit/horizontal_reductions.py)
+    side_by_side: str | None = None
+    cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
+
+    @property
+    def tile(self) -> int:
+        """Vectors of a full tile. What lies in the rest behind the last one is added up like the others."""
+        return self.cut_as or math.prod(self.jam.values()) * self.unroll
+
+    def __str__(self) -> str:
+        jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
+        return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
+
+
+def register_bits(nest: Nest, along: str | None = None) -> int:
+    """Width of the widest element that vectors of this nest hold, if they run along `along`: an epilogue behind a reduced
+    dimension is scalar."""
+    if along in nest.rdims:
+        nest = Nest(nest.dims, nest.rdims, nest.reductions, [w for w in nest.writes if w.inner])
+    widths = [BITS[compute_el(e.dtype)] for e in nest.nodes() if e.kind not in ("index", "range", "acc")]
+    widths += [BITS[compute_el(r.dtype)] for r in nest.reductions]
+    widths += [BITS[compute_el(w.buf.dtype)] for w in nest.writes]
+    return max([w for w in widths if w > 1], default=8)
+
+
+# Reductions of floats whose results depend on the order of the elements.
+ROUNDED = ("sum", "dot", "prod")
+
+
+def _score(nest: Nest, dim: str, reassociate: bool) -> float:
+    """How well vectors along `dim` suit the nest: contiguous accesses gain, strided ones lose."""
+    size = nest.dims[dim]
+    reduced = dim in nest.rdims
+    if reduced and not reassociate and any(r.op in ROUNDED and r.dtype.kind not in "iub" for r in nest.reductions):
+        return -1.0  # lanes would be partial sums
+    if nest.ordered and reduced:
+        return -1.0
+    if reduced and any(r.op == "logaddexp" for r in nest.reductions):
+        return -1.0
+    score = 0.0
+    inner = nest_frequency(nest)
+    joint_writes, steps = joint_stores(nest, dim)
+    joint = {id(w) for w in joint_writes}
+    woven = bool(joint) and all(is_woven(nest, w, dim, steps) for w in nest.writes)
+    if woven and math.prod(steps.values()) * register_bits(nest) % WIDEST:
+        score += PARTLY_FILLED
+    for e in nest.loads():
+        score += inner(e) * (1.0 if woven and not e.symbols.isdisjoint((dim, *steps)) else _load_score(nest, e, dim))
+    depth = math.prod(nest.dims[d] for d in nest.rdims)
+    for w in nest.writes:
+        c = flat_coefficient(w.buf, w.index, dim)
+        weight = 4.0 if w.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
+        if reduced and not w.inner:
+            score += 0.0
+        else:
+            score += weight * (2.0 if c == 1 or woven else 1.0 if id(w) in joint else -3.0)
+    if score <= 0:
+        return score
+    if not reduced or size > MAX_STEP:
+        # Lanes that are left empty cost little beside a load, and as much as full ones where values and places are compared.
+        compares = any(r.op in ("argmax", "argmin") for r in nest.reductions)
+        return score * min(1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8))
+    left = min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
+    if left < SUMS_LEFT or is_long_point(nest) or rows_beside(nest, dim) is None:
+        return score * min(1.0, size / 8) * left
+    return score * min(1.0, size / SHORTEST_ROW)
+
+
+def _load_score(nest: Nest, e: Expr, dim: str) -> float:
+    buf, index = e.info[:2]
+    c = flat_coefficient(buf, index, dim)
+    if c == 1:
+        return 1.0
+    if c == -1:
+        return 0.35
+    if e.kind == "gather" and any(dim in a.symbols for a in e.args):
+        windows = any(n > 1 and flat_coefficient(buf, index, d) == 1 for d, n in nest.dims.items())
+        return -1.0 if windows else GATHERED
+    if c == 0 and dim not in e.symbols:
+        return 0.0
+    if any(is_turned(e, dim, d) for d in turning_dims(nest, dim)):
+        return TURNED
+    return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
+
+
+def nest_frequency(nest: Nest):
+    """Weight of a load: those that every step of a reduction makes anew count more than those before and behind it."""
+    inside: set[int] = set()
+    reduced = set(nest.rdims)
+
+    def mark(e: Expr) -> None:
+        if id(e) not in inside:
+            inside.add(id(e))
+            for a in e.args:
+                mark(a)
+
+    for r in nest.reductions:
+        for e in r.args:
+            mark(e)
+    return lambda e: 4.0 if id(e) in inside and reduced & e.symbols else 1.0
+
+
+def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> NestSchedule:
+    """The schedule of one nest. Without `reassociate`, sums of floats are added up in the order of their elements."""
+    live = [d for d, n in nest.dims.items() if n > 1]
+    scores = {d: _score(nest, d, reassociate) for d in live}
+    best = max(live, key=lambda d: (scores[d], list(nest.dims).index(d)), default=None)
+    if best is None or scores[best] <= 0 or nest.dims[best] < 2:
+        return NestSchedule(order=tuple(nest.dims))
+    found = along(nest, best, vector_bits)
+    if not is_product(nest) or best not in nest.rdims:
+        return found
+    # Both operands may be contiguous along a short reduced dimension: few lanes, which are then added to one another.
+    others = [along(nest, d, vector_bits) for d in live if scores[d] > 0 and d not in nest.rdims]
+    return min([found, *others], key=lambda sched: product_cycles(nest, sched))
+
+
+def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
+    """The schedule with vectors along one dimension."""
+    sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
+    full = max(vector_bits // register_bits(nest, vector), 2)
+    sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    turned = turned_dim(nest, vector) if nest.rdims else None
+    if turned is not None:
+        sched.transpose, step = turned
+        sched.lanes = min(sched.lanes, REGISTERS // 2 // step)
+    elif nest.reductions and vector in nest.rdims:
+        _tile_horizontal(nest, sched)
+        _put_side_by_side(nest, sched, full)
+    elif nest.reductions and nest.rdims:
+        _tile_register(nest, sched)
+    else:
+        _tile_elementwise(nest, sched)
+    _cap(nest, sched)
+    return sched
+
+
+def is_product(nest: Nest) -> bool:
+    """Whether the nest is one sum of products."""
+    return len(nest.reductions) == 1 and nest.reductions[0].op == "dot" and bool(nest.rdims) and not nest.ordered
+
+
+def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) -> float:
+    """Cycles of a sum of products, by the model of its tiles: multiply-adds and loads, and what becomes of the sums.
+
+    `packed`: an operand of which vectors are contiguous wherever it lies.
+    """
+    if sched.vector is None:
+        return math.prod(nest.dims.values())
+    operands, lanes = nest.reductions[0].args, sched.lanes
+
+    def loads(e: Expr, tile: dict[str, int], vectors: int) -> int:
+        points = math.prod(n for d, n in tile.items() if d in e.symbols)
+        if sched.vector not in e.symbols:
+            return points
+        return points * vectors * (1 if e is packed else _accesses(e, sched))
+
+    def step(tile: dict[str, int], vectors: int) -> float:
+        products = math.prod(tile.values()) * vectors
+        return max(products, sum(loads(e, tile, vectors) for e in operands), LATENCY if products < LATENCY else 0) / 2 + STEP
+
+    def tiled(jam: list[tuple[str, int]], tile: dict[str, int]) -> float:
+        if not jam:
+            return _tiled(_vectors(nest, sched), sched.unroll, lambda v: step(tile, v))
+        (d, n), *rest = jam
+        return _tiled(nest.dims[d], n, lambda rows: tiled(rest, tile | {d: rows}))
+
+    looped = math.prod(n for d, n in nest.dims.items() if d != sched.vector and d not in sched.jam)
+    sums = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
+    if sched.vector in nest.rdims:
+        return looped * tiled([*sched.jam.items()], {}) + sums * (TURNED_ACROSS if sched.side_by_side else ACROSS)
+    stores = max((1 if flat_coefficient(w.buf, w.index, sched.vector) == 1 else lanes for w in nest.writes), default=1)
+    vectors = sums // nest.dims[sched.vector] * _vectors(nest, sched)
+    return looped * tiled([*sched.jam.items()], {}) + vectors * stores
+
+
+def _accesses(e: Expr, sched: NestSchedule) -> int:
+    """Loads that make one vector of an operand: one, if its elements are neighbours, else one for each and one to add it."""
+    inside = [x for x in nodes([e]) if x.kind in ("load", "gather") and sched.vector in x.symbols]
+    if sched.transpose:
+        return 2 + sched.lanes.bit_length()
+    neighbours = (flat_coefficient(x.info[0], x.info[1], sched.vector) == 1 for x in inside)
+    return max((1 if near else 2 * sched.lanes for near in neighbours), default=1)
+
+
+def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
+    """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
+    sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
+    full = max(vector_bits // register_bits(nest), 2)
+    fewest = FEWEST_WORDS if any(r.op.startswith("dot_") for r in nest.reductions) else 1
+    sched.lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
+    _tile_register(nest, sched)
+    _cap(nest, sched)
+    return sched.lanes * sched.unroll, sched
+
+
+def _vectors(nest: Nest, sched: NestSchedule) -> int:
+    return -(-nest.dims[sched.vector] // sched.lanes)
+
+
+def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
+    _, sched.jam = joint_stores(nest, sched.vector)
+    if sched.jam:
+        return
+    turned = turned_dim(nest, sched.vector)
+    if turned is not None:
+        sched.transpose, step = turned
+        sched.lanes = min(sched.lanes, REGISTERS // 2 // step)  # squares of each of the elements between fill the registers
+        sched.jam = {sched.transpose: sched.lanes}
+        return
+    sched.unroll = min(_points_in_turn(nest), _vectors(nest, sched))
+    dim = _stencil_dim(nest, sched.vector)
+    if dim is not None:
+        rows = STENCIL_ROWS if _halo(nest, dim) <= STENCIL_ROWS // 2 else 2 * STENCIL_ROWS
+        sched.jam, sched.unroll = {dim: min(rows, nest.dims[dim])}, 1
+
+
+def _points_in_turn(nest: Nest) -> int:
+    """Vectors per step: several are under way together, if their lines are taken in turn
+    (targets/cpu/emit/interleave_chains.py)."""
+    ops = [e.info.primitive for e in nest.nodes() if e.kind == "op"]
+    if BRANCHING.intersection(ops):
+        return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
+    work = sum(COST.get(p, 1.0) for p in ops)
+    return 4 if work < LONG_CHAIN else 2 if work < 2 * LONG_CHAIN else 1
+
+
+def _halo(nest: Nest, dim: str) -> int:
+    """How many points more are computed for values that are taken at a distance."""
+    return max((k for e in nest.nodes() if e.kind == "moved" for d, k in e.info if d == dim), default=0)
+
+
+def _stencil_dim(nest: Nest, vector: str) -> str | None:
+    """A dimension along which several loads of one buffer overlap at different offsets."""
+    offsets: dict = {}
+    for e in nest.loads():
+        if e.kind == "load":
+            flat = tuple(i.linear() for i in e.info[1])
+            offsets.setdefault((id(e.info[0]), flat), set()).add(tuple(i.const for i in e.info[1]))
+    best = None
+    for e in nest.nodes():
+        for d, k in e.info if e.kind == "moved" else ():
+            best = d if d != vector and k else best
+    for (_, flat), seen in offsets.items():
+        if len(seen) < 3:
+            continue
+        for axis, linear in enumerate(flat):
+            if len({o[axis] for o in seen}) > 1:
+                for d, n in nest.dims.items():
+                    if d != vector and linear.coefficient(d) and n > 1 and d not in nest.rdims:
+                        best = d
+    return best
+
+
+def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
+    """Vectors along a reduced dimension: several accumulators hide latency; rows share an operand where there is one."""
+    vectors, count = _vectors(nest, sched), len(nest.reductions)
+    sched.unroll = max(1, min((2 if count <= 2 else 1) if is_long_point(nest) else 8 // count, vectors))
+    rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
+    shared = [d for d in rows if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())]
+    if shared and any(r.op == "dot" for r in nest.reductions):
+        sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
+        sched.unroll = min(4, vectors)
+        _tile_both_sides(nest, sched)
+
+
+def _put_side_by_side(nest: Nest, sched: NestSchedule, full: int) -> None:
+    """Short rows: as many as a vector has lanes end in one vector. `full`: lanes of a register.
+
+    Values with their places are many operations to compare: those of half a register are found row by row.
+    """
+    rows = rows_beside(nest, sched.vector)
+    if rows is None or _vectors(nest, sched) > FEW_VECTORS or nest.dims[rows] < sched.lanes:
+        return
+    if sched.lanes == full or all(r.op not in ("argmax", "argmin") for r in nest.reductions):
+        sched.side_by_side, sched.jam, sched.unroll = rows, {rows: sched.lanes}, 1
+
+
+def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
+    """A register tile of points of which some share one operand, others the other one: gradients of a convolution's weights."""
+    if len(nest.reductions) != 1:
+        return
+    left, right = (e.symbols for e in nest.reductions[0].args)
+    free = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
+    sides = [[d for d in free if d in mine and d not in other] for mine, other in ((left, right), (right, left))]
+    if not all(sides) or sched.vector not in left & right:
+        return
+    (a, m), (b, n) = ((side[-1], nest.dims[side[-1]]) for side in sides)
+    tiles = [(i, j, u) for i in range(1, min(m, SIDE) + 1) for j in range(1, min(n, SIDE) + 1)
+             for u in range(1, min(4, _vectors(nest, sched)) + 1) if i * j * u <= ACCUMULATOR_REGISTERS - min(i, j)]
+
+    def cycles(tile: tuple[int, int, int]) -> float:
+        i, j, u = tile
+        step = lambda i, j, v: max(i * j * v, (i + j) * v, LATENCY if i * j * v < LATENCY else 0) / 2 + STEP  # noqa: E731
+        return _tiled(m, i, lambda x: _tiled(n, j, lambda y: _tiled(_vectors(nest, sched), u, lambda v: step(x, y, v))))
+
+    i, j, sched.unroll = min(tiles, key=cycles)
+    sched.jam = {d: k for d, k in ((a, i), (b, j)) if k > 1}
+
+
+def is_long_point(nest: Nest) -> bool:
+    """Whether one point of the reductions is so much work that out-of-order execution overlaps few of them; more only spill."""
+    inside = Nest({}, reductions=nest.reductions).nodes()
+    return sum(COST.get(e.info.primitive, 1.0) for e in inside if e.kind == "op") >= LONG_POINT
+
+
+def _tile_register(nest: Nest, sched: NestSchedule) -> None:
+    """Vectors along a result dimension, accumulators in registers over the reduction."""
+    vectors, count = _vectors(nest, sched), len(nest.reductions)
+    pair = 2 if any(r.op in ("argmax", "argmin") for r in nest.reductions) else 1
+    room = max(ACCUMULATOR_REGISTERS // (count * pair), 1)
+    jam = _jam_dim(nest, sched.vector)
+    if jam is None:
+        few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
+        sched.unroll = min(FEW_COLUMN_VECTORS if few else MAX_COLUMN_VECTORS, vectors, room)
+        _jam_chains(nest, sched, room // sched.unroll)
+        return
+    rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.vector)
+    operands, best = _operand_registers(nest, sched), None
+    for unroll in range(1, min(4, vectors) + 1):
+        for j in range(1, min(room // unroll, (REGISTERS - operands) // unroll - 1, rows) + 1):
+            cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v, apart)))
+            if best is None or cost < best[0] * 0.999:
+                best = (cost, j, unroll)
+    cost, j, sched.unroll = best
+    sched.jam = {jam: j} if j > 1 else {}
+    if j == rows:
+        _jam_second(nest, sched, jam, cost, room)
+
+
+def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
+    """Few accumulators, each step of which waits for the one before: results that share nothing take turns with them.
+
+    Short reductions overlap by themselves, and read what lies in memory in its order.
+    """
+    others = [d for d, n in nest.dims.items() if n > 1 and d != sched.vector and d not in nest.rdims]
+    chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))
+    if nest.ordered or not others or min(chains, most) < 2 or math.prod(nest.dims[d] for d in nest.rdims) < LONG_WAIT:
+        return
+    rows = nest.dims[others[-1]]
+    turns = -(-rows // min(chains, most))
+    sched.jam = {others[-1]: -(-rows // turns)}
+
+
+def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> None:
+    """Points of one more dimension in a tile that holds all of the first: windows of a few rows and columns."""
+    first, vectors = nest.dims[jam], _vectors(nest, sched)
+    others = [d for d in _sharing_dims(nest, sched.vector) if d != jam]
+    if not others:
+        return
+    second = others[-1]
+    rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
+    registers = REGISTERS - _operand_registers(nest, sched)
+    for unroll in range(1, min(4, vectors) + 1):
+        for j in range(2, min(room // (unroll * first), (registers // unroll - 1) // first, rows) + 1):
+            together = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r * first, v)))
+            if together < best[0] * CLEARLY_LESS:
+                best = (together, j, unroll)
+    if best[1] > 1:
+        _, sched.jam[second], sched.unroll = best
+        sched.jam[jam] = first
+
+
+def _operand_registers(nest: Nest, sched: NestSchedule) -> int:
+    """Registers that a step needs beside accumulators and vectors: one element that is broadcast, and for a partial vector the
+    zeros that it is filled with and what is loaded of it."""
+    return 3 if nest.dims[sched.vector] % sched.lanes else 1
+
+
+def _tiled(size: int, tile: int, cost) -> float:
+    full, rest = divmod(size, tile)
+    return full * cost(tile) + (cost(rest) if rest else 0.0)
+
+
+def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
+    """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4.
+
+    `apart`: bytes between the rows that are broadcast. Loads of those that evict one another go to the second cache.
+    """
+    products, loads = rows * vectors, rows if fit(rows, apart) else 2 * rows
+    return max(products, loads + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
+
+
+def _jam_dim(nest: Nest, vector: str) -> str | None:
+    """A result dimension whose points share the vector operand of the reduction."""
+    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
+    candidates = _sharing_dims(nest, vector)
+    if not candidates and len(inside) == 1 and not nest.ordered:
+        return _stencil_like(nest, vector, inside[0])
+    return max(candidates, key=lambda d: (min(nest.dims[d], 6), list(nest.dims).index(d)), default=None)
+
+
+def _sharing_dims(nest: Nest, vector: str) -> list[str]:
+    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
+    return [d for d, n in nest.dims.items() if n > 1 and d != vector and d not in nest.rdims
+            and any(vector in e.symbols and d not in e.symbols for e in inside)]
+
+
+def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
+    """Window reductions: points along a windowed dimension share loads."""
+    for i in load.info[1]:
+        if i is not None and len(i.symbols & nest.dims.keys()) > 1:
+            for s in i.symbols:
+                if s in nest.dims and s not in nest.rdims and s != vector and nest.dims[s] > 1:
+                    return s
+    return None
+
+
+def _cap(nest: Nest, sched: NestSchedule) -> None:
+    if sched.transpose is not None or joint_stores(nest, sched.vector)[1]:
+        return
+    nodes = max(len(nest.nodes()), 1)
+    limit = MAX_TILE_NODES if any(r.op.startswith("dot") for r in nest.reductions) else MAX_POINT_NODES
+    while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:
+        if sched.unroll > 1:
+            sched.unroll //= 2
+        elif any(n > 1 for n in sched.jam.values()):
+            sched.jam = {d: max(n // 2, 1) for d, n in sched.jam.items()}
+        else:
+            return

@@ -1,0 +1,48 @@
+"""Loads that lie across the vector dimension: whole squares of them are loaded by rows and turned in registers
+(targets/cpu/emit/loads.py)."""
+
+from __future__ import annotations
+
+from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Expr, Nest
+
+# Points that are worth turning.
+FEWEST = 4
+
+
+def is_turned(load: Expr, vector: str, along: str) -> bool:
+    """Whether a load is strided along the vector dimension but contiguous, or every second element, along another one."""
+    if load.kind != "load" or load.info[2]:
+        return False
+    buf, index, _ = load.info
+    if storage_el(buf.dtype) != storage_el(buf.root.dtype):
+        return False
+    step = flat_coefficient(buf, index, along)
+    return step in (1, 2) and abs(flat_coefficient(buf, index, vector)) > step
+
+
+def turning_dims(nest: Nest, vector: str) -> list[str]:
+    """Dimensions whose points may be loaded together and turned: of reductions reduced ones, if no load serves two points.
+
+    Reductions whose loads all lie the same way take vectors along that.
+    """
+    if not nest.rdims:
+        return [d for d, n in nest.dims.items() if n >= FEWEST]
+    live = {d for d, n in nest.dims.items() if n > 1}
+    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
+    if nest.ordered or any(live - e.symbols or e.kind != "load" for e in inside):
+        return []
+    if all(flat_coefficient(e.info[0], e.info[1], vector) != 1 for e in inside):
+        return []
+    return [d for d in nest.rdims if nest.dims[d] >= FEWEST]
+
+
+def turned_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
+    """A dimension along which loads are to be turned, and how far their elements lie apart."""
+    for d in turning_dims(nest, vector):
+        turned = [e for e in nest.loads() if d != vector and is_turned(e, vector, d)]
+        steps = [flat_coefficient(e.info[0], e.info[1], d) for e in turned]
+        if steps:
+            return d, max(steps)
+    return None

@@ -1,0 +1,310 @@
+"""Stencils in registers: vectors that neighbouring points share are loaded, or computed, once.
+
+    a[i], a[i + 1], a[i + 2] for lanes 0..15   ->   low = a[0..15], high = a[16..31], lanes 1..16 and 2..17 of both
+
+Along the vector dimension, values at some distance are `moved` ones (lower/nest/ir.py), made of whole vectors by shuffles; what
+is `high` for one step is `low` for the next, which keeps it in registers. A load that straddles two cache lines takes two
+accesses of the cache, and all but those at multiples of a vector do: rows of scratch that is read so are made whole vectors
+long (targets/cpu/packing/row_padding.py), so that the same loads of every row are aligned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pbkern.core.affine import Affine
+from pbkern.lower.math.op_cycles import COST
+from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
+
+from .interleaved_access import is_strided
+from .register_tiles import NestSchedule, choose, is_long_point
+
+VECTOR_BYTES = 64
+# Cache accesses that a shuffle costs.
+SHUFFLE = 0.7
+# Cache accesses that a store costs.
+STORE = 2.0
+# Vectors that registers keep from step to step, beside those of the step itself.
+CARRIED = 16
+# Vector operations per cycle and access of the cache: two pipes for sums, two for products.
+OPERATIONS = 1.7
+
+Point = dict[str, int]
+
+
+def parts(e: Expr, p: Point, vector: str | None, lanes: int) -> list[Point]:
+    """Where the operand of a moved value is needed for its value at a point: at the place itself, or, along the vector
+    dimension, at one or two multiples of a vector."""
+    place = dict(p)
+    for d, k in e.info:
+        place[d] = place.get(d, 0) + k
+    if not lanes or vector not in e.symbols:
+        return [place]
+    first, lane = divmod(place.get(vector, 0), lanes)
+    return [{**place, vector: q * lanes} for q in ((first, first + 1) if lane else (first,))]
+
+
+def key_of(e: Expr, p: Point) -> tuple:
+    """What tells values of one expression apart."""
+    return id(e), tuple(sorted((d, o) for d, o in p.items() if d in e.symbols))
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Values that one step of a nest needs, `vectors` at a time along its vector dimension."""
+
+    nest: Nest
+    sched: NestSchedule
+    vectors: int
+
+    @property
+    def step(self) -> int:
+        return self.vectors * self.sched.lanes
+
+    @cached_property
+    def points(self) -> list[Point]:
+        jam, vector, lanes = self.sched.jam, self.sched.vector, self.sched.lanes
+        rows = [dict(zip(jam, p)) for p in itertools.product(*(range(n) for n in jam.values()))]
+        return [{**p, vector: lanes * u} for p in rows for u in range(self.vectors)]
+
+    @cached_property
+    def made(self) -> dict[tuple, tuple[Expr, Point]]:
+        """All of them."""
+        return self._visit({})
+
+    @cached_property
+    def carried(self) -> dict[tuple, tuple[Expr, Point]]:
+        """Operands of moved values that the step before has made."""
+        vector, found = self.sched.vector, {}
+        for e, p in self.made.values():
+            for place in parts(e, p, vector, self.sched.lanes) if e.kind == "moved" else ():
+                (arg,) = e.args
+                ahead = {**place, vector: place.get(vector, 0) + self.step}
+                if vector in arg.symbols and key_of(arg, ahead) in self.made:
+                    found[key_of(arg, place)] = arg, place
+        return found
+
+    def cycles(self, memory: float = 0.0) -> float:
+        """Estimate for a vector of results: arithmetic goes on while caches and, for `memory` cycles, memory are accessed."""
+        values = self._visit(self.carried).values()
+        spilled = max(len(self.carried) - CARRIED, 0)
+        accesses = STORE * len(self.nest.writes) * len(self.points) + (STORE + 1) * spilled
+        places = {_place(e, p) for e, p in values if e.kind == "load" and self.sched.vector in e.symbols}
+        accesses += sum(2 if _straddles(*place, self.sched) else 1 for place in places)
+        return max(self._arithmetic(values) / len(self.points), accesses / len(self.points) + memory)
+
+    def _arithmetic(self, values: Iterable[tuple[Expr, Point]]) -> float:
+        """Sums have pipes of their own, one of which shuffles; products, too, and products with sums."""
+        names = [e.info.primitive for e, _ in values if e.kind == "op"]
+        products, sums = names.count("mul"), sum(n in ("add", "sub") for n in names)
+        both = min(products, sums)
+        shuffles = sum(e.kind == "moved" and len(parts(e, p, self.sched.vector, self.sched.lanes)) > 1 for e, p in values)
+        every = sum(COST.get(n, 1.0) for n in names) - both + shuffles
+        return max(every / OPERATIONS, sums - both + shuffles / 2, products)
+
+    def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:
+        found: dict[tuple, tuple[Expr, Point]] = {}
+        waiting = [(e, p) for p in self.points for e in self.nest.expressions()]
+        while waiting:
+            e, p = waiting.pop()
+            key = key_of(e, p)
+            if key in found or key in known:
+                continue
+            found[key] = e, p
+            places = parts(e, p, self.sched.vector, self.sched.lanes) if e.kind == "moved" else [p]
+            waiting += [(a, q) for a in e.args for q in places]
+        return found
+
+
+class Chunk(NamedTuple):
+    """Points [low, high) along a nest's vector dimension, `vectors` per step; tail: the live lanes of a partial one."""
+
+    low: int
+    high: int
+    vectors: int
+    tail: int | None = None
+
+    def is_one_step(self, sched: NestSchedule) -> bool:
+        return self.high - self.low <= self.vectors * sched.lanes
+
+
+def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
+    """What a nest's vector dimension is cut into.
+
+    The partial vector of a register tile joins the whole ones before it, which share the other operand with it.
+    """
+    size, lanes, unroll = nest.dims[sched.vector], sched.lanes, sched.unroll
+    full, tail = divmod(size, lanes)
+    main = full // unroll * unroll
+    if nest.moves():
+        main = min(main, streaming_vectors(Visits(nest, sched, unroll), nest.reaches()))
+    found = [Chunk(0, main * lanes, unroll)] if main else []
+    while full - main > unroll:
+        found.append(Chunk(main * lanes, (main + unroll) * lanes, unroll))
+        main += unroll
+    if tail and full > main and _is_register_tile(nest, sched.vector):
+        return [*found, Chunk(main * lanes, size, full - main + 1, tail)]
+    if full > main:
+        found.append(Chunk(main * lanes, full * lanes, full - main))
+    return found + ([Chunk(full * lanes, size, 1, tail)] if tail else [])
+
+
+def _is_register_tile(nest: Nest, vector: str) -> bool:
+    """Whether sums of several vectors are kept beside each other, none of which share loads or stores of their elements.
+
+    Points of functions that fill the registers are taken one by one.
+    """
+    if not nest.rdims or vector in nest.rdims or nest.ordered or nest.moves() or is_long_point(nest):
+        return False
+    accesses = [e.info[:2] for e in nest.loads() if e.kind == "load"] + [(w.buf, w.index) for w in nest.writes]
+    return not any(is_strided(buf, index, vector) for buf, index in accesses)
+
+
+def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int:
+    """How many vectors of a row can be made without reading what lies behind the elements that are needed.
+
+    Of scratch, whose place and size are whole lines, the rest of an aligned vector may be read too.
+    """
+    vector, lanes = visits.sched.vector, visits.sched.lanes
+    size = visits.nest.dims[vector]
+    most = size
+    for e, p in visits.made.values():
+        if e.kind == "load" and vector in e.symbols and not e.info[2]:
+            beyond = p.get(vector, 0) - reached.get(id(e), {}).get(vector, 0)
+            if beyond >= visits.step or _straddles(*_place(e, p), visits.sched):
+                most = min(most, size - beyond - lanes + visits.step)
+    return max(most // visits.step, 0) * visits.vectors
+
+
+# ---------------------------------------------------------------- loads
+
+
+@dataclass
+class _Group:
+    """Loads of one buffer that differ in constants only. base: the constants from which distances are counted."""
+
+    loads: list[Expr]
+    lanes: int
+    aligned: bool
+
+    @property
+    def places(self) -> set[int]:
+        return {e.info[1][-1].const for e in self.loads}
+
+    def base(self, axis: int, moves: bool) -> int | None:
+        """The constant of an axis that all share; None: each has its own."""
+        if not moves:
+            return None
+        least = min(e.info[1][axis].const for e in self.loads)
+        last = axis == len(self.loads[0].info[1]) - 1
+        return least // self.lanes * self.lanes if last and self.aligned else least
+
+
+def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
+    """The nest with overlapping loads as moved ones, where that is less work."""
+    vector = sched.vector
+    if nest.reductions or vector is None or sched.transpose:
+        return nest
+    chosen = [g for g in _groups(nest, sched) if _pays(g, sched.unroll)]
+    if not chosen:
+        return nest
+    pool, new = Pool(), {}
+    for g in chosen:
+        new |= _as_moved(g, nest, vector, pool)
+    moved = nest.mapped(pool.rewriter(lambda e: new.get(id(e))))  # of nests without reductions
+    return moved if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles() else nest
+
+
+def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
+    vector, lanes = sched.vector, sched.lanes
+    found: dict[tuple, list[Expr]] = {}
+    for e in _candidates(nest, vector):
+        found.setdefault((e.info[0], *(i.linear() for i in e.info[1])), []).append(e)
+    groups = []
+    for loads in found.values():
+        buf, index, _ = loads[0].info
+        flat = flat_index(buf, index)
+        steps = [c for d, c in flat.terms if d != vector]
+        whole = buf.dtype.itemsize * lanes == VECTOR_BYTES and all(c % lanes == 0 for c in steps)
+        groups.append(_Group(loads, lanes, buf.arena and whole))
+    return groups
+
+
+def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
+    """Loads of whole vectors that are the same at whatever point of the nest."""
+    for e in nest.loads():
+        steady = e.info[0].root in nest.over or not is_written(e, nest)
+        if e.kind == "load" and not e.info[2] and e.info[0].dtype == e.info[0].root.dtype and steady:
+            buf, index, _ = e.info
+            if flat_coefficient(buf, index, vector) == 1 and index[-1].coefficient(vector) == 1:
+                yield e
+
+
+def _pays(group: _Group, unroll: int) -> bool:
+    """Whether whole vectors and shuffles are less work than a load for each place."""
+    places = {c + group.lanes * u for c in group.places for u in range(unroll)}
+    if len(places) < 2:
+        return False
+    base = 0 if group.aligned else min(places)
+    lanes = [(c - base) % group.lanes for c in places]
+    whole = {(c - base) // group.lanes + k for c, lane in zip(places, lanes) for k in range(1 + (lane > 0))}
+    fresh = sum(q + unroll not in whole for q in whole)
+    straddling = 1 if group.aligned else 2
+    direct = sum(1 if group.aligned and not lane else 2 for lane in lanes)
+    return fresh * straddling + SHUFFLE * sum(lane > 0 for lane in lanes) < direct
+
+
+def _place(load: Expr, p: Point) -> tuple[Buf, Affine]:
+    """Where a load reads at a point: expressions of different constants may meet there."""
+    buf, index, _ = load.info
+    flat = flat_index(buf, index)
+    return buf.root, flat + sum(flat.coefficient(d) * o for d, o in p.items())
+
+
+def _straddles(buf: Buf, place: Affine, sched: NestSchedule) -> bool:
+    """Whether a vector may lie across two cache lines."""
+    steps = [c for d, c in place.terms if d != sched.vector]
+    return not buf.arena or any(n % sched.lanes for n in (place.const, *steps))
+
+
+def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, Expr]:
+    """id of a load -> what takes its place."""
+    buf, index, _ = group.loads[0].info
+    axes = [_moving_dim(axis, index, nest) for axis in range(len(index) - 1)] + [vector]
+    bases = [group.base(k, d is not None) for k, d in enumerate(axes)]
+    new = {}
+    for e in group.loads:
+        own = e.info[1]
+        base = tuple(i if b is None else i.linear() + b for i, b in zip(own, bases))
+        distances = [(d, i.const - b) for d, i, b in zip(axes, own, bases) if b is not None and i.const != b]
+        load = pool.make("load", e.dtype, (buf, base, False))
+        new[id(e)] = pool.make("moved", e.dtype, tuple(distances), (load,)) if distances else load
+    return new
+
+
+def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
+    """The dimension by which this index alone moves step by step, if there is one only."""
+    steps = [d for d, c in index[axis].terms if d in nest.dims and c == 1]
+    if len(index[axis].symbols & nest.dims.keys()) != 1 or not steps:
+        return None
+    return steps[0] if sum(steps[0] in i.symbols for i in index) == 1 else None
+
+
+def overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
+    """Loads of scratch at several places of a row, within a nest without reductions."""
+    if nest.reductions:
+        return
+    vector = choose(nest, vector_bits).vector
+    rows: dict[tuple, dict[int, Expr]] = {}
+    for e in _candidates(nest, vector) if vector else ():
+        buf, index, _ = e.info
+        if buf.arena and buf.storage is None and len(buf.shape) > 1:
+            rows.setdefault((buf, *index[:-1], index[-1].linear()), {})[index[-1].const] = e
+    for places in rows.values():
+        if len(places) > 1:
+            yield from places.values()

@@ -1,0 +1,65 @@
+"""Kernel -> rough time of one program, to decide how many programs make a task and whether threads pay at all."""
+
+from __future__ import annotations
+
+import math
+
+from jax.extend import core as jex
+
+from pbkern.core import jaxprs
+from pbkern.core.ops.sort_cost import line_cycles
+from pbkern.dsl.kernel import Kernel
+from pbkern.lower.math.op_cycles import COST
+
+CYCLES_PER_NS = 3.5
+LANES = 16
+BYTES_PER_NS = 25.0
+
+
+def program_ns(kernel: Kernel) -> float:
+    """Nanoseconds of one program on one core: arithmetic at 16 lanes, or block bytes from memory, whichever is more."""
+    cycles = _cycles(kernel.body.jaxpr)
+    moved = sum(math.prod(m.ref_shape) * m.array.dtype.itemsize for m in (*kernel.inputs, *kernel.outputs))
+    return max(cycles / CYCLES_PER_NS, moved / BYTES_PER_NS) + 10.0
+
+
+def _cycles(jaxpr: jex.Jaxpr) -> float:
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        size = max((math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars), default=0)
+        name = eqn.primitive.name
+        inner = list(jaxprs.inner_jaxprs(eqn))
+        if inner:
+            trips = eqn.params.get("length", 8) if name in ("scan", "while") else 1
+            total += trips * sum(_cycles(j.jaxpr) for j in inner)
+        elif name == "dot_general":
+            (lhs_k, _), _ = eqn.params["dimension_numbers"]
+            total += size * math.prod(eqn.invars[0].aval.shape[a] for a in lhs_k) / (2 * LANES)
+        elif name == "conv_general_dilated":
+            spec = eqn.params["dimension_numbers"].rhs_spec
+            total += size * math.prod(eqn.invars[1].aval.shape[a] for a in spec[1:]) / (2 * LANES)
+        elif name == "sort":
+            length = max(eqn.outvars[0].aval.shape[eqn.params["dimension"]], 1)
+            total += size / length * line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
+        elif name.startswith(("reduce", "arg", "cum")):
+            total += math.prod(eqn.invars[0].aval.shape) / LANES
+        else:
+            total += size * COST.get(name, 1.0) / LANES
+    return total
+
+
+# A task shorter than this costs more to hand out than it saves; a launch shorter than this stays on one thread.
+TASK_NS = 8_000.0
+SERIAL_NS = 25_000.0
+# Long tasks keep neighbours on one core, but at the end threads wait for the last one: up to half of it each, on average.
+LONG_NS = 200_000.0
+
+
+def tasks(kernel: Kernel, programs: int, threads: int) -> tuple[int, int]:
+    """(programs per task, threads) of a launch."""
+    sequential = max(kernel.num_programs // max(programs, 1), 1)
+    each = program_ns(kernel) * sequential
+    if threads == 1 or programs < 2 or each * programs < SERIAL_NS:
+        return max(programs, 1), 1
+    chunk = max(int(TASK_NS / each), 1, min(programs // (threads * 16), int(LONG_NS / each)))
+    return min(chunk, -(-programs // threads)), threads
