@@ -13,7 +13,7 @@ from torch_mlir import ir, passmanager
 from torch_mlir._mlir_libs import _mlirRegisterEverything as register
 from torch_mlir.execution_engine import ExecutionEngine
 
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder, Value
 
 PASSES = (
@@ -50,19 +50,19 @@ def loop_text(expression, in_dtypes, out_dtype, lanes: int, **options) -> str:
     for i, (dtype, el) in enumerate(zip(in_dtypes, elements)):
         v = Value("", el, lanes)
         load = (
-            f"vector.load %a{i}[%i] : memref<1073741824x{el}>, {v.type}"
+            f"vector.load %a{i}[%i] : memref<1073741824x{mlir_type(el)}>, {v.type}"
             if lanes
-            else f"memref.load %a{i}[%i] : memref<1073741824x{el}>"
+            else f"memref.load %a{i}[%i] : memref<1073741824x{mlir_type(el)}>"
         )
         values.append(b.from_storage(v._replace(name=emit(load)), dtype))
     out = b.to_storage(expression(b, *values), out_dtype)
     store = (
-        f"vector.store {out.name}, %out[%i] : memref<1073741824x{out.el}>, {out.type}"
+        f"vector.store {out.name}, %out[%i] : memref<1073741824x{mlir_type(out.el)}>, {out.type}"
         if lanes
-        else f"memref.store {out.name}, %out[%i] : memref<1073741824x{out.el}>"
+        else f"memref.store {out.name}, %out[%i] : memref<1073741824x{mlir_type(out.el)}>"
     )
     names = [f"%a{i}" for i in range(len(in_dtypes))] + ["%out"]
-    arguments = ", ".join(f"{n}: memref<1073741824x{el}>" for n, el in zip(names, elements))
+    arguments = ", ".join(f"{n}: memref<1073741824x{mlir_type(el)}>" for n, el in zip(names, elements))
     hoisted = "\n".join(f"{name} = {text}" for text, name in constants.items())
     lines = "\n".join(body)
     return f"""func.func @loop({arguments}, %n: index) {{

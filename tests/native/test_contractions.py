@@ -11,6 +11,7 @@ from jax import lax
 import pbkern
 from pbkern.targets.cpu.codegen.kernel import LowerOptions, lower_kernel
 from pbkern.targets.cpu.machine import has_bf16_pairs, has_vnni
+from tests.lowered import lowered
 
 
 def draw(shape, dtype=np.float32, seed=0):
@@ -394,7 +395,7 @@ def test_deep_products_are_packed_in_runs(form, depth):
     x, w = draw((256, depth), seed=1), draw((depth, 512), seed=2)
     x, w = x.T if form[0] == "k" else x, w.T if form[3] == "n" else w
     f = lambda x, w: jnp.tanh(jnp.einsum(form, x, w) / 100)  # noqa: E731
-    nests = pbkern.jit(f).as_text(x, w, stage="nests")
+    nests = lowered(f, x, w)
     depths = [int(n) for n in re.findall(r"k\d+<(\d+)\*", nests)]
     assert depths and max(depths) <= 2048 and re.search(r"= add\(%t\d+\[.*, acc0\)", nests)
     check(f, (x, w), 1e-5)

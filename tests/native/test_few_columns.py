@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from tests.lowered import lowered
 
 ERRORS = {"bfloat16": 6e-3, "float16": 1e-3, "float32": 2e-6, "float64": 1e-14}
 
@@ -48,7 +49,7 @@ def test_vectors(shape, dtype):
 
 def test_mechanisms_are_at_work():
     def nests(f, *shapes, dtype="float32"):
-        return pbkern.jit(f).as_text(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes), stage="nests")
+        return lowered(f, *(jax.ShapeDtypeStruct(s, dtype) for s in shapes))
 
     assert "fetch" in nests(lambda v, x: v @ x, (4096,), (4096, 4096))
     assert "= %a1[" in nests(jnp.matmul, (16, 256, 1024), (16, 1024, 8))  # the copy of the columns

@@ -9,6 +9,7 @@ import pytest
 
 import pbkern
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from tests.lowered import lowered
 
 from .running import native
 
@@ -50,9 +51,9 @@ def test_gradients(f, rows, columns, dtype):
 
 def test_rows_are_taken_in_turn():
     args = operands(10000, 200, "float32")
-    (rows,) = loops_over_rows(pbkern.jit(least_squares).as_text(*args, stage="nests"))
+    (rows,) = loops_over_rows(lowered(least_squares, *args))
     assert 128 <= rows <= 256  # as long as sums of one accumulator
-    mlir = pbkern.jit(least_squares).as_text(*args, stage="mlir")
+    mlir = lowered(least_squares, *args, stage="mlir")
     carried = re.search(r"iter_args\((.*?)\) -> \((.*?)\)", mlir)
     assert carried is not None and carried[2].count("vector<16xf32>") == 13
 

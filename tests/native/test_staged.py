@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from tests.lowered import lowered
 
 
 def draw(shape, dtype, seed):
@@ -30,7 +31,7 @@ def check(f, args, tolerance):
 
 def broadcast_operand(f, *args) -> tuple[str, list[int]]:
     """The first operand of the function's product, without its indices, and the sizes of the nest that stores it."""
-    nests = pbkern.jit(f).as_text(*args, stage="nests")
+    nests = lowered(f, *args)
     (load,) = set(re.findall(r"dot= (%\w+)\[", nests))
     found = re.search(rf"nest \[([^\]]*)\][^\n]*\n *{load}\[", nests)
     return load, [int(n) for n in re.findall(r"<(\d+)", found[1])] if found else []

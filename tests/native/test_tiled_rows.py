@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from tests.lowered import lowered
 
 
 def normalise(x, m, s):
@@ -13,7 +14,7 @@ def normalise(x, m, s):
 
 
 def nests(f, *args) -> str:
-    return pbkern.jit(f).as_text(*args, stage="nests")
+    return lowered(f, *args)
 
 
 @pytest.mark.parametrize("rows", [1, 100, 128, 1000, 1003, 4099])

@@ -12,6 +12,7 @@ import pbkern
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
 from pbkern.targets.cpu.schedule.register_tiles import choose
+from tests.lowered import lowered
 
 CHANNELS_FIRST = ("NCHW", "OIHW", "NCHW")
 RTOL = {"float64": 1e-13, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
@@ -36,7 +37,7 @@ def check(f, x, w):
 
 def products(f, *args) -> list[dict[str, int]]:
     """Sizes of the free dimensions of each product of a function, by name, the one along which sums are stored last."""
-    heads = re.findall(r"nest \[(.*)\][^\n]*\n +acc0 dot[^\n]*=", pbkern.jit(f).as_text(*args, stage="nests"))
+    heads = re.findall(r"nest \[(.*)\][^\n]*\n +acc0 dot[^\n]*=", lowered(f, *args))
     return [{d: int(n) for d, n in re.findall(r"(\w+)<(\d+)(?!\*|\d)", head)} for head in heads]
 
 

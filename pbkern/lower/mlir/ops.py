@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from . import integer_division
-from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, storage_el
+from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, mlir_type, storage_el
 
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
@@ -39,7 +39,7 @@ class Value(NamedTuple):
 
     def typed(self, el: str) -> str:
         """The type with these lanes and another element type."""
-        return f"vector<{self.lanes}x{el}>" if self.lanes else el
+        return mlir_type(el, self.lanes)
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Builder:
         return self._constant(f"0x{pattern:0{width // 4}X}", float(number), el)
 
     def _constant(self, text: str, number, el: str) -> Value:
-        literal = f"dense<{text}> : vector<{self.lanes}x{el}>" if self.lanes else f"{text} : {el}"
+        literal = f"dense<{text}> : {mlir_type(el, self.lanes)}" if self.lanes else f"{text} : {mlir_type(el)}"
         if el == "i1" and not self.lanes:
             literal = text
         value = Value(self.const(f"arith.constant {literal}"), el, self.lanes)
@@ -384,7 +384,9 @@ class Builder:
 
     def bitcast(self, x: Value, el: str) -> Value:
         """The same bits as another type of equal width."""
-        return x if el == x.el else self.cast("arith.bitcast", x, el)
+        if mlir_type(el) == mlir_type(x.el):
+            return x if el == x.el else x._replace(el=el)
+        return self.cast("arith.bitcast", x, el)
 
     # ------------------------------------------------------------------ conversions
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
@@ -129,4 +129,4 @@ class Places:
 def memref(buf: Buf) -> str:
     """Type of the flat memref that holds a buffer."""
     root = buf.root
-    return f"memref<{max(root.size, 1)}x{storage_el(root.dtype)}>"
+    return f"memref<{max(root.size, 1)}x{mlir_type(storage_el(root.dtype))}>"

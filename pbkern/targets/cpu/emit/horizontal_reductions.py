@@ -63,7 +63,8 @@ class Across(Registers):
             pair = _with_lost(b, pair, tuple(self._turned(block, v, half) for v in pair))
             half //= 2
         total = whole(b, *pair)
-        return Ssa(self.text.put(block, f"vector.extract {total.name}[0] : {total.el} from {total.type}"), total.el, 0)
+        first = f"vector.extract {total.name}[0] : {total._replace(lanes=0).type} from {total.type}"
+        return Ssa(self.text.put(block, first), total.el, 0)
 
     def _turned(self, block: Block, v: Ssa, by: int) -> Ssa:
         return self._shuffled(block, v, v, [(k + by) % v.lanes for k in range(v.lanes)])
@@ -112,7 +113,9 @@ class Across(Registers):
         return [self._reduced(block, kind, v)]
 
     def _reduced(self, block: Block, kind: str, v: Ssa) -> Ssa:
-        return Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)
+        scalar = v._replace(lanes=0)
+        reduced = self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {scalar.type}")
+        return scalar._replace(name=reduced)
 
     def _extreme_across(self, block: Block, op: str, v: Ssa) -> Ssa:
         """The extreme of the lanes, found among integers in the order of the floats, NaN behind all: a comparison of floats

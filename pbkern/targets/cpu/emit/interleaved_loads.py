@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.element_types import BITS, storage_el
+from pbkern.lower.mlir.element_types import BITS, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf
@@ -45,7 +45,7 @@ class Strided(Places):
         if key not in block.memo or buf.root in w.written:
             el, m = storage_el(buf.dtype), memref(buf)
             _, address = self.text.affine(block, flat, place - flat.const)
-            t = f"vector<{lanes}x{el}>"
+            t = mlir_type(el, lanes)
             load = f"vector.load {buf.root.name}[{address}] : {m}, {t}"
             if live < lanes:
                 mask, zero = self._tail_mask(Tail(live), lanes), self.text.builder(block, lanes).c(0, el)

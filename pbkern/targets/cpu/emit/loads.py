@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
-from pbkern.lower.mlir.element_types import BITS, compute_el, storage_el
+from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
@@ -93,7 +93,7 @@ class Loads(Strided, Registers):
         if step > 1:
             return self._spread_row(w, block, buf, flat_index(buf, index), step, p, lanes)
         _, address = self._address(block, buf, index, p)
-        t = f"vector<{lanes}x{el}>"
+        t = mlir_type(el, lanes)
         if w.turned_rows == lanes:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
@@ -140,7 +140,7 @@ class Loads(Strided, Registers):
         live = self._tail_mask(tail, lanes) if tail else None
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
-        t = f"vector<{lanes}x{el}>"
+        t = mlir_type(el, lanes)
         if c == 1 and buf.root in w.nest.fetch and self._leads(w, buf, index):
             self._fetch(w, block, buf, index, p)
         if c == 1 and live is None:
@@ -158,7 +158,7 @@ class Loads(Strided, Registers):
 
     def _load_backwards(self, block: Block, address: str, name: str, m: str, count: int, b: Builder, el: str) -> Ssa:
         """The element at an address and so many before it."""
-        lanes, t = b.lanes, f"vector<{b.lanes}x{el}>"
+        lanes, t = b.lanes, mlir_type(el, b.lanes)
         low = self.text.put(block, f"arith.subi {address}, {self.text.index(count - 1)} : index")
         load = f"vector.load {name}[{low}] : {m}, {t}"
         if count < lanes:
@@ -188,17 +188,17 @@ class Loads(Strided, Registers):
         wide = lanes if lanes and flat.coefficient(w.sched.vector) else 0
         if wide and flat.coefficient(w.sched.vector) != count:
             raise InternalError("words that do not lie side by side in a vector", why=f"{buf}, {flat} along {w.sched.vector}")
-        t = f"vector<{count * max(wide, 1)}x{small}>"
+        t = mlir_type(small, count * max(wide, 1))
         load = f"vector.load {name}[{address}] : {m}, {t}"
         if wide and tail:
             mask = self._tail_mask(Tail(count * tail.live), count * wide)
             zero = self.text.builder(block, count * wide).c(0, small)
             load = f"vector.maskedload {name}[{address}], {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
-        words = f"vector<{max(wide, 1)}x{el}>"
+        words = mlir_type(el, max(wide, 1))
         word = self.text.put(block, f"vector.bitcast {self.text.put(block, load)} : {t} to {words}")
         if wide:
             return Ssa(word, el, wide)
-        v = Ssa(self.text.put(block, f"vector.extract {word}[0] : {el} from {words}"), el, 0)
+        v = Ssa(self.text.put(block, f"vector.extract {word}[0] : {mlir_type(el)} from {words}"), el, 0)
         return self.text.builder(block, lanes).broadcast(v) if lanes else v
 
     def _guarded_address(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[str, list[Ssa]]:
@@ -250,7 +250,7 @@ class Loads(Strided, Registers):
             address = self.text.put(block, f"arith.index_cast {total.name} : {wide} to index")
             return b.from_storage(Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0), buf.dtype)
         live = self._tail_mask(tail or Tail(lanes), lanes)
-        t = f"vector<{lanes}x{el}>"
+        t = mlir_type(el, lanes)
         start, zero = self.text.index(0), b.c(0, el).name
         v = self.text.put(block, f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {m}, "
                           f"{total.type}, {live.type}, {t} into {t}")
@@ -275,7 +275,7 @@ class Loads(Strided, Registers):
         _, along = self.text.affine(inner, Affine.symbol(vector), p.get(vector, 0))
         address = self.text.put(inner, f"arith.addi {first}, {along} : index")
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, t = self.text.builder(inner, lanes), f"vector<{lanes}x{el}>"
+        b, t = self.text.builder(inner, lanes), mlir_type(el, lanes)
         load = f"vector.load {name}[{address}] : {m}, {t}"
         if tail is not None:
             live, zero = self._tail_mask(tail, lanes), b.c(0, el)
@@ -352,7 +352,7 @@ class Loads(Strided, Registers):
             address = part if address is None else self.text.put(block, f"arith.addi {address}, {part} : index")
         _, start = self.text.affine(block, affine, sum(affine.coefficient(d) * o for d, o in p.items()))
         address = self.text.put(block, f"arith.addi {address}, {start} : index")
-        b, t = self.text.builder(block, lanes), f"vector<{lanes}x{el}>"
+        b, t = self.text.builder(block, lanes), mlir_type(el, lanes)
         if tail is None:
             v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {m}, {t}")
         else:

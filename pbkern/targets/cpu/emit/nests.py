@@ -325,16 +325,9 @@ class NestEmitter(Loads, Woven, Epilogues):
 
         def fill(inner: Block) -> None:
             _, address = self._address(inner, write.buf, write.index, p)
-            stored = self._opaque(inner, v) if v.el == "bf16" else v
-            inner.lines.append(f"memref.store {stored.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
+            inner.lines.append(f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
 
         self._under(block, conditions, fill)
-
-    def _opaque(self, block: Block, v: Ssa) -> Ssa:
-        """A 16-bit float that LLVM takes for no constant: it has no instruction to store one that it finds late (LLVM 24)."""
-        b = self.text.builder(block, 0)
-        same = self.text.put(block, f'llvm.inline_asm "", "=r,0" {b.bitcast(v, "i16").name} : (i16) -> i16')
-        return b.bitcast(Ssa(same, "i16", 0), v.el)
 
     # ---------------------------------------------------------------- expressions
 

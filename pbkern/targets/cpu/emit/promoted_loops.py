@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import scratch
@@ -55,7 +55,7 @@ class Registers(Places):
         el, m, where = storage_el(buf.dtype), memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
             return Ssa(self.text.put(block, f"memref.load {where} : {m}"), el, 0)
-        t, live = f"vector<{place.lanes}x{el}>", place.live(at)
+        t, live = mlir_type(el, place.lanes), place.live(at)
         if live == place.lanes:
             return Ssa(self.text.put(block, f"vector.load {where} : {m}, {t}"), el, place.lanes)
         mask, zero = self._tail_mask(Tail(live), place.lanes), self.text.builder(block, place.lanes).c(0, el)

@@ -15,7 +15,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.ops.sort_cost import digit_bits, head_length, key_bits
-from pbkern.lower.mlir.element_types import BITS, int_el, is_float
+from pbkern.lower.mlir.element_types import BITS, int_el, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
@@ -74,8 +74,8 @@ class _Line:
     # ------------------------------------------------------------------ memory
 
     def _load(self, block: Block, buf: Buf, at: str) -> Ssa:
-        el = memref(buf).rstrip(">").rsplit("x", 1)[1]
-        return Ssa(self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"), el, 0)
+        load = self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}")
+        return Ssa(load, storage_el(buf.root.dtype), 0)
 
     def _store(self, block: Block, buf: Buf, at: str, v: Ssa) -> None:
         block.lines.append(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Sort
@@ -65,10 +65,10 @@ class Selection:
         """Whether the first key of one of LANES elements is below the bound's, or equal where there are more keys."""
         text, buf = self.text, self.sort.buffers[0]
         el, b = storage_el(buf.dtype), text.builder(block, LANES)
-        vector = f"vector<{LANES}x{el}>"
+        vector = mlir_type(el, LANES)
         loaded = text.put(block, f"vector.load {buf.root.name}[{self._address(block, at)}] : {memref(buf)}, {vector}")
         bound = text.put(block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}")
-        spread = text.put(block, f"vector.broadcast {bound} : {el} to {vector}")
+        spread = text.put(block, f"vector.broadcast {bound} : {mlir_type(el)} to {vector}")
         x, y = (b.from_storage(Ssa(v, el, LANES), buf.dtype) for v in (loaded, spread))
         less, equal = compare(b, x, y, buf.dtype.kind == "u")
         return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
