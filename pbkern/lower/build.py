@@ -21,14 +21,13 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.math import elementwise
-from pbkern.lower.nest.collapse_dims import Aliases
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import BOOL
-from pbkern.lower.nest.ir import Buf, Expr, Let, Names, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.rules import control_flow, ref_effects
 from pbkern.lower.rules.contractions import CONTRACTIONS
 from pbkern.lower.rules.debug_callbacks import trace
-from pbkern.lower.rules.elementwise import INT32, elementwise_value
+from pbkern.lower.rules.elementwise import elementwise_value
 from pbkern.lower.rules.reshape_views import merged
 from pbkern.lower.rules.scatter import scatter
 from pbkern.lower.rules.sort import elements_read, sorted_values
@@ -46,25 +45,21 @@ from pbkern.lower.values.values import ZERO, Contract, Index, Joined, Lazy, Lite
 class BodyBuilder:
     """Builds one body. `stmts` is the list that statements are being appended to."""
 
-    def __init__(self, names: Names | None = None):
-        self.pool, self.names = Pool(), names or Names()
+    def __init__(self, context: NestContext):
+        self.context, self.pool, self.names = context, context.pool, context.names
         self.stmts: list[Stmt] = []
-        self.arena: list[Buf] = []
         self.items: list[Item] = []
         self.refs: dict = {}
         self.kernel: Kernel | None = None
         self.operands: tuple[Buf, ...] = ()  # the kernel's, as they were when it was launched
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
-        self.bounds: dict[str, tuple[int, int]] = {}  # (smallest, largest) value of symbols, where known
         self.rows: dict[int, Steps] = {}  # id of an index array -> how its rows move (lower/values/affine_index_arrays.py)
         self.unstored: set[int] = set()  # ids of values that are not stored for it
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
         self._kept: list = []
-        self.aliases = Aliases()
-        self._infos: dict = {}
         self._order: dict[int, tuple] = {}
         self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
         self.now: tuple = ()  # the item being built
@@ -76,21 +71,22 @@ class BodyBuilder:
     def line(self, eqn) -> str | None:
         return _jax.user_line(eqn)
 
-    def info(self, primitive: str, out_dtype, in_dtypes, params=None, at=None) -> elementwise.EqnInfo:
-        params = params or {}
-        key = (primitive, np.dtype(out_dtype), tuple(in_dtypes), str(sorted(params.items(), key=lambda t: t[0])))
-        if key not in self._infos:
-            self._infos[key] = elementwise.EqnInfo(primitive, params, tuple(in_dtypes), np.dtype(out_dtype), at)
-        return self._infos[key]
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """(smallest, largest) value of symbols, where known."""
+        return self.context.bounds
 
     def op(self, primitive: str, dtype, *args: Expr, params=None) -> Expr:
-        return self.pool.make("op", dtype, self.info(primitive, dtype, [a.dtype for a in args], params), args)
+        return self.context.op(primitive, dtype, *args, params=params)
 
     def const(self, value, dtype) -> Expr:
-        return self.pool.make("const", np.dtype(dtype), np.asarray(value, dtype)[()])
+        return self.context.const(value, dtype)
 
     def select(self, test: Expr, true: Expr, false: Expr) -> Expr:
-        return self.op("select_n", true.dtype, test, false, true)
+        return self.context.select(test, true, false)
+
+    def clamped(self, e: Expr, limit: int | None) -> Expr:
+        return self.context.clamped(e, limit)
 
     def cast(self, value: Value, dtype: np.dtype) -> Value:
         if value.dtype == dtype or (dtype == np.float32 and value.dtype.name in ("float16", "bfloat16")):
@@ -140,9 +136,7 @@ class BodyBuilder:
         self._kept.append(x)
 
     def new_buffer(self, shape, dtype) -> Stored:
-        buf = Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)
-        self.arena.append(buf)
-        return self.whole(buf)
+        return self.whole(self.context.new_buffer(shape, dtype))
 
     def append_control(self, item: ControlItem, results: list[Stored]) -> None:
         """Adds control flow; its results are defined after everything inside it."""
@@ -254,16 +248,6 @@ class BodyBuilder:
             case Value():
                 if id(item) in plan:
                     self.materialise(item)
-
-    def clamped(self, e: Expr, clamp: int | None) -> Expr:
-        if e.dtype == BOOL:
-            e = self.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
-        if clamp is None:
-            return e
-        if e.dtype.kind == "i":
-            e = self.op("max", e.dtype, e, self.const(0, e.dtype))
-        limit = min(clamp, np.iinfo(e.dtype).max)
-        return self.op("min", e.dtype, e, self.const(limit, e.dtype))
 
     # ---------------------------------------------------------------- pulling expressions
 
@@ -419,7 +403,7 @@ class BodyBuilder:
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
         """The same elements in the same order under another shape; copies them unless they lie so."""
-        found = merged(stored, shape, self.aliases)
+        found = merged(stored, shape, self.context.aliases)
         if found is not None:
             self.keep(found)
             return found

@@ -21,6 +21,8 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations
 from pbkern.dsl.kernel import Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
+from pbkern.lower.build_options import BuildOptions
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import interval
 from pbkern.lower.nest.ir import Buf, Let, Nest, Sort, Stmt, every, nodes
 from pbkern.lower.rules.views import index_value
@@ -134,7 +136,7 @@ def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | No
 
 
 def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
-    builder = BodyBuilder()
+    builder = BodyBuilder(NestContext(BuildOptions()))
     builder.kernel = kernel
     builder.operands = tuple(bufs[: len(kernel.inputs)])
     symbols = _grid_symbols(kernel)
@@ -143,7 +145,7 @@ def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
     unknown = Affine.symbol(builder.names("%unknown"))
     builder.grid_sizes = tuple(index_value((), INT32, lambda ix: unknown, builder) if d in dynamic else Literal((), INT32, n)
                                for d, n in enumerate(kernel.grid))
-    builder.bounds = {g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)}
+    builder.bounds.update({g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)})
     refs = []
     for buf, m in zip(bufs, (*kernel.inputs, *kernel.outputs)):
         starts = [Affine.symbol(builder.names("%unknown")) if s is None else s for s in m.starts]

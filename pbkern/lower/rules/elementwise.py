@@ -59,7 +59,7 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
             why=f"({', '.join(map(str, in_dtypes))}) -> {dtype}; covered dtypes: {', '.join(ELEMENTS)}",
             hint="convert the operands with astype, or leave this operation to XLA",
         )  # fmt: skip
-    info = b.info(name, dtype, in_dtypes, eqn.params, at)
+    info = b.context.info(name, dtype, in_dtypes, eqn.params, at)
 
     def route(ix: Index):
         return [tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else () for v in ins]

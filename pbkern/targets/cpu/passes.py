@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from pbkern.lower.kernel_nests import KernelNests, Section
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.index_tests import Bounds, decide_tests
@@ -29,7 +31,17 @@ from pbkern.targets.cpu.packing.row_tiling import tile_rows
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, choose
 
 
-def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
+def optimise(nests: KernelNests) -> KernelNests:
+    """All passes on each list of statements of a kernel."""
+
+    def optimised(s: Section) -> Section:
+        return replace(s, statements=tuple(_optimise(list(s.statements), s.context, s.context.options, s.context.bounds,
+                                                     s.context.kept)))
+
+    return nests.mapped(optimised)
+
+
+def _optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = without_unread(merge_all(take_apart(stmts, builder), builder), {b.root for b in kept})
     stmts = decide_tests(stmts, builder.pool, bounds)

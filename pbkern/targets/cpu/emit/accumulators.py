@@ -13,7 +13,7 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Reduction
-from pbkern.lower.rules.contractions import IDENTITY
+from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, is_long_point
 
 from .addressing import Point, Tail, Walk

@@ -31,15 +31,15 @@ MOST_TESTS, MOST_NODES = 6, 120
 INT32 = np.dtype(np.int32)
 
 
-def choose_unmasked(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
+def choose_unmasked(stmts: list[Stmt], context, options, bounds: Bounds) -> list[Stmt]:
     """Cuts nests with masks in two variants, inner statements too."""
-    chooser = _Chooser(builder, options, bounds)
+    chooser = _Chooser(context, options, bounds)
     return chooser.statements(stmts, bounds)
 
 
 @dataclass
 class _Chooser:
-    builder: object
+    context: object
     options: object
     bounds: Bounds
 
@@ -55,14 +55,14 @@ class _Chooser:
         return out
 
     def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
-        tests, fold = self.tests(nest), Folder(self.builder.pool, bounds)
+        tests, fold = self.tests(nest), Folder(self.context.pool, bounds)
         conditions = list(dict.fromkeys(fold(c) for t in tests for c in self.conditions(t, nest)))
         if not tests or any(c.kind == "const" and not c.info for c in conditions):  # they hold for no program
             return [nest]
-        name = self.builder.names("%s")
-        all_hold = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), conditions)
-        plain = simplified(nest, self.builder.pool, bounds, tests)
-        return [Let(name, self.builder.clamped(all_hold, None)), If(name, [[nest], [plain]])]
+        name = self.context.names("%s")
+        all_hold = functools.reduce(lambda a, b: self.context.op("and", BOOL, a, b), conditions)
+        plain = simplified(nest, self.context.pool, bounds, tests)
+        return [Let(name, self.context.clamped(all_hold, None)), If(name, [[nest], [plain]])]
 
     def tests(self, nest: Nest) -> list[Expr]:
         """Those that move with the nest's points and with what is around it; none where a second copy is not worth it."""
@@ -85,16 +85,16 @@ class _Chooser:
             if step is None:
                 return None
             corner[d] = Affine((), n - 1 if step * sign > 0 else 0)
-        around = self.builder.pool.rename(test, corner)
+        around = self.context.pool.rename(test, corner)
         return corner if around.symbols or around.kind == "op" else None
 
     def conditions(self, test: Expr, nest: Nest) -> list[Expr]:
         """Scalars under which a test holds at all points."""
-        found = [self.builder.pool.rename(test, self.hardest(test, nest))]
+        found = [self.context.pool.rename(test, self.hardest(test, nest))]
         for x in (a for a in test.args if a.symbols & nest.dims.keys()):  # which must not wrap around in between
             low, high = ({d: Affine((), n - 1 if (steps_along(x, d).step > 0) is up else 0) for d, n in nest.extents().items()}
                          for up in (False, True))
-            found.append(self.builder.op("le", BOOL, self.builder.pool.rename(x, low), self.builder.pool.rename(x, high)))
+            found.append(self.context.op("le", BOOL, self.context.pool.rename(x, low), self.context.pool.rename(x, high)))
         return found
 
 

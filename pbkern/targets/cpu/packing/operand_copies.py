@@ -54,7 +54,7 @@ def is_dear(e: Expr) -> bool:
     return e.kind == "load" and (copied_as(e.info[0].dtype) != e.info[0].dtype or e.info[2])
 
 
-def stage(nest: Nest, load: Expr, dtype: np.dtype, builder, out: list[Stmt], staged: Staged) -> Expr | None:
+def stage(nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], staged: Staged) -> Expr | None:
     """The load from a copy, made by a statement that is added to `out` if there is none yet. None where places are diagonal."""
     spans = _spans(load, nest)
     if not spans:
@@ -63,7 +63,7 @@ def stage(nest: Nest, load: Expr, dtype: np.dtype, builder, out: list[Stmt], sta
     rows, row = _split(spans, nest)
     sizes = [s.size for s in rows]
     shape = (*sizes, math.prod(s.size for s in row) + (PADDING if rows else 0))
-    names = [builder.names("d") for _ in spans]
+    names = [context.names("d") for _ in spans]
 
     def within(places: list[Affine]) -> tuple[Affine, ...]:
         flat = Affine()
@@ -75,15 +75,15 @@ def stage(nest: Nest, load: Expr, dtype: np.dtype, builder, out: list[Stmt], sta
     key = (source, guard, dtype, tuple(start), tuple((s.axis, s.step, s.size) for s in spans), len(rows))
     buf = staged.copies.get(key)
     if buf is None:
-        buf = builder.new_buffer(shape, dtype).buf
+        buf = context.new_buffer(shape, dtype)
         for s, name in zip(spans, names):
             start[s.axis] += Affine.symbol(name, s.step)
-        copied = builder.pool.make("load", load.dtype, (source, tuple(start), guard))
+        copied = context.pool.make("load", load.dtype, (source, tuple(start), guard))
         write = Write(buf, within([*map(Affine.symbol, names)]), copied)
         out.append(Nest(dict(zip(names, (s.size for s in spans))), writes=[write], at=nest.at))
         if source.root not in staged.written:
             staged.copies[key] = buf
-    return builder.pool.make("load", load.dtype, (buf, within([s.place for s in spans]), False))
+    return context.pool.make("load", load.dtype, (buf, within([s.place for s in spans]), False))
 
 
 def rows_collide(nest: Nest, load: Expr, reuse: int) -> bool:
