@@ -26,6 +26,7 @@ As a pytest plugin it records the MLIR of every program that a test compiles, ha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -221,6 +222,13 @@ def environment() -> dict[str, str]:
             "machine": digest(str(machine)), "threads": str(os.environ.get("PBKERN_NUM_THREADS", machine.cores))}
 
 
+def _on(machine: str):
+    """Plans and kernels for another machine than the one at hand; nothing is run."""
+    from tests.lowered import on
+
+    return on() if machine == "table" else contextlib.nullcontext()
+
+
 def _argument(a):
     return jax.ShapeDtypeStruct(*a) if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], tuple) else a
 
@@ -310,6 +318,8 @@ def main(argv: list[str] | None = None) -> int:
     w.add_argument("path", type=pathlib.Path)
     w.add_argument("words", nargs="*")
     w.add_argument("--sets", default="bench,survey,examples", help=f"of {', '.join(SETS)}")
+    w.add_argument("--machine", choices=("this", "table"), default="this",
+                   help="table: for the machine of the documents, with AVX-512; not with pallas, --objects")
     w.add_argument("--objects", action="store_true", help="compile as well, and hash the object files")
     w.add_argument("--texts", type=pathlib.Path, help="keep the texts below this folder, to be compared with diff -r")
     c = commands.add_parser("compare")
@@ -318,7 +328,8 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.command == "compare":
         return compare(given.before, given.after)
-    return write(given.path, given.words, given.sets.split(","), given.objects, given.texts)
+    with _on(given.machine):
+        return write(given.path, given.words, given.sets.split(","), given.objects, given.texts)
 
 
 if __name__ == "__main__":

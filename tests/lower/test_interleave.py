@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.targets.cpu.emit.interleave_chains import GROUP, LONG_LINES, MOST_LIVE, interleaved
+from pbkern.lower.mlir.operation import Operation
+from pbkern.targets.cpu.emit import interleave_chains
+from pbkern.targets.cpu.emit.interleave_chains import GROUP, LONG_CHAIN, MOST_LIVE
+
+
+def interleaved(points: list[list[str]]) -> list[str]:
+    """The same of lines."""
+    return [op.text for op in interleave_chains.interleaved([list(map(Operation, lines)) for lines in points])]
 
 
 def chain(name: str, length: int, first: str = "") -> list[str]:
@@ -17,23 +24,23 @@ def chain(name: str, length: int, first: str = "") -> list[str]:
 
 
 def test_long_points_take_turns():
-    a, b = chain("a", LONG_LINES), chain("b", LONG_LINES)
+    a, b = chain("a", LONG_CHAIN), chain("b", LONG_CHAIN)
     assert interleaved([a, b]) == [line for pair in zip(a, b) for line in pair]
 
 
 def test_short_points_stay_one_after_the_other():
-    a, b = chain("a", LONG_LINES - 1), chain("b", LONG_LINES - 1)
+    a, b = chain("a", LONG_CHAIN - 1), chain("b", LONG_CHAIN - 1)
     assert interleaved([a, b]) == a + b
 
 
 @pytest.mark.parametrize("line", ["%c = scf.if %t -> (vector<16xf32>) {\nscf.yield\n}", "scf.if %t {", "func.call @print()"])
 def test_branches_and_calls_keep_all_in_order(line):
-    points = [[*chain(name, LONG_LINES), line] for name in "ab"]
+    points = [[*chain(name, LONG_CHAIN), line] for name in "ab"]
     assert interleaved(points) == points[0] + points[1]
 
 
 def test_what_a_point_takes_from_another_comes_before():
-    a, b = chain("a", 2 * LONG_LINES), chain("b", LONG_LINES, first=f"a{LONG_LINES}")
+    a, b = chain("a", 2 * LONG_CHAIN), chain("b", LONG_CHAIN, first=f"a{LONG_CHAIN}")
     lines = interleaved([b, a])  # b reads a value of a that is made late
     made: set[str] = {"%a", "%b", "%i"}
     for line in lines:

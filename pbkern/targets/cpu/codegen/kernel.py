@@ -18,6 +18,8 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.grid import block_shift
 from pbkern.lower.grid.edge_variants import Extent
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
+from pbkern.lower.mlir import operation
+from pbkern.lower.mlir.operation import Operation, Region, replaced
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -29,8 +31,7 @@ from pbkern.targets.cpu.emit.nests import NestEmitter
 from pbkern.targets.cpu.emit.radix_sort import emit_sort
 from pbkern.targets.cpu.schedule import register_promotion
 
-from .merge_functions import CALL
-from .outlining import ARENA, ARENA_TYPE, FRAMED, Made, Outliner, Segment
+from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, Segment
 
 NEVER = 1 << 62
 NOALIAS = " {llvm.noalias}"
@@ -251,7 +252,7 @@ class KernelLowering:
         def walk(b: Block, k: int) -> list:
             if k == len(sizes):
                 _, address = self.text.affine(b, flat)
-                b.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
+                b.add(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
             else:
                 step = line if k == len(sizes) - 1 else 1
                 self.text.loop(b, symbols[k], 0, sizes[k], step, lambda inner, _: walk(inner, k + 1))
@@ -293,10 +294,10 @@ class KernelLowering:
         """Appends one statement. What it shares with later ones is in `block`, before it."""
         inner, self.emitter.has_scalar_loops = Block(block), False
         self._statement(inner, s)
-        start = len(block.lines)
-        block.lines += inner.lines
+        start = len(block.operations)
+        block.take(inner)
         block.has_long_loops |= inner.has_long_loops
-        return Segment(start, len(block.lines), self.emitter.has_scalar_loops)
+        return Segment(start, len(block.operations), sum(op.size for op in inner.operations), self.emitter.has_scalar_loops)
 
     def _statement(self, block: Block, s: Stmt) -> None:
         match s:
@@ -322,7 +323,7 @@ class KernelLowering:
         flat = flat_index(s.buf, s.index)
         for k in range(0, s.count, line):
             _, address = self.text.affine(block, flat + k)
-            block.lines.append(f"memref.prefetch {s.buf.root.name}[{address}], write, locality<3>, data : {memref(s.buf)}")
+            block.add(f"memref.prefetch {s.buf.root.name}[{address}], write, locality<3>, data : {memref(s.buf)}")
 
     def _let(self, block: Block, name: str, value) -> None:
         holder = Nest({})
@@ -364,8 +365,9 @@ class KernelLowering:
         value = self._name(before.lookup(predicate)[1]) if predicate.startswith("%") else self.text.index(int(predicate))
         test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
         self._statements(after, body)
-        block.lines += ["scf.while : () -> () {", *before.lines, f"scf.condition({test})", "} do {", *after.lines,
-                        "scf.yield", "}"]
+        before.add(f"scf.condition({test})")
+        after.add("scf.yield")
+        block.add("scf.while : () -> ()", before, after, words=("", "do"))
 
     # ---------------------------------------------------------------- the function
 
@@ -385,19 +387,19 @@ class KernelLowering:
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
         # Stores past the caches are not ordered with others: the fence comes before any word that the work is done.
         fence = ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()'] if self.emitter.streams else []
-        main = [f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{", *constants, *head, *self.text.top.lines,
-                f"scf.for %p = %low to %high step {one} {{", *block.lines, "}", *fence, "return", "}"]
+        programs = Operation(f"scf.for %p = %low to %high step {one}", (Region(block.operations),))
         attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
         views = {b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}" for b in self.offsets}
         made = self.outliner.functions(attributes, views, {b.name: offset for b, offset in self.offsets.items()})
         pieces = tuple(self._function(m.name, m.text, m.declaration, m.scalar, made) for m in made)
+        body = operation.lines(replaced([*self.text.top.operations, programs], self.outliner.calls))
+        main = [f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{", *constants, *head, *body, *fence, "return", "}"]
         return self._function(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, made), pieces
 
     def _function(self, name: str, text: str, declaration: str, scalar: bool, made: list[Made]) -> Function:
         def sized(text: str) -> str:
             return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
-        text = "\n".join(self.outliner.calls.get(line, line) for line in text.splitlines())
         calls = {sized(m.declaration) for m in made if f"{CALL}{m.name}(" in text}
         calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
         return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)

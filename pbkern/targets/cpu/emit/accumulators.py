@@ -90,7 +90,8 @@ class Accumulators(Across):
             return [a._replace(name=self.text.put(b, f"memref.load {place}")) for a, place in zip(accs, at)]
 
         def store(b: Block, values: list[Ssa]) -> None:
-            b.lines += [f"memref.store {v.name}, {place}" for v, place in zip(values, at)]
+            for v, place in zip(values, at):
+                b.add(f"memref.store {v.name}, {place}")
 
         def whole(length: int):
             def one(outer: Block, _) -> list:
@@ -236,14 +237,14 @@ class Accumulators(Across):
         return out
 
     def _in_turn(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
-        """fill(number, point) for each, with the lines of several points in turn where none reads what another one stores."""
-        lines, filled = block.lines, []
+        """fill(number, point) for each, with the operations of several points in turn where none reads what another stores."""
+        before, filled = block.operations, []
         for k, p in enumerate(points):
-            block.lines = []
+            block.operations = []
             fill(k, p)
-            filled.append(block.lines)
+            filled.append(block.operations)
         free = w.sched.vector is not None and not w.nest.ordered and not w.nest.over and not w.rewrites
-        block.lines = lines + (interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one])
+        block.operations = before + (interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one])
 
     def _adds_zeros(self, w: Walk, r: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""

@@ -50,7 +50,8 @@ class Epilogues(Accumulators):
         """A loop over rows along `dim`, with `each` of the sums in `accs`; `points` are those of the first trip."""
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
-        block.lines += [f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}" for k, a in enumerate(accs)]
+        for k, a in enumerate(accs):
+            block.add(f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}")
         _, first = block.lookup(dim)
         at_once = 1 + max(p[dim] for p in points)
 

@@ -83,7 +83,7 @@ class Strided(Places):
             _, address = self.text.affine(block, flat, place + start - flat.const)
             to = f"{buf.root.name}[{address}]"
             if start + v.lanes <= count:
-                block.lines.append(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
+                block.add(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
             else:
                 mask = self._tail_mask(Tail(count - start), v.lanes)
-                block.lines.append(f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}")
+                block.add(f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}")

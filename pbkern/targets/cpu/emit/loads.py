@@ -177,7 +177,7 @@ class Loads(Strided, Registers):
         flat = flat_index(buf, index)
         offset = sum(flat.coefficient(d) * o for d, o in p.items()) + w.nest.fetch[buf.root]
         _, address = self.text.affine(block, flat, offset)
-        block.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
+        block.add(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
 
     def _load_words(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, el: str) -> Ssa:
         """Elements that span several of the buffer they reinterpret: one, or neighbours along the vectors."""

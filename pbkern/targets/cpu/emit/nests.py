@@ -62,7 +62,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=nest.reaches())
         outer = [d for d in sched.order if d not in nest.rdims]
         self._outer(walk, top, outer, [{}])
-        block.lines += top.lines
+        block.take(top)
         return sched
 
     def scalar(self, block: Block, e: Expr, nest: Nest) -> Ssa:
@@ -70,7 +70,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         inner = Block(block)
         walk = Walk(nest, NestSchedule(), inner, set())
         v = self._value(walk, inner, e, {}, None)
-        block.lines += inner.lines
+        block.take(inner)
         return v
 
     # ---------------------------------------------------------------- loops
@@ -128,7 +128,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         before = Block(block)
         before.values[w.sched.vector] = low
         made = [known[key] if key in known else self._value(w, before, e, p, None) for key, (e, p) in carried.items()]
-        block.lines += before.lines
+        block.take(before)
         return made
 
     def _reduce(self, w: Walk, block: Block, points: list[Point], tail: Tail | None) -> None:
@@ -300,14 +300,14 @@ class NestEmitter(Loads, Woven, Epilogues):
             past = ""
             if write.buf.root in self.streamed and self._fills_lines(w, write, v.lanes, p):
                 past, self.streams = f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}", True
-            block.lines.append(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
+            block.add(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
         elif coefficient == 1:
-            block.lines.append(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
+            block.add(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
         else:
             steps = [k * coefficient for k in range(v.lanes)]
             offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{v.lanes}xi32>")
             live = live or self._tail_mask(Tail(v.lanes), v.lanes)
-            block.lines.append(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
+            block.add(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
                                f"vector<{v.lanes}xi32>, {live.type}, {v.type}")
 
     def _fills_lines(self, w: Walk, write: Write, lanes: int, p: Point) -> bool:
@@ -325,7 +325,7 @@ class NestEmitter(Loads, Woven, Epilogues):
 
         def fill(inner: Block) -> None:
             _, address = self._address(inner, write.buf, write.index, p)
-            inner.lines.append(f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
+            inner.add(f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
 
         self._under(block, conditions, fill)
 

@@ -65,12 +65,12 @@ class Registers(Places):
     def _store_part(self, block: Block, buf: Buf, at: int, place: Place, v: Ssa) -> None:
         m, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
-            block.lines.append(f"memref.store {v.name}, {where} : {m}")
+            block.add(f"memref.store {v.name}, {where} : {m}")
         elif place.live(at) == place.lanes:
-            block.lines.append(f"vector.store {v.name}, {where} : {m}, {v.type}")
+            block.add(f"vector.store {v.name}, {where} : {m}, {v.type}")
         else:
             mask = self._tail_mask(Tail(place.live(at)), place.lanes)
-            block.lines.append(f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}")
+            block.add(f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}")
 
     def _carried(self, block: Block, buf: Buf, index: tuple, p: Point) -> Ssa | None:
         """The value of an access, if it is kept."""

@@ -78,7 +78,7 @@ class _Line:
         return Ssa(load, storage_el(buf.root.dtype), 0)
 
     def _store(self, block: Block, buf: Buf, at: str, v: Ssa) -> None:
-        block.lines.append(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
+        block.add(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
 
     def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
         """`fill(inner block, index, carried)` for every index below `count`."""
@@ -202,7 +202,7 @@ class _Line:
         ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
         for p, rank in zip(places, ranks):
             at = self.text.index(p)
-            block.lines.append(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
+            block.add(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
 
     def _move(self, block: Block, n: int, source: str, place_of) -> str:
         """Moves words and places to the other half, from the first element on to the places that `place_of` tells."""
