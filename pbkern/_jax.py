@@ -6,11 +6,12 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 from __future__ import annotations
 
 import functools
+import operator
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -20,6 +21,9 @@ from jax._src.state import indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import split_list, weakref_lru_cache
 from jax.extend import core as jex
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Var = jex.Var
 Literal = jex.Literal
@@ -162,7 +166,7 @@ def read_inputs(jaxpr) -> set[int]:
 NO_INDICES = jax.tree.flatten(())[1]
 
 
-def is_slice(index) -> bool:
+def is_slice(index) -> TypeIs[Slice]:
     return isinstance(index, Slice)
 
 
@@ -322,7 +326,7 @@ def untyped_manual_axes():
 def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:
     """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
     info = closed.jaxpr.debug_info.with_unknown_names()
-    effects = core.no_effects.union(*(e.effects for e in eqns)) if eqns else core.no_effects
+    effects = functools.reduce(operator.or_, (e.effects for e in eqns), core.no_effects)
     jaxpr = core.Jaxpr(closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info)
     return core.ClosedJaxpr(jaxpr, closed.consts)
 
@@ -420,7 +424,7 @@ def give_meshes_one_core() -> Callable[[], None]:
 
     def replace(f: Callable) -> None:
         for module in (tpu_core, tpu):
-            module.create_tensorcore_mesh = f
+            setattr(module, stock.__name__, f)
 
     replace(create)
     return lambda: replace(stock)

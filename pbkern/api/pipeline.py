@@ -9,6 +9,7 @@ frontends/jax/call.py; what XLA keeps is the fuser's decision.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ from pbkern.dsl.trace import kernel_p
 from pbkern.dsl.verify import verify
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
+from pbkern.targets.target import Target
 
 from . import stages, tuned_choices
 
@@ -111,13 +113,18 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
-        # Programs that are alike share their code.
-        record.texts[stage] = lambda s=stage: "\n".join(target.text(c, s) for c in dict.fromkeys(build.compiled.values()))
+        record.texts[stage] = functools.partial(_text, target, build, stage)
     if options.debug:
         stages.report(record)
-    if config.current().dump is not None:
-        stages.dump(record, config.current().dump)
+    folder = config.current().dump
+    if folder is not None:
+        stages.dump(record, folder)
     return build
+
+
+def _text(target: Target, build: Build, stage: str) -> str:
+    """Code of a build after a target's stage. Programs that are alike share their code."""
+    return "\n".join(target.text(c, stage) for c in dict.fromkeys(build.compiled.values()))
 
 
 def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:

@@ -34,7 +34,7 @@ def without_known_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 class _Known:
     """Values of tracers that are constants."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.values: dict[int, tuple] = {}  # id -> (tracer, so that the id stays its own; NumPy value)
 
     def value(self, x) -> np.ndarray | None:

@@ -98,9 +98,9 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
 
     closed, results = jax.make_jaxpr(flat, return_shape=True)(*leaves)
     closed = count_progressions(_jax.without_refs(closed))
-    flags = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
-    flags += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
-    flags = (False,) * len(closed.consts) + tuple(f for group in flags for f in group)
+    groups = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
+    groups += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
+    flags = (False,) * len(closed.consts) + tuple(f for group in groups for f in group)
     outs = bind([*closed.consts, *leaves], _jax.hoist_constants(closed), name, options, flags)
     return jax.tree.unflatten(jax.tree.structure(results), outs)
 

@@ -212,7 +212,7 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
 
 def _when_last(rank: int, pairs) -> None:
     """The last program copies each (target, source)."""
-    last = np.bool_(True)
+    last: jax.Array | np.bool_ = np.bool_(True)
     for d in range(rank):
         last = last & (primitives.program_id(d) == primitives.num_programs(d) - 1)
 
@@ -244,8 +244,8 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
             return Squeezed()
         case p.BoundedSlice(block_size=n):
             return bounded_slices.element_of(bounded_slices.BoundedSlice(int(n)))
-        case p.Element(block_size=n, padding=padding):
-            return Element(int(n), tuple(map(int, padding)))
+        case p.Element(block_size=n, padding=(low, high)):
+            return Element(int(n), (int(low), int(high)))
         case p.Blocked(block_size=n) if n <= extent:
             return Blocked(int(n))
         case p.Blocked(block_size=n):  # one block that reaches over the array's end
