@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.targets.cpu.codegen import outlining
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
 from pbkern.targets.cpu.codegen.merge_functions import differences, form
@@ -75,9 +76,9 @@ VIEWS = {"%t1": "memref<64xf32>", "%t2": "memref<64xf32>", "%t3": "memref<9xf32>
 
 
 def made(start, view, bound="%c4", value="%v1"):
-    lines = [f"scf.for {value} = %c4 to {bound} step %c4 {{", f"{value}0 = arith.addi {value}, {start} : index",
-             f"memref.store %k, {view}[{value}0] : {VIEWS[view]}", "}"]  # fmt: skip
-    return form(lines, CONSTANTS, VIEWS, ["%a0"])
+    body = [f"{value}0 = arith.addi {value}, {start} : index", f"memref.store %k, {view}[{value}0] : {VIEWS[view]}"]
+    loop = Operation(f"scf.for {value} = %c4 to {bound} step %c4", (Region(list(map(Operation, body))),))
+    return form([loop], CONSTANTS, VIEWS, ["%a0"])
 
 
 def test_twins_differ_in_places_and_scratch_buffers():
@@ -91,4 +92,4 @@ def test_bounds_and_types_are_not_places():
     first = made("%c4", "%t1")
     assert made("%c4", "%t1", bound="%c8").common != first.common
     assert made("%c4", "%t3").common != first.common
-    assert form(["func.call @f() : () -> ()"], CONSTANTS, VIEWS, []) is None
+    assert form([Operation("func.call @f() : () -> ()")], CONSTANTS, VIEWS, []) is None
