@@ -22,7 +22,7 @@ from pbkern.core import config
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import CompileOptions
-from pbkern.core.process import gc_pause, progress
+from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.dsl import checks
 from pbkern.dsl.build_programs import kernel_program, repeated
 from pbkern.dsl.host_program import HostProgram
@@ -82,7 +82,7 @@ def build_plan(
             donated=donated,
         )  # fmt: skip
 
-    with gc_pause.paused():
+    with gc_pause.paused(), recursion.headroom():
         plan = record.run("plan", fused, verify=verified)
     record.texts["jaxpr"] = lambda: str(plan.jaxpr)
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
@@ -162,7 +162,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            with progress.compiling(name), gc_pause.paused():
+            with progress.compiling(name), gc_pause.paused(), recursion.headroom():
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
             return build.plan.evaluate(args, run)
 

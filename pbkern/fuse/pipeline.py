@@ -11,7 +11,9 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import Machine
-from pbkern.fuse.access.blocks import steps_remembered
+from pbkern.core.ops.shared_products import shared_products
+from pbkern.core.process.context_values import during
+from pbkern.fuse.access.blocks import rounded_products, steps_remembered
 from pbkern.fuse.algebra.contraction_precision import set_precision
 from pbkern.fuse.algebra.late_division import divide_late
 from pbkern.fuse.algebra.log_of_exp import undo_exponentials
@@ -89,7 +91,8 @@ def plan(
             leave_moves(parts.nodes)
         apply(parts.groups(), choices, machine)
     write_in_place(parts.nodes, simple.jaxpr, donated)
-    segments = make_segments(name, simple, parts.nodes, params_for)
+    with during(rounded_products, shared_products(simple.jaxpr) if fast else frozenset()):
+        segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)
     made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes)

@@ -16,6 +16,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.shared_products import shared_products
 from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
@@ -135,7 +136,7 @@ class KernelNests:
 
     def mapped(self, change: Callable[[Any], Any]) -> KernelNests:
         """With each section, the prologue and every case, changed."""
-        return replace(self, prologue=change(self.prologue), cases=tuple(map(change, self.cases)))
+        return replace(self, prologue=change(self.prologue), cases=tuple([change(c) for c in self.cases]))
 
     def verify(self) -> None:
         """Checks ranks, known symbols and static bounds of accesses. Raises InternalError."""
@@ -325,6 +326,7 @@ class _Building:
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
+        builder.shared_products = shared_products(jaxpr) if self.options.contract else frozenset()
         return context, block_shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
 
 

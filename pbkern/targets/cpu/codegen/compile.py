@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from pbkern.core.errors import InternalError
-from pbkern.core.process import disk_cache, gc_pause, progress
+from pbkern.core.process import disk_cache, gc_pause, progress, recursion
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
@@ -155,7 +155,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             made_objects = parts.finish(_host_text(program, made[0]), "pbk_handler")
         return Code(made_objects, made[0].arena_bytes)
 
-    with progress.compiling(program.name), gc_pause.paused():
+    with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
         code, image, found = _kept(key, symbols, make, timed)
