@@ -25,9 +25,13 @@ from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError, TargetError, UnsupportedOp
+from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel, UnsupportedOp
 from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
+from pbkern.core.options import TARGETS, nearest
 from pbkern.core.process.pickle_by_name import ByName
+from pbkern.dsl.body_checks import explain
+from pbkern.dsl.body_checks.static_indices import check_indices
+from pbkern.dsl.body_checks.unwritten_results import check_written
 from pbkern.dsl.body_rewrites import bounded_slices, numpy_primitives
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
 from pbkern.dsl.primitives import atomics, prng_keys
@@ -248,12 +252,14 @@ def trace_kernel(
     )
     verify(k)
     closed = _trace_body(body, k, x64)
+    check_indices(closed, k.name, k.defined_at)
     if atomics.is_used(closed.jaxpr):
         k, closed = atomics.in_order(k), atomics.expand(closed)
     if sizes:
         closed = bounded_slices.bound(closed, lambda refs: limits_of(k, sizes, refs))
     k = with_private_inputs(dataclasses.replace(k, body=canonical_body(closed, k.name)))
     verify(k)
+    check_written(k, {n - len(in_types) for n in sizes})
     return k
 
 
@@ -292,8 +298,11 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
             hint="body(*in_refs, *out_refs, *scratch_refs)",
         ) from None
 
+    @functools.wraps(body)  # JAX's own messages name the body
     def run(*ref_args):
-        if body(*ref_args) is not None:
+        with explain.explained(k.name, k.defined_at):
+            result = body(*ref_args)
+        if result is not None:
             raise KernelError(
                 f"body of kernel `{k.name}` returns a value",
                 at=k.defined_at,
@@ -340,8 +349,7 @@ def _bind(eqn, *operands) -> Sequence:
     found = numpy_primitives.rewrite(eqn, *operands)
     if found is not None:
         return found
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return results if eqn.primitive.multiple_results else [results]
+    return _jax.bind_again(eqn, operands)
 
 
 def needs_x64(dtypes) -> bool:
@@ -410,6 +418,8 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
     if params is None:
         return {}
     if isinstance(params, Mapping):
+        for target, p in params.items():
+            _check_params(target, p, at)
         return dict(params)
     found = {}
     for p in params if isinstance(params, (tuple, list)) else (params,):
@@ -423,8 +433,22 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
                 why=f"{p!r}",
                 hint="a target's CompilerParams, or {target name: CompilerParams}",
             )
+        _check_params(target, p, at)
         found[target] = p
     return found
+
+
+def _check_params(target, params: Any, at: str | None) -> None:
+    if target not in TARGETS:
+        raise KernelError(
+            f"compiler_params for a target that there is not, `{target}`", at=at, why=f"the targets are {', '.join(TARGETS)}",
+            hint=nearest(str(target), TARGETS),
+        )  # fmt: skip
+    if getattr(params, "target_name", None) != target:
+        raise KernelError(
+            f"compiler_params for target `{target}` are not that target's CompilerParams", at=at, why=f"{params!r}",
+            hint=f"{{'{target}': pbkern.{target}.CompilerParams(...)}}",
+        )  # fmt: skip
 
 
 # --- calling -----------------------------------------------------------------------------------------------------
@@ -468,13 +492,16 @@ def _no_target(ctx, *_, kernel: Kernel):
     )
 
 
-def _no_derivative(primals, tangents, *, kernel: Kernel):
-    raise UnsupportedOp(
-        f"derivative of kernel `{kernel.name}`",
-        at=kernel.defined_at or None,
-        why="a body that writes Refs is not differentiated",
+def derivative_error(name: str, at: str | None) -> UnsupportedKernel:
+    """What to raise where a kernel is differentiated."""
+    return UnsupportedKernel(
+        f"derivative of kernel `{name}`", at=at, why="a body that writes Refs is not differentiated",
         hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
-    )
+    )  # fmt: skip
+
+
+def _no_derivative(primals, tangents, *, kernel: Kernel):
+    raise derivative_error(kernel.name, kernel.defined_at or None)
 
 
 for _p in (kernel_p, interpret_p):

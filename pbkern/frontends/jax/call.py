@@ -9,6 +9,7 @@ Parameters of the primitive: `jaxpr` (closed, without constants: what the functi
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
+from pbkern.core.jaxprs import equations
+from pbkern.dsl.trace import derivative_error
 
 from .constant_iotas import count_progressions
 from .residuals import Residuals, choose_residuals
@@ -90,13 +93,14 @@ class Marked:
 def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
     """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
     dynamic, named = static.others(args, kwargs)
-    leaves, tree = jax.tree.flatten((dynamic, named))
+    leaves = jax.tree.leaves((dynamic, named))
+    fixed = tuple(n for n in range(len(args)) if n not in dynamic)
 
-    def flat(*values):
-        positional, keyword = jax.tree.unflatten(tree, values)
-        return fn(*[positional.get(n, a) for n, a in enumerate(args)], **(kwargs | keyword))
+    @functools.wraps(fn)  # JAX's messages name the user's function and its parameters
+    def of_dynamic(*positional, **keyword):
+        return fn(*positional, **(kwargs | keyword))
 
-    closed, results = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+    closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(*args, **named)
     closed = count_progressions(_jax.without_refs(closed))
     flags = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
     flags += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
@@ -114,8 +118,18 @@ def _jvp(primals, tangents, *, jaxpr, name, options, donated):
     results = bind([*primals, *(t for t, nz in zip(tangents, nonzero) if nz)], both, f"{name}_jvp", options)
     count = len(jaxpr.out_avals)
     primals_out, given = results[:count], iter(results[count:])
+    if any(map(_jax.is_unknown, primals_out)) and not any(map(_jax.is_unknown, primals)):
+        _refuse_pallas(jaxpr)
     zeros = _jax.tangent_zeros(primals_out)
     return primals_out, [next(given) if nz else z for nz, z in zip(nonzero_out, zeros)]
+
+
+def _refuse_pallas(jaxpr: jex.ClosedJaxpr) -> None:
+    """Raises UnsupportedKernel for a Pallas kernel in a function that is differentiated in reverse: it has no such rule."""
+    for eqn in equations(jaxpr.jaxpr):
+        if eqn.primitive.name == "pallas_call":
+            name = eqn.params["name"] or eqn.params["jaxpr"].debug_info.func_name
+            raise derivative_error(name, _jax.line_of_call(eqn))
 
 
 @_jax.cached_by_jaxpr

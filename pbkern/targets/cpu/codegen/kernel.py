@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedKernel, UnsupportedOp
 from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
@@ -531,12 +531,12 @@ def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
 
 
 def check_dtypes(kernel: Kernel) -> None:
-    """Raises UnsupportedOp for blocks and scratch whose dtype has no register type."""
+    """Raises UnsupportedKernel for blocks and scratch whose dtype has no register type."""
     found = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
     found += [(f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)]
     for what, array in found:
         if array.dtype.name not in ELEMENTS:
-            raise UnsupportedOp(
+            raise UnsupportedKernel(
                 f"{what} of kernel `{kernel.name}` has a dtype that this target lacks", at=kernel.defined_at or None,
                 why=f"{array}; covered: {', '.join(ELEMENTS)}",
                 hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
