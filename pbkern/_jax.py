@@ -5,11 +5,12 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 from jax._src import ad_util, config, core, debugging, dispatch, source_info_util
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
-from jax._src.state import indexing, types
+from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import split_list, weakref_lru_cache
 from jax.extend import core as jex
@@ -114,6 +115,27 @@ def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
     """
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params if params is None else params))
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def types_kept(closed: jex.ClosedJaxpr):
+    """Context manager: what is traced of a jaxpr keeps its 64-bit types, also where the user has not enabled them."""
+    return jax.enable_x64(True) if _has_wide_types(closed) else contextlib.nullcontext()
+
+
+@weakref_lru_cache
+def _has_wide_types(closed: jex.ClosedJaxpr) -> bool:
+    return any(str(getattr(v.aval, "dtype", "")) in _WIDE for v in _variables(closed.jaxpr))
+
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
+
+
+def _variables(jaxpr: jex.Jaxpr) -> Iterator[Var]:
+    yield from (*jaxpr.invars, *jaxpr.constvars)
+    for eqn in jaxpr.eqns:
+        yield from eqn.outvars
+        for inner in core.jaxprs_in_params(eqn.params):
+            yield from _variables(inner)
 
 
 # Operands before the index leaves, per Ref primitive.
@@ -244,6 +266,32 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     if not any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects):
         return closed
     return pxla._discharge_internal_refs(closed)
+
+
+def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
+    """(a jaxpr that takes the contents of Refs among its operands, and has the new contents of those that it writes to as
+    further results; which operands these are). Constants must be hoisted."""
+    written = tuple(sorted(n for n in written_inputs(closed.jaxpr) if is_ref(closed.in_avals[n])))
+    if not any(map(is_ref, closed.in_avals)):
+        return closed, ()
+    count, pure = len(closed.out_avals), discharge.discharge_state(closed)
+    refs = [n for n, a in enumerate(closed.in_avals) if is_ref(a)]  # all of them are results afterwards
+    kept = [*range(count), *(count + k for k, n in enumerate(refs) if n in written)]
+    outvars, info = [pure.jaxpr.outvars[k] for k in kept], pure.jaxpr.debug_info.with_unknown_names()
+    return core.ClosedJaxpr(pure.jaxpr.replace(outvars=outvars, debug_info=info), pure.consts), written
+
+
+def set_checkify_rule(primitive, bind: Callable) -> None:
+    """Makes checkify look into a primitive: bind(operands, jaxpr, **its other parameters) calls it with the checked jaxpr."""
+    from jax._src import checkify
+
+    def rule(error, enabled_errors, *operands, jaxpr, **params):
+        given, tree = jax.tree.flatten(error)
+        types = [core.typeof(x) for x in (*given, *operands)]
+        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(jaxpr, enabled_errors, tree, *types)
+        return jax.tree.unflatten(results, bind([*given, *operands], checked, **params))
+
+    checkify.error_checks[primitive] = rule
 
 
 def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -17,7 +17,7 @@ import jax
 from jax.interpreters import mlir
 
 from pbkern import _jax
-from pbkern.api.pipeline import build_kernel, compile_programs
+from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
@@ -72,6 +72,8 @@ def installed() -> Iterator[None]:
 
 
 def _lower(ctx, *nodes, interpret, **params):
+    if not interpret and _jax.is_for_export(ctx):
+        warn_of_export(params["name"] or params["jaxpr"].debug_info.func_name)
     if interpret or _jax.is_for_export(ctx):
         return _jax.pallas().stock_lowering(ctx, *nodes, interpret=interpret or True, **params)
     return _native(ctx, nodes, params)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import types
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax, fuse
@@ -285,5 +287,6 @@ def _name_of(fn: Callable) -> str:
 
 
 def _largest(results: Any) -> int:
-    """Bytes of the largest array."""
-    return max((r.size * r.dtype.itemsize for r in map(jax.typeof, jax.tree.leaves(results))), default=0)
+    """Bytes of the largest array of numbers of known size."""
+    types = [t for t in map(jax.typeof, jax.tree.leaves(results)) if all(isinstance(n, int) for n in t.shape)]
+    return max((math.prod(t.shape) * t.dtype.itemsize for t in types if isinstance(t.dtype, np.dtype)), default=0)

@@ -185,7 +185,7 @@ class KernelFunction(ByName):
         )
 
     def __call__(self, *args) -> Any:
-        args = [jnp.asarray(a) for a in args]
+        args = checked_arrays(args, self._at)
         interpret = self.interpret or (self._finish is not None and self._finish.interpret)
         return self._results.unflatten(call_kernel(self.trace(*args), *args, interpret=interpret))
 
@@ -459,7 +459,7 @@ interpret_p = jex.Primitive("pbkern_interpret")
 
 def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
-    arrays = [jnp.asarray(a) for a in arrays]
+    arrays = checked_arrays(arrays, k.defined_at)
     given = [ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in arrays]
     if given != list(k.in_types):
         raise KernelError(
@@ -471,6 +471,14 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     if interpret and not any(isinstance(a, jax.core.Tracer) for a in arrays):
         return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, arrays))]  # errors arrive as they are
     return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k))
+
+
+def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:
+    """Arguments as arrays of JAX's; KernelError for those of NumPy that JAX does not take."""
+    for n, a in enumerate(arrays):
+        if isinstance(a, np.ndarray):
+            array_type(a, f"operand {n}", at)
+    return [jnp.asarray(a) for a in arrays]
 
 
 def _result_types(*_, kernel: Kernel) -> list:

@@ -37,6 +37,10 @@ def _result_types(*_, jaxpr, name, options, donated):
 _jax.set_eager_rule(call_p)
 
 
+def _checked(operands: list, jaxpr: jex.ClosedJaxpr, *, name: str, options, donated) -> list:
+    return bind([*jaxpr.consts, *operands], _jax.hoist_constants(jaxpr), f"{name}_checked", options)
+
+
 def bind(operands: Iterable, jaxpr: jex.ClosedJaxpr, name: str, options, donated=None) -> list:
     """Binds the primitive; `donated`: one flag per operand, None for none."""
     operands = list(operands)
@@ -102,11 +106,16 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
 
     closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(*args, **named)
     closed = count_progressions(_jax.without_refs(closed))
+    closed, held = _jax.hoist_constants(closed), [*closed.consts, *leaves]
     flags = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
     flags += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
-    flags = (False,) * len(closed.consts) + tuple(f for group in flags for f in group)
-    outs = bind([*closed.consts, *leaves], _jax.hoist_constants(closed), name, options, flags)
-    return jax.tree.unflatten(jax.tree.structure(results), outs)
+    flags = (False,) * (len(held) - len(leaves)) + tuple(f for group in flags for f in group)
+    pure, written = _jax.without_ref_operands(closed)
+    contents = [x[...] if _jax.is_ref(jax.typeof(x)) else x for x in held]
+    outs = bind(contents, pure, name, options, flags)
+    for n, new in zip(written, outs[len(closed.out_avals) :]):
+        held[n][...] = new
+    return jax.tree.unflatten(jax.tree.structure(results), outs[: len(closed.out_avals)])
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
@@ -114,7 +123,8 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
 
 def _jvp(primals, tangents, *, jaxpr, name, options, donated):
     nonzero = [type(t) is not _jax.Zero for t in tangents]
-    both, nonzero_out = _jax.jvp_jaxpr(jaxpr, nonzero)
+    with _jax.types_kept(jaxpr):
+        both, nonzero_out = _jax.jvp_jaxpr(jaxpr, nonzero)
     results = bind([*primals, *(t for t, nz in zip(tangents, nonzero) if nz)], both, f"{name}_jvp", options)
     count = len(jaxpr.out_avals)
     primals_out, given = results[:count], iter(results[count:])
@@ -134,7 +144,8 @@ def _refuse_pallas(jaxpr: jex.ClosedJaxpr) -> None:
 
 @_jax.cached_by_jaxpr
 def _split(jaxpr, unknown: tuple[bool, ...]) -> Residuals:
-    return choose_residuals(_jax.split_by_known(jaxpr, unknown))
+    with _jax.types_kept(jaxpr):
+        return choose_residuals(_jax.split_by_known(jaxpr, unknown))
 
 
 def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
@@ -153,7 +164,8 @@ def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
 
 @_jax.cached_by_jaxpr
 def _transposed(jaxpr, linear: tuple[bool, ...], nonzero: tuple[bool, ...]) -> tuple:
-    return _jax.transposed_jaxpr(jaxpr, linear, nonzero)
+    with _jax.types_kept(jaxpr):
+        return _jax.transposed_jaxpr(jaxpr, linear, nonzero)
 
 
 def _transpose(cotangents, *operands, jaxpr, name, options, donated):
@@ -166,7 +178,8 @@ def _transpose(cotangents, *operands, jaxpr, name, options, donated):
 
 
 def _batch(axis_data, operands, dims, *, jaxpr, name, options, donated):
-    batched, dims_out = _jax.batch_jaxpr(jaxpr, axis_data, dims)
+    with _jax.types_kept(jaxpr):
+        batched, dims_out = _jax.batch_jaxpr(jaxpr, axis_data, dims)
     return bind(operands, batched, f"{name}_vmap", options), dims_out
 
 
@@ -181,6 +194,7 @@ def _split_params(unknown_in, staged_in, kept_known, kept_staged, residuals_out,
     return tuple(dict(p, donated=(False,) * len(p["jaxpr"].in_avals)) for p in (known, staged))
 
 
+_jax.set_checkify_rule(call_p, _checked)
 _jax.set_transformation_rules(
     call_p, jvp=_jvp, partial_eval_rule=_partial_eval, transpose=_transpose, batch=_batch, dce=_dce,
     params_of_split=_split_params,
