@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedKernel
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
@@ -348,17 +348,17 @@ def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
 
 
 def check_dtypes(kernel: Kernel) -> None:
-    """Raises UnsupportedOp for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
+    """Raises UnsupportedKernel for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
     arrays = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
     found = arrays + [(f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)]
     for what, array in found:
         if array.dtype.name not in ELEMENTS:
-            raise UnsupportedOp(
+            raise UnsupportedKernel(
                 f"{what} of kernel `{kernel.name}` has a dtype that this target lacks", at=kernel.defined_at or None,
                 why=f"{array}; covered: {', '.join(ELEMENTS)}",
                 hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
             )  # fmt: skip
     for what, array in arrays:
         if array.dtype.name in SUB_BYTE:
-            raise UnsupportedOp(f"{what} of kernel `{kernel.name}` has elements smaller than a byte",
+            raise UnsupportedKernel(f"{what} of kernel `{kernel.name}` has elements smaller than a byte",
                                 at=kernel.defined_at or None, why=str(array), hint="pass int8 and convert in the body")
