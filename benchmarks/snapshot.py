@@ -91,7 +91,7 @@ def texts_of_program(program, options, objects: bool) -> dict[str, str | bytes]:
         lowered = compiled.lowered
     else:
         lowered = _first(*LOWER)(
-            _first(*IN_STAGES)(program), functools.partial(target.lower_options, options=options), target.threads)
+            _first(*IN_STAGES)(program), functools.partial(target.build_options, options=options), target.threads)
     found: dict[str, str | bytes] = {
         "nests": "\n\n".join(f"{k.name}:\n{k.nests}" for k in lowered.lowered),
         "mlir": f"{lowered.kernels}\n{lowered.host}",

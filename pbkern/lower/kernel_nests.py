@@ -172,7 +172,7 @@ def kernel_nests(kernel: Kernel, options: BuildOptions) -> KernelNests:
     """
     check_dtypes(kernel)
     try:
-        return _Building(kernel, options, block_shift.find(kernel)).nests()
+        return _Building(kernel, options, block_shift.find(kernel) if options.may_shift else {}).nests()
     except block_shift.CannotShift:
         return _Building(kernel, options, {}).nests()
 
@@ -243,7 +243,7 @@ class _Building:
                 crossing = tuple(e for e, state in states.items() if state is None)
                 variants = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
         scratch, cases = self._cases(operands, variants)
-        grid = grid_dimensions(kernel, self.options.semantics)
+        grid = grid_dimensions(kernel, self.options)
         return KernelNests(kernel, grid, self.shifts, prologue, operands, scratch, self.copies, ragged, crossing, cases)
 
     # ---------------------------------------------------------------- where blocks start

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.lower.build_options import BuildOptions
 
 
 class Target(Protocol):
@@ -38,6 +40,9 @@ class Target(Protocol):
 
     def identity(self) -> str:
         """Differs between devices, and between versions of what makes code for them."""
+
+    def build_options(self, kernel: Kernel, options) -> BuildOptions:
+        """What the kernel's CompilerParams for this target, compile options and the device mean for lowering."""
 
     def compile(self, program: HostProgram, options) -> Any:
         """Machine code of a program, kept for the life of the process. Equal programs are compiled once."""

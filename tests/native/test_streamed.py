@@ -8,7 +8,7 @@ import pytest
 import pbkern
 from pbkern.api.pipeline import kernel_program
 from pbkern.targets.cpu.codegen.compile import compile_program
-from pbkern.targets.cpu.codegen.kernel import LowerOptions
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 
 @pytest.mark.parametrize("shape", [(64, 256), (7, 100), (5, 33), (16, 16), (3, 1000)])

@@ -44,7 +44,7 @@ def optimise(nests: KernelNests) -> KernelNests:
 def _optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
     """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
     stmts = without_unread(merge_all(take_apart(stmts, builder), builder), {b.root for b in kept})
-    stmts = decide_tests(stmts, builder.pool, bounds)
+    stmts = decide_tests(stmts, builder.pool, bounds, options.cut_bytes)
     stmts = add_shared_first(use_wide_products(stmts, builder), builder)
     if options.vnni:
         stmts = read_narrow(stmts, builder, set(kept))

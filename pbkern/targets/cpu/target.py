@@ -19,7 +19,7 @@ from pbkern.lower.rules import coverage as support
 from pbkern.targets.cpu.codegen import cache_key as content
 from pbkern.targets.cpu.codegen import compile as cpu_compile
 from pbkern.targets.cpu.codegen import ffi_runtime
-from pbkern.targets.cpu.codegen.kernel import LowerOptions
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 from .machine import detected_machine, has_avx512dq, has_bf16_pairs, has_vnni
 from .params import CompilerParams
@@ -57,7 +57,7 @@ class CpuTarget:
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
         program = in_stages(program)
-        lower_options = functools.partial(self.lower_options, options=options)
+        lower_options = functools.partial(self.build_options, options=options)
         key = content.program_key(program, lower_options, self.threads, None)
         if key not in self._compiled:
             compiled = functools.partial(cpu_compile.compile_program, options_of=lower_options, threads_of=self.threads)
@@ -76,7 +76,7 @@ class CpuTarget:
     def call_into(self, compiled: cpu_compile.Compiled, operands, places) -> tuple[list, Any]:
         return cpu_compile.call_into(compiled, operands, places)
 
-    def lower_options(self, kernel: Kernel, options) -> LowerOptions:
+    def build_options(self, kernel: Kernel, options) -> LowerOptions:
         p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
         fast = not options.mlir_disable_fast_math
         return LowerOptions(

@@ -27,11 +27,12 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.lower.rules.debug_callbacks import TRACE
 from pbkern.targets import mlir
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 from . import cache_key, callbacks, ffi_runtime, object_files
 from . import elf_loader as objects
 from .host import ALIGNMENT, LoweredProgram, default_threads, lower_host
-from .kernel import LoweredKernel, LowerOptions
+from .kernel import LoweredKernel
 
 KIND = "code"
 # What progress lines call the stages that may take long.

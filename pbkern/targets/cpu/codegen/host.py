@@ -16,9 +16,10 @@ from pbkern.core.affine import Affine
 from pbkern.dsl.host_program import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.text import repro
+from pbkern.targets.cpu.lower_options import NEVER, LowerOptions
 from pbkern.targets.cpu.schedule.task_size import tasks
 
-from .kernel import NEVER, Function, LoweredKernel, LowerOptions, lower_kernel
+from .kernel import Function, LoweredKernel, lower_kernel
 
 ALIGNMENT = 64
 # Of functions that nobody outside the module calls. MLIR's execution engine gives all others a second entry point.

@@ -14,10 +14,10 @@ from pbkern.core.affine import Affine
 from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.grid import block_shift
 from pbkern.lower.grid.edge_variants import Extent
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
+from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -27,28 +27,14 @@ from pbkern.targets.cpu import passes
 from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import NestEmitter
 from pbkern.targets.cpu.emit.radix_sort import emit_sort
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.schedule import register_promotion
 
 from .merge_functions import CALL
 from .outlining import ARENA, ARENA_TYPE, FRAMED, Made, Outliner, Segment
 
-NEVER = 1 << 62
 NOALIAS = " {llvm.noalias}"
-
-
-@dataclass(frozen=True)
-class LowerOptions(BuildOptions):
-    """What the CPU's CompilerParams mean for lowering."""
-
-    approx_math: bool = False
-    vector_bits: int = 512
-    prefetch_steps: int = 0
-    avx512: bool = False  # the machine has AVX-512F
-    bf16_pairs: bool = False  # the machine has AVX512-BF16
-    vnni: bool = False  # the machine has AVX512-VNNI
-    l1_bytes: int = 32 << 10
-    stream_bytes: int = NEVER  # results of this size and more are written past the caches; they start at a cache line
-    stream_traffic: int = 0  # if operands and results are more than this many bytes
 
 
 @dataclass(frozen=True)
@@ -106,7 +92,8 @@ class KernelLowering:
     def __init__(self, nests: KernelNests, name: str, options: LowerOptions):
         self.nests, self.kernel, self.name, self.options = nests, nests.kernel, name, options
         self.names = nests.prologue.context.names
-        self.text = Text(approx=options.approx_math, contract=options.contract, avx512=options.avx512)
+        math = AVX512 if options.avx512 else SHARED
+        self.text = Text(approx=options.approx_math, contract=options.contract, math=math, pins=options.avx512)
         self.emitter = NestEmitter(self.text, options.vector_bits)
         self.emitter.streamed = self._streamed()
         self.shown: list[str] = []  # cases as texts, in the order in which they are written
