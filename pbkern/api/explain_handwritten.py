@@ -74,6 +74,6 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> WrittenKernel:
 
 
 def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:
-    options = get_target(target_name).build_options(kernel, CompileOptions())
+    options = get_target(target_name).backend.build_options(kernel, CompileOptions())
     lines = tuple(map(str, grid_dimensions(kernel, options)))
     return lines if kernel.finish is None else (*lines, f"last stage: {kernel.finish.name}, once all programs are done")

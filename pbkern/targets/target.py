@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
-from pbkern.dsl.kernel import Kernel
-from pbkern.lower.build_options import BuildOptions
+
+from .backend import KernelBackend
 
 
 class Target(Protocol):
@@ -19,12 +19,14 @@ class Target(Protocol):
       platform: JAX's name of the platform whose lowerings it provides.
       STAGES: names of what `text` shows, in order.
       POOLED_BYTES: size from which a result is worth a place of its own, see api/result_pool.py.
+      backend: its half of lowering, see targets/backend.py.
     """
 
     name: str
     platform: str
     STAGES: tuple[str, ...]
     POOLED_BYTES: int
+    backend: KernelBackend
 
     def machine(self) -> Machine:
         """The device in this computer."""
@@ -40,9 +42,6 @@ class Target(Protocol):
 
     def identity(self) -> str:
         """Differs between devices, and between versions of what makes code for them."""
-
-    def build_options(self, kernel: Kernel, options) -> BuildOptions:
-        """What the kernel's CompilerParams for this target, compile options and the device mean for lowering."""
 
     def compile(self, program: HostProgram, options) -> Any:
         """Machine code of a program, kept for the life of the process. Equal programs are compiled once."""
