@@ -11,9 +11,8 @@ import itertools
 import operator
 import pathlib
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -86,7 +85,7 @@ def current_line() -> str | None:
 
 def _line_of_caller() -> str | None:
     """The innermost line of the user's on Python's stack."""
-    frame: types.FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame and line_of_frame(frame.f_code, frame.f_lineno, frame.f_lasti)

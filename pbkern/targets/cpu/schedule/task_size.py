@@ -9,7 +9,7 @@ from jax.extend import core as jex
 from pbkern.core import jaxprs
 from pbkern.core.ops.sort_cost import line_cycles
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.math.op_cycles import COST
+from pbkern.targets.cpu.math.op_cycles import COST
 
 CYCLES_PER_NS = 3.5
 LANES = 16
