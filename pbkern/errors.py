@@ -2,6 +2,7 @@
 
 from pbkern.core.errors import (
     CheckError,
+    FallbackWarning,
     InternalError,
     KernelError,
     OptionError,
@@ -15,6 +16,7 @@ from pbkern.core.errors import (
 
 __all__ = [
     "CheckError",
+    "FallbackWarning",
     "InternalError",
     "KernelError",
     "OptionError",

@@ -11,6 +11,8 @@ import pytest
 
 # Set before pbkern reads its environment, and inherited by the processes that tests start.
 os.environ["PBKERN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pbkern-tests-")
+# A failure inside the compiler is an error here, not a plainer way.
+os.environ["PBKERN_FALLBACK"] = "0"
 atexit.register(shutil.rmtree, os.environ["PBKERN_CACHE_DIR"], ignore_errors=True)
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"

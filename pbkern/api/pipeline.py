@@ -19,8 +19,8 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from pbkern import _jax, fuse
-from pbkern.core import config
-from pbkern.core.errors import OptionError, TargetError
+from pbkern.core import config, fallback
+from pbkern.core.errors import OptionError, TargetError, UnsupportedOp
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
@@ -83,8 +83,15 @@ def build_plan(
             donated=donated,
         )  # fmt: skip
 
-    with gc_pause.paused(), recursion.headroom():
-        plan = record.run("plan", fused, verify=verified)
+    with gc_pause.paused(), recursion.headroom(), fallback.strictly(options.strict_target):
+        try:
+            fallback.enter("plan")
+            plan = record.run("plan", fused, verify=verified)
+        except Exception as e:
+            if not fallback.catches(e):
+                raise
+            fallback.warn(f"planning `{name}` failed", e, "XLA runs all of it")
+            plan = fuse.left_whole(jaxpr, name)
     record.texts["jaxpr"] = lambda: str(plan.jaxpr)
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
@@ -111,7 +118,15 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if target.STAGES[0] in record.texts:
         return build
     for program in build.programs:
-        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        try:
+            fallback.enter("machine code")
+            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        except Exception as e:
+            if build.plan is None or not _leaves(program, e):
+                raise
+            fallback.warn(f"compiling `{program.name}` failed", e, "XLA runs its operations")
+            build.plan.leave(program)
+            continue
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
@@ -122,6 +137,13 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if folder is not None:
         stages.dump(record, folder)
     return build
+
+
+def _leaves(program: HostProgram, error: Exception) -> bool:
+    """Whether XLA can run a program that failed to compile: no kernel of the user's, and no mistake of theirs."""
+    by_hand = any(k.defined_at for k in program.kernels())
+    unsupported = isinstance(error, UnsupportedOp) and config.current().fallback and not fallback.is_strict()
+    return not by_hand and (unsupported or fallback.catches(error))
 
 
 def _text(target: Target, build: Build, stage: str) -> str:
@@ -169,7 +191,8 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            with progress.compiling(name), gc_pause.paused(), recursion.headroom():
+            with (progress.compiling(name), gc_pause.paused(), recursion.headroom(),
+                  fallback.strictly(options.strict_target)):
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
             return build.plan.evaluate(args, run)
 

@@ -74,6 +74,8 @@ VARIABLES = (
     Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
     Variable("PBKERN_POOL_MEGABYTES", 512, _count, "an integer, 0 for no pool",
              "most megabytes of memory for large results that are kept unused"),
+    Variable("PBKERN_FALLBACK", True, _flag, "0 or 1",
+             "whether what fails in the compiler takes a plainer way, with a warning"),
     Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
              "compilations that take longer print what they are at on stderr"),
 )
@@ -91,6 +93,7 @@ class Config:
     cache_dir: pathlib.Path | None = None
     cache_megabytes: int = 512
     pool_megabytes: int = 512
+    fallback: bool = True
     progress: float = 2.0
 
 

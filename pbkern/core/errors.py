@@ -80,6 +80,10 @@ class TargetError(PbkernError):
     """A tool, library or device that a target needs is missing."""
 
 
+class FallbackWarning(UserWarning):
+    """Something in pbkern failed, and a plainer way was taken: results are right, perhaps slower."""
+
+
 class InternalError(PbkernError):
     """A bug in pbkern itself."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jax.extend import core as jex
 
+from pbkern.core import fallback
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import Machine
 from pbkern.core.ops.shared_products import shared_products
@@ -27,6 +28,7 @@ from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
 from pbkern.fuse.emit.host_program import build_program
 from pbkern.fuse.emit.plan import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
+from pbkern.fuse.graph import Node
 from pbkern.fuse.indexing.gather_hoisting import pick_early
 from pbkern.fuse.indexing.gather_to_select import choose_pieces
 from pbkern.fuse.indexing.repeat_to_broadcast import repeat_first
@@ -47,7 +49,7 @@ from pbkern.fuse.split.two_stage import split_reductions
 from pbkern.fuse.tiling.online_analysis import runs_allowed
 from pbkern.fuse.tiling.search_memo import searches_remembered
 
-__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "plan"]
+__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "left_whole", "plan"]
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,12 @@ def _fast_and_unsafe(o: FuseOptions) -> bool:
 
 # ClosedJaxpr, FuseOptions -> ClosedJaxpr. Groups are made of what the last one leaves.
 FUSE_PASSES = (
-    Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys"),
-    Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends"),
+    Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True),
+    Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends",
+         required=True),
     Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
     Pass("simplify", lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
-         "calls are inlined, so that later passes see every equation"),
+         "calls are inlined, so that later passes see every equation", required=True),
     Pass("undo exponentials", _of_jaxpr(undo_exponentials), "log(exp(x)) is x", when=_unsafe),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
     Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
@@ -115,14 +118,25 @@ FUSE_PASSES = (
     Pass("write out loops", _of_jaxpr(write_out_loops), "short loops fuse with what is around them", when=lambda o: o.unrolls),
     Pass("walk counters", _of_jaxpr(walk_counters), "carries that count follow from the loop's counter"),
     Pass("hoist invariants", lambda c, o: compute_once(c, o.machine), "what no turn changes is made once"),
-    Pass("set precision", lambda c, o: set_precision(c, o.precision), "contractions have their operands' types"),
+    Pass("set precision", lambda c, o: set_precision(c, o.precision), "contractions have their operands' types", required=True),
     Pass("multiply outer", _of_jaxpr(multiply_outer), "contractions without sums are products, which fuse"),
     Pass("pick early", _of_jaxpr(pick_early), "arithmetic runs on what gathers have picked"),
     Pass("divide late", _of_jaxpr(divide_late), "softmax divides its result, not its weights", when=_fast_and_unsafe),
     Pass("sum results", _of_jaxpr(sum_results), "row sums ride on contractions", when=_fast_and_unsafe),
     Pass("split reductions", lambda c, o: split_reductions(c, o.machine), "narrow reductions keep all cores busy", when=_fast),
-    Pass("operands as equations", _of_jaxpr(operands_as_equations), "literals are values that groups can read; last"),
+    Pass("operands as equations", _of_jaxpr(operands_as_equations), "literals are values that groups can read; last",
+         required=True),
 )
+
+
+def _passed_over(name: str) -> Callable[[Pass, Exception], None]:
+    """What a failed pass over the function `name` leaves: a warning, and the jaxpr as it was."""
+    def failed(p: Pass, error: Exception) -> None:
+        if p.required:
+            raise error
+        fallback.warn(f"the pass `{p.name}` failed on `{name}`", error, "the function is compiled without it")
+
+    return failed
 
 
 def plan(
@@ -149,7 +163,7 @@ def plan(
     """
     results, strict = closed.out_avals, bool(getattr(options, "strict_target", False))
     wanted = FuseOptions.of(options, machine)
-    simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name)
+    simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=_passed_over(name))
     with steps_remembered(), searches_remembered(), runs_allowed(wanted.fast):
         parts = partition(simple, machine, supports, options)
         if not strict:
@@ -180,8 +194,27 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
         reads = tuple(v for v in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if v in read)
         makes = tuple(v for node in run for v in node.outputs if v in needed)
         suffix = "" if len(runs) == 1 else f"_{n}"
-        segments.append(Segment(build_program(name + suffix, run, reads, makes, params_for), reads, makes))
+        segments.append(_compiled_segment(name + suffix, run, reads, makes, params_for))
     return tuple(segments)
+
+
+def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
+    """The plan that leaves all of a function to XLA."""
+    made = Plan(name, closed.jaxpr, as_arrays(closed.consts), (), closed.out_avals, whole=closed)
+    made.explanation = Explanation(name, (), (), tuple(made.left_to_xla()))
+    return made
+
+
+def _compiled_segment(name: str, run: list[Node], reads: tuple, makes: tuple, params_for) -> Segment:
+    """A HostProgram of ours; XLA's where its kernels cannot be made."""
+    try:
+        fallback.enter("kernels")
+        return Segment(build_program(name, run, reads, makes, params_for), reads, makes, run=tuple(run))
+    except Exception as e:
+        if not fallback.catches(e):
+            raise
+        fallback.warn(f"no kernels could be made of {len(run)} group(s) of `{name}`", e, "XLA runs their operations")
+        return xla_segment(run, set(makes))
 
 
 def _made_before(segments) -> list:

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern._jax import ref_aval
+from pbkern._jax import ref_aval, source_context
 from pbkern.core.affine import Affine
 from pbkern.core.ops.shared_products import rounded
 from pbkern.core.process.context_values import during
@@ -303,11 +303,12 @@ def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
 
     for step in requests.steps:
         operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
-        if step.pull.compute is not None:
-            results = step.pull.compute(ctx, *operands)
-        else:
-            results = step.eqn.primitive.bind(*operands, **step.pull.params)
-            results = results if step.eqn.primitive.multiple_results else [results]
+        with source_context(step.eqn):  # messages name the user's line
+            if step.pull.compute is not None:
+                results = step.pull.compute(ctx, *operands)
+            else:
+                results = step.eqn.primitive.bind(*operands, **step.pull.params)
+                results = results if step.eqn.primitive.multiple_results else [results]
         for v, r in zip(step.eqn.outvars, results):
             blocks[v, step.out] = rounded(r) if v in once else r
     return get

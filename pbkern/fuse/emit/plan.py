@@ -33,12 +33,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Segment:
-    """One step of a Plan: `reads` values of the plan's jaxpr, `makes` others."""
+    """One step of a Plan: `reads` values of the plan's jaxpr, `makes` others. run: what a HostProgram was made of."""
 
     body: HostProgram | jex.ClosedJaxpr
     reads: tuple
     makes: tuple
     left: tuple[Left, ...] = ()
+    run: tuple[Node, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -48,7 +49,7 @@ class Segment:
 @dataclass
 class Plan:
     """What runs where. `jaxpr` names the values, of PRNG keys their words; `consts` are its array constants; `results` are
-    the types of what the function returns.
+    the types of what the function returns. whole: the function as it was given, if XLA runs all of it.
     """
 
     name: str
@@ -57,12 +58,15 @@ class Plan:
     segments: tuple[Segment, ...]
     results: Sequence
     explanation: Any = None
+    whole: jex.ClosedJaxpr | None = None
     nodes: list[Node] = field(default_factory=list)
 
     def evaluate(self, args, run_program: Callable) -> list:
         """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others.
         Traceable.
         """
+        if self.whole is not None:
+            return jex.jaxpr_as_fun(self.whole)(*args)
         env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(zip(self.jaxpr.constvars, self.consts))
         for s in self.segments:
             inputs = [env[v] for v in s.reads]
@@ -71,6 +75,10 @@ class Plan:
         found = [literal(a) if isinstance(a, jex.Literal) else env[a] for a in self.jaxpr.outvars]
         return keys_of_words(found, self.results)
 
+    def leave(self, program: HostProgram) -> None:
+        """Leaves the operations of one of the programs to XLA."""
+        self.segments = tuple(xla_segment(list(s.run), set(s.makes)) if s.body is program else s for s in self.segments)
+
     def programs(self) -> list[HostProgram]:
         return [s.body for s in self.segments if s.is_ours]
 
@@ -78,6 +86,8 @@ class Plan:
         return [k for p in self.programs() for k in p.kernels()]
 
     def left_to_xla(self) -> list[Left]:
+        if self.whole is not None:
+            return [Left(e.primitive.name, user_line(e), "planning failed") for e in self.whole.jaxpr.eqns]
         return [x for s in self.segments for x in s.left]
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pbkern.core import config
+from pbkern.core import config, fallback
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.dsl.build_programs import in_stages, kernel_program
@@ -58,7 +58,7 @@ class CpuTarget:
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
         key = content.program_key(program, options_of, threads_of, None)
-        if key not in self._compiled:
+        if key not in self._compiled or fallback.is_failing():
             compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
             try:
                 self._compiled[key] = compiled(program, key=key)

@@ -42,13 +42,15 @@ class NestEmitter(Loads, Woven, Epilogues):
 
     def __init__(self, text: Text, vector_bits: int = 512):
         super().__init__(text, vector_bits)
+        self.plain = False  # scalar loops, in the order of the nest's dimensions
         self.streamed: frozenset[Buf] = frozenset()  # too large for the caches: written past them
         self.streams = False  # whether some store went past the caches
         self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
-        sched = sched or nest.schedule or choose(nest, self.vector_bits, reassociate=self.text.contract)
+        sched = NestSchedule(order=tuple(nest.dims)) if self.plain else (
+            sched or nest.schedule or choose(nest, self.vector_bits, reassociate=self.text.contract))
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
         if any(nest.dims[d] == 0 for d in nest.rdims):  # what a reduction starts with is stored
@@ -57,7 +59,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         if nest.over and (self.kept is not None or not walks_ahead(nest, sched)):
             raise InternalError("a nest would store over elements that it still loads")
         top = Block(block)
-        if self.kept is None:  # registers hold vectors that start at one place
+        if self.kept is None and not self.plain:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
         walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=nest.reaches())
         outer = [d for d in sched.order if d not in nest.rdims]
