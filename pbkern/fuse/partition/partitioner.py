@@ -40,7 +40,7 @@ from .rematerialise import recompute_large
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
-# Of the time apart: the most that may be left together of heavy work with few programs, and of mere changes of shape.
+# Most time together, relative to apart: of heavy work with few programs, and of mere changes of shape.
 FEW_PROGRAMS, RESHAPED = 0.95, 1.01
 
 # Most equations that join a group at once; if that fails, each is tried alone.

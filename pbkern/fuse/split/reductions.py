@@ -44,7 +44,7 @@ SHORT_PIECE_BYTES = 1 << 14
 # The mean of this part of a chunk stands for the chunk's mean: finding it brings that part into the nearest cache, and the rest
 # is read once. An outlier in that part adds up to this many times the rounding of its own square.
 BEGINNINGS, LEAST_BEGINNING = 8, 16
-# Kind of a reduction of x -> kind of x less its result.
+# Reduction of x -> kind of its result in the notes; that kind -> kind of x less it.
 STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
 DIFFERENCES = {"statistic": "deviation", "greatest": "excess"}
 # The functions of x less a statistic that are summed.
@@ -231,7 +231,7 @@ class ReductionStages:
         return [value]
 
     def greatest(self, eqn, operands):
-        """Notes selects between the maximum of x and something else, such as where it is not finite."""
+        """Notes selects and maxima of the maximum of x and something else, such as where it is not finite."""
         found = next((f for x in operands if (f := self.notes.find("greatest", x))), None)
         return found and self.notes.bound("greatest", eqn, operands, *found)
 
