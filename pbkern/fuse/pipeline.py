@@ -156,7 +156,7 @@ def plan(
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
         disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
-      params_for: grid semantics of a fused kernel, and fields that were chosen by name -> its compiler_params.
+      params_for: grid semantics of a fused kernel, and chosen fields by name -> its compiler_params.
       choices: one per fused kernel, in the order of choices.groups_of; (): the model's.
       donated: per operand, whether kernels may write results into it; (): none.
     Raises UnsupportedOp under strict_target if anything is left to XLA.

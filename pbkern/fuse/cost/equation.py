@@ -1,4 +1,4 @@
-"""What one step of one program costs on one core: formulas and the kinds of operations that they tell apart."""
+"""What one step of one program costs on one core: formulas, and the kinds of operations that they distinguish."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.access.rules import ELEMENTWISE, block_shape
 from pbkern.fuse.access.scatter import share
 
-# Equations that only rename elements: they emit no code, or very little.
+# Equations that only rename elements: they emit next to no code.
 VIEWS = frozenset(
     "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate continued pad copy stop_gradient".split()
 )
@@ -29,19 +29,19 @@ SINGLE_PASS = frozenset(
 )
 # Views whose elements are read where they are needed.
 RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
-# Operations that comparisons of indices, and combinations of those, consist of.
+# Operations that make up comparisons of indices, and combinations of them.
 OF_TESTS = VIEWS | {"iota", "add", "sub", "convert_element_type", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"}
 # A value that costs this many operations per element is heavy: not computed again beyond RECOMPUTE_LIMIT of kernel.py.
 HEAVY_OPERATIONS = 128
-# What a reduction along rows takes for each row beside its elements: the lanes of a vector are added up.
+# What a reduction along rows takes per row beside its elements: a horizontal reduction of a vector's lanes.
 ACROSS_CYCLES = 3.0
 # Vector operations of putting two elements of a short line in order.
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
-# Scatters, cycles: reading a number of an index vector and testing it, starting a window, a branch that goes the other way
-# with the loads that wait for it. Of far updates: the next part of a row that other programs read the rest of, the next row
-# where those between are skipped.
+# Scatters, cycles: reading and testing an entry of an index vector, starting a window, a mispredicted branch with the loads
+# that wait for it. Far updates: the next part of a row whose rest other programs read, the next row where those between are
+# skipped.
 READ_INDEX_CYCLES = 2.0
 WINDOW_CYCLES = 3.0
 MISPREDICTED_CYCLES = 30.0
@@ -101,7 +101,7 @@ def operations_per_element(eqn, machine: Machine) -> float:
 
 
 def is_heavy(eqn, machine: Machine) -> bool:
-    """Is one element so dear that computing it twice is worse than storing it?"""
+    """Is one element so expensive that computing it twice is worse than storing it?"""
     name = eqn.primitive.name
     if name in SCATTERS:
         return True
@@ -117,20 +117,20 @@ def recompute_of(step: Step, programs: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one step costs one program, and what kind of step it is: most attempts to join groups share their steps.
+    """What one step costs one program, and what kind of step it is. Most attempts to join groups share their steps.
 
     Attributes:
-      seconds, packing: all but that of copies for contractions, and that.
+      seconds, packing: time without and of copies for contractions.
       operations: of all its elements.
-      part: the part of the result.
+      part: the part of the result that it computes.
       limit: seconds of a contraction's operations at the machine's peak, each done once.
       block_bytes: of its first result.
       read: the variables that it reads.
-      of_tests: whether comparisons of indices consist of such.
-      in_place: whether it makes each element of elements at the same place, so that lowering needs no stored operands.
-      light: whether it makes as many elements as it reads, or only renames them.
-      own_updates: the part of a scatter's updates that the program reads; None for all other steps.
-      table: what it looks up or scatters.
+      of_tests: can it be part of a comparison of indices?
+      in_place: does it compute each element from elements at the same place, so that lowering stores no operands?
+      light: does it make as many elements as it reads, or only rename them?
+      own_updates: the part of a scatter's updates that the program reads; None for other steps.
+      table: the value that it looks up or scatters.
     """
 
     seconds: float
@@ -167,7 +167,7 @@ class Price:
 
 
 def price_of(step: Step, machine: Machine) -> Price:
-    """The step's, worked out once (fuse/access/blocks.py)."""
+    """The step's price, computed once (fuse/access/blocks.py)."""
     if not isinstance(step.price, Price):
         step.price = Price.of(step, machine)
     return step.price
@@ -193,7 +193,7 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         results = math.prod(shape)
         shape, extents = block_shape(step.pull.inputs[0]), eqn.invars[0].aval.shape
         across = ACROSS_CYCLES * results * (len(extents) - 1 in eqn.params["axes"] and extents[-1] > 1)
-    # Whole trailing dimensions run as one.
+    # Whole trailing dimensions are one.
     run = 1
     for n, extent in zip(reversed(shape), reversed(extents)):
         run *= n
@@ -204,13 +204,13 @@ def _step_seconds(step: Step, machine: Machine) -> float:
 
 
 def _fill(columns: int, lanes: int) -> float:
-    """The part of the lanes that so many elements use."""
+    """The part of the lanes that this many elements use."""
     return max(columns, 1) / (math.ceil(max(columns, 1) / lanes) * lanes)
 
 
 def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
-    """A convolution with vectors along channels or images, where those are not its last dimension: the operand that they
-    belong to is turned, and so are the results. `full`: the time of its arithmetic where all lanes are used."""
+    """A convolution with vectors along channels or images that are not its last dimension (operand swap): that operand is
+    transposed, and so are the results. `full`: time of its arithmetic with all lanes used."""
     if step.eqn.primitive.name != "conv_general_dilated":
         return []
     found, shape = [], block_shape(step.out)
@@ -233,13 +233,13 @@ def _columns(eqn, shape: Sequence[int]) -> int:
         extents = eqn.invars[side].aval.shape
         free = [d for d in range(len(extents)) if d not in contracted[side] and d not in batch[side]]
         at -= len(free)
-        if side == 1 or free[-1:] == [len(extents) - 1]:  # of the first operand, columns are not gathered into panels
+        if side == 1 or free[-1:] == [len(extents) - 1]:  # the first operand's columns are not gathered into panels
             runs.append(_joint_run(free, shape[at:], extents))
     return max(runs)
 
 
 def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]) -> int:
-    """Elements of a block along the last of an operand's dimensions in which it has some, and those walked with it."""
+    """Elements of a block along the operand's last dimension that has any, and along dimensions contiguous with it."""
     run = 1
     for k in reversed(range(len(dims))):
         run *= block[k]
@@ -249,7 +249,7 @@ def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]
 
 
 def _scatter_seconds(step: Step, machine: Machine) -> float:
-    """Time of one program's scatter: storing the operand, reading all indices, and the windows of its own updates."""
+    """Time of one program's scatter: storing the operand, reading all indices, updating the windows of its own updates."""
     eqn, (operand, indices, updates) = step.eqn, step.pull.inputs
     size = itemsize(eqn.outvars[0])
     vector = size * machine.lanes(size)
@@ -259,7 +259,7 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
     block_bytes = volume(operand) * size
     cycles = block_bytes / vector + windows * READ_INDEX_CYCLES * max(indices[-1].size, 1)
     others = 1 - own / max(windows, 1)
-    cycles += 2 * own * others * MISPREDICTED_CYCLES  # whether an update belongs to a program cannot be foreseen
+    cycles += 2 * own * others * MISPREDICTED_CYCLES  # ownership of an update cannot be predicted
     cycles += own * (WINDOW_CYCLES + math.ceil(window_bytes / vector))
     if nbytes(eqn.invars[2].aval) > machine.l3_bytes // 4:
         is_cut = updates[-1].size < eqn.invars[2].aval.shape[-1]
@@ -273,8 +273,8 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
 def _packing_seconds(step: Step, machine: Machine) -> float:
     """Copies of a contraction's operands that one program makes, on one core.
 
-    Rows whose length is a multiple of CONFLICT_BYTES fall into few cache sets and are copied for many columns, and columns
-    of long rows are gathered into panels.
+    Rows whose length is a multiple of CONFLICT_BYTES fall into few cache sets (conflict misses): they are copied for many
+    columns. Columns of long rows are gathered into panels.
     """
     eqn = step.eqn
     if eqn.primitive.name != "dot_general" or not step.out or step.out[-1].size == 1:

@@ -1,8 +1,8 @@
 """Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no choices.
 
-A kernel takes the longer of its arithmetic (equation.py) and its traffic, plus a part of the shorter, which overlaps. Traffic
-has two parts: every array once from memory (or L3, if it fits), and blocks read again by other programs from the caches. Values
-between equations live in a core's scratch: once they outgrow L1 or L2 they pay for the trips.
+A kernel takes the longer of its arithmetic (equation.py) and its traffic, plus a part of the shorter, since they overlap.
+Traffic has two parts: every array once from memory (or L3, if it fits), and blocks that other programs read again from the
+caches. Values between equations are in a core's scratch: beyond L1 or L2, they pay for the trips.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .equation import LOOKUPS, SINGLE_PASS, VIEWS, Price, is_heavy, itemsize, nb
 
 # The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
 UNOVERLAPPED = 0.25
-# Stored values of one program that live at the same time.
+# How many of a program's stored values are live at once; the largest ones count.
 LIVE_VALUES = 3
 # Heavy values (equation.py) are not computed more often than this, operations done over operations needed,
 RECOMPUTE_LIMIT = 1.3
@@ -48,9 +48,9 @@ class Cost:
       flops: operations done, repeated ones included.
       recompute: operations done / operations needed.
       working_set: bytes that one program touches.
-      scratch: the part of them that are values between equations.
+      scratch: the part of the working set that is values between equations.
       programs: grid size.
-      limit: the machine's limit for this kernel's compulsory work (seconds).
+      limit: the machine's limit for this kernel's compulsory work (seconds): the roofline.
     """
 
     seconds: float
@@ -70,7 +70,7 @@ class Cost:
 
 
 def far_bandwidth(size: int, machine: Machine) -> float:
-    """Where an array comes from: L3 while it is small enough to have stayed there."""
+    """Bandwidth of an array's first read: L3's if it is small enough to have stayed there, else DRAM's."""
     return machine.l3_bandwidth if size <= machine.l3_bytes // 4 else machine.dram_bandwidth
 
 
@@ -84,7 +84,7 @@ def evaluate(
 ) -> Cost | None:
     """Predicts one kernel; None where it computes a heavy value too often.
 
-    `parts`: how much of its block a program holds at a time, of values that it goes through in runs; `repeated_steps`: ids of
+    `parts`: for values taken in chunks, the part of the block that a program holds at a time. `repeated_steps`: ids of
     equations that it computes twice.
     """  # fmt: skip
     programs = math.prod(grid)
@@ -92,11 +92,11 @@ def evaluate(
     priced = _Priced([(step, price_of(step, machine)) for step in requests.steps])
     stored = priced.stored_values({v for v, _ in outputs})
     evaluated = priced.evaluated_shares(outputs)
-    temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
+    temporaries, sizes = 0, []  # bytes of stored values: in all, and of each at a time
     tests: set = set()
     for step, price in priced.steps:
         if price.of_tests and tests.issuperset(price.read):
-            # Part of a comparison of indices: code is cut where that changes, and nothing is computed.
+            # Part of a comparison of indices: lowering cuts code where it changes, and computes nothing.
             tests.update(step.eqn.outvars)
             continue
         share = evaluated.get(id(step), 1.0)
@@ -154,9 +154,7 @@ class _Priced:
         return any(price.own_updates is not None for _, price in self.steps)
 
     def evaluated_shares(self, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
-        """id of a step -> the part of its block that a program evaluates, where that is not all: of updates that a scatter
-        reads, its own.
-        """
+        """id of a step -> the part of its block that a program evaluates, if not all: a scatter's own updates."""
         wanted = {v: 1.0 for v, _ in outputs}
         shares: dict[int, float] = {}
         for step, price in reversed(self.steps) if self.scatters else ():
@@ -185,11 +183,11 @@ class _Priced:
         for e, price in moving:
             name = e.primitive.name
             if name == "concatenate" and e.outvars[0] in chosen_by:
-                continue  # each index vector is read one number at a time
+                continue  # each index vector is read entry by entry
             once = name in SINGLE_PASS or price.own_updates is not None
             for atom in price.read:
                 if once and readers[atom] == 1:
-                    continue  # reduced or scattered while it is made
+                    continue  # reduced or scattered while it is computed
                 while not isinstance(atom, jex.Literal) and atom in makers:
                     maker = makers[atom]
                     if maker.primitive.name not in VIEWS or not maker.invars:
@@ -199,7 +197,7 @@ class _Priced:
         return stored
 
     def index_values(self) -> set:
-        """The indices of scatters, and what they are made of by arithmetic and views."""
+        """Indices of scatters, and the values they are computed from by arithmetic and views."""
         found: set = set()
         for step, price in reversed(self.steps) if self.scatters else ():
             if price.own_updates is not None:
@@ -214,7 +212,7 @@ class _Priced:
 
 
 def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Machine) -> float:
-    """Seconds of a program's stored values going to a cache and back: the larger, the further away."""
+    """Seconds that a program's stored values take to a cache and back: the larger they are, the further away."""
     if working_set <= machine.l1_bytes:
         return 0.0
     if working_set > machine.l2_bytes:
@@ -229,7 +227,7 @@ def tables(requests: Requests, machine: Machine) -> set:
 
 
 def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:
-    """Elements of an input that one program reads: of a table that is only looked up, those it finds there. `among`: tables."""
+    """Elements of an input that one program reads: of a table, only those that it looks up. `among`: tables."""
     if v not in among:
         return volume(access)
     looked_up = [s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
@@ -245,7 +243,7 @@ def elements_read(requests: Requests, v, access: Access, among: Collection) -> i
 def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts.
 
-    At most, what lies between runs is moved as well: of every second element, both.
+    At most, what is between the runs is moved as well: for every second element, both.
     """
     run, between, least = size, 1.0, math.inf
     for s, n in zip(reversed(access), reversed(shape)):
@@ -258,7 +256,7 @@ def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
 
 
 def _covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
-    """Elements of the part of an array in which the blocks of all programs lie."""
+    """Elements of the part of an array that the blocks of all programs cover."""
     found = 1
     for s, extent in zip(access, shape):
         low, high = s.start.bounds(grid.__getitem__)
@@ -275,7 +273,7 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> tuple[f
         size, block = nbytes(v.aval), elements_read(requests, v, access, looked_up) * itemsize(v)
         waste = _line_waste(access, v.aval.shape, itemsize(v))
         total = int(block * programs * waste)
-        read = int(_covered(access, grid, v.aval.shape) * itemsize(v) * waste)  # slices leave the rest where it is
+        read = int(_covered(access, grid, v.aval.shape) * itemsize(v) * waste)  # a slice moves only its part
         once = min(size, read, total)  # overlap and half-used lines come from caches
         far += once / far_bandwidth(size, machine)
         # Programs run along the last grid axis first: what does not depend on it is still in L2.

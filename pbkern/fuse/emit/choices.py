@@ -1,7 +1,7 @@
-"""Choices for the kernels of a partition, made elsewhere: what could be chosen, and plans with what was.
+"""Choices for the kernels of a partition, made by tuning: candidates for each group, and groups with a choice applied.
 
-A partition's groups come in an order that its jaxpr decides, so that a tuple of choices, one per group, belongs to a
-jaxpr. The search with measured times is not fusion's: it is given `candidates`, and hands choices to `plan`.
+A partition's groups come in an order that its jaxpr decides, so that a tuple of choices, one per group, belongs to a jaxpr. The
+search with measured times is api/tune.py: it takes `candidates`, and hands choices to `plan`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def groups_of(nodes: Iterable[Node]) -> list[Node]:
 
 
 def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: Machine) -> None:
-    """Gives each group the schedule that was chosen. Raises ScheduleError where one does not fit."""
+    """Gives each group its chosen schedule. Raises ScheduleError if one does not fit."""
     if choices and len(choices) != len(groups):
         raise ScheduleError("these choices belong to another program", why=f"{len(choices)} for {len(groups)} kernels")
     for node, choice in zip(groups, choices):
@@ -69,7 +69,7 @@ def chosen(node: Node, choice: Choice, machine: Machine) -> Schedule:
 
 
 def candidates(node: Node, machine: Machine, count: int) -> list[Choice]:
-    """Up to `count` choices of blocks, the one that the group has first, then by the model's price. Fronts have none."""
+    """Up to `count` choices of blocks: the group's own first, then by the model's price. Wavefronts have none."""
     if node.schedule.wave is not None:
         return [Choice()]
     outputs = [v for v, _ in node.schedule.outputs]

@@ -1,8 +1,7 @@
-"""Partition -> Plan: an ordered list of segments, each a HostProgram of ours or a ClosedJaxpr left to XLA.
+"""Partition -> Plan: an ordered list of segments, each a HostProgram or a ClosedJaxpr left to XLA.
 
-Nodes are sorted so that few segments change hands. Within a HostProgram, values are buffers; reshapes are
-views. Array constants become inputs. Outputs that are inputs, literals or repeats are forwarded by the Plan
-itself.
+Nodes are sorted so that there are few segments. Within a HostProgram, values are buffers and reshapes are views. Array
+constants become inputs. The Plan itself forwards outputs that are inputs, literals or repeats.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class Segment:
 
 @dataclass
 class Plan:
-    """What runs where. `jaxpr` names the values, of PRNG keys their words; `consts` are its array constants; `results` are
-    the types of what the function returns. whole: the function as it was given, if XLA runs all of it.
+    """What runs where. `jaxpr` names the values (PRNG keys: their words), `consts` are its array constants, `results` the types
+    that the function returns. whole: the function as it was given, if XLA runs all of it.
     """
 
     name: str
@@ -62,9 +61,7 @@ class Plan:
     nodes: list[Node] = field(default_factory=list)
 
     def evaluate(self, args, run_program: Callable) -> list:
-        """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others.
-        Traceable.
-        """
+        """Runs the plan: `run_program(host_program, inputs) -> outputs` for HostPrograms, JAX for the others. Traceable."""
         if self.whole is not None:
             return jex.jaxpr_as_fun(self.whole)(*args)
         env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(zip(self.jaxpr.constvars, self.consts))
@@ -92,7 +89,7 @@ class Plan:
 
 
 def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[Node]]:
-    """Topological order in runs of one owner: as many of ours as can run, then XLA's, and so on."""
+    """Topological order in runs of one owner: as many fused nodes as are ready, then XLA's, and so on."""
     waiting = nodes[::-1]
     known, runs, ours = set(available), [], True
     readers: dict = {}
@@ -122,7 +119,7 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
 
 
 def without_early_views(run: dict[Node, None], readers: dict, results: set) -> dict[Node, None]:
-    """The run without views that only later runs of ours read: here they would be copies."""
+    """The run without views that only later fused runs read: here they would be copies."""
     kept: set[Node] = set()
     for node in reversed(run):
         read_by = [r for v in node.outputs for r in readers.get(v, ())]
@@ -133,7 +130,7 @@ def without_early_views(run: dict[Node, None], readers: dict, results: set) -> d
 
 
 def xla_segment(run: list[Node], needed: set) -> Segment:
-    """The equations of a run as one jaxpr, made by tracing them again."""
+    """The equations of a run as one jaxpr, traced again."""
     eqns = [e for n in run for e in n.eqns]
     made = [v for e in eqns for v in e.outvars]
     reads = list(

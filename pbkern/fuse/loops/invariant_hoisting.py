@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with dear values that all steps of a loop share computed before it.
+"""ClosedJaxpr -> the same after loop-invariant code motion: expensive values that all steps share are computed before the loop.
 
     for x in xs:  h = exp(dt * -exp(a)) * h + x    ->    b = -exp(a);  for x in xs:  h = exp(dt * b) * h + x
 
-Moved are functions, products and reductions of what a loop never changes, and what is made of them without growing. Cheap
-arithmetic stays, and so do masks: to compute them is cheaper than to read them in every step.
+Functions, products and reductions of loop-invariant values move, and what is computed from them without growing. Cheap
+arithmetic and masks stay: computing them is cheaper than reading them in every step.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pbkern.core.machine import Machine
 from pbkern.fuse.cost.equation import CONTRACTIONS, nbytes, operations_per_element
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
-# Vector operations for each element from which on a value is dear: more than it takes to read it from L2.
+# A value of this many vector operations per element is expensive: more than it takes to read it from L2.
 DEAR_OPERATIONS = 8
 
 
 def compute_once(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
-    """Loops inside loops give what they share to the outer ones."""
+    """Hoists invariants out of scans; inner loops hand theirs to the outer ones."""
 
     def scan(eqn, operands):
         p, n = eqn.params, eqn.params["num_consts"]
@@ -51,7 +51,7 @@ def compute_once(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
 
 
 class _Moved:
-    """What moves out of one body. `consts`: how many operands never change; `shared`: values that the body is given instead."""
+    """The invariants of one body. `consts`: number of operands that never change; `shared`: values that become operands."""
 
     def __init__(self, closed: jex.ClosedJaxpr, consts: int, before: set, moved: set, shared: list):
         self.closed, self.consts, self.before, self.moved, self.shared = closed, consts, before, moved, shared
@@ -60,8 +60,8 @@ class _Moved:
     def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: Machine) -> _Moved | None:
         jaxpr = closed.jaxpr
         fixed, dear = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
-        limit = max([machine.l2_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made anew where it is used
-        before: set = set()  # equations that can be computed before the loop, by id
+        limit = max([machine.l2_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is computed where it is used
+        before: set = set()  # ids of equations that can move before the loop
         moved: set = set()
         for eqn in jaxpr.eqns:
             read = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
@@ -80,7 +80,7 @@ class _Moved:
         return cls(closed, consts, before, moved, shared) if shared else None
 
     def values(self, consts) -> list:
-        """The shared values, computed of the operands that never change."""
+        """The shared values, computed from the operands that never change."""
         found: dict = {}
 
         def bind(eqn, *operands):
@@ -93,7 +93,7 @@ class _Moved:
         return [found[v] for v in self.shared]
 
     def body(self) -> jex.ClosedJaxpr:
-        """The rest, with the shared values behind the operands that never change."""
+        """The rest of the body, with the shared values behind the operands that never change."""
         jaxpr, n, count = self.closed.jaxpr, self.consts, len(self.shared)
 
         def slim(*args):

@@ -1,10 +1,9 @@
 """Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
 
-Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their
-consumers as long as the modelled time falls. Then whole producer groups are pulled into contractions and
-attention-like chains where storing the value between costs more, and groups that read the same arrays are
-laid side by side (merge_groups.py). Every decision is recorded as an Edge for fuse/emit/explain.py. Prices are
-fuse/cost/kernel.py, blocks fuse/tiling/block_search.py, control flow control_regions.py.
+Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their consumers while the
+modelled time falls. Then whole producer groups merge with contractions and attention-like chains where storing the value
+between costs more, and siblings that read the same arrays merge (merge_groups.py). Every decision is recorded as an Edge for
+fuse/emit/explain.py. Prices are fuse/cost/kernel.py, blocks fuse/tiling/block_search.py, control flow control_regions.py.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from .rematerialise import recompute_large
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
-# Of the time apart: what must be left together of heavy work with few programs, and what may be where only shapes change.
+# Most time together, relative to apart: of heavy work with few programs, and of mere changes of shape.
 FEW_PROGRAMS, RESHAPED = 0.95, 1.01
 
-# Equations that join a group at once, at most: where that fails, each is asked for alone.
+# Most equations that join a group at once; if that fails, each is tried alone.
 MANY_ALONG = 64
-# Operations per element of what is copied into several groups, at most, and bytes where many equations are at once.
+# Most operations per element of what is duplicated into several groups, and most bytes where many equations are at once.
 MOST_COPIED, SMALL_COPY = 16, 1 << 12
 
 
@@ -125,7 +124,7 @@ class Partitioner:
         return [n for n in self.nodes if n.kind == "group"]
 
     def users(self, v) -> list[Node]:
-        """Nodes that read `v`; a node that computes a copy of the consumer counts, unless it makes `v` as well."""
+        """Nodes that read `v`. A node that computes a copy of the consumer counts, unless it makes `v` as well."""
         makers = self.nodes_of.get(id(self.makers.get(v)), ())
         found: dict[int, Node] = {}
         for e in self.consumers.get(v, ()):
@@ -149,7 +148,7 @@ class Partitioner:
         return False
 
     def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
-        """(nodes that read a group's results, reshapes that nobody else reads between them and it)."""
+        """(nodes that read a group's results, reshapes between them and it that nobody else reads)."""
         users, aliases, waiting = {}, [], self.successors(group)
         while waiting:
             n = waiting.pop()
@@ -163,7 +162,7 @@ class Partitioner:
     # -- phase 1: equations in reverse
 
     def run(self) -> Partition:
-        along: list = []  # equations that wait to join the group of their consumers together
+        along: list = []  # equations that will join the group of their consumers together
         for eqn in reversed(self.jaxpr.eqns):
             if len(along) < MANY_ALONG and self.rides_along(eqn, along):
                 along.append(eqn)
@@ -190,7 +189,7 @@ class Partitioner:
         return Partition(self.nodes, self.edges)
 
     def settle_products(self) -> None:
-        """Searches the blocks of products from a second place, now that what is computed with them is known."""
+        """Searches the blocks of products from a second starting point, now that their groups are final."""
         for g in self.nodes:
             if g.kind == "group" and any(e.primitive.name == "dot_general" for e in g.eqns):
                 tall = tall_blocks_once(g.eqns, g.schedule, self.machine)
@@ -198,12 +197,12 @@ class Partitioner:
                     g.schedule = tall
 
     def settle(self) -> None:
-        """Searches the blocks of whole groups: while they grew, cheap equations kept the blocks so far."""
+        """Searches the blocks of whole groups: while groups grew, cheap equations kept the blocks so far."""
         for g in self.nodes:
             if g.kind == "group" and len(g.eqns) > 1:
                 try:
                     best = search_once(g.eqns, g.outputs, self.machine)
-                except Unfusable:  # there are no blocks but those that it grew with
+                except Unfusable:  # there are no blocks but those that the group grew with
                     continue
                 if best.cost.seconds < g.seconds:
                     g.schedule = best
@@ -233,17 +232,17 @@ class Partitioner:
             for v in eqn.outvars
         ):
             return "xla", f"element type {eqn.outvars[0].aval.dtype}"
-        # They become ordinary reductions and sorts in bodies: they are ours on every target.
+        # They become ordinary reductions and sorts in bodies: every target fuses them.
         reason = None if eqn.primitive in (partial_reduce_p, first_sorted_p) else self.supports(eqn)
         return ("xla", reason) if reason else None
 
     def rides_along(self, eqn, along: list) -> bool:
-        """Whether cheap arithmetic is read only by such of the same shape in one group, or by `along` that is to join it.
-        So may be slices, such as the neighbours of a stencil; of little data, such as random keys, other parts too, and several
-        groups may get copies.
+        """Can cheap arithmetic join its group without being priced? Its readers must be cheap arithmetic of the same shape, in
+        one group or in `along`, which will join it. Slices may, such as the neighbours of a stencil. For little data, such as
+        random keys, other parts may too, and several groups may get copies.
 
-        It costs the group what it costs alone and saves its result. Asked one by one, each would price the whole group
-        anew: quadratic in the length of a generator's, a polynomial's or a filter's arithmetic.
+        It costs the group what it costs alone, and saves its result. Pricing the whole group for each such equation would be
+        quadratic in the length of a generator's, a polynomial's or a filter's arithmetic.
         """
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
@@ -267,11 +266,11 @@ class Partitioner:
         return all(g.kind == "group" for g in groups) and not self.waits(eqn, groups)
 
     def readers_of(self, along: list) -> list[Node]:
-        """The groups that equations which ride along are to join: each gets a copy."""
+        """The groups that equations of `along` are to join: each gets a copy."""
         return self.nodes_of[id(self.consumers[along[0].outvars[0]][0])]
 
     def place_all(self, along: list) -> None:
-        """Joins equations that ride along to their groups at once; one by one where that does not gain."""
+        """Joins the equations of `along` to their groups at once; one by one if that does not gain."""
         if len(along) > 1:
             groups = list(self.readers_of(along))
             found = [self.attempt([*along, *g.eqns], g.outputs, g.schedule, along[0])[0] for g in groups]
@@ -307,7 +306,7 @@ class Partitioner:
         self.start(eqn)
 
     def start(self, eqn) -> None:
-        """A group of its own."""
+        """Starts a group with this equation."""
         outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
         try:
             self.add_node(Node("group", [eqn], outputs, search_once([eqn], outputs, self.machine)))
@@ -315,9 +314,7 @@ class Partitioner:
             self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
 
     def waits(self, eqn, groups) -> bool:
-        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2
-        decides).
-        """
+        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2 decides)."""
         if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
             return False
         return any(
@@ -328,7 +325,7 @@ class Partitioner:
         )
 
     def through_views(self, v, group: Node) -> Iterable:
-        """Consumers of `v` in a group, looking through views and casts."""
+        """Consumers of `v` in a group, through views and casts."""
         for c in self.consumers.get(v, ()):
             if group in self.nodes_of.get(id(c), ()):
                 if c.primitive.name in VIEWS or c.primitive.name == "convert_element_type":
@@ -345,7 +342,7 @@ class Partitioner:
             return True
         if len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone):
             return True
-        # As one more result of a group that the others do not lead to.
+        # As one more result of a group that does not depend on the others.
         for g in groups if len(groups) > 1 else ():
             others = [*outside, *(n for n in groups if n is not g)]
             if not self.reaches(others, g) and self.try_union(eqn, g, True, alone):
@@ -353,7 +350,7 @@ class Partitioner:
         return False
 
     def alone(self, eqn) -> float:
-        """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
+        """Time of a kernel of its own: searched if the arithmetic counts, else estimated."""
         if is_heavy(eqn, self.machine):
             try:
                 return search_once([eqn], list(eqn.outvars), self.machine).cost.seconds
@@ -362,9 +359,9 @@ class Partitioner:
         return alone_seconds(eqn, self.machine)
 
     def tie(self, eqn, schedule: Schedule) -> float:
-        """The part of the time apart that is accepted together. One kernel instead of two wins a tie, but not where heavy
-        work would be left with hardly a program per core: it may find better company further up. A reshape costs nothing
-        apart, and what makes its operand can only follow where it went.
+        """The part of the time apart that is accepted together. One kernel wins a tie with two, but not if heavy work would be
+        left with hardly a program per core: it may fuse better with producers. A reshape costs nothing apart, and its producer
+        can only follow it.
         """
         if is_alias(eqn):
             return RESHAPED
@@ -404,7 +401,7 @@ class Partitioner:
         return True
 
     def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
-        """Lays the consuming groups side by side, with the producer in front."""
+        """Merges the consuming groups, with the producer in front."""
         if any(self.reaches(self.successors(a), b) for a, b in itertools.permutations(groups, 2)):
             return False
         if any(self.reaches(outside, g) for g in groups):
@@ -453,9 +450,7 @@ class Partitioner:
             return None, str(e).splitlines()[0]
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while what lies between them, and their operands, stay in
-        cache.
-        """
+        """Two contractions share a program only while their operands, and what is between them, stay in cache."""
         l2 = self.machine.l2_bytes
         return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 

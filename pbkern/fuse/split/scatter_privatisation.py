@@ -1,8 +1,8 @@
-"""Scatters of many updates into little -> private results of runs of the updates, and their sum (product, ...).
+"""Privatisation: scatters of many updates into a small result -> private results of chunks, and their sum (product, ...).
 
-Where indices choose every dimension of a result, as in a histogram, its programs would all go through all updates, and
-one program alone uses one core. Instead, runs of the updates are scattered side by side, each into an array of its own,
-and these are combined with the operand. Sums are reassociated.
+Where indices choose every dimension of a result, as in a histogram, all programs would walk all updates, and one program uses
+one core. Instead, chunks of the updates are scattered in parallel, each into an array of its own, and these are combined with
+the operand. Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pbkern.fuse.cost.equation import READ_INDEX_CYCLES, WINDOW_CYCLES
 
 from .chunks import in_runs, near_divisor
 
-# Runs hold at least this many times as many updates as results: each result is stored and read again once per run.
+# A chunk holds at least this many times more updates than results: each chunk stores every result, which is read again.
 UPDATES_PER_RESULT = 4
-# Less work, in cycles, is not worth a second kernel.
+# Cycles of work below which a second kernel does not pay.
 LITTLE_WORK = 200_000
 
-# Scatter -> (of a run, of the runs' results, of them and the operand).
+# Scatter -> (scatter of a chunk, reduction of the private results, combination with the operand).
 STAGES = {
     "add": (lax.scatter_add, "reduce_sum", lax.add),
     "sub": (lax.scatter_add, "reduce_sum", lax.sub),
@@ -35,7 +35,7 @@ STAGES = {
 
 
 def runs_of(eqn, machine: Machine) -> tuple[int, int] | None:
-    """(dimension of the indices to cut, elements per run) of a scatter to be split, or None."""
+    """(dimension of the indices to cut, elements per chunk) of a scatter to be split, or None."""
     if SCATTERS.get(eqn.primitive.name, "set") == "set":
         return None
     operand, indices, updates = (a.aval for a in eqn.invars)
@@ -67,14 +67,14 @@ def split_scatter(eqn, operands, machine: Machine):
     along = [d for d in range(updates.ndim) if d not in dn.update_window_dims][cut]
     neutral = identity(np.dtype(operand.dtype))
     private = lax.full((-(-indices.shape[cut] // block), *operand.shape), neutral, operand.dtype)
-    # What is missing in the last run changes nothing wherever it goes.
+    # Padding of the last chunk is the identity: it changes nothing wherever it goes.
     runs = in_runs(indices, cut, block, np.zeros((), indices.dtype)), in_runs(updates, along, block, neutral)
     found = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
     return [combine(operand, reduce.bind(found, **reducer_params(reducer, (0,))))]
 
 
 def _batched(dn: lax.ScatterDimensionNumbers, cut: int, along: int) -> lax.ScatterDimensionNumbers:
-    """With a first dimension of the operand that goes with dimension `cut` of the indices and `along` of the updates."""
+    """`dn` with a batch dimension: the operand's first, dimension `cut` of the indices, `along` of the updates."""
 
     def later(dims, start: int) -> tuple[int, ...]:
         return tuple(int(d) + (d >= start) for d in dims)

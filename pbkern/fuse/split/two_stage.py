@@ -1,8 +1,8 @@
-"""Reductions, contractions and scatters of little parallelism -> two stages: partial results over runs, then the rest.
+"""Reductions, contractions and scatters of little parallelism -> two stages: partial results of chunks, then the rest.
 
-Reductions are reductions.py, scatters scatter_privatisation.py. A contraction whose
-result is small beside its operands becomes a batch of contractions over runs of the contracted axis and a sum; where a
-producer reads the same rows of a matrix, as in X^T (X w - y), one pass over it is left. Sums are reassociated.
+Reductions are reductions.py, scatters scatter_privatisation.py. A contraction whose result is small beside its operands becomes
+a batch of contractions over chunks of the contracted axis, and a sum. Where a producer reads the same rows of a matrix, as in
+X^T (X w - y), one pass over it is left. Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .chunks import in_runs, near_divisor
 from .reductions import ReductionStages
 from .scatter_privatisation import runs_of, split_scatter
 
-# Bytes of the result of a contraction that is split, at most, and of its operands, at least.
+# A contraction to be split: most bytes of its result, fewest of its operands.
 SPLIT_RESULT_BYTES = 1 << 17
 SPLIT_OPERAND_BYTES = 1 << 20
-# A split contraction is this many times as deep as its result is wide.
+# A split contraction is at least this many times as deep as its result is wide.
 SPLIT_DEPTH = 8
 
 
 def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
-    """Splits what needs it, but no program with arrays that are left to XLA for their length."""
+    """Splits what needs it, except in programs with arrays too long for kernels, which are left to XLA."""
     if any(map(is_long, closed.jaxpr.eqns)):
         return closed
     reductions = ReductionStages(closed.jaxpr, machine)
@@ -56,7 +56,7 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
 
 
 def _choose_depth(eqn, machine: Machine) -> int | None:
-    """Elements per run of the contracted axis of a contraction to be split, or None."""
+    """Elements per chunk of the contracted axis of a contraction to be split, or None."""
     if eqn.primitive.name != "dot_general":
         return None
     (lc, rc), batch = eqn.params["dimension_numbers"]
@@ -69,14 +69,14 @@ def _choose_depth(eqn, machine: Machine) -> int | None:
     wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
     if operand_bytes < SPLIT_OPERAND_BYTES or result_bytes > SPLIT_RESULT_BYTES or depth < SPLIT_DEPTH * wide:
         return None
-    # A run's operands stay in the private cache; partial results are a small part of all traffic.
+    # A chunk's operands stay in the private cache; partial results are a small part of all traffic.
     block = max(machine.l2_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
     block = min(block, -(-depth // (4 * machine.cores)))
     return near_divisor(depth, block) if block else None
 
 
 def _as_stored(x, contracted: int, turned: Notes) -> tuple:
-    """(operand, its contracted dimension) without a transpose, where the other dimensions keep their order."""
+    """(operand, its contracted dimension), without a transpose that keeps the order of the other dimensions."""
     found = turned.find("turned", x)
     if found is None:
         return x, contracted
@@ -86,7 +86,7 @@ def _as_stored(x, contracted: int, turned: Notes) -> tuple:
 
 
 def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
-    """dot(x, y) -> sum over runs of dot(run of x, run of y). Ragged last runs end in zeros.
+    """dot(x, y) -> sum over chunks of dot(chunk of x, chunk of y). A ragged last chunk ends in zeros.
 
     lhs, rhs: operand and contracted dimension.
     """

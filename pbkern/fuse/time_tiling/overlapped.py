@@ -1,9 +1,10 @@
-"""Body of a counted loop that is one cheap kernel -> several steps of it in one kernel, if the model gains.
+"""Overlapped (ghost-zone) time tiling: the body of a counted loop -> several steps in one kernel, if the model gains.
 
-A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache: the tile's halo
-grows step by step (fuse/access/blocks.py), is computed again by the neighbours, and memory is passed over once per `steps`.
-Where borders are periodic, the arrays are first continued beyond their edges, as far as all steps reach (periodic_borders.py).
-fuse/emit/control_flow.py launches the kernel length // steps times, and a shorter one for the rest.
+A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache: the tile's halo grows step
+by step (fuse/access/blocks.py), neighbours compute it again, and `steps` steps take one pass over memory. With periodic
+borders, the arrays are first continued beyond their edges, as far as the halo of all steps (periodic_borders.py).
+fuse/emit/control_flow.py launches the kernel length // steps times, and a shorter one for the rest. A wavefront
+(fuse/tiling/time_skewing.py) may be cheaper.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from pbkern.fuse.tiling.time_skewing import Wave, price, waves
 from .periodic_borders import continued, periodic_dimensions, reach, with_rolls
 from .windows_as_slices import AS_SLICES, is_window
 
-# Steps per kernel that are tried, as long as each gains this much over the one before: more steps compile longer.
+# Steps per kernel that are tried, while each gains this much over the one before: more steps take longer to compile.
 STEPS = (2, 4, 5, 8, 10)
 GAIN = 0.96
-# Code size, and with it compile time, is bounded.
+# Bounds code size and compile time.
 MAX_EQUATIONS = 220
-# Work repeated in halos.
+# Most work repeated in halos.
 MAX_RECOMPUTE = 1.25
 
 
 @dataclass(frozen=True)
 class TimeBlocks:
-    """Several steps of a loop's body as one kernel; `rest`, of the remaining ones, is None where there are none."""
+    """Several steps of a loop's body as one kernel; `rest`: the remaining steps, or None."""
 
     main: Inner
     rest: Inner | None
 
 
 def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
-    """Groups of cheap equations that look no further than a few elements, and make an array."""
+    """Is it groups of cheap equations with small halos that make an array?"""
     local = all(_is_local(e) for n in parts.nodes for e in n.eqns)
     kinds = {n.kind for n in parts.nodes}
     ours = "group" in kinds and kinds <= {"group", "alias"}
@@ -65,17 +66,16 @@ def _is_local(eqn) -> bool:
 def block_time(
     body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: Machine
 ) -> TimeBlocks | None:
-    """The number of steps per kernel that the model likes best, or None for one.
+    """The number of steps per kernel that the model prefers; None for one step.
 
-    `body` maps (*consts, *carries, *elements of xs) to carries, `counts` says how many consts and carries there are, and
-    `parts` is its partition.
+    `body`: (*consts, *carries, *elements of xs) -> carries. `counts`: numbers of consts and carries. `parts`: its partition.
     """
     if not is_stencil(parts, body.jaxpr):
         return None
     step = _step(body, counts)
     seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
     fronts = [_Front(*found) for found in waves(step.body, counts, step.periodic, length, machine)]
-    # A front of as many steps as a tile ever takes is less work than that: there is no need to search.
+    # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is needed.
     tiles = not any(f.wave.steps >= min(length, max(STEPS, default=0)) for f in fronts)
     best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
     for front in fronts:
@@ -98,11 +98,11 @@ def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tu
         found = _unrolled(step, s, machine)
         if found is None:
             break
-        # The rest is priced as a part of a full turn, and as no less than one.
+        # The rest is priced as a part of a full round, and as no less than one.
         turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
         total = turn * (length // s + (1 if length % s else 0))
         if total > seconds * GAIN:
-            # One bad number, such as one that does not divide the length, does not end the search.
+            # One bad number of steps, such as one that does not divide the length, does not end the search.
             if turn / s > seconds / length:
                 break
             continue
@@ -111,7 +111,7 @@ def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tu
 
 
 def _copying(body: jex.Jaxpr, machine: Machine) -> float:
-    """Seconds of copying carries after a turn: none if all are computed, so that they alternate (fuse/emit/control_flow.py)."""
+    """Seconds of copying carries after a round: none if buffers alternate (fuse/emit/control_flow.py)."""
     computed = {v for e in body.eqns for v in e.outvars}
     if all(not isinstance(v, jex.Literal) and v in computed for v in body.outvars):
         return 0.0
@@ -146,7 +146,7 @@ def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
 
 @dataclass(frozen=True)
 class _Front:
-    """Several steps as one kernel that is not made of blocks."""
+    """Several steps as one wavefront kernel, without blocks."""
 
     wave: Wave
     cost: Cost
@@ -177,7 +177,7 @@ class _Front:
 
 @dataclass(frozen=True)
 class _Step:
-    """A loop's body: `counts` of consts and carries, the dimensions in which each operand is `periodic`, the `most` steps."""
+    """A loop's body: `counts` of consts and carries, dimensions in which each operand is `periodic`, the `most` steps."""
 
     body: jex.ClosedJaxpr
     counts: tuple[int, int]
@@ -196,7 +196,7 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
 
 
 def _unrolled(one: _Step, steps: int, machine: Machine) -> _Unrolled | None:
-    """`steps` steps as one group, which takes as many elements of xs at once; None where they cannot be."""
+    """`steps` steps as one group, which takes as many elements of xs at once; None if impossible."""
     body, (first, end) = one.body, (one.counts[0], sum(one.counts))
     step: Callable = jex.jaxpr_as_fun(body)
 
