@@ -12,6 +12,8 @@ import pytest
 # Set before pbkern reads its environment, and inherited by the processes that tests start.
 os.environ["PBKERN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pbkern-tests-")
 atexit.register(shutil.rmtree, os.environ["PBKERN_CACHE_DIR"], ignore_errors=True)
+# What XLA compiles here, references and single operations, runs once or twice: unoptimised code is made in a fifth of the time.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
