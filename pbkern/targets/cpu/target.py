@@ -33,7 +33,7 @@ class CpuTarget:
     name = "cpu"
     platform = "cpu"
     POOLED_BYTES = ffi_runtime.POOLED_BYTES
-    STAGES = ("nests", "mlir", "llvm", "asm")
+    STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):
         self._compiled: dict[str, cpu_compile.Compiled] = {}
@@ -123,14 +123,14 @@ def attach_repro(error: Exception, program: HostProgram, compiled: Callable[[Hos
         return
     kernels = program.kernels()
     for kernel in kernels:
-        if len(kernels) == 1 or _fails(lambda k=kernel: compiled(kernel_program(k))):
+        if len(kernels) == 1 or _fails(compiled, kernel):
             repro.attach(error, kernel)
             return
 
 
-def _fails(f: Callable[[], Any]) -> bool:
+def _fails(compiled: Callable[[HostProgram], Any], kernel: Kernel) -> bool:
     try:
-        f()
+        compiled(kernel_program(kernel))
     except Exception:
         return True
     return False
