@@ -27,9 +27,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import hashlib
-import importlib
 import json
 import os
 import pathlib
@@ -45,28 +43,10 @@ import jax
 import numpy as np
 
 import pbkern
-from pbkern.targets import get_target
+from pbkern.targets import backend, get_target
 
 STAGES = ("jaxpr", "plan", "kernels", "nests", "mlir", "objects")
 SETS = ("bench", "survey", "examples", "pallas")
-
-
-# --- the two places of the package that this file knows; a move changes their modules, and only here -----------------
-
-
-def _first(*names: str):
-    """The first of several `module:attribute` that exists."""
-    for name in names:
-        module, attribute = name.split(":")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError):
-            continue
-    raise ImportError(f"none of {', '.join(names)}")
-
-
-LOWER = ("pbkern.targets.cpu.codegen.host:lower_host", "pbkern.targets.cpu.codegen.host:lower_host")
-IN_STAGES = ("pbkern.dsl.build_programs:in_stages", "pbkern.dsl.build_programs:in_stages")
 
 
 # --- texts -> hashes ----------------------------------------------------------------------------------------------------
@@ -91,8 +71,7 @@ def texts_of_program(program, options, objects: bool) -> dict[str, str | bytes]:
         compiled = target.compile(program, options)
         lowered = compiled.lowered
     else:
-        lowered = _first(*LOWER)(
-            _first(*IN_STAGES)(program), functools.partial(target.lower_options, options=options), target.threads)
+        lowered = backend.lowered(program, target.backend, options)
     found: dict[str, str | bytes] = {
         "nests": "\n\n".join(f"{k.name}:\n{k.nests}" for k in lowered.lowered),
         "mlir": f"{lowered.kernels}\n{lowered.host}",

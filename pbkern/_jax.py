@@ -5,19 +5,21 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import operator
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 from jax._src import ad_util, config, core, debugging, dispatch, source_info_util
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
-from jax._src.state import indexing, types
+from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import split_list, weakref_lru_cache
 from jax.extend import core as jex
@@ -31,6 +33,12 @@ Slice = indexing.Slice
 
 # Our own frames are not the user's: error messages and equations name the line that called us.
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
+_NUMPY = str(pathlib.Path(np.__file__).parent)
+
+
+def is_user_file(name: str) -> bool:
+    """Whether a code object's file holds a user's code: not that of JAX, NumPy or pbkern."""
+    return source_info_util.is_user_filename(name) and not name.startswith((_NUMPY, "<string>"))  # "<string>": dataclasses
 
 
 def ref_aval(shape: tuple[int, ...], dtype) -> jax.ref.AbstractRef:
@@ -67,7 +75,26 @@ def user_line(eqn) -> str | None:
 
 def line_of_call(eqn) -> str | None:
     """user_line, or that of the call inside whose `source_context` the equation of a library function is looked at."""
-    return user_line(eqn) or _line_of(source_info_util.current())
+    return user_line(eqn) or current_line()
+
+
+def current_line() -> str | None:
+    """The user's line of what is being traced or lowered; else, as of functions that JAX traced before, that of the call."""
+    return _line_of(source_info_util._source_info_context.context) or _line_of_caller()
+
+
+def _line_of_caller() -> str | None:
+    """The innermost line of the user's on Python's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame and line_of_frame(frame.f_code, frame.f_lineno, frame.f_lasti)
+
+
+def line_of_frame(code, line: int, instruction: int) -> str:
+    """`file:line:column (function)` of a place in Python code."""
+    column = next(itertools.islice(code.co_positions(), instruction // 2, None), (0, 0, 0))[2]
+    return f"{code.co_filename}:{line}:{column or 0} ({code.co_qualname})"
 
 
 def _line_of(info) -> str | None:
@@ -83,6 +110,36 @@ def source_context(eqn):
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     traceback = eqn.source_info.traceback if user_line(eqn) else None
     return source_info_util.user_context(traceback, name_stack=stack)
+
+
+def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
+    """Results of an equation on these operands, with its own parameters or others.
+
+    What `bind` takes are not always an equation's parameters: shard_map and others have functions there, and keep jaxprs.
+    """
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params if params is None else params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def types_kept(closed: jex.ClosedJaxpr):
+    """Context manager: what is traced of a jaxpr keeps its 64-bit types, also where the user has not enabled them."""
+    return jax.enable_x64(True) if _has_wide_types(closed) else contextlib.nullcontext()
+
+
+@weakref_lru_cache
+def _has_wide_types(closed: jex.ClosedJaxpr) -> bool:
+    return any(str(getattr(v.aval, "dtype", "")) in _WIDE for v in _variables(closed.jaxpr))
+
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
+
+
+def _variables(jaxpr: jex.Jaxpr) -> Iterator[Var]:
+    yield from (*jaxpr.invars, *jaxpr.constvars)
+    for eqn in jaxpr.eqns:
+        yield from eqn.outvars
+        for inner in core.jaxprs_in_params(eqn.params):
+            yield from _variables(inner)
 
 
 # Operands before the index leaves, per Ref primitive.
@@ -104,6 +161,16 @@ def ref_indexers(eqn) -> list[tuple]:
     `.start` (int or atom), `.size` and `.stride`.
     """
     return unflatten_indexers(eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :])
+
+
+def shaped_indexers(eqn) -> list[tuple[tuple, tuple[int, ...]]]:
+    """(index tuple, shape that it indexes) of a get / swap / addupdate equation, outermost first; other transforms end it."""
+    found = []
+    for t in jax.tree.unflatten(eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :]):
+        if not isinstance(t, indexing.NDIndexer):
+            break
+        found.append((tuple(t.indices), tuple(t.shape)))
+    return found
 
 
 def unflatten_indexers(tree, leaves) -> list[tuple]:
@@ -205,6 +272,32 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return pxla._discharge_internal_refs(closed)
 
 
+def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
+    """(a jaxpr that takes the contents of Refs among its operands, and has the new contents of those that it writes to as
+    further results; which operands these are). Constants must be hoisted."""
+    written = tuple(sorted(n for n in written_inputs(closed.jaxpr) if is_ref(closed.in_avals[n])))
+    if not any(map(is_ref, closed.in_avals)):
+        return closed, ()
+    count, pure = len(closed.out_avals), discharge.discharge_state(closed)
+    refs = [n for n, a in enumerate(closed.in_avals) if is_ref(a)]  # all of them are results afterwards
+    kept = [*range(count), *(count + k for k, n in enumerate(refs) if n in written)]
+    outvars, info = [pure.jaxpr.outvars[k] for k in kept], pure.jaxpr.debug_info.with_unknown_names()
+    return core.ClosedJaxpr(pure.jaxpr.replace(outvars=outvars, debug_info=info), pure.consts), written
+
+
+def set_checkify_rule(primitive, bind: Callable) -> None:
+    """Makes checkify look into a primitive: bind(operands, jaxpr, **its other parameters) calls it with the checked jaxpr."""
+    from jax._src import checkify
+
+    def rule(error, enabled_errors, *operands, jaxpr, **params):
+        given, tree = jax.tree.flatten(error)
+        types = [core.typeof(x) for x in (*given, *operands)]
+        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(jaxpr, enabled_errors, tree, *types)
+        return jax.tree.unflatten(results, bind([*given, *operands], checked, **params))
+
+    checkify.error_checks[primitive] = rule
+
+
 def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same jaxpr with its constants as leading operands."""
     return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(closed.jaxpr), ())
@@ -259,6 +352,18 @@ def stage_unknown(trace, primitive, operands: Sequence, result_avals: Sequence, 
 def known_value(tracer):
     """A tracer's value under partial evaluation; `is_known` first."""
     return tracer.pval.get_known()
+
+
+def is_unknown(x) -> bool:
+    """Whether partial evaluation, as for a derivative in reverse, has no value for this yet."""
+    return isinstance(x, partial_eval.JaxprTracer) and not x.is_known()
+
+
+def replace_jvp(primitive, rule: Callable) -> Callable[[], None]:
+    """Makes rule(stock rule, primals, tangents, **params) a primitive's JVP rule; returns what undoes it."""
+    stock = ad.primitive_jvps[primitive]
+    ad.primitive_jvps[primitive] = functools.partial(rule, stock)
+    return functools.partial(ad.primitive_jvps.__setitem__, primitive, stock)
 
 
 def is_linear_operand(x) -> bool:

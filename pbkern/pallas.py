@@ -17,11 +17,12 @@ import jax
 from jax.interpreters import mlir
 
 from pbkern import _jax
-from pbkern.api.pipeline import build_kernel, compile_programs
+from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
 from pbkern.dsl.primitives.prng_keys import is_key
+from pbkern.dsl.trace import derivative_error
 from pbkern.frontends.pallas.call import import_call
 from pbkern.frontends.pallas.float8 import is_float8
 from pbkern.frontends.pallas.mesh import call_params
@@ -40,6 +41,7 @@ def install() -> None:
         infos, info = _jax.tpu_infos()
         infos["cpu"] = info
         _undo.append(_jax.give_meshes_one_core())
+        _undo.append(_jax.replace_jvp(_jax.pallas().call_p, _jvp))
         _installed = True
         jax.clear_caches()  # programs lowered before would keep their old meaning
 
@@ -51,7 +53,8 @@ def uninstall() -> None:
         _jax.remove_cpu_lowering(_jax.pallas().call_p)
         _jax.remove_cpu_lowering(_jax.pallas().mesh_call_p)
         _jax.tpu_infos()[0].pop("cpu", None)
-        _undo.pop()()
+        while _undo:
+            _undo.pop()()
         _installed = False
         jax.clear_caches()
 
@@ -69,6 +72,8 @@ def installed() -> Iterator[None]:
 
 
 def _lower(ctx, *nodes, interpret, **params):
+    if not interpret and _jax.is_for_export(ctx):
+        warn_of_export(params["name"] or params["jaxpr"].debug_info.func_name)
     if interpret or _jax.is_for_export(ctx):
         return _jax.pallas().stock_lowering(ctx, *nodes, interpret=interpret or True, **params)
     return _native(ctx, nodes, params)
@@ -79,6 +84,21 @@ def _lower_mesh(ctx, *nodes, interpret, **params):
     if interpret or _jax.is_for_export(ctx):
         return _jax.pallas().stock_mesh_lowering(ctx, *nodes, interpret=interpret or True, **params)
     return _native(ctx, nodes, call_params(ctx.avals_in, **params))
+
+
+def _jvp(stock: Callable, primals, tangents, *, jaxpr, name, **params):
+    """JAX's rule, which runs values and tangents in one kernel: in reverse, where tangents come later, there is none.
+
+    Raises UnsupportedKernel where JAX would say that some linearization failed.
+    """
+    failed = derivative_error(name or jaxpr.debug_info.func_name or "kernel", _jax.current_line())
+    try:
+        results = stock(primals, tangents, jaxpr=jaxpr, name=name, **params)
+    except NotImplementedError as e:
+        raise failed from e
+    if any(map(_jax.is_unknown, results[0])) and not any(map(_jax.is_unknown, primals)):
+        raise failed
+    return results
 
 
 def _native(ctx, nodes, params: dict):

@@ -5,16 +5,14 @@ What a schedule does with a function depends on vector width and caches. Tests t
 """
 
 import contextlib
-import functools
 from unittest import mock
 
 import pbkern
 from pbkern.core.machine import DEFAULT_MACHINE
-from pbkern.dsl.build_programs import in_stages, kernel_program
+from pbkern.dsl.build_programs import kernel_program
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
-from pbkern.targets import get_target
-from pbkern.targets.cpu.codegen.host import lower_host
+from pbkern.targets import backend, get_target
 
 TABLE = DEFAULT_MACHINE  # AVX-512, two cores
 
@@ -22,11 +20,12 @@ TABLE = DEFAULT_MACHINE  # AVX-512, two cores
 @contextlib.contextmanager
 def on(machine=TABLE):
     """Plans are made, and kernels lowered, for this machine, with all its instruction sets. Do not run what comes out."""
-    target = "pbkern.targets.cpu.target"
+    cpu = "pbkern.targets.cpu"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch(f"{target}.detected_machine", lambda: machine))
+        for module in ("target", "backend"):
+            stack.enter_context(mock.patch(f"{cpu}.{module}.detected_machine", lambda: machine))
         for feature in ("has_avx512dq", "has_bf16_pairs", "has_vnni"):
-            stack.enter_context(mock.patch(f"{target}.{feature}", lambda: machine.vector_bits >= 512))
+            stack.enter_context(mock.patch(f"{cpu}.backend.{feature}", lambda: machine.vector_bits >= 512))
         yield
 
 
@@ -44,9 +43,7 @@ def lowered(f, *args, stage: str = "nests", machine=TABLE) -> str:
     """`nests` or `mlir` of a function for this machine."""
     options = pbkern.CompileOptions()
     with on(machine):
-        target = get_target("cpu")
-        options_of = functools.partial(target.lower_options, options=options)
-        found = [lower_host(in_stages(p), options_of, target.threads) for p in programs_of(f, *args)]
+        found = [backend.lowered(p, get_target("cpu").backend, options) for p in programs_of(f, *args)]
     if stage == "mlir":
         return "\n".join(f"{program.kernels}\n{program.host}" for program in found)
     return "\n\n".join(f"{k.name}:\n{k.nests}" for program in found for k in program.lowered)

@@ -163,11 +163,11 @@ def test_program_id_beyond_the_grid():
 
 def test_dimension_semantics_fit_the_grid():
     class Params:
-        target_name = "test"
+        target_name = "nvgpu"
         dimension_semantics = ("parallel",)
 
     found = message([X], grid=(2, 1), in_specs=None, compiler_params=Params())
-    assert "dimension_semantics of kernel `copy` for `test` does not fit the grid" in found
+    assert "dimension_semantics of kernel `copy` for `nvgpu` does not fit the grid" in found
 
 
 @pytest.mark.parametrize("size", [1, 64, 256])

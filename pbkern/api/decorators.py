@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import types
@@ -14,13 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex
 
 from pbkern import _jax, fuse
 from pbkern.core import config
 from pbkern.core.errors import OptionError
 from pbkern.core.jaxprs import equations
-from pbkern.core.options import CompileOptions, check_for_jax_jit
+from pbkern.core.options import ARGUMENT_OPTIONS, OTHER_BACKENDS, CompileOptions, check_for_backend, check_for_jax_jit
 from pbkern.core.process.pickle_by_name import ByName
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
@@ -30,12 +32,10 @@ from . import explain_handwritten, result_pool, stages
 from .measure import kernel_seconds
 from .pipeline import Build, compile_programs, current_plan
 
-ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
-
 
 def polyblocks_jit_jax(
     fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
-    donate_argnums=None, donate_argnames=None, **jit_kw: Any,
+    donate_argnums=None, donate_argnames=None, runtime_args=None, **jit_kw: Any,
 ) -> Any:  # fmt: skip
     """Compiles a JAX function with pbkern when it is called; a decorator, with or without arguments.
 
@@ -52,9 +52,11 @@ def polyblocks_jit_jax(
       static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
       donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of those of
         equal type: at once where a kernel makes them of the argument by elementwise arithmetic, else by a copy of XLA's.
+      runtime_args: an older name of compile_options.
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
     """
+    compile_options = _named_once(compile_options, runtime_args)
     arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
     if fn is None:
         return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
@@ -63,7 +65,7 @@ def polyblocks_jit_jax(
         raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
     given = _merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
-    check_for_jax_jit(options, given)
+    check_for_jax_jit(options)
     return JitFunction(fn, options, jit_kw)
 
 
@@ -74,7 +76,8 @@ def _merged(compile_options, arguments: dict) -> dict:
     CompileOptions.from_dict(compile_options)  # unknown names and bad values are reported before anything else
     given = dict(compile_options or {})
     for name, value in arguments.items():
-        if value is not None and name in given:
+        default = getattr(CompileOptions(), name)
+        if value is not None and given.get(name, default) != default:
             both = f"{value!r} and compile_options[{name!r}]={given[name]!r}"
             raise OptionError(f"`{name}` is given twice", why=both, hint="give it once")
         if value is not None:
@@ -89,20 +92,41 @@ def _merged(compile_options, arguments: dict) -> dict:
 jit = polyblocks_jit_jax
 
 
-def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, **kw: Any) -> Any:
+def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtime_args=None, **kw: Any) -> Any:
     """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
 
     "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
+
+    Args:
+      compile_options: as of polyblocks_jit_jax; with "std" and "xla", those alone that can act there.
+      runtime_args: an older name of compile_options.
+      kw: passed on to jax.jit; none with "std".
+    Raises OptionError for options that the backend cannot obey.
     """
+    compile_options = _named_once(compile_options, runtime_args)
     if fn is None:
         return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
-    given = CompileOptions.from_dict(compile_options).differing()
+    options = CompileOptions.from_dict(compile_options)
+    check_for_backend(options)
+    given = options.differing()
     backend = given.pop("execution_backend", "polyblocks")
     if backend == "polyblocks":
         return polyblocks_jit_jax(fn, compile_options=given, **kw)
-    if backend == "std":
-        return fn
-    return jax.jit(fn, **{n: given[n] for n in ARGUMENT_OPTIONS if n in given}, **kw)
+    if backend == "xla":
+        return jax.jit(fn, **given, **kw)
+    without_effect = kw.keys() - OTHER_BACKENDS["std"]
+    if without_effect:
+        why = "plain JAX runs the function op by op"
+        raise OptionError(f"`{min(without_effect)}` cannot act with execution_backend 'std'", why=why, hint="leave it out")
+    return fn
+
+
+def _named_once(compile_options, runtime_args):
+    """The options under either name."""
+    if compile_options is not None and runtime_args is not None:
+        both = f"compile_options={compile_options!r}, runtime_args={runtime_args!r}"
+        raise OptionError("compile options are given twice", why=both, hint="runtime_args is an older name: give one")
+    return runtime_args if compile_options is None else compile_options
 
 
 class JitFunction(ByName):
@@ -263,5 +287,6 @@ def _name_of(fn: Callable) -> str:
 
 
 def _largest(results: Any) -> int:
-    """Bytes of the largest array."""
-    return max((r.size * r.dtype.itemsize for r in map(jax.typeof, jax.tree.leaves(results))), default=0)
+    """Bytes of the largest array of numbers of known size."""
+    types = [t for t in map(jax.typeof, jax.tree.leaves(results)) if all(isinstance(n, int) for n in t.shape)]
+    return max((math.prod(t.shape) * t.dtype.itemsize for t in types if isinstance(t.dtype, np.dtype)), default=0)

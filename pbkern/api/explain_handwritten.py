@@ -14,9 +14,11 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import kernel_p
 from pbkern.lower.grid.parallelism import grid_dimensions
+from pbkern.targets import get_target
 
 if TYPE_CHECKING:
     from pbkern.fuse import Explanation
@@ -72,6 +74,6 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> WrittenKernel:
 
 
 def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:
-    params = kernel.compiler_params.get(target_name)
-    lines = tuple(map(str, grid_dimensions(kernel, getattr(params, "dimension_semantics", None))))
+    options = get_target(target_name).backend.build_options(kernel, CompileOptions())
+    lines = tuple(map(str, grid_dimensions(kernel, options)))
     return lines if kernel.finish is None else (*lines, f"last stage: {kernel.finish.name}, once all programs are done")

@@ -14,6 +14,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
@@ -22,7 +23,7 @@ from pbkern.core import config
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import CompileOptions
-from pbkern.core.process import gc_pause, progress
+from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.dsl import checks
 from pbkern.dsl.build_programs import kernel_program, repeated
 from pbkern.dsl.host_program import HostProgram
@@ -82,7 +83,7 @@ def build_plan(
             donated=donated,
         )  # fmt: skip
 
-    with gc_pause.paused():
+    with gc_pause.paused(), recursion.headroom():
         plan = record.run("plan", fused, verify=verified)
     record.texts["jaxpr"] = lambda: str(plan.jaxpr)
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
@@ -92,7 +93,8 @@ def build_plan(
 
 def current_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()) -> Build:
     """The plan under the present configuration and what tuning has found for this program."""
-    return build_plan(jaxpr, name, options, config.current(), tuned_choices.choices_for(jaxpr, options), donated)
+    with _jax.types_kept(jaxpr):
+        return build_plan(jaxpr, name, options, config.current(), tuned_choices.choices_for(jaxpr, options), donated)
 
 
 def build_kernel(kernel: Kernel) -> Build:
@@ -147,7 +149,12 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
     platforms = ctx.platforms or ctx.module_context.platforms
 
     def traced(*args):
+        with _jax.types_kept(jaxpr):
+            return call(*args)
+
+    def call(*args):
         if _jax.is_for_export(ctx):
+            warn_of_export(name)
             return jex.jaxpr_as_fun(jaxpr)(*args)
         target = get_target(options.target)
 
@@ -162,11 +169,20 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            with progress.compiling(name), gc_pause.paused():
+            with progress.compiling(name), gc_pause.paused(), recursion.headroom():
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
             return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
+
+
+def warn_of_export(name: str) -> None:
+    """What is exported holds operations, of which whoever loads it makes code."""
+    warnings.warn(
+        f"`{name}` is exported without its kernels: machine code of this process cannot leave it. What XLA makes of the same "
+        "operations runs where the exported function is called",
+        stacklevel=2,
+    )
 
 
 def warn_of_gathering(name: str, devices: int) -> None:
@@ -188,7 +204,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
         )  # fmt: skip
 
     def traced(*args):
-        with _jax.untyped_manual_axes():
+        with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
             return checks.after([kernel], get_target("cpu").call(compiled, *args))
 

@@ -139,7 +139,8 @@ def into_places(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: 
             return [next(placed if b.type.nbytes >= target.POOLED_BYTES else small) for b in program.outputs]
 
         operands = [a.val if isinstance(a, jex.Literal) else env[a] for a in call.invars]
-        found = plan.evaluate(operands, program_into)
+        with _jax.types_kept(traced.jaxpr):
+            found = plan.evaluate(operands, program_into)
         return [r for n, r in enumerate(found) if n not in at], ends[0]
 
     return IntoPlaces(jax.jit(run), at, jax.tree.structure(traced.out_info))

@@ -52,6 +52,10 @@ class UnsupportedOp(PbkernError, NotImplementedError):
     """No target rule covers an operation, or not for this dtype."""
 
 
+class UnsupportedKernel(KernelError, UnsupportedOp):
+    """A kernel is asked for what kernels do not have: complex numbers in compiled ones, or a derivative of its own."""
+
+
 class OutOfBoundsError(PbkernError, IndexError):
     """A kernel accessed an element outside its block or array (interpret mode)."""
 

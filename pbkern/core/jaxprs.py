@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern._jax import fresh_aval, only_reads, source_context
+from pbkern._jax import bind_again, fresh_aval, only_reads, source_context
 
 from .affine import Affine
 from .jax_types import Atom, array_aval
@@ -113,8 +113,7 @@ def evaluate(
         elif bind is not None:
             results = bind(eqn, *operands)
         else:
-            results = eqn.primitive.bind(*operands, **eqn.params)
-            results = results if eqn.primitive.multiple_results else [results]
+            results = bind_again(eqn, operands)
         env.update(zip(eqn.outvars, results))
     return [read(a) for a in jaxpr.outvars]
 
@@ -231,8 +230,7 @@ class _Retrace:
             ]
         if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
             return [jax.lax.reshape(jax.lax.transpose(operands[0], eqn.params["dimensions"]), eqn.params["new_sizes"])]
-        results = eqn.primitive.bind(*operands, **eqn.params)
-        return results if eqn.primitive.multiple_results else [results]
+        return bind_again(eqn, operands)
 
     def scan(self, eqn, operands: list, wanted: set) -> Sequence:
         """The loop, without what it stacks for nobody, of which each round would store a part."""
@@ -405,8 +403,8 @@ def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
                 eqn, _ = producers[atom]
                 operands = [value(a) for a in eqn.invars]
                 with source_context(eqn):
-                    results = eqn.primitive.bind(*operands, **eqn.params)
-                env.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results]))
+                    results = bind_again(eqn, operands)
+                env.update(zip(eqn.outvars, results))
             return env[atom]
 
         return [value(a) for a in closed.jaxpr.outvars]

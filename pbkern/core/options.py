@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,9 @@ class CompileOptions:
       target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
       mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None:
         the precision that operand and result types dictate. Otherwise operands of every matmul and convolution are
-        converted to the first type, products are accumulated in the last, and the result is converted back to
-        the type it had. Integer modes take integer operands.
+        converted to the first type, sums are of the last, and the result is converted back to the type it had: with
+        "fp16", a sum beyond 65504 is infinite and others have 11 bits. The CPU, which has no sums of float16, adds in
+        float32 and rounds once at the end; never is a sum less exact than its type. Integer modes take integer operands.
       mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions such as exp are
         never approximated. NaN, infinities and signed zeros are right either way.
       num_iters: int, default 1. Each call runs the compiled kernels this many times on the same inputs, for timing;
@@ -96,7 +98,7 @@ class CompileOptions:
         for name in given or {}:
             if name not in names:
                 raise OptionError(f"unknown compile option `{name}`", why=f"the options are {', '.join(sorted(names))}",
-                                  hint=_nearest(str(name), names))  # fmt: skip
+                                  hint=nearest(str(name), names))  # fmt: skip
         return cls(**(given or {}))
 
     # What fusion reads.
@@ -121,9 +123,18 @@ class CompileOptions:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
 
-def _nearest(name: str, names) -> str:
-    close = difflib.get_close_matches(name.replace("-", "_"), names, n=1, cutoff=0.5)
+def nearest(name: str, names) -> str:
+    """A hint: the name that was probably meant, or all of them. Another dtype than was asked for was not meant."""
+    types = _dtypes_in(name)
+    names = list(names)
+    alike = [n for n in names if not types or _dtypes_in(n) == types]
+    close = difflib.get_close_matches(name.replace("-", "_"), alike, n=1, cutoff=0.5)
     return f"did you mean `{close[0]}`?" if close else f"one of {', '.join(map(str, sorted(names)))}"
+
+
+def _dtypes_in(name: str) -> list[tuple[str, str]]:
+    """(kind, bits) of each dtype in a word such as `mixed_fp16_fp32`, `bfloat16` or `i8`."""
+    return re.findall(r"(bf|f|u|i)[a-z]*?_?(\d+)", name.lower())
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -146,7 +157,7 @@ def _choice(*choices: str | None) -> Callable:
     def check(name: str, value: Any):
         if value not in choices:
             shown = ", ".join(repr(c) for c in choices)
-            _bad(name, value, shown, _nearest(str(value), [c for c in choices if c]))
+            _bad(name, value, shown, nearest(str(value), [c for c in choices if c]))
         return value
 
     return check
@@ -192,16 +203,35 @@ AOT_ONLY = ("aot", "aot_name", "device", "on_gpu_tensors", "user_device_memory")
 TORCH_ONLY = ("torch_polyblocks_select_graphs", "torch_polyblocks_filter_graphs")
 
 
-def check_for_jax_jit(options: CompileOptions, given: Mapping[str, Any]) -> None:
-    """Raises OptionError for options that were given and mean nothing to a JAX decorator that compiles just in time."""
-    for name in given:
+ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+# What can act on a function that other backends run: op by op, every argument is known, and none is given up.
+OTHER_BACKENDS = {"std": ("static_argnums", "static_argnames"), "xla": ARGUMENT_OPTIONS}
+
+
+def check_for_backend(options: CompileOptions) -> None:
+    """Raises OptionError for options that cannot act on the backend that execution_backend names, unless at their defaults."""
+    backend = options.execution_backend
+    if backend not in OTHER_BACKENDS:
+        return
+    for name, value in options.differing().items():
+        if name not in ("execution_backend", *OTHER_BACKENDS[backend]):
+            raise OptionError(
+                f"compile option `{name}` cannot act with execution_backend {backend!r}", why=f"{name}={value!r}; "
+                f"{'plain JAX runs the function op by op' if backend == 'std' else 'jax.jit compiles the function'}",
+                hint="leave it out, or execution_backend 'polyblocks'",
+            )  # fmt: skip
+
+
+def check_for_jax_jit(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to a decorator that compiles just in time, unless at their defaults."""
+    for name in options.differing():
         if name in AOT_ONLY:
             _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
         if name in TORCH_ONLY:
             _refuse(name, "the PyTorch front end", "use it with polyblocks_jit_torch")
         if name in GPU_ONLY and options.target == "cpu":
             _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
-        if name == "execution_backend" and options.execution_backend != "polyblocks":
+        if name == "execution_backend":
             _refuse(name, "polymage_jit_jax", "polymage_jit_jax(compile_options={'execution_backend': ...})")
 
 

@@ -157,7 +157,7 @@ class Window:
 
 def _window(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window:
     array, block = [], []
-    for n, (d, extent, start) in enumerate(zip(m.dims, m.array.shape, _starts(m, index, prefetched))):
+    for n, (d, extent, start) in enumerate(zip(m.dims, m.array.shape, block_starts(m, index, prefetched))):
         low, high = min(max(start, 0), extent), max(min(start + d.size, extent), 0)
         if isinstance(d, (Blocked, Squeezed)) and start < 0 or (isinstance(d, Squeezed) and start >= extent):
             raise OutOfBoundsError(
@@ -171,8 +171,8 @@ def _window(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window
     return Window(tuple(array), tuple(block))
 
 
-def _starts(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> list[int]:
-    """First element of the block per array dimension."""
+def block_starts(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> list[int]:
+    """First element of program `index`'s block per array dimension; `prefetched`: arrays that the index map may read."""
     affine = [s for s in m.starts if s is not None]
     if len(affine) == len(m.starts):
         return [s.evaluate(dict(enumerate(index))) for s in affine]
@@ -252,8 +252,7 @@ def _equation(eqn, operands: list, program: Program) -> Sequence:
         out = rule(eqn.params, *operands)
         aval = eqn.outvars[0].aval
         return [np.asarray(out, aval.dtype) if aval.shape else np.asarray(out, aval.dtype)[()]]
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return [np.asarray(r) for r in (results if eqn.primitive.multiple_results else [results])]
+    return list(map(np.asarray, _jax.bind_again(eqn, operands)))
 
 
 def _unary(f: Callable) -> Callable:

@@ -75,7 +75,13 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
             hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)",
         )
     try:
-        return ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+        found = ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+        if not found.dtype.isnative:
+            raise KernelError(
+                f"{what} has the bytes of its elements in another order than this machine", at=at, why=f"dtype {x.dtype.str}",
+                hint="x.astype(x.dtype.newbyteorder('='))",
+            )  # fmt: skip
+        return found
     except TypeError:
         raise KernelError(
             f"{what} has a dtype that kernels do not take",

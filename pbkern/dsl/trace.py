@@ -25,10 +25,14 @@ from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
 from pbkern import _jax
-from pbkern.core.errors import KernelError, TargetError, UnsupportedOp
+from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel, UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
+from pbkern.core.options import TARGETS, nearest
 from pbkern.core.process.pickle_by_name import ByName
+from pbkern.dsl.body_checks import explain
+from pbkern.dsl.body_checks.static_indices import check_indices
+from pbkern.dsl.body_checks.unwritten_results import check_written
 from pbkern.dsl.body_rewrites import bounded_slices, numpy_primitives
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
 from pbkern.dsl.primitives import atomics, prng_keys
@@ -182,7 +186,7 @@ class KernelFunction(ByName):
         )
 
     def __call__(self, *args) -> Any:
-        arrays = [jnp.asarray(a) for a in args]
+        arrays = checked_arrays(args, self._at)
         interpret = self.interpret or (self._finish is not None and self._finish.interpret)
         return self._results.unflatten(call_kernel(self.trace(*arrays), *arrays, interpret=interpret))
 
@@ -249,12 +253,14 @@ def trace_kernel(
     )
     verify_blocks(k)
     closed = _trace_body(body, k, x64)
+    check_indices(closed, k.name, k.defined_at)
     if atomics.is_used(closed.jaxpr):
         k, closed = atomics.in_order(k), atomics.expand(closed)
     if sizes:
         closed = bounded_slices.bound(closed, lambda refs: limits_of(k, sizes, refs))
     k = with_private_inputs(dataclasses.replace(k, body=canonical_body(closed, k.name)))
     verify(k)
+    check_written(k, {n - len(in_types) for n in sizes})
     return k
 
 
@@ -300,8 +306,11 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
             hint="body(*in_refs, *out_refs, *scratch_refs)",
         ) from None
 
+    @functools.wraps(body)  # JAX's own messages name the body
     def run(*ref_args):
-        if body(*ref_args) is not None:
+        with explain.explained(k.name, k.defined_at):
+            result = body(*ref_args)
+        if result is not None:
             raise KernelError(
                 f"body of kernel `{k.name}` returns a value",
                 at=k.defined_at,
@@ -348,8 +357,7 @@ def _bind(eqn, *operands) -> Sequence:
     found = numpy_primitives.rewrite(eqn, *operands)
     if found is not None:
         return found
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return results if eqn.primitive.multiple_results else [results]
+    return _jax.bind_again(eqn, operands)
 
 
 def needs_x64(dtypes) -> bool:
@@ -418,6 +426,8 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
     if params is None:
         return {}
     if isinstance(params, Mapping):
+        for target, p in params.items():
+            _check_params(target, p, at)
         return dict(params)
     found = {}
     for p in params if isinstance(params, (tuple, list)) else (params,):
@@ -431,8 +441,22 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
                 why=f"{p!r}",
                 hint="a target's CompilerParams, or {target name: CompilerParams}",
             )
+        _check_params(target, p, at)
         found[target] = p
     return found
+
+
+def _check_params(target, params: Any, at: str | None) -> None:
+    if target not in TARGETS:
+        raise KernelError(
+            f"compiler_params for a target that there is not, `{target}`", at=at, why=f"the targets are {', '.join(TARGETS)}",
+            hint=nearest(str(target), TARGETS),
+        )  # fmt: skip
+    if getattr(params, "target_name", None) != target:
+        raise KernelError(
+            f"compiler_params for target `{target}` are not that target's CompilerParams", at=at, why=f"{params!r}",
+            hint=f"{{'{target}': pbkern.{target}.CompilerParams(...)}}",
+        )  # fmt: skip
 
 
 # --- calling -----------------------------------------------------------------------------------------------------
@@ -443,7 +467,7 @@ interpret_p = jex.Primitive("pbkern_interpret")
 
 def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
-    operands = [jnp.asarray(a) for a in arrays]
+    operands = checked_arrays(arrays, k.defined_at)
     given = [ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in operands]
     if given != list(k.in_types):
         raise KernelError(
@@ -455,6 +479,14 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     if interpret and not any(isinstance(a, jax.core.Tracer) for a in operands):
         return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, operands))]  # errors arrive as they are
     return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=k))
+
+
+def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:
+    """Arguments as arrays of JAX's; KernelError for those of NumPy that JAX does not take."""
+    for n, a in enumerate(arrays):
+        if isinstance(a, np.ndarray):
+            array_type(a, f"operand {n}", at)
+    return [jnp.asarray(a) for a in arrays]
 
 
 def _result_types(*_, kernel: Kernel) -> list:
@@ -476,13 +508,16 @@ def _no_target(ctx, *_, kernel: Kernel):
     )
 
 
-def _no_derivative(primals, tangents, *, kernel: Kernel):
-    raise UnsupportedOp(
-        f"derivative of kernel `{kernel.name}`",
-        at=kernel.defined_at or None,
-        why="a body that writes Refs is not differentiated",
+def derivative_error(name: str, at: str | None) -> UnsupportedKernel:
+    """What to raise where a kernel is differentiated."""
+    return UnsupportedKernel(
+        f"derivative of kernel `{name}`", at=at, why="a body that writes Refs is not differentiated",
         hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
-    )
+    )  # fmt: skip
+
+
+def _no_derivative(primals, tangents, *, kernel: Kernel):
+    raise derivative_error(kernel.name, kernel.defined_at or None)
 
 
 for _p in (kernel_p, interpret_p):

@@ -1,17 +1,21 @@
 """ClosedJaxpr -> Plan: simplify, split narrow reductions, group, schedule, emit.
 
-`plan` is the entry point and the whole pipeline.
+`plan` is the entry point and the whole pipeline; FUSE_PASSES are its rewrites, in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import Machine
-from pbkern.fuse.access.blocks import steps_remembered
+from pbkern.core.ops.shared_products import shared_products
+from pbkern.core.passes import Pass, run_passes
+from pbkern.core.process.context_values import during
+from pbkern.fuse.access.blocks import rounded_products, steps_remembered
 from pbkern.fuse.algebra.contraction_precision import set_precision
 from pbkern.fuse.algebra.late_division import divide_late
 from pbkern.fuse.algebra.log_of_exp import undo_exponentials
@@ -46,6 +50,81 @@ from pbkern.fuse.tiling.search_memo import searches_remembered
 __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "plan"]
 
 
+@dataclass(frozen=True)
+class FuseOptions:
+    """What passes over the jaxpr may know.
+
+    Attributes:
+      machine: sizes and prices of the target.
+      platform: its name, by which functions choose between implementations.
+      unsafe: rewrites may change rounding and drop NaNs as compile_options say; fast: sums may be reassociated.
+      unrolls: loops may be written out.
+      precision: mm_conv_precision_mode.
+    """
+
+    machine: Machine
+    platform: str
+    unsafe: bool = True
+    fast: bool = True
+    unrolls: bool = True
+    precision: str | None = None
+
+    @classmethod
+    def of(cls, options: object, machine: Machine) -> FuseOptions:
+        """From any object; see `plan`."""
+        return cls(
+            machine, machine.name, unsafe=not getattr(options, "disable_unsafe_math_canonicalizations", False),
+            fast=not getattr(options, "mlir_disable_fast_math", False),
+            unrolls=not getattr(options, "disable_affine_fusion", False),
+            precision=getattr(options, "mm_conv_precision_mode", None),
+        )  # fmt: skip
+
+
+def _of_jaxpr(f: Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]) -> Callable[[jex.ClosedJaxpr, FuseOptions], jex.ClosedJaxpr]:
+    """A pass that needs no options."""
+    return lambda closed, options: f(closed)
+
+
+def _unsafe(o: FuseOptions) -> bool:
+    return o.unsafe
+
+
+def _fast(o: FuseOptions) -> bool:
+    return o.fast
+
+
+def _fast_and_unsafe(o: FuseOptions) -> bool:
+    return o.fast and o.unsafe
+
+
+# ClosedJaxpr, FuseOptions -> ClosedJaxpr. Groups are made of what the last one leaves.
+FUSE_PASSES = (
+    Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys"),
+    Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends"),
+    Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
+    Pass("simplify", lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
+         "calls are inlined, so that later passes see every equation"),
+    Pass("undo exponentials", _of_jaxpr(undo_exponentials), "log(exp(x)) is x", when=_unsafe),
+    Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
+    Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
+    Pass("sink masks", _of_jaxpr(sink_masks), "masks are made where they are read, inside loops"),
+    Pass("place updates", _of_jaxpr(place_updates), "updates at known places are selects, which fuse"),
+    Pass("repeat first", _of_jaxpr(repeat_first), "repeats are broadcasts, which fuse"),
+    Pass("choose pieces", _of_jaxpr(choose_pieces), "gathers of few pieces are selects, which fuse"),
+    Pass("drop dead carries", _of_jaxpr(drop_dead_carries), "loops carry what somebody reads"),
+    Pass("write out loops", _of_jaxpr(write_out_loops), "short loops fuse with what is around them", when=lambda o: o.unrolls),
+    Pass("walk counters", _of_jaxpr(walk_counters), "carries that count follow from the loop's counter"),
+    Pass("hoist invariants", lambda c, o: compute_once(c, o.machine), "what no turn changes is made once"),
+    Pass("set precision", lambda c, o: set_precision(c, o.precision), "contractions have their operands' types"),
+    Pass("multiply outer", _of_jaxpr(multiply_outer), "contractions without sums are products, which fuse"),
+    Pass("pick early", _of_jaxpr(pick_early), "arithmetic runs on what gathers have picked"),
+    Pass("divide late", _of_jaxpr(divide_late), "softmax divides its result, not its weights", when=_fast_and_unsafe),
+    Pass("sum results", _of_jaxpr(sum_results), "row sums ride on contractions", when=_fast_and_unsafe),
+    Pass("split reductions", lambda c, o: split_reductions(c, o.machine), "narrow reductions keep all cores busy", when=_fast),
+    Pass("operands as equations", _of_jaxpr(operands_as_equations), "literals are values that groups can read; last"),
+)
+
+
 def plan(
     closed: jex.ClosedJaxpr,
     *,
@@ -68,28 +147,17 @@ def plan(
       donated: per operand, whether kernels may write results into it; (): none.
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
-    results = closed.out_avals
-    closed = loops_as_one(complex_as_pairs(keys_as_words(closed)))
-    unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = simplify(closed, unsafe_math=unsafe, platform=machine.name)
-    simple = sink_masks(count_loops(move_transposes(undo_exponentials(simple) if unsafe else simple)))
-    strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(choose_pieces(repeat_first(place_updates(simple))))
-    if not getattr(options, "disable_affine_fusion", False):
-        simple = write_out_loops(simple)
-    simple = compute_once(walk_counters(simple), machine)
-    simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))
-    fast = not getattr(options, "mlir_disable_fast_math", False)
-    if fast:  # these reassociate
-        simple = split_reductions(sum_results(divide_late(simple)) if unsafe else simple, machine)
-    simple = operands_as_equations(simple)
-    with steps_remembered(), searches_remembered(), runs_allowed(fast):
+    results, strict = closed.out_avals, bool(getattr(options, "strict_target", False))
+    wanted = FuseOptions.of(options, machine)
+    simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name)
+    with steps_remembered(), searches_remembered(), runs_allowed(wanted.fast):
         parts = partition(simple, machine, supports, options)
         if not strict:
             leave_moves(parts.nodes)
         apply(parts.groups(), choices, machine)
     write_in_place(parts.nodes, simple.jaxpr, donated)
-    segments = make_segments(name, simple, parts.nodes, params_for)
+    with during(rounded_products, shared_products(simple.jaxpr) if wanted.fast else frozenset()):
+        segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)
     made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes)

@@ -56,6 +56,7 @@ class BodyBuilder:
         self.grid_sizes: tuple[Value, ...] = ()
         self.rows: dict[int, Steps] = {}  # id of an index array -> how its rows move (lower/values/affine_index_arrays.py)
         self.unstored: set[int] = set()  # ids of values that are not stored for it
+        self.shared_products: frozenset = frozenset()  # variables of the body that are rounded once
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
@@ -96,6 +97,16 @@ class BodyBuilder:
             return self.op("convert_element_type", dtype, xs[0], params={"new_dtype": dtype})
 
         return self.new(Lazy(value.shape, dtype, (value,), lambda ix: (ix,), combine, cost=1.0))
+
+    def rounded(self, value: Value) -> Value:
+        """The value as a number of its dtype, which no sum takes unrounded."""
+        info = np.finfo(value.dtype)
+        params = {"exponent_bits": info.nexp, "mantissa_bits": info.nmant}
+
+        def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+            return self.op("reduce_precision", value.dtype, xs[0], params=params)
+
+        return self.new(Lazy(value.shape, value.dtype, (value,), lambda ix: (ix,), combine))
 
     def pad(self, value: Value, fill, config) -> Value:
         """lax.pad of a value, through its rule."""
@@ -177,7 +188,8 @@ class BodyBuilder:
                 ins = [self.read(env, a) for a in eqn.invars]
                 env.update(zip(eqn.outvars, sorted_values(self, eqn, ins, elements_read(jaxpr, eqn))))
             else:
-                env[eqn.outvars[0]] = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
+                value = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
+                env[eqn.outvars[0]] = self.rounded(value) if eqn.outvars[0] in self.shared_products else value
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
         local = {v: Literal((), np.dtype(c.dtype), c) if np.ndim(c) == 0 else None

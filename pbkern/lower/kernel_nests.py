@@ -8,14 +8,16 @@ moved back if the body allows it (lower/grid/block_shift.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.errors import UnsupportedOp
+from pbkern.core.errors import UnsupportedKernel
+from pbkern.core.ops.shared_products import shared_products
+from pbkern.core.passes import Pass, run_passes
 from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
@@ -133,17 +135,37 @@ class KernelNests:
         starts = ((e, e.start.evaluate(symbols)) for e in self.crossing)
         return self.cases[0 if all(0 <= at <= e.length - e.size for e, at in starts) else -1]
 
-    def mapped(self, change: Callable[[Any], Any]) -> KernelNests:
-        """With each section, the prologue and every case, changed."""
-        return replace(self, prologue=change(self.prologue), cases=tuple(map(change, self.cases)))
+    @property
+    def options(self) -> BuildOptions:
+        """The target's, by which these were built."""
+        return self.prologue.context.options
+
+    def after(self, passes: Sequence[Pass]) -> KernelNests:
+        """The nests after passes over statements, (statements, context) -> statements: all of them on the prologue, then all
+        on each case."""
+
+        def passed(s: Any, what: str, symbols: frozenset[str]) -> Any:
+            if not s.statements:
+                return s
+            found = run_passes("nests", passes, list(s.statements), s.context, of=f"{self.kernel.name}{what}", show=ir.show,
+                               verify=lambda stmts: ir.verify(stmts, symbols))
+            return replace(s, statements=tuple(found))
+
+        prologue = passed(self.prologue, ", prologue", self._symbols())
+        known = replace(self, prologue=prologue)._symbols(inside=True)
+        titles = [f", {title.strip(':')}" if (title := c.variant.title.strip()) else "" for c in self.cases]
+        return replace(self, prologue=prologue, cases=tuple(passed(c, t, known) for c, t in zip(self.cases, titles)))
+
+    def _symbols(self, inside: bool = False) -> frozenset[str]:
+        """What statements know: those of the prologue, or those of cases (`inside`)."""
+        symbols = {grid_symbol(d) for d in range(len(self.kernel.grid))} | set(map(block_shift.symbol, self.shifts))
+        return frozenset(symbols | {s.name for s in self.prologue.statements if inside and isinstance(s, Let)})
 
     def verify(self) -> None:
         """Checks ranks, known symbols and static bounds of accesses. Raises InternalError."""
-        symbols = {grid_symbol(d) for d in range(len(self.kernel.grid))} | set(map(block_shift.symbol, self.shifts))
-        ir.verify(list(self.prologue.statements), frozenset(symbols))
-        symbols |= {s.name for s in self.prologue.statements if isinstance(s, Let)}
+        ir.verify(list(self.prologue.statements), self._symbols())
         for c in self.cases:
-            ir.verify(list(c.statements), frozenset(symbols))
+            ir.verify(list(c.statements), self._symbols(inside=True))
 
     def interpret(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs every program in order on NumPy arrays, one per input; the results.
@@ -172,7 +194,7 @@ def kernel_nests(kernel: Kernel, options: BuildOptions) -> KernelNests:
     """
     check_dtypes(kernel)
     try:
-        return _Building(kernel, options, block_shift.find(kernel)).nests()
+        return _Building(kernel, options, block_shift.find(kernel) if options.may_shift else {}).nests()
     except block_shift.CannotShift:
         return _Building(kernel, options, {}).nests()
 
@@ -243,7 +265,7 @@ class _Building:
                 crossing = tuple(e for e, state in states.items() if state is None)
                 variants = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
         scratch, cases = self._cases(operands, variants)
-        grid = grid_dimensions(kernel, self.options.semantics)
+        grid = grid_dimensions(kernel, self.options)
         return KernelNests(kernel, grid, self.shifts, prologue, operands, scratch, self.copies, ragged, crossing, cases)
 
     # ---------------------------------------------------------------- where blocks start
@@ -325,6 +347,7 @@ class _Building:
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
+        builder.shared_products = shared_products(jaxpr) if self.options.contract else frozenset()
         return context, block_shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
 
 
@@ -346,17 +369,17 @@ def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
 
 
 def check_dtypes(kernel: Kernel) -> None:
-    """Raises UnsupportedOp for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
+    """Raises UnsupportedKernel for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
     arrays = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
     found = arrays + [(f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)]
     for what, array in found:
         if array.dtype.name not in ELEMENTS:
-            raise UnsupportedOp(
+            raise UnsupportedKernel(
                 f"{what} of kernel `{kernel.name}` has a dtype that this target lacks", at=kernel.defined_at or None,
                 why=f"{array}; covered: {', '.join(ELEMENTS)}",
                 hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
             )  # fmt: skip
     for what, array in arrays:
         if array.dtype.name in SUB_BYTE:
-            raise UnsupportedOp(f"{what} of kernel `{kernel.name}` has elements smaller than a byte",
+            raise UnsupportedKernel(f"{what} of kernel `{kernel.name}` has elements smaller than a byte",
                                 at=kernel.defined_at or None, why=str(array), hint="pass int8 and convert in the body")

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
 
+from .backend import KernelBackend
+
 
 class Target(Protocol):
     """One device family.
@@ -17,12 +19,14 @@ class Target(Protocol):
       platform: JAX's name of the platform whose lowerings it provides.
       STAGES: names of what `text` shows, in order.
       POOLED_BYTES: size from which a result is worth a place of its own, see api/result_pool.py.
+      backend: its half of lowering, see targets/backend.py.
     """
 
     name: str
     platform: str
     STAGES: tuple[str, ...]
     POOLED_BYTES: int
+    backend: KernelBackend
 
     def machine(self) -> Machine:
         """The device in this computer."""

@@ -1,5 +1,7 @@
 """Compile options and CompilerParams: what they do, and how wrong ones are refused."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import pbkern
 from pbkern.core import config
 from pbkern.core.errors import OptionError, UnsupportedOp
-from pbkern.core.options import AOT_ONLY, TORCH_ONLY, CompileOptions
+from pbkern.core.options import AOT_ONLY, GPU_ONLY, TORCH_ONLY, CompileOptions
 
 pj = pbkern.polyblocks_jit_jax
 RNG = np.random.default_rng(0)
@@ -37,11 +39,71 @@ def test_wrong_options_are_explained(given, message):
     assert message in str(e.value)
 
 
-@pytest.mark.parametrize("name", [*AOT_ONLY, *TORCH_ONLY, "polyblocks_gpu_no_tensor_core", "device_one_time_load"])
+OTHERS = {
+    "aot": True, "aot_name": "library", "device": "sm_90", "on_gpu_tensors": True, "user_device_memory": True,
+    "torch_polyblocks_select_graphs": (1,), "torch_polyblocks_filter_graphs": (1,), "polyblocks_gpu_no_tensor_core": True,
+    "device_one_time_load": False, "execution_backend": "xla",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_options_without_effect_here_are_refused(name):
-    value = getattr(CompileOptions(), name)
+    assert {*AOT_ONLY, *TORCH_ONLY, *GPU_ONLY} < set(OTHERS)
     with pytest.raises(OptionError, match=f"`{name}` concerns"):
-        pj(lambda x: x, compile_options={name: value if value is not None else "sm_90"})
+        pj(lambda x: x, compile_options={name: OTHERS[name]})
+
+
+@pytest.mark.parametrize("make", [pj, pbkern.polymage_jit_jax], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("backend", ["std", "xla", "polyblocks"])
+def test_every_option_may_be_given_at_its_default(make, backend):
+    defaults = dataclasses.asdict(CompileOptions()) | ({"execution_backend": backend} if make is not pj else {})
+    np.testing.assert_array_equal(make(lambda x: x * 2, compile_options=defaults)(A), A * 2)
+    assert pj(lambda x, n: x * n, static_argnums=1, compile_options={"static_argnums": ()})(A, 2) is not None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"target": "nvgpu"}, {"aot": True}, {"strict_target": True}, {"num_iters": 3}, {"mm_conv_precision_mode": "fp32"},
+     {"mlir_disable_fast_math": True}, {"debug": True}, {"polyblocks_disable_affine_fusion": True}, {"donate_argnums": 0}],
+    ids=lambda d: next(iter(d)),
+)  # fmt: skip
+def test_other_backends_refuse_what_they_cannot_do(given):
+    (name,) = given
+    for backend in ("std", "xla"):
+        if backend == "xla" and name == "donate_argnums":
+            continue
+        with pytest.raises(OptionError, match=f"`{name}` cannot act with execution_backend '{backend}'") as e:
+            pbkern.polymage_jit_jax(lambda x: x, compile_options={"execution_backend": backend} | given)
+        assert f"{name}=" in e.value.why and "leave it out" in e.value.hint
+    with pytest.raises(OptionError, match="`inline` cannot act with execution_backend 'std'"):
+        pbkern.polymage_jit_jax(lambda x: x, compile_options={"execution_backend": "std"}, inline=True)
+
+
+@pytest.mark.parametrize("make", [pj, pbkern.polymage_jit_jax], ids=lambda f: f.__name__)
+def test_runtime_args_is_an_older_name(make):
+    f = make(runtime_args={"mlir_disable_fast_math": True})(lambda x, y: x * y + y)
+    assert "math.fma" not in f.as_text(A, B, stage="mlir")
+    with pytest.raises(OptionError, match="given twice"):
+        make(lambda x: x, runtime_args={}, compile_options={"num_iters": 2})
+    with pytest.raises(OptionError, match="unknown compile option `zzz`"):
+        make(lambda x: x, runtime_args={"zzz": 1})
+
+
+@pytest.mark.parametrize("mode", ["bf16", "bfloat16", "fp64", "int8", "int16", "mixed_bf16_fp32", "mixed_int4_int32", "fp8"])
+def test_no_other_dtype_is_proposed(mode):
+    with pytest.raises(OptionError) as e:
+        pj(lambda x: x, compile_options={"mm_conv_precision_mode": mode})
+    assert "did you mean" not in str(e.value) and "mixed_fp16_fp32" in e.value.hint
+
+
+SAME_TYPES = {"float16": "fp16", "f32": "fp32", "i32": "int32", "mixed_f16_f32": "mixed_fp16_fp32",
+              "mixed-int8-int32": "mixed_int8_int32", "mixed_fp16fp32": "mixed_fp16_fp32"}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode, meant", SAME_TYPES.items())
+def test_the_same_dtype_in_other_words_is_proposed(mode, meant):
+    with pytest.raises(OptionError, match=f"did you mean `{meant}`"):
+        pj(lambda x: x, compile_options={"mm_conv_precision_mode": mode})
 
 
 def test_every_documented_option_is_known():
@@ -68,6 +130,15 @@ def test_float_precision_modes(mode, multiply):
     want = np.asarray(A, multiply).astype(float) @ np.asarray(B, multiply).astype(float)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, want, rtol=1e-2 if mode == "fp16" else 1e-5, atol=2e-2 if mode == "fp16" else 1e-5)
+
+
+def test_sums_of_the_mode_fp16_have_its_range_and_are_no_less_exact():
+    fp16, mixed = (pj(matmul, compile_options={"mm_conv_precision_mode": m}) for m in ("fp16", "mixed_fp16_fp32"))
+    a, b = jnp.full((4, 4096), 4.0), jnp.full((4096, 4), 4.0)
+    assert np.isinf(fp16(a, b)).all() and (mixed(a, b) == 65536).all()  # float16 ends at 65504
+    a, b = (RNG.normal(size=s).astype("f2").astype("f4") for s in ((8, 512), (512, 8)))
+    np.testing.assert_array_equal(fp16(a, b), np.asarray(mixed(a, b)).astype("f2"))  # rounded once
+    np.testing.assert_allclose(mixed(a, b), a.astype(float) @ b.astype(float), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["int32", "mixed_int8_int32"])

@@ -87,7 +87,7 @@ def outside(x_ref, o_ref):
 
 
 def colliding(x_ref, o_ref):
-    o_ref[...] = x_ref[...]
+    o_ref[pbkern.ds(8 * (pbkern.program_id(0) % 2), 8)] = x_ref[...]
 
 
 def doubling(x_ref, o_ref):
@@ -104,7 +104,7 @@ def unsupported(x_ref, o_ref):
 
 
 PARALLEL = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))
-SAME = {"out_specs": pbkern.BlockSpec((8,), lambda i: (0,)), "compiler_params": PARALLEL}
+SAME = {"out_specs": pbkern.BlockSpec(), "compiler_params": PARALLEL}
 SQUARE = {"grid": (), "in_specs": None, "out_specs": None, "out_shape": jax.ShapeDtypeStruct((4, 4), "f4")}
 
 

@@ -150,14 +150,14 @@ def test_races_and_failed_checks_are_found():
 def test_wrong_last_stages():
     x = f32(100)
 
-    wrong_type = pbkern.kernel(lambda p, o: None, out_shape=s(), in_types=[s(7)], name="seven").trace()
+    wrong_type = pbkern.kernel(lambda p, o: o.__setitem__(..., p[0]), out_shape=s(), in_types=[s(7)], name="seven").trace()
     with pytest.raises(KernelError, match="does not take what its programs make"):
         verify(dataclasses.replace(sum_of_squares(100).trace(x), finish=wrong_type))
     with pytest.raises(KernelError, match="is not a kernel"):
         sum_of_squares(100, finish=lambda parts, out: None)
     with pytest.raises(KernelError, match="have one name"):
         sum_of_squares(100, name="total").trace(x)
-    twice = pbkern.kernel(lambda t, o: None, out_shape=s(), finish=total, name="twice")
+    twice = pbkern.kernel(lambda t, o: o.__setitem__(..., t[0]), out_shape=s(), finish=total, name="twice")
     with pytest.raises(KernelError, match="has a last stage"):
         sum_of_squares(100, finish=twice).trace(x)
 

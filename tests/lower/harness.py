@@ -14,7 +14,9 @@ from torch_mlir._mlir_libs import _mlirRegisterEverything as register
 from torch_mlir.execution_engine import ExecutionEngine
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.targets.cpu.math.table import AVX512
 
 PASSES = (
     "canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
@@ -33,7 +35,7 @@ def context() -> ir.Context:
     return ctx
 
 
-def loop_text(expression, in_dtypes, out_dtype, lanes: int, **options) -> str:
+def loop_text(expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = False, **options) -> str:
     """A function that applies `expression(builder, *values)` to n elements, n a multiple of the lanes."""
     body, constants = [], {}
 
@@ -44,7 +46,7 @@ def loop_text(expression, in_dtypes, out_dtype, lanes: int, **options) -> str:
     def const(text):
         return constants.setdefault(text, f"%c{len(constants)}")
 
-    b = Builder(lanes, emit, const, **options)
+    b = Builder(lanes, emit, const, math=AVX512 if avx512 else SHARED, **options)
     elements = [storage_el(d) for d in in_dtypes] + [storage_el(out_dtype)]
     values = []
     for i, (dtype, el) in enumerate(zip(in_dtypes, elements)):

@@ -8,6 +8,7 @@ from jax import lax
 
 import pbkern
 from pbkern.lower.grid.parallelism import grid_dimensions
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 X = np.random.default_rng(0).normal(size=(12, 64)).astype("f")
 
@@ -105,7 +106,7 @@ def traced(body, grid):
 
 @pytest.mark.parametrize("body, programs, apart", BODIES)
 def test_one_dimension(body, programs, apart):
-    (found,) = grid_dimensions(traced(body, (programs,)), None)
+    (found,) = grid_dimensions(traced(body, (programs,)), LowerOptions())
     assert found.parallel is apart
     assert "proved: its programs write disjoint elements" in str(found) if apart else "in order" in str(found)
 
@@ -131,7 +132,7 @@ def test_dimensions_are_judged_one_by_one():
         o[i] = o[i] + x[i] * (k + 1)
 
     k = traced(body, (12, 3))
-    assert [d.parallel for d in grid_dimensions(k, None)] == [True, False]
+    assert [d.parallel for d in grid_dimensions(k, LowerOptions())] == [True, False]
     np.testing.assert_allclose(pbkern.call_kernel(k, X)[0], X * 6, rtol=1e-6)
 
 
@@ -145,9 +146,9 @@ def test_more_programs_than_are_tried():
     x = np.arange(2 * n, dtype="f")
     k = pbkern.kernel(body, grid=(n,), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()],
                       out_shape=jax.ShapeDtypeStruct(x.shape, "f")).trace(x)  # fmt: skip
-    assert grid_dimensions(k, None)[0].parallel
+    assert grid_dimensions(k, LowerOptions())[0].parallel
     np.testing.assert_array_equal(pbkern.call_kernel(k, x)[0], x + 1)
 
 
 def test_what_the_author_says_comes_first():
-    assert not grid_dimensions(traced(rows, (12,)), ("arbitrary",))[0].parallel
+    assert not grid_dimensions(traced(rows, (12,)), LowerOptions(semantics=("arbitrary",)))[0].parallel

@@ -6,7 +6,7 @@ import numpy as np
 from pbkern.dsl.host_program import Buffer, BufferKind, HostProgram, Launch, View
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.codegen.compile import compile_program
-from pbkern.targets.cpu.codegen.kernel import LowerOptions
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 
 def semantics(kernel: Kernel) -> LowerOptions:

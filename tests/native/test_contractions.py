@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.targets.cpu.codegen.kernel import LowerOptions, lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.machine import has_bf16_pairs, has_vnni
 from tests.lowered import lowered
 

@@ -8,7 +8,7 @@ import pytest
 import pbkern
 from pbkern.api.pipeline import kernel_program
 from pbkern.targets.cpu.codegen.compile import compile_program
-from pbkern.targets.cpu.codegen.kernel import LowerOptions
+from pbkern.targets.cpu.lower_options import LowerOptions
 from tests.lowered import TABLE, lowered
 
 

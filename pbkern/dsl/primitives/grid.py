@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
@@ -55,8 +56,17 @@ def num_programs(axis: int) -> jax.Array:
     return num_programs_p.bind(axis=_check_axis("num_programs", axis))
 
 
+def _outside(name: str, *_, axis: int):
+    raise KernelError(
+        f"{name}({axis}) outside of a kernel", at=_jax.current_line(), why="only the programs of a kernel's grid have numbers",
+        hint="call it in the body of a kernel, and not in a function that computes its operands",
+    )  # fmt: skip
+
+
 for _p in (program_id_p, num_programs_p):
     _p.def_abstract_eval(lambda *, axis: jax.core.ShapedArray((), np.dtype("int32")))
+    _p.def_impl(functools.partial(_outside, _p.name))
+    mlir.register_lowering(_p, functools.partial(_outside, _p.name))
 
 NUMPY["program_id"] = lambda program, *, axis: np.int32(program.index[axis])
 NUMPY["num_programs"] = lambda program, *, axis: np.int32(program.grid[axis])

@@ -9,6 +9,7 @@ Parameters of the primitive: `jaxpr` (closed, without constants: what the functi
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
+from pbkern.core.jaxprs import equations
+from pbkern.dsl.trace import derivative_error
 
 from .constant_iotas import count_progressions
 from .residuals import Residuals, choose_residuals
@@ -32,6 +35,10 @@ def _result_types(*_, jaxpr, name, options, donated):
 
 
 _jax.set_eager_rule(call_p)
+
+
+def _checked(operands: list, jaxpr: jex.ClosedJaxpr, *, name: str, options, donated) -> list:
+    return bind([*jaxpr.consts, *operands], _jax.hoist_constants(jaxpr), f"{name}_checked", options)
 
 
 def bind(operands: Iterable, jaxpr: jex.ClosedJaxpr, name: str, options, donated=None) -> list:
@@ -90,19 +97,25 @@ class Marked:
 def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
     """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
     dynamic, named = static.others(args, kwargs)
-    leaves, tree = jax.tree.flatten((dynamic, named))
+    leaves = jax.tree.leaves((dynamic, named))
+    fixed = tuple(n for n in range(len(args)) if n not in dynamic)
 
-    def flat(*values):
-        positional, keyword = jax.tree.unflatten(tree, values)
-        return fn(*[positional.get(n, a) for n, a in enumerate(args)], **(kwargs | keyword))
+    @functools.wraps(fn)  # JAX's messages name the user's function and its parameters
+    def of_dynamic(*positional, **keyword):
+        return fn(*positional, **(kwargs | keyword))
 
-    closed, results = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+    closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(*args, **named)
     closed = count_progressions(_jax.without_refs(closed))
+    closed, held = _jax.hoist_constants(closed), [*closed.consts, *leaves]
     groups = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
     groups += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
-    flags = (False,) * len(closed.consts) + tuple(f for group in groups for f in group)
-    outs = bind([*closed.consts, *leaves], _jax.hoist_constants(closed), name, options, flags)
-    return jax.tree.unflatten(jax.tree.structure(results), outs)
+    flags = (False,) * (len(held) - len(leaves)) + tuple(f for group in groups for f in group)
+    pure, written = _jax.without_ref_operands(closed)
+    contents = [x[...] if _jax.is_ref(jax.typeof(x)) else x for x in held]
+    outs = bind(contents, pure, name, options, flags)
+    for n, new in zip(written, outs[len(closed.out_avals) :]):
+        held[n][...] = new
+    return jax.tree.unflatten(jax.tree.structure(results), outs[: len(closed.out_avals)])
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
@@ -110,17 +123,29 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
 
 def _jvp(primals, tangents, *, jaxpr, name, options, donated):
     nonzero = [type(t) is not _jax.Zero for t in tangents]
-    both, nonzero_out = _jax.jvp_jaxpr(jaxpr, nonzero)
+    with _jax.types_kept(jaxpr):
+        both, nonzero_out = _jax.jvp_jaxpr(jaxpr, nonzero)
     results = bind([*primals, *(t for t, nz in zip(tangents, nonzero) if nz)], both, f"{name}_jvp", options)
     count = len(jaxpr.out_avals)
     primals_out, given = results[:count], iter(results[count:])
+    if any(map(_jax.is_unknown, primals_out)) and not any(map(_jax.is_unknown, primals)):
+        _refuse_pallas(jaxpr)
     zeros = _jax.tangent_zeros(primals_out)
     return primals_out, [next(given) if nz else z for nz, z in zip(nonzero_out, zeros)]
 
 
+def _refuse_pallas(jaxpr: jex.ClosedJaxpr) -> None:
+    """Raises UnsupportedKernel for a Pallas kernel in a function that is differentiated in reverse: it has no such rule."""
+    for eqn in equations(jaxpr.jaxpr):
+        if eqn.primitive.name == "pallas_call":
+            name = eqn.params["name"] or eqn.params["jaxpr"].debug_info.func_name
+            raise derivative_error(name, _jax.line_of_call(eqn))
+
+
 @_jax.cached_by_jaxpr
 def _split(jaxpr, unknown: tuple[bool, ...]) -> Residuals:
-    return choose_residuals(_jax.split_by_known(jaxpr, unknown))
+    with _jax.types_kept(jaxpr):
+        return choose_residuals(_jax.split_by_known(jaxpr, unknown))
 
 
 def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
@@ -139,7 +164,8 @@ def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
 
 @_jax.cached_by_jaxpr
 def _transposed(jaxpr, linear: tuple[bool, ...], nonzero: tuple[bool, ...]) -> tuple:
-    return _jax.transposed_jaxpr(jaxpr, linear, nonzero)
+    with _jax.types_kept(jaxpr):
+        return _jax.transposed_jaxpr(jaxpr, linear, nonzero)
 
 
 def _transpose(cotangents, *operands, jaxpr, name, options, donated):
@@ -152,7 +178,8 @@ def _transpose(cotangents, *operands, jaxpr, name, options, donated):
 
 
 def _batch(axis_data, operands, dims, *, jaxpr, name, options, donated):
-    batched, dims_out = _jax.batch_jaxpr(jaxpr, axis_data, dims)
+    with _jax.types_kept(jaxpr):
+        batched, dims_out = _jax.batch_jaxpr(jaxpr, axis_data, dims)
     return bind(operands, batched, f"{name}_vmap", options), dims_out
 
 
@@ -167,6 +194,7 @@ def _split_params(unknown_in, staged_in, kept_known, kept_staged, residuals_out,
     return tuple(dict(p, donated=(False,) * len(p["jaxpr"].in_avals)) for p in (known, staged))
 
 
+_jax.set_checkify_rule(call_p, _checked)
 _jax.set_transformation_rules(
     call_p, jvp=_jvp, partial_eval_rule=_partial_eval, transpose=_transpose, batch=_batch, dce=_dce,
     params_of_split=_split_params,

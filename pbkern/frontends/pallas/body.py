@@ -85,8 +85,7 @@ class Importer:
 
 
 def _bind(_importer: Importer, eqn, *operands) -> Sequence:
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return results if eqn.primitive.multiple_results else [results]
+    return _jax.bind_again(eqn, operands)
 
 
 def uses_atomics(jaxpr: jex.Jaxpr) -> bool:

@@ -25,6 +25,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import ref_aval
 from pbkern.core.affine import Affine
+from pbkern.core.ops.shared_products import rounded
 from pbkern.core.process.context_values import during
 
 from .rules import Access, NeedsWhole, Pull, Span, block_shape, pull
@@ -280,9 +281,13 @@ def literal(atom):
     return np.asarray(atom.val, atom.aval.dtype)
 
 
+# Products that several sums read (core/ops/shared_products.py), in the function whose kernels are being made.
+rounded_products: contextvars.ContextVar[frozenset] = contextvars.ContextVar("products rounded once", default=frozenset())
+
+
 def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
     """Computes all steps, given the `blocks` of inputs, (value, hull) -> array. Returns get(value or literal, access)."""
-    blocks = dict(blocks)
+    blocks, once = dict(blocks), rounded_products.get()
 
     def get(atom, access):
         if access is None:
@@ -304,7 +309,7 @@ def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
             results = step.eqn.primitive.bind(*operands, **step.pull.params)
             results = results if step.eqn.primitive.multiple_results else [results]
         for v, r in zip(step.eqn.outvars, results):
-            blocks[v, step.out] = r
+            blocks[v, step.out] = rounded(r) if v in once else r
     return get
 
 

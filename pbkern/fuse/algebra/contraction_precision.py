@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern._jax import bind_again
 from pbkern.core.errors import OptionError
 from pbkern.fuse.simplify.driver import retrace
 
@@ -37,7 +38,14 @@ def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
             return None
         narrow = [lax.convert_element_type(x, multiply) for x in operands]
         params = {**eqn.params, "preferred_element_type": np.dtype(add)}
-        result = eqn.primitive.bind(*narrow, **params)
-        return [lax.convert_element_type(result, eqn.outvars[0].aval.dtype)]
+        (result,) = bind_again(eqn, narrow, params)
+        return [_rounded(lax.convert_element_type(result, eqn.outvars[0].aval.dtype), add)]
 
     return retrace(closed, dict.fromkeys(("dot_general", "conv_general_dilated"), rewrite))
+
+
+def _rounded(result, dtype):
+    """The result with the exponent and precision of sums of `dtype`: kernels keep more of a value that they convert at once."""
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).nmant >= jnp.finfo(result.dtype).nmant:
+        return result
+    return lax.reduce_precision(result, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)

@@ -51,10 +51,5 @@ def _rewrite(eqn, *operands) -> list | None:
     if eqn.primitive.name == "rng_bit_generator":  # of rbg keys: XLA's own, which no kernel has
         return None
     if eqn.primitive.name == "random_gamma":  # loops that compile long: XLA's, on keys made again of their words
-        return list(_bind(eqn, keys_of_words(operands, [v.aval for v in eqn.invars])))
-    return rewrite(eqn, operands, _translated, lambda *given: _bind(eqn, given))
-
-
-def _bind(eqn, operands: Sequence) -> Sequence:
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return results if eqn.primitive.multiple_results else [results]
+        return _jax.bind_again(eqn, keys_of_words(operands, [v.aval for v in eqn.invars]))
+    return rewrite(eqn, operands, _translated, lambda *given: _jax.bind_again(eqn, given))

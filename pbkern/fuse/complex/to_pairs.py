@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern._jax import bind_again
 from pbkern.core import jaxprs
 from pbkern.fuse.simplify.driver import CONTROL
 
@@ -116,8 +117,7 @@ def _stays(eqn) -> bool:
 
 def _keep(eqn, operands: Sequence) -> list:
     """The equation as it is, on complex arrays."""
-    results = eqn.primitive.bind(*map(_to_array, operands), **eqn.params)
-    return [_from_array(x) for x in (results if eqn.primitive.multiple_results else [results])]
+    return list(map(_from_array, bind_again(eqn, list(map(_to_array, operands)))))
 
 
 def _of_shape(x, shape: Sequence[int]):
@@ -247,17 +247,12 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
     return [Complex(*(None if f is None else f[k] for f in found)) for k in range(count)]
 
 
-def _bound(eqn, params: dict, operands: Sequence) -> list:
-    results = eqn.primitive.bind(*operands, **params)
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
 @rule(
     "broadcast_in_dim", "transpose", "slice", "rev", "concatenate", "select_n", "pad", "split", "dynamic_slice",
     "dynamic_update_slice", "reduce_sum", "cumsum", "optimization_barrier", "stack", "unstack", "tile", "reduce_window_sum",
 )  # fmt: skip
 def _alike(eqn, *operands):
-    return _by_part(lambda n, *given: _bound(eqn, eqn.params, given), operands)
+    return _by_part(lambda n, *given: bind_again(eqn, given), operands)
 
 
 @rule("reshape", "squeeze")
@@ -278,11 +273,11 @@ def _gather(eqn, x, indices):
         dn = p["dimension_numbers"]
         both = dn._replace(offset_dims=(*dn.offset_dims, len(eqn.outvars[0].aval.shape)))
         wider = p | {"dimension_numbers": both, "slice_sizes": (*p["slice_sizes"], 2)}
-        return from_woven(_bound(eqn, wider, [x.woven, indices])[0])
+        return from_woven(bind_again(eqn, [x.woven, indices], wider)[0])
 
     def bind(n: int, part, indices):
         value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))
-        return _bound(eqn, p | {"fill_value": value}, [part, indices])
+        return bind_again(eqn, [part, indices], p | {"fill_value": value})
 
     return _by_part(bind, [Complex(*x.parts), indices])
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern._jax import user_line
+from pbkern._jax import bind_again, source_context, user_line
 from pbkern.dsl.host_program import HostProgram
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.algebra.prng_keys import keys_of_words, words_of_keys
@@ -135,8 +135,8 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
         env = dict(zip(reads, args))
         for e in eqns:
             operands = [a.val if isinstance(a, jex.Literal) else env[a] for a in e.invars]
-            results = e.primitive.bind(*operands, **e.params)
-            env.update(zip(e.outvars, results if e.primitive.multiple_results else [results]))
+            with source_context(e):
+                env.update(zip(e.outvars, bind_again(e, operands)))
         return [env[v] for v in makes]
 
     closed = jax.make_jaxpr(body)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in reads])

@@ -13,6 +13,7 @@ import math
 import jax
 from jax.extend import core as jex
 
+from pbkern._jax import bind_again
 from pbkern.core.jaxprs import evaluate, inner_jaxprs
 from pbkern.core.machine import Machine
 from pbkern.fuse.cost.equation import CONTRACTIONS, nbytes, operations_per_element
@@ -83,7 +84,7 @@ class _Moved:
         found: dict = {}
 
         def bind(eqn, *operands):
-            results = _bound(eqn, operands) if id(eqn) in self.before else [None] * len(eqn.outvars)
+            results = bind_again(eqn, operands) if id(eqn) in self.before else [None] * len(eqn.outvars)
             found.update(zip(eqn.outvars, results))
             return results
 
@@ -99,17 +100,12 @@ class _Moved:
             given = dict(zip(self.shared, args[n : n + count]))
 
             def bind(eqn, *operands):
-                return [given.get(v) for v in eqn.outvars] if id(eqn) in self.moved else _bound(eqn, operands)
+                return [given.get(v) for v in eqn.outvars] if id(eqn) in self.moved else bind_again(eqn, operands)
 
             return evaluate(jaxpr, self.closed.consts, [*args[:n], *args[n + count :]], bind=bind)
 
         ins = [v.aval for v in jaxpr.invars]
         return drop_dead(jax.make_jaxpr(slim)(*ins[:n], *(v.aval for v in self.shared), *ins[n:]))
-
-
-def _bound(eqn, operands) -> list:
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _is_dear(eqn, machine: Machine) -> bool:

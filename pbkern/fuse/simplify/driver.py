@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern._jax import source_of, user_line
+from pbkern._jax import bind_again, source_of, user_line
 from pbkern.core import jaxprs
 from pbkern.fuse.access.blocks import literal
 
@@ -115,8 +115,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
         key = _key(eqn, operands, params)
         if key is not None and key in seen:
             return seen[key]
-        results = eqn.primitive.bind(*operands, **params)
-        results = list(results) if eqn.primitive.multiple_results else [results]
+        results = bind_again(eqn, operands, params)
         if key is not None:
             seen[key] = results
         return results

@@ -46,7 +46,7 @@ MOST_OUTER = 64
 # Results per image and channel up to which several images share what a program makes of the filters. More of them only fill
 # its cache: copies of filters are little work beside what is done with them.
 FEW_PLACES = 64
-# Rows and columns of blocks from which products are searched a second time (docs/decisions/031-tall-blocks.md).
+# Rows and columns of blocks from which products are searched a second time (docs/decisions/031-second-block-search.md).
 TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
 # Programs that touch more than this part of L2 take long reductions in runs.
 NEAR = 0.5

@@ -43,9 +43,9 @@ class _Access:
     bounds: dict[str, tuple[int, int]]
 
 
-def moves_apart(kernel: Kernel, output: int, dim: int) -> bool:
+def moves_apart(kernel: Kernel, output: int, dim: int, options: BuildOptions) -> bool:
     """Whether programs that differ in grid dimension `dim` never access the same element of a result."""
-    found = _accesses(kernel)
+    found = _accesses(kernel, options)
     accesses = None if found is None else found[0].get(output, ())
     if not accesses or any(None in a.index for a in accesses):
         return False
@@ -108,7 +108,7 @@ def _extent(i: Affine, bounds: dict, symbols: dict[str, np.ndarray]) -> tuple[np
 
 
 @functools.lru_cache(maxsize=8)
-def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | None:
+def _accesses(kernel: Kernel, options: BuildOptions) -> tuple[dict[int, list[_Access]], list[Let]] | None:
     """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
     if any(e.primitive.name in IN_ORDER for e in equations(kernel.body.jaxpr)):
         return None
@@ -117,7 +117,7 @@ def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | No
         bufs[len(kernel.inputs) + o].storage = bufs[i]
     results = {b.root: o for o, b in enumerate(bufs[len(kernel.inputs) :])}
     try:
-        builder, stmts = _built(kernel, bufs)
+        builder, stmts = _built(kernel, bufs, options)
     except UnsupportedOp:  # an error when the kernel is compiled
         return None
     found: dict[int, list[_Access]] = {}
@@ -135,8 +135,8 @@ def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | No
     return found, lets
 
 
-def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
-    builder = BodyBuilder(NestContext(BuildOptions()))
+def _built(kernel: Kernel, bufs: list[Buf], options: BuildOptions) -> tuple[BodyBuilder, list[Stmt]]:
+    builder = BodyBuilder(NestContext(options))
     builder.kernel = kernel
     builder.operands = tuple(bufs[: len(kernel.inputs)])
     symbols = _grid_symbols(kernel)

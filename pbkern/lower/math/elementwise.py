@@ -18,9 +18,8 @@ from pbkern.lower.mlir.element_types import BITS, ELEMENTS, SUB_BYTE, is_float, 
 from pbkern.lower.mlir.ops import Builder, Value
 
 from . import functions
-from .op_cycles import COST
 
-__all__ = ["COST", "RULES", "EqnInfo", "supports"]
+__all__ = ["RULES", "EqnInfo", "supports"]
 
 
 @dataclass(frozen=True, slots=True)

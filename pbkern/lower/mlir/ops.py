@@ -22,6 +22,7 @@ import numpy as np
 
 from . import integer_division
 from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, mlir_type, storage_el
+from .math_table import SHARED, MathTable
 
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
@@ -75,7 +76,7 @@ class Builder:
       const: the same at the top of the function, once per text.
       approx: vector_math picks cheaper versions, with the bounds stated there.
       contract: mul followed by add may become one fma, as in XLA's CPU code.
-      avx512: the machine has AVX-512F and DQ, and their instructions may be asked for by name (avx512.py).
+      math: the target's own versions of functions.
       known: what is known of values of this function; its builders share it.
     """
 
@@ -87,11 +88,11 @@ class Builder:
         *,
         approx: bool = False,
         contract: bool = True,
-        avx512: bool = False,
+        math: MathTable = SHARED,
         known: Known | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
-        self.approx, self.contract, self.avx512 = approx, contract, avx512
+        self.approx, self.contract, self.math = approx, contract, math
         self.known = Known() if known is None else known
         self._flags = " fastmath<contract>" if contract else ""
 
@@ -106,8 +107,8 @@ class Builder:
         return self if lanes == self.lanes else self._copy(self.emit, self.contract, lanes)
 
     def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
-        options = {"approx": self.approx, "contract": contract, "avx512": self.avx512, "known": self.known}
-        return Builder(self.lanes if lanes is None else lanes, emit, self.const, **options)
+        return Builder(self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract,
+                       math=self.math, known=self.known)
 
     # ------------------------------------------------------------------ constants
 

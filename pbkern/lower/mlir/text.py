@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pbkern.core.affine import Affine
 
+from .math_table import SHARED, MathTable
 from .operation import Operation, Region, walk
 from .ops import Builder, Known
 from .ops import Value as Ssa
@@ -58,10 +59,13 @@ class Block:
 
 
 class Text:
-    """One function's text: names, constants, blocks."""
+    """One function's text: names, constants, blocks.
 
-    def __init__(self, *, approx: bool, contract: bool, avx512: bool = False):
-        self.approx, self.contract, self.avx512 = approx, contract, avx512
+    `math`: the target's own versions of functions; `pins`: whether vector constants of loops are kept in registers.
+    """
+
+    def __init__(self, *, approx: bool, contract: bool, math: MathTable = SHARED, pins: bool = False):
+        self.approx, self.contract, self.math, self.pins = approx, contract, math, pins
         self._count = 0
         self.constants: dict[str, str] = {}
         self.known = Known()
@@ -94,7 +98,7 @@ class Text:
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
-                                            contract=self.contract, avx512=self.avx512, known=self.known)
+                                            contract=self.contract, math=self.math, known=self.known)
         return block.builders[lanes]
 
     def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
@@ -153,7 +157,7 @@ class Text:
             head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
             inner.add(f"scf.yield {', '.join(r.name for r in results)} : {types}")
             made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
-        if self.avx512 and not inner.has_long_loops and (block.parent is None or not short):
+        if self.pins and not inner.has_long_loops and (block.parent is None or not short):
             self._pin(block, inner)
         block.has_long_loops |= inner.has_long_loops or not short
         block.add(head, inner)

@@ -8,6 +8,7 @@ written, and guarded loads outside their buffer. An access without a guard that 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -193,13 +194,17 @@ def _run_points(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mappi
     """All points of `axes` at once."""
     shape = tuple(a.size for a in axes.values())
     reduced = tuple(k for k, d in enumerate(axes) if d in n.rdims)
-    before = _Points(memory, symbols, axes)
-    reduce = reductions.accumulated if n.ordered else reductions.reduced
-    accumulators = [reduce(r, [before.value(e) for e in r.args], reduced, shape) for r in n.reductions]
+    if 0 in shape:  # nothing is reduced
+        axes = {d: a if a.size else np.zeros([1] * len(axes), int) for d, a in axes.items()}
+        accumulators = [np.asarray(reductions.IDENTITY[r.op](r.dtype)).astype(r.dtype) for r in n.reductions]
+    else:
+        before = _Points(memory, symbols, axes)
+        reduce = reductions.accumulated if n.ordered else reductions.reduced
+        accumulators = [reduce(r, [before.value(e) for e in r.args], reduced, shape) for r in n.reductions]
     for inner in (True, False):
         places = axes if inner else {d: np.zeros([1] * len(axes), int) if d in n.rdims else a for d, a in axes.items()}
         for w in n.writes:
-            if w.inner == inner:
+            if w.inner == inner and not (inner and 0 in shape):
                 _write(w, _Points(memory, symbols, places, accumulators))
 
 
@@ -255,9 +260,11 @@ def _meets_itself(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Map
 
     def is_own(w: Write, buf: Buf, index: tuple) -> bool:
         """Whether an access is, at each point, to the element that the write stores at that point and no other."""
-        named = {i.terms[0][0] for i in w.index if len(i.terms) == 1}
-        points = {d for d, size in n.dims.items() if size > 1 and (w.inner or d not in n.rdims)}
-        return buf is w.buf and index == w.index and points <= named
+        if buf is not w.buf or index != w.index or n.moves():
+            return False
+        points = {d: size for d, size in n.dims.items() if size > 1 and (w.inner or d not in n.rdims)}
+        alone = {next(iter(own)) for i in w.index if len(own := i.symbols & points.keys()) == 1}
+        return points.keys() <= alone or _elements(buf, at.places(w)).size == math.prod(points.values())
 
     def meet(w: Write, buf: Buf, index: tuple) -> bool:
         if buf.dtype != w.buf.dtype or None in index or n.moves():

@@ -72,7 +72,7 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
     tested = name == "select_n" and is_index_only(ins[0])
     if len(ins) == 3 and tested and (constant := always(b, ins[0])) is not None:
         return ins[2 if constant else 1]
-    cost = elementwise.COST.get(name, 1.0)
+    cost = b.context.options.op_cost(name)
     if index_only and cost <= INDEX_ARITHMETIC:
         cost = 0.0
     elif tested:

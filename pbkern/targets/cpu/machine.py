@@ -91,7 +91,7 @@ def has_bf16_pairs() -> bool:
 
 @functools.cache
 def has_avx512dq() -> bool:
-    """Whether the processor has AVX-512F and AVX512-DQ, whose instructions lower/math/avx512.py asks for by name."""
+    """Whether the processor has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by name."""
     return {"avx512f", "avx512dq"} <= cpu_flags(_read(CPUINFO))
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pbkern._jax import current_line
 from pbkern.core.errors import OptionError
+from pbkern.core.options import nearest
 
 SEMANTICS = ("parallel", "arbitrary", "sequential")
 VECTOR_WIDTHS = (128, 256, 512)
@@ -41,6 +43,16 @@ class CompilerParams:
 
     target_name: ClassVar[str] = "cpu"
 
+    def __new__(cls, *args: Any, **fields: Any) -> CompilerParams:
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise OptionError(
+                    f"cpu.CompilerParams has no field `{name}`", at=current_line(),
+                    why=f"{name}={fields[name]!r}; the fields are {', '.join(known)}", hint=nearest(name, known),
+                )  # fmt: skip
+        return super().__new__(cls)
+
     def __post_init__(self):
         self._check("approx_math", isinstance(self.approx_math, bool), "True or False")
         threads = self.num_threads
@@ -58,7 +70,7 @@ class CompilerParams:
     def _check(self, name: str, good: bool, allowed: str) -> None:
         if not good:
             raise OptionError(
-                f"cpu.CompilerParams field `{name}` has a bad value",
+                f"cpu.CompilerParams field `{name}` has a bad value", at=current_line(),
                 why=f"{name}={getattr(self, name)!r}", hint=f"{allowed}",
             )  # fmt: skip
 

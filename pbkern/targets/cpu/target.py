@@ -1,4 +1,4 @@
-"""The CPU target: CompilerParams and options -> LowerOptions, HostProgram -> code registered with XLA."""
+"""The CPU target: HostProgram -> code registered with XLA, and what this code says of itself."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.dsl.build_programs import in_stages, kernel_program
 from pbkern.dsl.host_program import HostProgram
-from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.cpu.codegen import cache_key as content
 from pbkern.targets.cpu.codegen import compile as cpu_compile
 from pbkern.targets.cpu.codegen import ffi_runtime
-from pbkern.targets.cpu.codegen.kernel import LowerOptions
 
-from .machine import detected_machine, has_avx512dq, has_bf16_pairs, has_vnni
+from .backend import CpuBackend
+from .machine import detected_machine
 from .params import CompilerParams
-
-DEFAULT_PARAMS = CompilerParams()
 
 
 class CpuTarget:
@@ -36,6 +33,7 @@ class CpuTarget:
     STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):
+        self.backend = CpuBackend()
         self._compiled: dict[str, cpu_compile.Compiled] = {}
 
     def machine(self) -> Machine:
@@ -57,10 +55,11 @@ class CpuTarget:
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
         program = in_stages(program)
-        lower_options = functools.partial(self.lower_options, options=options)
-        key = content.program_key(program, lower_options, self.threads, None)
+        options_of = functools.partial(self.backend.build_options, options=options, program=program)
+        threads_of = self.backend.threads
+        key = content.program_key(program, options_of, threads_of, None)
         if key not in self._compiled:
-            compiled = functools.partial(cpu_compile.compile_program, options_of=lower_options, threads_of=self.threads)
+            compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
             try:
                 self._compiled[key] = compiled(program, key=key)
             except TargetError:
@@ -75,30 +74,6 @@ class CpuTarget:
 
     def call_into(self, compiled: cpu_compile.Compiled, operands, places) -> tuple[list, Any]:
         return cpu_compile.call_into(compiled, operands, places)
-
-    def lower_options(self, kernel: Kernel, options) -> LowerOptions:
-        p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
-        fast = not options.mlir_disable_fast_math
-        return LowerOptions(
-            approx_math=p.approx_math and fast,
-            contract=fast,
-            vector_bits=p.vector_width or self.machine().vector_bits,
-            semantics=p.dimension_semantics,
-            prefetch_steps=p.max_concurrent_steps - 1,
-            avx512=self.machine().vector_bits >= 512 and has_avx512dq(),
-            bf16_pairs=fast and has_bf16_pairs(),
-            vnni=has_vnni(),
-            l1_bytes=self.machine().l1_bytes,
-            # With its operands and what others keep there, such a result leaves the last-level cache before it is read. With
-            # its reader counted, 8 MB of 32 lose 13 % if all was in the cache before, gain 20 % if not; 12 MB gain either way.
-            stream_bytes=self.machine().l3_bytes * 3 // 8,
-            # 16 MB of 32 that are made of next to nothing, call after call: 0.20 ms through the cache, 0.43 past it.
-            stream_traffic=self.machine().l3_bytes * 5 // 8,
-        )
-
-    def threads(self, kernel: Kernel) -> int:
-        p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
-        return p.num_threads or config.num_threads() or self.machine().cores
 
     def text(self, compiled: cpu_compile.Compiled, stage: str) -> str:
         match stage:

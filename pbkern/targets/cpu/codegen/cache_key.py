@@ -19,9 +19,9 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.cpu import machine
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 from . import ffi_runtime
-from .kernel import LowerOptions
 
 PACKAGE = pathlib.Path(__file__).parents[3]
 # What fusion and frontends decide is in the kernels; these decide what becomes of a kernel.

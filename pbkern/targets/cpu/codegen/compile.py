@@ -21,17 +21,20 @@ import jax
 import numpy as np
 
 from pbkern.core.errors import InternalError
-from pbkern.core.process import disk_cache, gc_pause, progress
+from pbkern.core.process import disk_cache, gc_pause, progress, recursion
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.lower.rules.debug_callbacks import TRACE
 from pbkern.targets import mlir
+from pbkern.targets.backend import device_functions
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.passes import CPU_PASSES
 
 from . import cache_key, callbacks, ffi_runtime, object_files
 from . import elf_loader as objects
-from .host import ALIGNMENT, LoweredProgram, default_threads, lower_host
-from .kernel import LoweredKernel, LowerOptions
+from .host import ALIGNMENT, LoweredProgram, default_threads, emit_host
+from .kernel import LoweredKernel, emit
 
 KIND = "code"
 # What progress lines call the stages that may take long.
@@ -144,7 +147,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             progress.step(f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering")
             return options_of(kernel)
 
-        return lower_host(program, announced, threads_of, ready)
+        return emit_host(program, device_functions(program, announced, CPU_PASSES, emit, ready), threads_of)
 
     made: list[LoweredProgram] = []
 
@@ -155,7 +158,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             made_objects = parts.finish(_host_text(program, made[0]), "pbk_handler")
         return Code(made_objects, made[0].arena_bytes)
 
-    with progress.compiling(program.name), gc_pause.paused():
+    with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
         code, image, found = _kept(key, symbols, make, timed)

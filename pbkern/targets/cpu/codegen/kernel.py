@@ -14,42 +14,29 @@ from pbkern.core.affine import Affine
 from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.grid import block_shift
 from pbkern.lower.grid.edge_variants import Extent
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
 from pbkern.lower.mlir import operation
+from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region, replaced
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While
+from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.lower.rules import debug_callbacks
-from pbkern.targets.cpu import passes
 from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import NestEmitter
 from pbkern.targets.cpu.emit.radix_sort import emit_sort
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.math.table import AVX512
+from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
 
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, Segment
 
-NEVER = 1 << 62
 NOALIAS = " {llvm.noalias}"
-
-
-@dataclass(frozen=True)
-class LowerOptions(BuildOptions):
-    """What the CPU's CompilerParams mean for lowering."""
-
-    approx_math: bool = False
-    vector_bits: int = 512
-    prefetch_steps: int = 0
-    avx512: bool = False  # the machine has AVX-512F
-    bf16_pairs: bool = False  # the machine has AVX512-BF16
-    vnni: bool = False  # the machine has AVX512-VNNI
-    l1_bytes: int = 32 << 10
-    stream_bytes: int = NEVER  # results of this size and more are written past the caches; they start at a cache line
-    stream_traffic: int = 0  # if operands and results are more than this many bytes
 
 
 @dataclass(frozen=True)
@@ -96,18 +83,21 @@ class LoweredKernel:
         return "\n".join(f.text for f in self.functions)
 
     @property
-    def prints(self) -> bool:
-        """Whether the text holds numbers of print sites."""
-        return any(debug_callbacks.DECLARATION in f.calls for f in self.functions)
+    def is_shared(self) -> bool:
+        """Whether launches of equal kernels may use it: the text holds no numbers of print sites."""
+        return not any(debug_callbacks.DECLARATION in f.calls for f in self.functions)
 
 
 class KernelLowering:
     """State of writing one kernel's nests as MLIR."""
 
-    def __init__(self, nests: KernelNests, name: str, options: LowerOptions):
-        self.nests, self.kernel, self.name, self.options = nests, nests.kernel, name, options
+    def __init__(self, nests: KernelNests, name: str):
+        self.nests, self.kernel, self.name = nests, nests.kernel, name
+        assert isinstance(nests.options, LowerOptions)
+        self.options = options = nests.options
         self.names = nests.prologue.context.names
-        self.text = Text(approx=options.approx_math, contract=options.contract, avx512=options.avx512)
+        math = AVX512 if options.avx512 else SHARED
+        self.text = Text(approx=options.approx_math, contract=options.contract, math=math, pins=options.avx512)
         self.emitter = NestEmitter(self.text, options.vector_bits)
         self.emitter.streamed = self._streamed()
         self.shown: list[str] = []  # cases as texts, in the order in which they are written
@@ -405,9 +395,12 @@ class KernelLowering:
         return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)
 
 
+def emit(nests: KernelNests, name: str) -> LoweredKernel:
+    """Text of the function of nests that have gone through the CPU's passes; their options are LowerOptions."""
+    nests.verify()
+    return KernelLowering(nests, name).lower()
+
+
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
     """Text of one kernel's function. Raises UnsupportedOp for equations without a rule."""
-    options = options or LowerOptions()
-    nests = passes.optimise(kernel_nests(kernel, options))
-    nests.verify()
-    return KernelLowering(nests, name, options).lower()
+    return emit(kernel_nests(kernel, options or LowerOptions()).after((*SHARED_PASSES, *CPU_PASSES)), name)

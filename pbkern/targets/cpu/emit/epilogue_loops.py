@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from pbkern.lower.math.op_cycles import COST
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest, nodes
+from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
 from .accumulators import Accumulators
 from .addressing import Point, Tail, Walk
 from .interleave_chains import GROUP
 
-# Cost (lower/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4: bias and gelu 1.1 times as
-# fast in a loop, roots and tanh alone .92 to .96 times.
+# Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4: bias and gelu 1.1
+# times as fast in a loop, roots and tanh alone .92 to .96 times.
 LONG_EPILOGUE = 16.0
 
 

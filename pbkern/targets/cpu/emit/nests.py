@@ -191,6 +191,7 @@ class NestEmitter(Loads, Woven, Epilogues):
             mine = self._lane_sums(w, block, points[at : at + at_once])
             accs += [mine[k : k + width] for k in range(0, len(mine), width)]
         across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
+        across.runs = runs_of_loads(w.nest, rows, points[:1])
         tail = Tail(len(points)) if len(points) < lanes else None
         self._writes(across, block, points[:1], tail, self._rows_across(w, block, accs), inner=False)
 
@@ -359,13 +360,11 @@ class NestEmitter(Loads, Woven, Epilogues):
         lanes = w.sched.lanes if vector and vector in e.symbols else 0
         where = self._place(w, block, e)
         key = _memo_key(key_of(e, p), lanes, tail if lanes else None)
-        fixed = self._depends_on_acc(w, e)
-        if not fixed and key in where.memo:
-            return where.memo[key]
-        v = self._make(w, where, e, p, tail if lanes else None, lanes, accs)
-        if not fixed:
-            where.memo[key] = v
-        return v
+        if self._depends_on_acc(w, e):
+            key = (*key, *(a.name for a in accs.values()))
+        if key not in where.memo:
+            where.memo[key] = self._make(w, where, e, p, tail if lanes else None, lanes, accs)
+        return where.memo[key]
 
     def _depends_on_acc(self, w: Walk, e: Expr) -> bool:
         key = ("acc", id(e))

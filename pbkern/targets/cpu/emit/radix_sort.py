@@ -20,7 +20,7 @@ from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.lower.rules.sort_scratch import key_lanes, word_dtype, word_dtypes
+from pbkern.targets.cpu.sort_scratch import key_lanes, word_dtype, word_dtypes
 
 from .addressing import memref
 from .top_k import Selection

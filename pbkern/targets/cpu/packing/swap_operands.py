@@ -110,10 +110,10 @@ def _in_runs(product: Nest, vector: str, context, options) -> list[Stmt]:
     (write,), (r,) = product.writes, product.reductions
     width, _ = contraction_tile(product, vector, options.vector_bits)
     depth = math.prod(product.dims[d] for d in product.rdims)
-    outer = next(d for d in product.rdims if product.dims[d] > 1)
-    size = product.dims[outer]
+    outer = next((d for d in product.rdims if product.dims[d] > 1), None)
+    size = product.dims[outer] if outer else 1
     trips = min(-(-depth * width * r.dtype.itemsize // PANEL_BYTES), size)
-    if trips == 1 or not options.contract:
+    if outer is None or trips == 1 or not options.contract:
         return [product]
     length = -(-size // trips)
     free = {d: n for d, n in product.dims.items() if d not in product.rdims}

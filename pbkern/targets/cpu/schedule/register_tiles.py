@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from pbkern.lower.math.op_cycles import COST
 from pbkern.lower.mlir.element_types import BITS, compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest, nodes
+from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import fit, rows_apart
 from .interleaved_access import MAX_STEP, is_strided, is_woven, joint_stores

@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pbkern.core.affine import Affine
-from pbkern.lower.math.op_cycles import COST
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
+from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
 from .register_tiles import NestSchedule, choose, is_long_point

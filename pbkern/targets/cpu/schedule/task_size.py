@@ -10,7 +10,7 @@ from pbkern.core import jaxprs
 from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.sort_cost import line_cycles
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.math.op_cycles import COST
+from pbkern.targets.cpu.math.op_cycles import COST
 
 CYCLES_PER_NS = 3.5
 LANES = 16

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
+from pbkern.lower.math.horner import fit
 from pbkern.lower.mlir.ops import Builder, Value
 
 from .avx512 import exponent, lookup, mantissa, scale, within
-from .horner import fit
 from .lookup_values import LN2_HIGH, PIECES, TABLES
 
 
