@@ -10,6 +10,7 @@ import pbkern.fuse.tiling.block_search
 import pbkern.fuse.tiling.online_analysis
 from pbkern.dsl.host_program import BufferKind
 
+from ..reference import one_by_one
 from .attention_forms import FORMS, attend, by_tril, operands
 from .checking import check, planned, rand
 from .test_attention import TOLERANCE
@@ -19,8 +20,8 @@ from .test_attention import TOLERANCE
 def runs(monkeypatch):
     """runs(columns): so many columns to a run, wherever reductions are in L2."""
     def set_columns(columns: int) -> None:
-        monkeypatch.setattr(pbkern.fuse.online, "COLUMNS", columns)
-        monkeypatch.setattr(pbkern.fuse.schedule, "NEAR", 0.0)
+        monkeypatch.setattr(pbkern.fuse.tiling.online_analysis, "COLUMNS", columns)
+        monkeypatch.setattr(pbkern.fuse.tiling.block_search, "NEAR", 0.0)
 
     return set_columns
 
@@ -154,7 +155,7 @@ def test_gradients(f):
     """Sums that need maxima and sums: a second pass."""
     given, *args = (rand(1, 1, 2048, 64) for _ in range(4))
     assert any(in_loops(k) for k in planned(gradient(f), given, *args).kernels())
-    check(gradient(f), given, *args, tolerance=2e-5)
+    check(gradient(f), given, *args, tolerance=2e-5, reference=one_by_one)
 
 
 def jax_nn(**given):

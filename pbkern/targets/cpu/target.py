@@ -13,6 +13,7 @@ from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.dsl.build_programs import in_stages, kernel_program
 from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.cpu.codegen import cache_key as content
@@ -30,7 +31,7 @@ class CpuTarget:
     name = "cpu"
     platform = "cpu"
     POOLED_BYTES = ffi_runtime.POOLED_BYTES
-    STAGES = ("nests", "mlir", "llvm", "asm")
+    STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):
         self.backend = CpuBackend()
@@ -98,14 +99,14 @@ def attach_repro(error: Exception, program: HostProgram, compiled: Callable[[Hos
         return
     kernels = program.kernels()
     for kernel in kernels:
-        if len(kernels) == 1 or _fails(lambda k=kernel: compiled(kernel_program(k))):
+        if len(kernels) == 1 or _fails(compiled, kernel):
             repro.attach(error, kernel)
             return
 
 
-def _fails(f: Callable[[], Any]) -> bool:
+def _fails(compiled: Callable[[HostProgram], Any], kernel: Kernel) -> bool:
     try:
-        f()
+        compiled(kernel_program(kernel))
     except Exception:
         return True
     return False

@@ -236,8 +236,8 @@ def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
     """See targets.target.Target.call_into. The places are operands that the handler writes to."""
     small = [b.type for b in compiled.program.outputs if b.type.nbytes < ffi_runtime.POOLED_BYTES]
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in small]
-    done = jax.ShapeDtypeStruct((0,), np.uint8)
-    call = jax.ffi.ffi_call(compiled.ffi_name, [*types, done], has_side_effect=True)
+    flag = jax.ShapeDtypeStruct((0,), np.uint8)
+    call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)
     *others, done = call(*operands, *places)
     return others, done
 

@@ -29,9 +29,11 @@ LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
 
 
 class Accumulators(Across):
-    """Emits reductions. `_value` gives an expression at a point."""
+    """Emits reductions. `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores."""
 
     _value: Callable[..., Ssa]
+    _wide: Callable[..., Ssa]
+    _writes: Callable[..., None]
 
     def _accumulate(
         self, w: Walk, block: Block, loop: tuple[str, int, int, int], terms: int, fill, accs: list[Ssa]
@@ -225,7 +227,7 @@ class Accumulators(Across):
                 count = 2 if r.op in ("argmax", "argmin") else 1
                 old = mine[at : at + count]
                 new = self._combine(b, r, old, args)
-                if masked and not self._adds_zeros(w, r):
+                if tail is not None and masked and not self._adds_zeros(w, r):
                     mask = self._tail_mask(tail, lanes)
                     new = [b.select(mask, n, o) for n, o in zip(new, old)]
                 out.extend(new)
@@ -251,7 +253,7 @@ class Accumulators(Across):
         def zero(e: Expr) -> bool:
             if e.kind != "load" or self._keeps(e.info[0]):
                 return False
-            return flat_coefficient(e.info[0], e.info[1], w.sched.vector) == 1
+            return flat_coefficient(e.info[0], e.info[1], w.sched.along) == 1
 
         return (r.op == "sum" or r.op.startswith("dot")) and r.dtype.kind != "b" and all(map(zero, r.args))
 

@@ -26,7 +26,7 @@ class Tail:
 
     def of(self, p: Point, vector: str | None) -> Tail | None:
         """What of it a point of the register tile has: all vectors of a step but the last are whole."""
-        return self if p.get(vector, 0) >= self.start else None
+        return self if p.get(vector or "", 0) >= self.start else None
 
 
 @dataclass
@@ -62,7 +62,8 @@ class Walk:
 
     def live_lanes(self, load: Expr, p: Point) -> int:
         """How many elements from a load's place on are there to be read, in a step at a constant place."""
-        vector = self.sched.vector
+        vector = self.sched.along
+        assert self.first is not None
         end = self.nest.dims[vector] + self.reaches.get(id(load), {}).get(vector, 0)
         return end - self.first - p.get(vector, 0)
 

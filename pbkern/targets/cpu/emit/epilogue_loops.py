@@ -74,7 +74,7 @@ class Epilogues(Accumulators):
         plain = self.kept is None and not w.moves and not w.rewrites and w.sched.vector not in (None, dim)
         if dim is None or not plain or dim == w.sched.transpose:
             return None, 0
-        if _cost_of_point(w.nest, {dim, w.sched.vector}) < LONG_EPILOGUE:
+        if _cost_of_point(w.nest, {dim, w.sched.along}) < LONG_EPILOGUE:
             return None, 0
         rows = [[{d: k for d, k in p.items() if d != dim} for p in row] for _, row in groupby(points, lambda p: p[dim])]
         even = all(row == rows[0] for row in rows) and [p[dim] for p in points[:: len(rows[0])]] == list(range(len(rows)))

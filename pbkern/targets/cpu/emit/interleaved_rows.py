@@ -43,12 +43,13 @@ class Woven(Strided, Registers):
     _value: Callable[..., Ssa]
     _operation: Callable[..., Ssa]
     _in_turn: Callable[..., None]
+    _place: Callable[..., Block]
 
     def _woven_writes(self, w: Walk, joint: set[int]) -> set[int]:
         """Numbers of those joint writes whose vectors are computed as they are stored; registers keep other ones."""
         if not joint or self.kept is not None:
             return set()
-        vector, steps = w.sched.vector, joint_stores(w.nest, w.sched.vector)[1]  # other dimensions may be jammed as well
+        vector, steps = w.sched.along, joint_stores(w.nest, w.sched.along)[1]  # other dimensions may be jammed as well
         return {n for n in joint if is_woven(w.nest, w.nest.writes[n], vector, steps)}
 
     def _store_row(self, w: Walk, block: Block, write: Write, run: tuple[Buf, Affine, int], parts: Sequence[Ssa | Point],

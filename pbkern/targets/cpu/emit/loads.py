@@ -27,9 +27,11 @@ from .promoted_loops import Registers
 
 
 class Loads(Strided, Registers):
-    """Emits loads. `_value` gives an expression at a point."""
+    """Emits loads. `_value` gives an expression at a point, `_wide` a vector of it, `_place` the block where it is computed."""
 
     _value: Callable[..., Ssa]
+    _wide: Callable[..., Ssa]
+    _place: Callable[..., Block]
 
     def _load(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         buf, index, guard = e.info
@@ -38,7 +40,7 @@ class Loads(Strided, Registers):
         if carried is not None:
             return b.from_storage(carried, buf.dtype)
         turn = w.sched.transpose
-        if lanes and turn and buf.root not in w.written and is_turned(e, w.sched.vector, turn):
+        if lanes and turn and buf.root not in w.written and is_turned(e, w.sched.along, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = flat_index(buf, index)
         if w.moves and w.first is not None and tail is None and lanes and not guard:
@@ -64,7 +66,8 @@ class Loads(Strided, Registers):
 
         Butterfly: in step s, rows that differ in bit s exchange the elements whose index differs in that bit.
         """
-        along, vector = w.sched.transpose, w.sched.vector
+        along, vector = w.sched.transpose, w.sched.along
+        assert along is not None
         corner = {**p, along: 0}
         flat = flat_index(buf, index)
         key = ("square", buf.root.name, flat, tuple(sorted(corner.items())), tail.live if tail else None, w.turned_rows)
@@ -89,7 +92,7 @@ class Loads(Strided, Registers):
 
     def _square_row(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> Ssa:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        step = flat_coefficient(buf, index, w.sched.transpose)
+        step = flat_coefficient(buf, index, w.sched.transpose or "")
         if step > 1:
             return self._spread_row(w, block, buf, flat_index(buf, index), step, p, lanes)
         _, address = self._address(block, buf, index, p)
@@ -125,7 +128,7 @@ class Loads(Strided, Registers):
             root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
             stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
             return self.text.builder(block, lanes).bitcast(stored, wanted)
-        vector = w.sched.vector
+        vector = w.sched.along
         c = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
         if guard:
@@ -146,7 +149,7 @@ class Loads(Strided, Registers):
         if c == 1 and live is None:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         zero = b.c(0, el).name
-        if c == 1:
+        if c == 1 and live is not None:
             load = f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"
             return Ssa(self.text.put(block, load), el, lanes)
         if c == -1 and not masks:
@@ -203,7 +206,8 @@ class Loads(Strided, Registers):
 
     def _guarded_address(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""
-        vector, masks, total = w.sched.vector if lanes else None, [], None
+        vector, total = w.sched.along if lanes else "", None
+        masks: list[Ssa] = []
         if any(n == 0 for n in buf.shape):
             return self.text.index(0), masks
         for i, extent, stride in zip(index, buf.shape, buf.strides):
@@ -234,7 +238,8 @@ class Loads(Strided, Registers):
         """Each element by itself."""
         buf, index = e.info
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, args, total, wide = self.text.builder(block, lanes), iter(e.args), None, compute_el(buf.index_dtype)
+        b, args, wide = self.text.builder(block, lanes), iter(e.args), compute_el(buf.index_dtype)
+        total: Ssa | None = None
         for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
@@ -244,7 +249,7 @@ class Loads(Strided, Registers):
                     part = b.max(b.min(part, b.c(max(extent - 1, 0), wide)), b.c(0, wide))
             part = part if stride == 1 else b.mul(part, b.c(stride, wide))
             total = part if total is None else b.add(total, part)
-        if math.prod(buf.shape) == 0:
+        if total is None or math.prod(buf.shape) == 0:
             return b.c(0, compute_el(buf.dtype))
         if not lanes:
             address = self.text.put(block, f"arith.index_cast {total.name} : {wide} to index")
@@ -260,7 +265,7 @@ class Loads(Strided, Registers):
         """Of a gather whose place moves by one element along the vectors, unless bends show (lower/values/dynamic_strides.py);
         else None."""
         buf, index = e.info
-        vector, args = w.sched.vector, iter(e.args)
+        vector, args = w.sched.along, iter(e.args)
         parts = [steps_along(next(args), vector) if i is None else Steps(i.coefficient(vector)) for i in index]
         moving = [(p, s) for p, s in zip(parts, buf.strides) if p.step != 0]
         if buf.size == 0 or len(moving) != 1 or moving[0][0].step != 1 or moving[0][1] != 1:
@@ -269,7 +274,7 @@ class Loads(Strided, Registers):
 
     def _gather_row(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         """Whole vectors if the ends of the row tell that no bend shows in it; otherwise element by element."""
-        buf, vector = e.info[0], w.sched.vector
+        buf, vector = e.info[0], w.sched.along
         first, test = self._row_start(w, block, e, steps, {d: o for d, o in p.items() if d != vector})
         inner, other = Block(block), Block(block)
         _, along = self.text.affine(inner, Affine.symbol(vector), p.get(vector, 0))
@@ -286,7 +291,7 @@ class Loads(Strided, Registers):
 
     def _row_start(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point) -> tuple[str, str]:
         """(where the row starts, whether it is one), in the shallowest block that knows."""
-        vector, length = w.sched.vector, w.nest.dims[w.sched.vector]
+        vector, length = w.sched.along, w.nest.dims[w.sched.along]
 
         def ends(x: Expr) -> list[Expr]:
             return [self.pool.rename(x, {vector: Affine((), k)}) for k in (0, length - 1)]
@@ -329,7 +334,7 @@ class Loads(Strided, Registers):
     def _is_run(self, w: Walk, e: Expr) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer."""
         buf, index = e.info
-        vector = w.sched.vector
+        vector = w.sched.along
         moving = [(i, n) for i, n in zip(index, buf.shape) if i is not None and vector in i.symbols]
         return (buf.size > 0 and not any(vector in a.symbols for a in e.args) and flat_coefficient(buf, index, vector) == 1
                 and all(self._axis_is_safe(w, i, n) for i, n in moving))
@@ -338,7 +343,8 @@ class Loads(Strided, Registers):
         """A row of a table: one address, contiguous elements."""
         buf, index = e.info
         el, m, args = storage_el(buf.dtype), memref(buf), iter(e.args)
-        affine, address = Affine(), None
+        affine: Affine = Affine()
+        address: str | None = None
         for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 number = self._value(w, block, next(args), p, tail, accs)

@@ -23,7 +23,7 @@ from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, choose, is_long_point
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of
 from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, key_of, moved_loads, parts
 
 from .addressing import Point, Tail, Walk, memref
@@ -49,8 +49,9 @@ class NestEmitter(Loads, Woven, Epilogues):
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
-        sched = NestSchedule(order=tuple(nest.dims)) if self.plain else (
-            sched or nest.schedule or choose(nest, self.vector_bits, reassociate=self.text.contract))
+        if self.plain:
+            sched = NestSchedule(order=tuple(nest.dims))
+        sched = sched or schedule_of(nest, self.vector_bits, self.text.contract)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
         if any(nest.dims[d] == 0 for d in nest.rdims):  # what a reduction starts with is stored
@@ -107,7 +108,7 @@ class NestEmitter(Loads, Woven, Epilogues):
 
     def _chunk(self, w: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]) -> dict[tuple, Ssa]:
         """Steps along the vector dimension. `known` before, and the result after it: values that steps hand on."""
-        vector, lanes = w.sched.vector, w.sched.lanes
+        vector, lanes = w.sched.along, w.sched.lanes
         step, tail = chunk.vectors * lanes, None if chunk.tail is None else Tail(chunk.tail, (chunk.vectors - 1) * lanes)
         tile = [{**p, vector: lanes * u} for p in points for u in range(chunk.vectors)]
         carried = Visits(w.nest, w.sched, chunk.vectors).carried if w.moves else {}
@@ -128,7 +129,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         if not carried:
             return []
         before = Block(block)
-        before.values[w.sched.vector] = low
+        before.values[w.sched.along] = low
         made = [known[key] if key in known else self._value(w, before, e, p, None) for key, (e, p) in carried.items()]
         block.take(before)
         return made
@@ -174,7 +175,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         if w.sched.side_by_side:
             self._side_by_side(w, block, points)
             return
-        nest, vector, lanes = w.nest, w.sched.vector, w.sched.lanes
+        nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
         accs = self._lane_sums(w, block, points)
         width, vectors = len(self._per_accumulator(w, bool)), max(c.vectors for c in chunks(nest, w.sched))
         exact = self._is_exact(w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors)))
@@ -199,7 +200,7 @@ class NestEmitter(Loads, Woven, Epilogues):
 
     def _lane_sums(self, w: Walk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
-        nest, vector, lanes = w.nest, w.sched.vector, w.sched.lanes
+        nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
         others = tuple(d for d in nest.rdims if d != vector)
         cut = chunks(nest, w.sched)
         vectors = max(c.vectors for c in cut)
@@ -304,7 +305,7 @@ class NestEmitter(Loads, Woven, Epilogues):
             if write.buf.root in self.streamed and self._fills_lines(w, write, v.lanes, p):
                 past, self.streams = f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}", True
             block.add(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
-        elif coefficient == 1:
+        elif coefficient == 1 and live is not None:
             block.add(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
         else:
             steps = [k * coefficient for k in range(v.lanes)]
@@ -355,6 +356,7 @@ class NestEmitter(Loads, Woven, Epilogues):
 
     def _value(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, accs: dict | None = None) -> Ssa:
         if e.kind == "acc":
+            assert accs is not None, "only what follows a reduction reads its result"
             return accs[e.info]
         scalar_epilogue = accs is not None and w.sched.vector in w.nest.rdims
         vector = None if scalar_epilogue else w.sched.vector
@@ -428,7 +430,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         if len(found) == 1:
             return found[0]
         low, high = found
-        lane = (p.get(w.sched.vector, 0) + dict(e.info).get(w.sched.vector, 0)) % lanes
+        lane = (p.get(w.sched.along, 0) + dict(e.info).get(w.sched.along, 0)) % lanes
         order = list(range(lane, lane + lanes))
         both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
         return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))

@@ -58,7 +58,8 @@ class _Line:
         dtypes = [b.dtype for b in s.buffers]
         widths = len(word_dtypes(dtypes, s.num_keys))
         self.counts, self.words = s.spare[0], s.spare[1 : 1 + widths]
-        self.places, *self.kept = s.spare[1 + widths :] or [None]
+        others = s.spare[1 + widths :]
+        self.places, self.kept = others[0] if others else None, others[1:]
         self.count: int | str = length
 
     def sort(self, block: Block, count: int | str) -> None:

@@ -23,7 +23,7 @@ from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .prefetch import is_far, is_matrix_product
 from .row_fusion import row_by_row
-from .strip_mining import JOINS, Chain, Run, Strips, even_part, inside, runs
+from .strip_mining import JOINS, Chain, Run, Strips, even_part, inside, nests_of, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
@@ -54,7 +54,7 @@ def keep_near(
 def _chains_in_strips(stmts: list[Stmt], context, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
     out = inside(stmts, elsewhere, lambda body, others: _chains_in_strips(body, context, vector_bits, near_bytes, others))
     for low, high in list(runs(out))[::-1]:
-        run = Run(out[low:high])
+        run = Run(nests_of(out[low:high]))
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
             others = elsewhere | scratch.touched(out[:low] + out[high:])
@@ -83,7 +83,7 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
     cut = Strips(chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, vector_bits).statements()
     if not apart:
         return cut
-    return inside(cut, set(), lambda body, _: [s for n in body for s in _rows_at_once(n, context, vector_bits)])
+    return inside(cut, set(), lambda body, _: [s for n in nests_of(body) for s in _rows_at_once(n, context, vector_bits)])
 
 
 def _is_around(nest: Nest, outer: str, rows: str) -> bool:
@@ -126,7 +126,7 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
             break
         for seeds in s.axes:
             chain = Chain.find(run, seeds) if seeds else None
-            if chain is None or not _pays(chain, seeds, vector_bits):
+            if chain is None or not seeds or not _pays(chain, seeds, vector_bits):
                 continue
             length = max(near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1)
             if length < chain.size:

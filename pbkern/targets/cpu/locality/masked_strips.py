@@ -24,7 +24,7 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.nest.mask_intervals import Span, live_span, outside
 
-from .strip_mining import JOINS, Chain, Run, Strips, Trips, inside, runs
+from .strip_mining import JOINS, Chain, Run, Strips, Trips, inside, nests_of, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
 # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
@@ -40,9 +40,9 @@ def skip_masked(stmts: list[Stmt], context, vector_bits: int, elsewhere: set[Buf
     """
     out = inside(stmts, elsewhere, lambda body, others: skip_masked(body, context, vector_bits, others))
     for low, high in list(runs(out))[::-1]:
-        masks = _masks(out[low:high])
+        masks = _masks(nests_of(out[low:high]))
         if masks:
-            run, others = Run(out[low:high]), elsewhere | scratch.touched(out[:low] + out[high:])
+            run, others = Run(nests_of(out[low:high])), elsewhere | scratch.touched(out[:low] + out[high:])
             ways = (_without_masked(run, seeds, span, others, context, vector_bits) for seeds, span in masks)
             out[low:high] = next((way for way in ways if way is not None), run)
     return out

@@ -28,7 +28,7 @@ from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Reduction,
 
 from .exp_of_difference import Excess, Row, find_excess
 from .prefetch import is_far
-from .strip_mining import inside, runs
+from .strip_mining import inside, nests_of, runs
 
 # Strips of the shortest row that is cut, and how many ahead the next ones are asked for.
 FEWEST_STRIPS, STRIPS_AHEAD = 2, 2
@@ -38,7 +38,7 @@ WHOLE = 64
 NEAR = 4.0
 # The first level is the greatest of such a part of the first strip.
 FIRST_PART = 4
-HERE = Affine()  # the place of a scalar
+HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
@@ -55,7 +55,7 @@ def level_exponentials(stmts: list[Stmt], context, vector_bits: int, strip_bytes
     for low, high in list(runs(out))[::-1]:
         mine = Counter(b for found in touched[low:high] for b in found)
         others = elsewhere.union(b for b, n in times.items() if n > mine[b])
-        found = next(find_excess(out[low:high], FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others), None)
+        found = next(find_excess(nests_of(out[low:high]), FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others), None)
         if found is not None:
             out[low:high] = _Levels(found, strip_bytes, context).statements()
     return out
@@ -115,7 +115,7 @@ class _Levels:
             elif at == e.later:
                 out.append(self._weighed_sums())
             elif any(load.info[0] in e.scaled for load in nest.loads()):
-                out += self._reader(Row.of(nest))
+                out += self._reader(Row.known(nest))
             else:
                 out.append(nest)
         return out

@@ -187,8 +187,8 @@ def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, s
             if (c, n) != (1, 1) or d not in reader.dims or dims.setdefault(d, m) != m:
                 return None
     live = {d for d, n in reader.dims.items() if n > 1}
-    theirs = {d for d, n in maker.dims.items() if n > 1}
-    return dims if dims.keys() >= live and theirs <= set(dims.values()) and len(set(dims.values())) == len(dims) else None
+    made_live = {d for d, n in maker.dims.items() if n > 1}
+    return dims if dims.keys() >= live and made_live <= set(dims.values()) and len(set(dims.values())) == len(dims) else None
 
 
 def _unit(maker: Nest) -> dict[str, Affine]:

@@ -13,7 +13,7 @@ strip. masked_strips.py and cache_blocking.py say when this pays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,6 +57,13 @@ def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
             if at - low >= 2:
                 yield low, at
             low = at + 1 if ends else at
+
+
+def nests_of(stmts: Sequence[Stmt]) -> list[Nest]:
+    """The statements of a run, which are nests."""
+    found = [s for s in stmts if isinstance(s, Nest)]
+    assert len(found) == len(stmts)
+    return found
 
 
 def even_part(length: int, size: int) -> int:
@@ -131,7 +138,7 @@ class Chain:
         self.axes[buf], writers = axis, 0
         for at, (other, i, written) in self.run.touching[buf.root]:
             n = self.run[at]
-            d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
+            d = next(iter(i[axis].symbols), "") if other is buf and i[axis] is not None else ""
             if d not in n.dims or n.dims[d] != self.size or n.ordered or axis_of(i, d) != axis:
                 return False
             if self.dims.setdefault(at, d) != d:
@@ -234,10 +241,10 @@ class Strips:
             self.out += n.before()
         counter = self.context.names("%i")
         start = (Affine.symbol(counter) + trips.first) * self.length
-        self.out.append(For(counter, trips.count, self.bodies(group, [n.body(start, self.length) for n in nests])))
+        self.out.append(For(counter, trips.count, [*self.bodies(group, [n.body(start, self.length) for n in nests])]))
         if self.rest:
             start = Affine((), self.full * self.length)
-            rest = [n.body(start, self.rest) for n in nests]
+            rest: list[Stmt] = [n.body(start, self.rest) for n in nests]
             self.out += rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
         for n in nests:
             self.out += n.after()
@@ -373,8 +380,8 @@ class _StripNest:
         dims: dict[str, int] = {}
         for d, n in nest.dims.items():
             dims |= named if d == self.d else {d: n}
-        whole = Nest(dims, rdims, reductions, writes, at=nest.at)
-        return self._of_one_element(whole) if reductions and all(dims[d] == 1 for d in rdims) else whole
+        strip = Nest(dims, rdims, reductions, writes, at=nest.at)
+        return self._of_one_element(strip) if reductions and all(dims[d] == 1 for d in rdims) else strip
 
     def _of_one_element(self, nest: Nest) -> Nest:
         """The same without accumulators, of reductions of a single element."""

@@ -40,7 +40,7 @@ def loop_over_starts(stmts: list[Stmt], context, vector_bits: int, bounds: Bound
     out: list[Stmt] = []
     for s in stmts:
         inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
-        s = with_bodies(s, lambda body, inner=inner: loop_over_starts(body, context, vector_bits, inner))
+        s = with_bodies(s, functools.partial(loop_over_starts, context=context, vector_bits=vector_bits, bounds=inner))
         out.append(_loop(s, context, vector_bits, bounds) if isinstance(s, Nest) else s)
     return out
 
@@ -110,7 +110,7 @@ def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
         rest = [t for t in terms if t.kind != "index"]
         if not rest:
             return []
-        within = sum((t.info for t in terms if t.kind == "index"), Affine())
+        within: Affine = sum((t.info for t in terms if t.kind == "index"), Affine())
         starts.append(_Start(within, functools.reduce(lambda a, b: context.op("add", a.dtype, a, b), rest)))
     return starts
 

@@ -48,7 +48,7 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     for w in (w for n in nests for w in n.writes):
         if w.buf.root.arena and w.buf.root.dtype == INT32 and w.buf.root not in kept:
             found.setdefault(w.buf.root, set()).add(_narrow_type(w))
-    types = {b: np.dtype(*names) for b, names in found.items() if len(names) == 1 and names <= set(NARROW)}
+    types = {b: np.dtype(next(iter(names))) for b, names in found.items() if len(names) == 1 and names <= set(NARROW)}
     views = {b.root for n in nests for b in _other_accesses(n)} | _touched_by_others(stmts)
     types = {b: t for b, t in types.items() if b not in views}
     read = set().union(*(_operands(n) for n in nests if _suits(n, types)))
@@ -147,14 +147,14 @@ def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     written = scratch.written(stmts)
     copies = {b: w for b, w in copies.items() if w.value.info[0].root not in written and _writers(stmts, b) == 1}
     out = [_from_source(s, copies, context) for s in stmts]
-    read = [s for s in out if _copy(s) is None or _copy(s).buf not in copies]
+    read = [s for s in out if (w := _copy(s)) is None or w.buf not in copies]
     unread = copies.keys() - scratch.touched(read)
-    return [s for s in out if _copy(s) is None or _copy(s).buf not in unread]
+    return [s for s in out if (w := _copy(s)) is None or w.buf not in unread]
 
 
 def _apart(s: Stmt) -> list[Stmt]:
     """Copies of one nest as a nest each: those of operands of one shape have been merged."""
-    parts = [replace(s, writes=[w]) for w in s.writes] if isinstance(s, Nest) else []
+    parts: list[Stmt] = [replace(s, writes=[w]) for w in s.writes] if isinstance(s, Nest) else []
     return parts if len(parts) > 1 and all(_copy(p) is not None for p in parts) else [s]
 
 

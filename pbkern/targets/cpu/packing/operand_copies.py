@@ -66,7 +66,7 @@ def stage(nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], sta
     names = [context.names("d") for _ in spans]
 
     def within(places: list[Affine]) -> tuple[Affine, ...]:
-        flat = Affine()
+        flat: Affine = Affine()
         for s, place in zip(row, places[len(rows) :]):
             flat = flat * s.size + place
         return *places[: len(rows)], flat

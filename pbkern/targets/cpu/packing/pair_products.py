@@ -55,7 +55,9 @@ def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
         return None
     if options.bf16_pairs and r.dtype == np.float32 and _is_plain_bfloat16(moving) and _is_plain_bfloat16(still):
         broadcast = _words_in_place(still, k, context)
-        return broadcast and _over_pairs(nest, BFLOAT16, k, still, _interleaved(moving, k, context), broadcast, [])
+        if broadcast is None:
+            return None
+        return _over_pairs(nest, BFLOAT16, k, still, _interleaved(moving, k, context), broadcast, [])
     if options.vnni and r.dtype == INT32 and is_narrow_integer(moving) and is_narrow_integer(still):
         copy, broadcast = _staged_words(nest, still, k, context)
         return _over_pairs(nest, INT16, k, still, _integer_pair(moving, k, context), broadcast, [copy])
@@ -83,7 +85,7 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
     if not rest or nest.dims[inner[0]] < SHALLOW * count or r.dtype != INT32 or any(w.inner for w in nest.writes):
         return nest
     depth = nest.dims[inner[0]] - rest
-    places = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
+    places: list[dict[str, Affine]] = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
     terms = [context.op("mul", INT32, *(context.pool.rename(a, at) for a in r.args)) for at in places]
 
     def added(e: Expr) -> Expr | None:

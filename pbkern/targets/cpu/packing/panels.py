@@ -288,6 +288,7 @@ class _Panels:
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))
+        assert self.shift is not None
         r = replace(self.shift, args=tuple(packed if a is self.moving else a for a in self.shift.args))
         shifts = self.context.new_buffer((count, width), r.dtype)
         value = self.pool.make("acc", r.dtype, 0)
@@ -301,7 +302,8 @@ class _Panels:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)
 
     def _renaming(self, column: Affine) -> dict[str, Affine]:
-        single = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}  # panels have no such dimensions
+        # Panels have no dimensions of one element.
+        single: dict[str, Affine] = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}
         return single | {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
 
     def _product(self, buf: Buf, panel: Affine, start: Affine, width: int, shifts: Buf | None) -> Nest:

@@ -43,6 +43,7 @@ def quad_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
     if words is None:
         copy, load = _copy(nest, load, k, flipped, context)
         before, words = [copy], _words(load, k, context)
+        assert words is not None, "copies are made of whole words"
     packed = _interleaved(moving.args[0], k, context)
 
     def product(first: Expr) -> Reduction:
@@ -70,13 +71,14 @@ def _interleaved(load: Expr, k: str, context) -> Expr:
     """Bytes 4k to 4k + 3 along the depth as one word, the first lowest."""
     buf, pool = load.info[0], context.pool
     bits = buf if buf.dtype == UINT8 else Buf(f"{buf.name}.bits", buf.shape, UINT8, buf.arena, storage=buf)
-    word = None
+    word: Expr | None = None
     for byte in range(QUAD):
         index = tuple(i.substitute({k: Affine.symbol(k, QUAD) + byte}.get) for i in load.info[1])
         e = pool.make("load", UINT8, (bits, index, load.info[2]))
         e = context.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
         e = context.op("shift_left", INT32, e, context.const(8 * byte, INT32)) if byte else e
         word = e if word is None else context.op("or", INT32, word, e)
+    assert word is not None
     return word
 
 

@@ -72,7 +72,7 @@ def runs_of_stores(
             for k, point in enumerate(points):
                 (place,) = places(flat, [point])
                 found.setdefault((write.buf.root, flat.linear()), {})[place] = n, k
-    joint = {}
+    joint: dict[tuple[int, int], tuple[Buf, Affine, int]] = {}
     for (buf, flat), writes in found.items():
         step = flat.coefficient(vector)
         joint |= {writes[p]: (buf, flat, run[0]) for run in _grouped(sorted(writes), step) if len(run) == step for p in run}
