@@ -17,6 +17,7 @@ from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, is_long_point
 
 from .addressing import Point, Tail, Walk
+from .cumulative import Cumulative
 from .horizontal_reductions import WORD_PRODUCTS, Across, by_halves, is_rounded, lost_in, whole
 from .interleave_chains import interleaved
 
@@ -28,7 +29,7 @@ LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
 
 
-class Accumulators(Across):
+class Accumulators(Across, Cumulative):
     """Emits reductions. `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores."""
 
     _value: Callable[..., Ssa]
@@ -49,6 +50,8 @@ class Accumulators(Across):
         trips = -(-(high - low) // step)
         if not trips:
             return accs
+        if terms == 1 and self._is_in_runs(w, trips):
+            return self._accumulate_in_runs(w, block, loop, fill, accs)
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
 
@@ -235,7 +238,7 @@ class Accumulators(Across):
 
         self._in_turn(w, block, points, point)
         if any(x.inner for x in w.nest.writes):
-            self._writes(w, block, points, tail, out if w.nest.ordered else [], inner=True)
+            self._writes(w, block, points, tail, self._with_before(w, b, out) if w.nest.ordered else [], inner=True)
         return out
 
     def _in_turn(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
