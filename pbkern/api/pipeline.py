@@ -82,7 +82,7 @@ def build_plan(
 
     with gc_pause.paused():
         plan = record.run("plan", fused, verify=verified)
-    record.texts["jaxpr"] = lambda: str(plan.jaxpr)
+    record.texts["jaxpr"], record.again["jaxpr"] = lambda: str(plan.jaxpr), fused
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)
@@ -113,6 +113,7 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     for stage in target.STAGES:
         # Programs that are alike share their code.
         record.texts[stage] = lambda s=stage: "\n".join(target.text(c, s) for c in dict.fromkeys(build.compiled.values()))
+    record.again["nests"] = lambda: [target.lower_again(c) for c in dict.fromkeys(build.compiled.values())]
     if options.debug:
         stages.report(record)
     if config.current().dump is not None:

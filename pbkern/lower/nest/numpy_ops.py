@@ -100,7 +100,8 @@ def _extreme(x: np.ndarray, y: np.ndarray, sign: int) -> np.ndarray:
     if x.dtype.kind == "b":
         return x | y if sign > 0 else x & y
     found = np.maximum(x, y) if sign > 0 else np.minimum(x, y)
-    return found if x.dtype.kind != "f" else np.where((x == 0) & (y == 0), sign * (sign * x + sign * y), found)
+    zeros = (x == 0) & (y == 0)
+    return found if x.dtype.kind != "f" else np.where(zeros, sign * (sign * x + sign * y), found)
 
 
 _PLAIN = {
@@ -112,8 +113,8 @@ _PLAIN = {
 NUMPY: dict[str, Callable[..., np.ndarray]] = {
     **{name: (lambda info, *args, f=f: f(*args)) for name, f in _PLAIN.items()},
     "not": lambda info, x: np.logical_not(x) if x.dtype.kind == "b" else np.invert(x),
-    "max": lambda info, x, y: _extreme(x, y, 1), "min": lambda info, x, y: _extreme(x, y, -1), "select_n": _select, "is_finite": _is_finite,
-    "convert_element_type": _convert, "copy": lambda info, x: x, "copy_p": lambda info, x: x,
+    "max": lambda info, x, y: _extreme(x, y, 1), "min": lambda info, x, y: _extreme(x, y, -1),
+    "select_n": _select, "is_finite": _is_finite, "convert_element_type": _convert, "copy": lambda info, x: x, "copy_p": lambda info, x: x,
     "stop_gradient": lambda info, x: x,
 }  # fmt: skip
 
