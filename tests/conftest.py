@@ -34,6 +34,15 @@ def pytest_collection_modifyitems(items):
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts; review the diff as code")
+    parser.addoption("--engine", choices=("native", "nests"), default="native",
+                     help="what runs kernels in tests/native: machine code, or the interpreter of their nests")
+
+
+def pytest_configure(config):
+    if config.getoption("--engine") != "native":  # imported only then: these tests are not all that there is
+        from .native import running
+
+        running.engine[0] = config.getoption("--engine")
 
 
 @pytest.fixture

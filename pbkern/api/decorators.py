@@ -44,7 +44,7 @@ def polyblocks_jit_jax(
 
       .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
       .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
-      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"; "nests:pack" after a pass
       .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
     Args:
@@ -230,9 +230,10 @@ class JitFunction(ByName):
         return self.build(args, kwargs)[0].fused.kernels()
 
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
-        """What one stage of compilation makes for arguments like these. Raises OptionError for an unknown stage."""
+        """What one stage of compilation makes for arguments like these; after one of its passes: "jaxpr:simplify",
+        "nests:merge nests". Raises OptionError for an unknown stage or pass."""
         build, options = self.build(args, kwargs)
-        if stage not in build.record.texts:
+        if stage.partition(":")[0] not in build.record.texts:
             compile_programs(build, options)
         return build.record.text(stage)
 

@@ -92,7 +92,7 @@ def build_plan(
                 raise
             fallback.warn(f"planning `{name}` failed", e, "XLA runs all of it")
             plan = fuse.left_whole(jaxpr, name)
-    record.texts["jaxpr"] = lambda: str(plan.jaxpr)
+    record.texts["jaxpr"], record.again["jaxpr"] = lambda: str(plan.jaxpr), fused
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)
@@ -131,6 +131,7 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
         record.texts[stage] = functools.partial(_text, target, build, stage)
+    record.again["nests"] = lambda: [target.lower_again(c) for c in dict.fromkeys(build.compiled.values())]
     if options.debug:
         stages.report(record)
     folder = config.current().dump

@@ -55,6 +55,9 @@ class Target(Protocol):
         Returns (the other results, an array that is there when all is written).
         """
 
+    def lower_again(self, compiled: Any) -> Any:
+        """Lowers the program of compiled code once more, so that passes can be watched."""
+
     def text(self, compiled: Any, stage: str) -> str:
         """One of STAGES of compiled code, for reading."""
 

@@ -16,7 +16,6 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import Machine
-from pbkern.fuse.access import reshape_gather, scatter  # noqa: F401  (their rules are registered when they are imported)
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from pbkern.fuse.access.windows_contractions import partial_reduce_p

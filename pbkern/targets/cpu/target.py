@@ -76,6 +76,9 @@ class CpuTarget:
     def call_into(self, compiled: cpu_compile.Compiled, operands, places) -> tuple[list, Any]:
         return cpu_compile.call_into(compiled, operands, places)
 
+    def lower_again(self, compiled: cpu_compile.Compiled) -> Any:
+        return compiled.lower()
+
     def text(self, compiled: cpu_compile.Compiled, stage: str) -> str:
         match stage:
             case "nests":
