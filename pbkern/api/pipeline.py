@@ -164,6 +164,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         with _jax.untyped_manual_axes():
             with progress.compiling(name), gc_pause.paused():
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
+                _jax.keep_with_executable(ctx, list(build.compiled.values()))
             return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
@@ -199,6 +200,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+            _jax.keep_with_executable(ctx, compiled)
             return checks.after([kernel], get_target("cpu").call(compiled, *args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ class CpuTarget:
     STAGES = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self):
-        self._compiled: dict[str, cpu_compile.Compiled] = {}
+        self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
 
     def machine(self) -> Machine:
         return detected_machine()
@@ -59,16 +60,17 @@ class CpuTarget:
         program = in_stages(program)
         lower_options = functools.partial(self.lower_options, options=options)
         key = content.program_key(program, lower_options, self.threads, None)
-        if key not in self._compiled:
+        found = self._compiled.get(key)
+        if found is None:
             compiled = functools.partial(cpu_compile.compile_program, options_of=lower_options, threads_of=self.threads)
             try:
-                self._compiled[key] = compiled(program, key=key)
+                found = self._compiled[key] = compiled(program, key=key)
             except TargetError:
                 raise
             except Exception as e:
                 attach_repro(e, program, compiled)
                 raise
-        return self._compiled[key]
+        return found
 
     def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
         return cpu_compile.call(compiled, *operands)
