@@ -21,7 +21,7 @@ from jax._src import ad_util, config, core, debugging, dispatch, source_info_uti
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
-from jax._src.util import split_list, weakref_lru_cache
+from jax._src.util import register_cache, split_list, weakref_lru_cache
 from jax.extend import core as jex
 
 if TYPE_CHECKING:
@@ -426,6 +426,28 @@ def untyped_manual_axes():
     They have been checked when the function was traced; plans and FFI calls are made of plain types.
     """
     return config._check_vma(False)
+
+
+def keep_with_executable(ctx, x) -> None:
+    """Makes what a lowering compiles refer to x, from now until it goes."""
+    ctx.module_context.add_keepalive(x)
+
+
+def on_clear_caches(f: Callable[[], None]) -> None:
+    """From now on, jax.clear_caches() calls f, once however often it is registered."""
+    if f not in _cleared:
+        _cleared[f] = _Cleared(f)
+        register_cache(_cleared[f], f.__qualname__)
+
+
+class _Cleared:
+    """What JAX takes for a cache of its own."""
+
+    def __init__(self, f: Callable[[], None]):
+        self.cache_clear, self.cache_info, self.cache_keys = f, tuple, tuple
+
+
+_cleared: dict[Callable, _Cleared] = {}
 
 
 def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:

@@ -195,6 +195,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             with (progress.compiling(name), gc_pause.paused(), recursion.headroom(),
                   fallback.strictly(options.strict_target)):
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
+                _jax.keep_with_executable(ctx, list(build.compiled.values()))
             return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
@@ -230,6 +231,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+            _jax.keep_with_executable(ctx, compiled)
             return checks.after([kernel], get_target("cpu").call(compiled, *args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)

@@ -15,6 +15,7 @@ import functools
 import math
 import mmap
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -151,7 +152,16 @@ def _has_effects(program: HostProgram) -> bool:
     return any(k.shared or checks.can_fail(k) for k in program.kernels())
 
 
-@dataclass
+_dispatches: weakref.WeakSet[Dispatch] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Drops what all decorated functions have compiled here; with jax.clear_caches()."""
+    for dispatch in list(_dispatches):
+        dispatch.known.clear()
+
+
+@dataclass(eq=False)
 class Dispatch:
     """Chooses how eager calls of one decorated function run.
 
@@ -164,6 +174,10 @@ class Dispatch:
     build: Callable[[tuple, dict], IntoPlaces | None]
     split: Callable[[tuple, dict], tuple[Any, Any]]
     known: dict[Any, IntoPlaces | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _dispatches.add(self)
+        _jax.on_clear_caches(forget)
 
     def __call__(self, args: tuple, kwargs: dict) -> tuple[bool, Any]:
         """(whether the call has run, its results)."""

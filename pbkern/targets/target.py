@@ -44,7 +44,7 @@ class Target(Protocol):
         """Differs between devices, and between versions of what makes code for them."""
 
     def compile(self, program: HostProgram, options) -> Any:
-        """Machine code of a program, kept for the life of the process. Equal programs are compiled once."""
+        """Machine code of a program, for as long as it is referred to or XLA may call it. Equal programs share it."""
 
     def call(self, compiled: Any, *operands) -> list:
         """Runs compiled code as a JAX operation (traceable)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ class CpuTarget:
 
     def __init__(self):
         self.backend = CpuBackend()
-        self._compiled: dict[str, cpu_compile.Compiled] = {}
+        self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
 
     def machine(self) -> Machine:
         return detected_machine()
@@ -59,16 +60,17 @@ class CpuTarget:
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
         key = content.program_key(program, options_of, threads_of, None)
-        if key not in self._compiled or fallback.is_failing():
+        found = None if fallback.is_failing() else self._compiled.get(key)
+        if found is None:
             compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
             try:
-                self._compiled[key] = compiled(program, key=key)
+                found = self._compiled[key] = compiled(program, key=key)
             except TargetError:
                 raise
             except Exception as e:
                 attach_repro(e, program, compiled)
                 raise
-        return self._compiled[key]
+        return found
 
     def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
         return cpu_compile.call(compiled, *operands)
