@@ -13,6 +13,7 @@ from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.dsl.build_programs import in_stages, kernel_program
 from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.cpu.codegen import cache_key as content
@@ -32,7 +33,7 @@ class CpuTarget:
     POOLED_BYTES = ffi_runtime.POOLED_BYTES
     STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.backend = CpuBackend()
         self._compiled: dict[str, cpu_compile.Compiled] = {}
 

@@ -302,7 +302,8 @@ class _Panels:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)
 
     def _renaming(self, column: Affine) -> dict[str, Affine]:
-        single: dict[str, Affine] = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}  # panels have no such dimensions
+        # panels have no such dimensions
+        single: dict[str, Affine] = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}
         return single | {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
 
     def _product(self, buf: Buf, panel: Affine, start: Affine, width: int, shifts: Buf | None) -> Nest:
