@@ -19,7 +19,7 @@ bench: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check pbkern tests tutorials examples benchmarks
-	$(BIN)/mypy pbkern/__init__.py
+	$(BIN)/mypy -p pbkern
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

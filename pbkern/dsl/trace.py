@@ -111,7 +111,7 @@ class KernelFunction(ByName):
 
     def __init__(
         self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid, finish,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
         self.__module__, self.__qualname__ = body.__module__, getattr(body, "__qualname__", self.__name__)
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
@@ -146,6 +146,7 @@ class KernelFunction(ByName):
             types = tuple(self._in_types)
         if types not in self._traced:
             own = types if self._finish is None else types[: self._operand_count()]
+            finish = None if self._finish is None else self._finish.trace(*self._out_types, *types[len(own) :])
             self._traced[types] = trace_kernel(
                 self.body,
                 grid=self.grid_spec.grid,
@@ -155,7 +156,7 @@ class KernelFunction(ByName):
                 out_specs=self._flat_out_specs(),
                 scratch_shapes=self.grid_spec.scratch_shapes,
                 num_scalar_prefetch=self.grid_spec.num_scalar_prefetch,
-                finish=self._finish and self._finish.trace(*self._out_types, *types[len(own) :]),
+                finish=finish,
                 **self._options,
             )
         return self._traced[types]

@@ -19,14 +19,16 @@ class Target(Protocol):
       platform: JAX's name of the platform whose lowerings it provides.
       STAGES: names of what `text` shows, in order.
       POOLED_BYTES: size from which a result is worth a place of its own, see api/result_pool.py.
-      backend: its half of lowering, see targets/backend.py.
     """
 
     name: str
     platform: str
     STAGES: tuple[str, ...]
     POOLED_BYTES: int
-    backend: KernelBackend
+
+    @property
+    def backend(self) -> KernelBackend:
+        """Its half of lowering, see targets/backend.py."""
 
     def machine(self) -> Machine:
         """The device in this computer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pbkern.core import config
+from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.kernel_nests import KernelNests
@@ -22,7 +23,7 @@ DEFAULT_PARAMS = CompilerParams()
 class CpuBackend:
     """See targets.backend.KernelBackend."""
 
-    passes = CPU_PASSES
+    passes: tuple[Pass, ...] = CPU_PASSES
 
     def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> LowerOptions:
         p, machine = _params(kernel), detected_machine()

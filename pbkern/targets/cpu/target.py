@@ -34,7 +34,7 @@ class CpuTarget:
     POOLED_BYTES = ffi_runtime.POOLED_BYTES
     STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.backend = CpuBackend()
         self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
 

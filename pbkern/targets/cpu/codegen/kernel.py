@@ -236,7 +236,7 @@ class KernelLowering:
     def _prefetch_block(self, block: Block, buf: Buf, starts: list[Affine], sizes: list[int]) -> None:
         line = max(LINE_BYTES // buf.dtype.itemsize, 1)
         symbols = [self.names("%x") for _ in sizes]
-        flat = Affine()
+        flat: Affine = Affine()
         for start, x, stride in zip(starts, symbols, buf.strides):
             flat = flat + (start + Affine.symbol(x)) * stride
 

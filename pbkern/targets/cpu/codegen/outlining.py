@@ -139,8 +139,8 @@ class Outliner:
         places = dict.fromkeys(found.names, "index")
         for p, values in zip(twins, found.values):
             names = {f"%{p.name}_place{k}": v for k, v in enumerate(values)}
-            constants = [Operation(f"{n} = arith.constant {v} : index") for n, v in names.items()]
-            self.calls[p.call] = [*constants, Operation(_call(first.name, {**p.passed, **dict.fromkeys(names, "index")}))]
+            given = [Operation(f"{n} = arith.constant {v} : index") for n, v in names.items()]
+            self.calls[p.call] = [*given, Operation(_call(first.name, {**p.passed, **dict.fromkeys(names, "index")}))]
         arguments = ", ".join(f"{n}: {t}{attributes.get(n, '')}" for n, t in (*first.passed.items(), *places.items()))
         constants = [f"{n} = {t}" for n, t in first.constants.items()]
         constants += [f"{v}_at = arith.constant {offsets[v]} : index" for v in first.views if v not in found.views]

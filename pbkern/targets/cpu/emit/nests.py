@@ -364,6 +364,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         where = self._place(w, block, e)
         key = _memo_key(key_of(e, p), lanes, tail if lanes else None)
         if self._depends_on_acc(w, e):
+            assert accs is not None
             key = (*key, *(a.name for a in accs.values()))
         if key not in where.memo:
             where.memo[key] = self._make(w, where, e, p, tail if lanes else None, lanes, accs)

@@ -114,7 +114,7 @@ class _Line:
 
         def fill(b: Block, i: str, _):
             at = self._plus(b, source, i)
-            place = i if first else self._as_index(b, self._load(b, self.places, at))
+            place = i if first else self._as_index(b, self._place_of(b, at))
             key = rising(self.text.builder(b, 0), self._load(b, buf, self._plus(b, self.base, place)), buf.dtype)
             self._store(b, word, at, key)
             if first and self.places is not None:
@@ -223,6 +223,11 @@ class _Line:
 
     # ------------------------------------------------------------------ results
 
+    def _place_of(self, b: Block, at: str):
+        """Where the element that is in order at a place of scratch lay before; not kept for the only pass over one key."""
+        assert self.places is not None
+        return self._load(b, self.places, at)
+
     def _write(self, block: Block, source: str) -> None:
         """Puts the elements that are read in their places: of the first `count`, of which there are no fewer."""
         if self.places is None:
@@ -240,7 +245,7 @@ class _Line:
                 self._store(b, spare, i, self._load(b, buf, self._plus(b, self.base, i)))
 
             def pick(b: Block, i: str, _, buf=buf, spare=spare):
-                place = self._as_index(b, self._load(b, self.places, self._plus(b, source, i)))
+                place = self._as_index(b, self._place_of(b, self._plus(b, source, i)))
                 self._store(b, buf, self._plus(b, self.base, i), self._load(b, spare, place))
 
             self._each(block, self.count, keep)

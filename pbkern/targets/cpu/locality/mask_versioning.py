@@ -21,9 +21,11 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import BOOL, FAR, MIN_POINTS, Bounds, Folder, simplified
 from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
+from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.schedule import register_promotion
 
 # Tests and operations of a nest that is worth a second copy of its code.
@@ -31,7 +33,7 @@ MOST_TESTS, MOST_NODES = 6, 120
 INT32 = np.dtype(np.int32)
 
 
-def choose_unmasked(stmts: list[Stmt], context, options, bounds: Bounds) -> list[Stmt]:
+def choose_unmasked(stmts: list[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds) -> list[Stmt]:
     """Cuts nests with masks in two variants, inner statements too."""
     chooser = _Chooser(context, options, bounds)
     return chooser.statements(stmts, bounds)
@@ -39,8 +41,8 @@ def choose_unmasked(stmts: list[Stmt], context, options, bounds: Bounds) -> list
 
 @dataclass
 class _Chooser:
-    context: object
-    options: object
+    context: NestContext
+    options: LowerOptions
     bounds: Bounds
 
     def statements(self, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
@@ -50,7 +52,7 @@ class _Chooser:
                 out.append(s)  # it keeps scratch in registers, which branches would end
                 continue
             inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
-            s = with_bodies(s, lambda body, inner=inner: self.statements(body, inner))
+            s = with_bodies(s, functools.partial(self.statements, bounds=inner))
             out += self.variants(s, bounds) if isinstance(s, Nest) else [s]
         return out
 
@@ -79,7 +81,7 @@ class _Chooser:
         sign = _direction(test)
         if sign == 0:
             return None
-        corner = {}
+        corner: dict[str, Affine] = {}
         for d, n in nest.extents().items():
             step = _step(test, d)
             if step is None:
@@ -90,12 +92,19 @@ class _Chooser:
 
     def conditions(self, test: Expr, nest: Nest) -> list[Expr]:
         """Scalars under which a test holds at all points."""
-        found = [self.context.pool.rename(test, self.hardest(test, nest))]
+        hardest = self.hardest(test, nest)
+        assert hardest is not None, "the others are no tests of the nest"
+        found = [self.context.pool.rename(test, hardest)]
         for x in (a for a in test.args if a.symbols & nest.dims.keys()):  # which must not wrap around in between
-            low, high = ({d: Affine((), n - 1 if (steps_along(x, d).step > 0) is up else 0) for d, n in nest.extents().items()}
-                         for up in (False, True))
-            found.append(self.context.op("le", BOOL, self.context.pool.rename(x, low), self.context.pool.rename(x, high)))
+            rises = {d: (steps_along(x, d).step or 0) > 0 for d in nest.dims}
+            least, greatest = (self.context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True))
+            found.append(self.context.op("le", BOOL, least, greatest))
         return found
+
+
+def _corner(nest: Nest, rises: dict[str, bool], up: bool) -> dict[str, Affine]:
+    """Where what rises, or falls, along each dimension is greatest; least if not `up`."""
+    return {d: Affine((), n - 1 if rises[d] is up else 0) for d, n in nest.extents().items()}
 
 
 def _overlaps(test: Expr) -> bool:
