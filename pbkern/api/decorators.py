@@ -190,8 +190,9 @@ class JitFunction(ByName):
     # Methods, not attributes of the instance, which functools.wraps would copy to what is made of the function.
 
     def lower(self, *args, **kwargs) -> jax.stages.Lowered:
-        """As of jax.jit."""
-        return self._jitted.lower(*args, **kwargs)
+        """As of jax.jit; cost_analysis() of it, and of what it compiles to, counts kernels too."""
+        traced = self._jitted.trace(*args, **kwargs)
+        return stages.Lowered.of(traced.lower(), functools.partial(_costs, traced.jaxpr))
 
     def trace(self, *args, **kwargs) -> jax.stages.Traced:
         """As of jax.jit."""
@@ -273,6 +274,13 @@ class JitFunction(ByName):
         build, options = self.build(args, kwargs)
         compiled = compile_programs(build, options).compiled
         return result_pool.into_places(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+
+
+def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
+    """Of what was compiled for a jaxpr that binds the primitive."""
+    p = next(e.params for e in equations(traced.jaxpr) if e.primitive is call.call_p)
+    plan = current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]).fused
+    return stages.Costs.of(plan.explanation, len(plan.programs()))
 
 
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:

@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import jax
 
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.passes import Ran, watched
@@ -120,6 +122,77 @@ class MemoryAnalysis:
                 "of them arenas": self.arena_size_in_bytes, "peak": self.peak_memory_in_bytes,
                 "code": self.generated_code_size_in_bytes}  # fmt: skip
         return "\n".join(f"{name:16} {n / 2**20:10.3f} MB" for name, n in rows.items())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the plan of a function knows that XLA does not, of one call.
+
+    Attributes:
+      programs: custom calls, each of which XLA counts as -1.
+      flops, nbytes, seconds: operations, compulsory bytes, predicted time of all fused kernels; None where it depends on
+        values how often one runs.
+    """
+
+    programs: int
+    flops: float | None
+    nbytes: float | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, explanation: Any, programs: int) -> Costs:
+        if any(k.runs is None for k in explanation.kernels):
+            return cls(programs, None, None, None)
+        totals = [sum(k.runs * figure(k.cost) for k in explanation.kernels)
+                  for figure in (lambda c: c.flops, lambda c: c.bytes_moved, lambda c: c.seconds)]  # fmt: skip
+        return cls(programs, *map(float, totals))
+
+    def added_to(self, xla: dict[str, float] | None) -> dict[str, float] | None:
+        """XLA's cost analysis with these costs; figures that nobody knows are left out."""
+        if not isinstance(xla, dict):
+            return xla
+        found = dict(xla)
+        for key, own in (("flops", self.flops), ("bytes accessed", self.nbytes), ("optimal_seconds", self.seconds)):
+            if self.programs and key in xla:
+                others = xla[key] + self.programs  # -1 again where XLA calls libraries
+                if own is None:
+                    del found[key]
+                else:
+                    found[key] = max(others, 0.0) + own
+        return found
+
+
+class Lowered(jax.stages.Lowered):
+    """As of jax.jit, with the costs of kernels."""
+
+    costs: Callable[[], Costs]
+
+    @classmethod
+    def of(cls, lowered: jax.stages.Lowered, costs: Callable[[], Costs]) -> Lowered:
+        """The same object, as one of this class."""
+        lowered.__class__ = cls
+        made = cast(Lowered, lowered)
+        made.costs = costs
+        return made
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        compiled = super().compile(*args, **kwargs)
+        compiled.__class__ = Compiled
+        made = cast(Compiled, compiled)
+        made.costs = self.costs
+        return made
+
+    def cost_analysis(self) -> dict[str, float] | None:
+        return self.costs().added_to(super().cost_analysis())
+
+
+class Compiled(jax.stages.Compiled):
+    """As of jax.jit, with the costs of kernels."""
+
+    costs: Callable[[], Costs]
+
+    def cost_analysis(self) -> dict[str, float] | None:
+        return self.costs().added_to(super().cost_analysis())
 
 
 _serial = itertools.count()

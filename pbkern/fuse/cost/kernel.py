@@ -50,7 +50,7 @@ class Cost:
       working_set: bytes that one program touches.
       scratch: the part of the working set that is values between equations.
       programs: grid size.
-      limit: the machine's limit for this kernel's compulsory work (seconds): the roofline.
+      limit: the machine's limit for this kernel's compulsory work, from where the data can be at best (seconds).
     """
 
     seconds: float
@@ -72,6 +72,14 @@ class Cost:
 def far_bandwidth(size: int, machine: Machine) -> float:
     """Bandwidth of an array's first read: L3's if it is small enough to have stayed there, else DRAM's."""
     return machine.l3_bandwidth if size <= machine.l3_bytes // 4 else machine.dram_bandwidth
+
+
+def traffic_limit(moved: int, machine: Machine) -> float:
+    """Least seconds for so many bytes, each once: what caches can hold comes from there, call after call."""
+    near = min(moved, machine.l2_bytes * machine.cores)
+    middle = min(moved - near, machine.l3_bytes)
+    far = moved - near - middle
+    return near / machine.l2_bandwidth + middle / machine.l3_bandwidth + far / machine.dram_bandwidth
 
 
 def evaluate(
@@ -109,7 +117,7 @@ def evaluate(
         per_program += seconds + price.packing
         operations = price.operations * programs * share
         done += operations
-        needed += operations / max(factor, 1e-9)
+        needed += operations / max(factor, 1.0)  # of a value that is needed in part, that part
         if not stored.isdisjoint(step.eqn.outvars):
             temporaries += price.block_bytes
             sizes.append(int(price.block_bytes * parts.get(step.eqn.outvars[0], 1)))
@@ -128,7 +136,7 @@ def evaluate(
         return None
     if scratch > machine.l2_bytes:
         seconds += trips  # spilled values stall the nests that read them: nothing overlaps
-    limit = max(sum(price.limit for _, price in priced.steps), moved / machine.dram_bandwidth)
+    limit = max(sum(price.limit for _, price in priced.steps), traffic_limit(moved, machine))
     return Cost(
         seconds,
         compute,

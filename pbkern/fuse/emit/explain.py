@@ -17,7 +17,8 @@ class KernelReport:
     """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
 
     `finish`: ops of its last stage. `measured`: seconds of one run of the kernel alone, if asked for. `steps`: steps of a loop
-    in it (`ops` are those of one). `run`: columns that online reductions take at a time, or 0.
+    in it (`ops` are those of one). `run`: columns that online reductions take at a time, or 0. `runs`: how often
+    one call runs it, as in a loop, None if that depends on values. All other figures are of one run.
     """
 
     name: str
@@ -28,19 +29,27 @@ class KernelReport:
     measured: float | None = None
     steps: int = 1
     run: int = 0
+    runs: int | None = 1
 
     def __str__(self) -> str:
-        c = self.cost
+        c, one = self.cost, self.measured or self.cost.seconds
         steps = f"{self.steps} steps of a loop, " if self.steps > 1 else f"in runs of {self.run} columns, " if self.run else ""
         measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
         head = (
-            f"{self.name}: grid {list(self.grid)}, {steps}{c.seconds * 1e6:.1f} us predicted, {measured}"
-            f"{100 * c.limit / (self.measured or c.seconds or c.limit or 1):.0f} % of the machine's limit, "
+            f"{self.name}: grid {list(self.grid)}, {self._times(one)}{steps}{c.seconds * 1e6:.1f} us predicted, {measured}"
+            f"{100 * c.limit / (one or c.limit or 1):.0f} % of the machine's limit, "
             f"{c.bytes_moved / 1e6:.2f} MB, {c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
             f"{c.working_set // 1024} KB per program"
         )
         last = [f"    last stage: {line}" for line in _by_line(self.finish)]
         return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *last])
+
+    def _times(self, seconds: float) -> str:
+        if self.runs == 1:
+            return ""
+        if self.runs is None:
+            return "run as often as values say, each time "
+        return f"run {self.runs} times in {self.runs * seconds * 1e6:.1f} us, each time "
 
 
 @dataclass(frozen=True)
@@ -124,5 +133,6 @@ def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
 
 
 def explain(name: str, parts: Partition, plan) -> Explanation:
-    kernels = tuple(report(g.kernel, g) for g in reversed(parts.groups()))
+    runs = {name: n for program in plan.programs() for name, n in program.runs().items()}
+    kernels = tuple(dataclasses.replace(report(g.kernel, g), runs=runs.get(g.kernel, 1)) for g in reversed(parts.groups()))
     return Explanation(name, kernels, tuple(parts.edges), tuple(plan.left_to_xla()))

@@ -23,7 +23,7 @@ from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import Requests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.cost.equation import itemsize, nbytes
-from pbkern.fuse.cost.kernel import UNOVERLAPPED, Cost, evaluate, far_bandwidth
+from pbkern.fuse.cost.kernel import UNOVERLAPPED, Cost, evaluate, far_bandwidth, traffic_limit
 
 # Rows that a step computes at a time: a register tile takes four; more rows repeat less of what a step stores in between.
 ROWS = (4, 8, 16)
@@ -250,7 +250,7 @@ def price(wave: Wave, machine: Machine) -> Cost | None:
     seconds = _overlapped(compute, memory) + machine.launch_seconds
     front = int(sum(_row_bytes(wave, v) for v in wave.carries) * (wave.lag * wave.steps + wave.reads.rows))
     return Cost(seconds, compute, memory, moved, one.flops * wave.steps * repeated, one.recompute * repeated, front, front,
-                programs, max(one.limit, moved / machine.dram_bandwidth))  # fmt: skip
+                programs, max(one.limit * wave.steps, traffic_limit(moved, machine)))  # fmt: skip
 
 
 def _overlapped(a: float, b: float) -> float:
