@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.rules import is_long
 from pbkern.fuse.access.windows_contractions import reducer_params
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
@@ -29,7 +29,7 @@ SPLIT_OPERAND_BYTES = 1 << 20
 SPLIT_DEPTH = 8
 
 
-def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
+def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
     """Splits what needs it, but no program with arrays that are left to XLA for their length."""
     if any(map(is_long, closed.jaxpr.eqns)):
         return closed
@@ -55,7 +55,7 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
     return retrace(retrace(closed, rewrites), {})
 
 
-def _choose_depth(eqn, machine: Machine) -> int | None:
+def _choose_depth(eqn, machine: CostModel) -> int | None:
     """Elements per run of the contracted axis of a contraction to be split, or None."""
     if eqn.primitive.name != "dot_general":
         return None
@@ -70,7 +70,7 @@ def _choose_depth(eqn, machine: Machine) -> int | None:
     if operand_bytes < SPLIT_OPERAND_BYTES or result_bytes > SPLIT_RESULT_BYTES or depth < SPLIT_DEPTH * wide:
         return None
     # A run's operands stay in the private cache; partial results are a small part of all traffic.
-    block = max(machine.l2_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
+    block = max(machine.near_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
     block = min(block, -(-depth // (4 * machine.cores)))
     return near_divisor(depth, block) if block else None
 

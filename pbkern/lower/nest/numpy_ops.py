@@ -114,7 +114,8 @@ NUMPY: dict[str, Callable[..., np.ndarray]] = {
     **{name: (lambda info, *args, f=f: f(*args)) for name, f in _PLAIN.items()},
     "not": lambda info, x: np.logical_not(x) if x.dtype.kind == "b" else np.invert(x),
     "max": lambda info, x, y: _extreme(x, y, 1), "min": lambda info, x, y: _extreme(x, y, -1),
-    "select_n": _select, "is_finite": _is_finite, "convert_element_type": _convert, "copy": lambda info, x: x, "copy_p": lambda info, x: x,
+    "select_n": _select, "is_finite": _is_finite, "convert_element_type": _convert,
+    "copy": lambda info, x: x, "copy_p": lambda info, x: x,
     "stop_gradient": lambda info, x: x,
 }  # fmt: skip
 

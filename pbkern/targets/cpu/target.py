@@ -6,7 +6,7 @@ import functools
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pbkern.core import config
 from pbkern.core.errors import TargetError
@@ -23,6 +23,9 @@ from .backend import CpuBackend
 from .machine import detected_machine
 from .params import CompilerParams
 
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
+
 
 class CpuTarget:
     """See targets.target.Target."""
@@ -38,6 +41,11 @@ class CpuTarget:
 
     def machine(self) -> Machine:
         return detected_machine()
+
+    def costs(self) -> CostModel:
+        from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
+
+        return CpuCosts.of(self.machine())
 
     def supports(self, eqn) -> str | None:
         return support.supports(eqn)
