@@ -19,7 +19,7 @@ BELOW = {
     "dsl": {"core"},
     "fuse": {"core", "dsl"},
     "lower": {"core", "dsl"},
-    "targets": {"core", "dsl", "lower"},
+    "targets": {"core", "dsl", "fuse", "lower"},  # fuse: what its cost model prices
     "frontends": {"core", "dsl", "targets"},  # targets: what other systems' CompilerParams become
     "api": {"core", "dsl", "fuse", "lower", "targets", "frontends"},
     "cli": {"core", "dsl", "fuse", "lower", "targets", "frontends", "api", "public"},

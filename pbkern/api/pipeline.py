@@ -78,7 +78,7 @@ def build_plan(
     def fused() -> fuse.Plan:
         check_precision(jaxpr, options.mm_conv_precision_mode)
         return fuse.plan(
-            jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
+            jaxpr, name=name, options=options, machine=target.costs(), supports=target.supports,
             params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
             donated=donated,
         )  # fmt: skip

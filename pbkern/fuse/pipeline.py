@@ -12,7 +12,6 @@ from jax.extend import core as jex
 
 from pbkern.core import fallback
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, run_passes
 from pbkern.core.process.context_values import during
@@ -24,6 +23,7 @@ from pbkern.fuse.algebra.outer_products import multiply_outer
 from pbkern.fuse.algebra.prng_keys import keys_as_words
 from pbkern.fuse.algebra.reassociate_row_sums import sum_results
 from pbkern.fuse.complex.to_pairs import complex_as_pairs
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
 from pbkern.fuse.emit.host_program import build_program
@@ -64,7 +64,7 @@ class FuseOptions:
       precision: mm_conv_precision_mode.
     """
 
-    machine: Machine
+    machine: CostModel
     platform: str
     unsafe: bool = True
     fast: bool = True
@@ -72,7 +72,7 @@ class FuseOptions:
     precision: str | None = None
 
     @classmethod
-    def of(cls, options: object, machine: Machine) -> FuseOptions:
+    def of(cls, options: object, machine: CostModel) -> FuseOptions:
         """From any object; see `plan`."""
         return cls(
             machine, machine.name, unsafe=not getattr(options, "disable_unsafe_math_canonicalizations", False),
@@ -144,7 +144,7 @@ def plan(
     *,
     name: str,
     options: object,
-    machine: Machine,
+    machine: CostModel,
     supports: Callable[[object], str | None],
     params_for: Callable[..., Mapping] = lambda semantics, **params: {},
     choices: Sequence[Choice] = (),

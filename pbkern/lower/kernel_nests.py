@@ -108,7 +108,7 @@ class KernelNests:
       copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
       ragged: grid dimensions at whose last index a case of its own runs.
       crossing: extents by which two cases differ: the first is for programs where all of them lie inside.
-      cases: at least one; `case_of` tells which holds for a program.
+      cases: at least one, unless the grid has no programs; `case_of` tells which holds for a program.
     """
 
     kernel: Kernel
@@ -264,7 +264,7 @@ class _Building:
             if None in states.values() and False not in states.values():
                 crossing = tuple(e for e, state in states.items() if state is None)
                 variants = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
-        scratch, cases = self._cases(operands, variants)
+        scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants)
         grid = grid_dimensions(kernel, self.options)
         return KernelNests(kernel, grid, self.shifts, prologue, operands, scratch, self.copies, ragged, crossing, cases)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
 
 from .backend import KernelBackend
+
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
 
 
 class Target(Protocol):
@@ -32,6 +35,9 @@ class Target(Protocol):
 
     def machine(self) -> Machine:
         """The device in this computer."""
+
+    def costs(self) -> CostModel:
+        """Its prices for fusion."""
 
     def supports(self, eqn) -> str | None:
         """None if kernel bodies can contain the equation, else why not."""

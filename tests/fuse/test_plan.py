@@ -13,6 +13,7 @@ from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.host_program import Cond, Copy, Loop, While
 from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
 from pbkern.fuse.tiling.block_search import search, tall_blocks
+from pbkern.targets.cpu.costs.model import CpuCosts
 
 from .checking import check, planned, rand
 from .oracle import run_program
@@ -280,7 +281,7 @@ def test_blocks_of_products_are_searched_from_two_places():
     """With programs of few columns no rows are copied: cheaper, but not downhill from wide blocks."""
     types = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 2
     closed = jax.make_jaxpr(lambda a, b: jnp.tanh(a @ b))(*types)
-    machine = dataclasses.replace(DEFAULT_MACHINE, cores=2)
+    machine = dataclasses.replace(CpuCosts.of(DEFAULT_MACHINE), cores=2)
     wide = search(closed.jaxpr.eqns, closed.jaxpr.outvars, machine)
     tall = tall_blocks(closed.jaxpr.eqns, wide, machine)
     assert tall.blocks[1] < wide.blocks[1] and tall.cost.seconds < wide.cost.seconds

@@ -14,6 +14,7 @@ from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.tiling import time_skewing
 from pbkern.fuse.time_tiling import overlapped
+from pbkern.targets.cpu.costs.model import CpuCosts
 
 from .checking import check, planned, rand
 from .test_time_steps import PERIODIC, SYSTEMS, by_fori, fields, interior, padded, rolled, small
@@ -232,5 +233,5 @@ def test_a_convolved_image_goes_through_memory_once():
 
 def test_reach_and_lag():
     body = jax.make_jaxpr(asymmetric)(f32(64, 64))
-    wave, _ = next(time_skewing.waves(simplify(body), (0, 1), [set()], 8, DEFAULT_MACHINE))
+    wave, _ = next(time_skewing.waves(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE)))
     assert wave.reach == (-2, 1) and wave.lag == 3

@@ -176,6 +176,16 @@ def test_results_in_place_of_operands():
     assert kernel_nests(kernel, PLAIN).operands[1].aliased == 0
 
 
+@pytest.mark.parametrize("semantics", [None, ("parallel",), ("arbitrary",)])
+def test_grids_without_programs(semantics):
+    x = np.zeros(3, "f")
+    spec = pbkern.BlockSpec((1,), lambda i: (i,))
+    kernel = traced(double, (0,), [spec], spec, (3,), x)
+    nests = kernel_nests(kernel, BuildOptions(semantics=semantics))
+    nests.verify()
+    assert not nests.cases and np.isnan(nests.interpret(x)[0]).all()
+
+
 def test_prints_and_checks_reach_the_process(capsys):
     def body(x, o):
         jax.debug.print("first {}", x[0])

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pbkern._jax import user_line
-from pbkern.fuse.cost.equation import VIEWS
-from pbkern.fuse.cost.kernel import Cost
+from pbkern.fuse.cost.kinds import VIEWS
+from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Edge, Node, Partition
 
 

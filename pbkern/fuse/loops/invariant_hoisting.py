@@ -15,16 +15,16 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again
 from pbkern.core.jaxprs import evaluate, inner_jaxprs
-from pbkern.core.machine import Machine
-from pbkern.fuse.cost.equation import CONTRACTIONS, nbytes, operations_per_element
+from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
 # A value of this many vector operations per element is expensive: more than it takes to read it from L2.
 DEAR_OPERATIONS = 8
 
 
-def compute_once(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
-    """Hoists invariants out of scans; inner loops hand theirs to the outer ones."""
+def compute_once(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
+    """Loops inside loops give what they share to the outer ones."""
 
     def scan(eqn, operands):
         p, n = eqn.params, eqn.params["num_consts"]
@@ -57,11 +57,11 @@ class _Moved:
         self.closed, self.consts, self.before, self.moved, self.shared = closed, consts, before, moved, shared
 
     @classmethod
-    def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: Machine) -> _Moved | None:
+    def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: CostModel) -> _Moved | None:
         jaxpr = closed.jaxpr
         fixed, dear = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
-        limit = max([machine.l2_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is computed where it is used
-        before: set = set()  # ids of equations that can move before the loop
+        limit = max([machine.near_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made anew where it is used
+        before: set = set()  # equations that can be computed before the loop, by id
         moved: set = set()
         for eqn in jaxpr.eqns:
             read = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
@@ -108,10 +108,15 @@ class _Moved:
         return drop_dead(jax.make_jaxpr(slim)(*ins[:n], *(v.aval for v in self.shared), *ins[n:]))
 
 
-def _is_dear(eqn, machine: Machine) -> bool:
+def _bound(eqn, operands) -> list:
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _is_dear(eqn, machine: CostModel) -> bool:
     name = eqn.primitive.name
     sums = name in CONTRACTIONS or name.startswith("reduce_") and name != "reduce_precision"
-    return sums or operations_per_element(eqn, machine) >= DEAR_OPERATIONS
+    return sums or machine.operations(eqn) >= DEAR_OPERATIONS
 
 
 def _size(values) -> int:

@@ -14,7 +14,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import source_of
 from pbkern.fuse.access.blocks import literal
-from pbkern.fuse.cost.equation import OF_TESTS
+from pbkern.fuse.cost.kinds import OF_TESTS
 from pbkern.fuse.partition.duplicate_producers import MOST_OF_INDICES
 from pbkern.fuse.simplify.driver import retrace
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from pbkern.core.jaxprs import leading_to
 from pbkern.fuse.access.rules import ELEMENTWISE
-from pbkern.fuse.cost.equation import VIEWS, is_heavy
+from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 

@@ -16,9 +16,9 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Edge, Node, order
 from pbkern.fuse.tiling.block_search import Schedule, schedule_at
 
@@ -41,8 +41,8 @@ def _is_one_program(node: Node) -> bool:
     return node.kind == "group" and node.schedule is not None and not node.schedule.grid and not node.scatters()
 
 
-def _is_small(schedule: Schedule, maker: Node, machine: Machine) -> bool:
-    """Is its work, without the launch, small enough to follow the maker's programs?"""
+def _is_small(schedule: Schedule, maker: Node, machine: CostModel) -> bool:
+    """Whether what a launch of it does besides being a launch may follow the maker's programs."""
     most = max(MOST_LAUNCHES * machine.launch_seconds, MOST_SHARE * maker.schedule.cost.seconds)
     return schedule.cost.seconds - machine.launch_seconds <= most
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pbkern.core.jaxprs import atoms
 from pbkern.fuse.access.rules import ELEMENTWISE
-from pbkern.fuse.cost.equation import CONTRACTIONS, VIEWS
+from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS
 
 if TYPE_CHECKING:
     from typing import Any

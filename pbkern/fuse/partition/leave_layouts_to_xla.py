@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from jax.extend import core as jex
 
-from pbkern.fuse.cost.equation import OF_TESTS, VIEWS, nbytes
+from pbkern.fuse.cost.kinds import OF_TESTS, VIEWS, nbytes
 from pbkern.fuse.graph import Node
 
 # Most bytes written by layout operations other than transposes beside LAPACK: kernels write on all cores.

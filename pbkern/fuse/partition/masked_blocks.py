@@ -10,7 +10,7 @@ from jax.extend import core as jex
 
 from pbkern.core.machine import MASK_STRIP
 from pbkern.fuse.access.blocks import Requests
-from pbkern.fuse.cost.equation import CONTRACTIONS
+from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.tiling.block_search import Schedule, alternatives
 
 # How many schedules are compared.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy, nbytes
+from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Node
 
 from .join_softmax_chains import SCORES_SLACK, are_scores
@@ -86,7 +86,7 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
 def _streams(parts, group: Node) -> bool:
     """Is it memory-bound: little arithmetic per byte?"""
     c = group.schedule.cost
-    return 2 * c.flops / parts.machine.flops("float32") < c.bytes_moved / parts.machine.dram_bandwidth
+    return 2 * c.flops / parts.machine.flops("float32") < c.bytes_moved / parts.machine.memory_bandwidth
 
 
 def _chained(parts, a: Node, b: Node) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from jax.extend import core as jex
 
-from pbkern.fuse.cost.equation import nbytes
+from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
@@ -38,7 +38,7 @@ GAIN = 0.98
 def hand_over(parts) -> None:
     """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
     for maker in [n for n in parts.nodes if n.kind == "group"]:
-        for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.l2_bytes]:
+        for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.near_bytes]:
             readers = [n for n in parts.users(v) if n is not maker]
             if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
                 _hand_over(parts, maker, readers[0], v)
@@ -57,7 +57,7 @@ def _makers(parts, reader: Node) -> list[Node]:
 
 
 def _is_large(parts, v) -> bool:
-    return nbytes(v.aval) > parts.machine.l2_bytes
+    return nbytes(v.aval) > parts.machine.near_bytes
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
-from pbkern.fuse.cost.equation import CONTRACTIONS, VIEWS, is_heavy, nbytes, operations_per_element
-from pbkern.fuse.cost.kernel import Cost, far_bandwidth
+from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_heavy, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
@@ -72,12 +71,12 @@ def is_alias(eqn) -> bool:
     return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
 
 
-def alone_seconds(eqn, machine: Machine) -> float:
+def alone_seconds(eqn, machine: CostModel) -> float:
     """Time of a kernel that does one equation only."""
     atoms = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
-    far = sum(nbytes(a.aval) / far_bandwidth(nbytes(a.aval), machine) for a in atoms)
-    far += sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in eqn.outvars)
-    work = operations_per_element(eqn, machine) * math.prod(eqn.outvars[0].aval.shape)
+    far = sum(nbytes(a.aval) / machine.far_bandwidth(nbytes(a.aval)) for a in atoms)
+    far += sum(2 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in eqn.outvars)
+    work = machine.operations(eqn) * math.prod(eqn.outvars[0].aval.shape)
     if eqn.primitive.name in CONTRACTIONS:
         compute = work / machine.flops(str(atoms[0].aval.dtype) if atoms else "float32")
     else:
@@ -88,7 +87,7 @@ def alone_seconds(eqn, machine: Machine) -> float:
 class Partitioner:
     """One run over one jaxpr."""
 
-    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine, supports: Callable, options) -> None:
+    def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel, supports: Callable, options) -> None:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
         self.order = {id(e): n for n, e in enumerate(jaxpr.eqns)}
         self.results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
@@ -260,7 +259,7 @@ class Partitioner:
         groups = found[0]
         if not groups or any(set(map(id, g)) != set(map(id, groups)) for g in found):
             return False
-        if len(groups) > 1 and not (small and operations_per_element(eqn, self.machine) <= MOST_COPIED):
+        if len(groups) > 1 and not (small and self.machine.operations(eqn) <= MOST_COPIED):
             return False
         return all(g.kind == "group" for g in groups) and not self.waits(eqn, groups)
 
@@ -380,7 +379,7 @@ class Partitioner:
 
     def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
         """A copy in every consumer: for what is cheaper to compute again than to store."""
-        if is_heavy(eqn, self.machine) or operations_per_element(eqn, self.machine) > MOST_COPIED:
+        if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > MOST_COPIED:
             return False
         found = []
         for g in groups:
@@ -449,8 +448,10 @@ class Partitioner:
             return None, str(e).splitlines()[0]
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while their operands, and what is between them, stay in cache."""
-        l2 = self.machine.l2_bytes
+        """Two contractions share a program only while what lies between them, and their operands, stay in
+        cache.
+        """
+        l2 = self.machine.near_bytes
         return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 
     def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None) -> None:
@@ -460,6 +461,6 @@ class Partitioner:
 
 
 
-def partition(closed: jex.ClosedJaxpr, machine: Machine, supports: Callable, options) -> Partition:
+def partition(closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options) -> Partition:
     """Groups the equations of a simplified jaxpr."""
     return Partitioner(closed.jaxpr, machine, supports, options).run()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import atoms, leading_to
-from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy, nbytes
+from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
@@ -57,7 +57,7 @@ def _seconds(parts) -> float:
 
 def _stored(parts) -> Iterator:
     """Values too large for the cache that only groups make and read."""
-    limit = CACHED * parts.machine.l3_bytes
+    limit = CACHED * parts.machine.shared_bytes
     for node in parts.nodes:
         for v in node.outputs if node.kind == "group" else ():
             if nbytes(v.aval) > limit and v not in parts.results and all(n.kind == "group" for n in parts.users(v)):

@@ -26,8 +26,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.windows_contractions import REDUCERS, greatest, least, partial_reduce_p, reducer_params, run_dimensions
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import Rewrite
 from pbkern.fuse.simplify.facts import Notes
 
@@ -122,7 +122,7 @@ class Runs:
 class ReductionStages:
     """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
 
-    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine) -> None:
+    def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel) -> None:
         self.machine = machine
         self.notes = Notes()
         self.reduced_twice = _reduced_twice(jaxpr)
@@ -147,10 +147,10 @@ class ReductionStages:
         reduced = math.prod(shape[d] for d in axes)
         # Fewest neighbouring results of one program, and how much of the operand it may read for them.
         part = min(shape[-1], ROW_BYTES // itemsize) if len(shape) - 1 not in axes else 1
-        near = math.prod(shape) * itemsize <= self.machine.l3_bytes // 2
+        near = math.prod(shape) * itemsize <= self.machine.shared_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
         again = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in self.reduced_twice
-        room = self.machine.l2_bytes // 2 if near or again else self.machine.l3_bytes // (4 * self.machine.cores)
+        room = self.machine.near_bytes // 2 if near or again else self.machine.shared_bytes // (4 * self.machine.cores)
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
             if near or not _lies_in_short_pieces(shape, axes, itemsize):
                 return None

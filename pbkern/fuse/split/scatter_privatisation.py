@@ -12,10 +12,9 @@ import math
 import numpy as np
 from jax import lax
 
-from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.windows_contractions import REDUCERS, reducer_params
-from pbkern.fuse.cost.equation import READ_INDEX_CYCLES, WINDOW_CYCLES
+from pbkern.fuse.cost.model import CostModel
 
 from .chunks import in_runs, near_divisor
 
@@ -34,19 +33,18 @@ STAGES = {
 }
 
 
-def runs_of(eqn, machine: Machine) -> tuple[int, int] | None:
-    """(dimension of the indices to cut, elements per chunk) of a scatter to be split, or None."""
+def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
+    """(dimension of the indices to cut, elements per run) of a scatter to be split, or None."""
     if SCATTERS.get(eqn.primitive.name, "set") == "set":
         return None
     operand, indices, updates = (a.aval for a in eqn.invars)
     dn = eqn.params["dimension_numbers"]
-    count, windows = updates.size, math.prod(indices.shape[:-1])
-    work = windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + count / machine.lanes(updates.dtype.itemsize)
-    if work < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
+    count = updates.size
+    if machine.scatter_cycles(eqn) < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
         return None
     side_by_side = math.prod(operand.shape[d] for d in dn.operand_batching_dims)
     free = [d for d in range(indices.ndim - 1) if d not in dn.scatter_indices_batching_dims]
-    stays_near = operand.size * operand.dtype.itemsize <= machine.l2_bytes // 2
+    stays_near = operand.size * operand.dtype.itemsize <= machine.near_bytes // 2
     wanted = min((4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size))
     if side_by_side >= 2 * machine.cores or wanted < 2 or not free:
         return None
@@ -55,7 +53,7 @@ def runs_of(eqn, machine: Machine) -> tuple[int, int] | None:
     return (cut, block) if 2 * block <= indices.shape[cut] else None
 
 
-def split_scatter(eqn, operands, machine: Machine):
+def split_scatter(eqn, operands, machine: CostModel):
     """Rewrite: the results of the scatter, or None to keep it."""
     choice = runs_of(eqn, machine)
     if choice is None:

@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.rules import is_long
 from pbkern.fuse.access.windows_contractions import reducer_params
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
@@ -29,8 +29,8 @@ SPLIT_OPERAND_BYTES = 1 << 20
 SPLIT_DEPTH = 8
 
 
-def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
-    """Splits what needs it, except in programs with arrays too long for kernels, which are left to XLA."""
+def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
+    """Splits what needs it, but no program with arrays that are left to XLA for their length."""
     if any(map(is_long, closed.jaxpr.eqns)):
         return closed
     reductions = ReductionStages(closed.jaxpr, machine)
@@ -55,8 +55,8 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
     return retrace(retrace(closed, rewrites), {})
 
 
-def _choose_depth(eqn, machine: Machine) -> int | None:
-    """Elements per chunk of the contracted axis of a contraction to be split, or None."""
+def _choose_depth(eqn, machine: CostModel) -> int | None:
+    """Elements per run of the contracted axis of a contraction to be split, or None."""
     if eqn.primitive.name != "dot_general":
         return None
     (lc, rc), batch = eqn.params["dimension_numbers"]
@@ -69,8 +69,8 @@ def _choose_depth(eqn, machine: Machine) -> int | None:
     wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
     if operand_bytes < SPLIT_OPERAND_BYTES or result_bytes > SPLIT_RESULT_BYTES or depth < SPLIT_DEPTH * wide:
         return None
-    # A chunk's operands stay in the private cache; partial results are a small part of all traffic.
-    block = max(machine.l2_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
+    # A run's operands stay in the private cache; partial results are a small part of all traffic.
+    block = max(machine.near_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
     block = min(block, -(-depth // (4 * machine.cores)))
     return near_divisor(depth, block) if block else None
 

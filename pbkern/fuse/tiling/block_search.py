@@ -1,4 +1,4 @@
-"""Group, Machine -> Schedule: the block of every output and with it the grid. Never changes meaning.
+"""Group, CostModel -> Schedule: the block of every output and with it the grid. Never changes meaning.
 
 One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension depend on the role that a probe
 with blocks of one element finds: lanes (contiguous), rows, columns, batch. Coordinate descent in the cost model picks among
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from pbkern.core.affine import Affine
 from pbkern.core.jaxprs import atoms
-from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS, ScatterForm
 from pbkern.fuse.access.blocks import Requests, Unfusable, request, request_more, volume
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.access.scatter import owned
 from pbkern.fuse.access.windows_contractions import run_dimensions
-from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy
-from pbkern.fuse.cost.kernel import Cost, elements_read, evaluate, tables
+from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
+from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.cost.steps import elements_read, tables
 
 from .online_analysis import find, runs_allowed
 from .online_blocks import Blocks, at
@@ -134,8 +134,10 @@ def _elements(eqns, placed: Sequence) -> float:
     return sum(volume(s.out) for s in requests.steps) + sum(volume(h) for _, h in requests.inputs)
 
 
-def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
-    """The schedule with the given root blocks; None if it repeats heavy work. Raises NeedsWhole (root dimensions)."""
+def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel) -> Schedule | None:
+    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root
+    dimensions).
+    """
     root = outputs[0]
     access, grid, axes = _tile(root.aval.shape, blocks)
     try:
@@ -151,8 +153,8 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
     return _priced(eqns, requests, placed, grid, blocks, machine)
 
 
-def schedule_more(eqns, found: Schedule, machine: Machine) -> Schedule | None:
-    """`schedule_at` with the blocks of `found`, for a group that has since taken in some of `eqns`, its equations now.
+def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
+    """What `schedule_at` gives for a group with the blocks that it had before it took in some of `eqns`, all that it has now.
 
     If the new ones only make what the others read, only their part is computed. Raises NeedsWhole.
     """
@@ -165,20 +167,20 @@ def schedule_more(eqns, found: Schedule, machine: Machine) -> Schedule | None:
     return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
 
 
-def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: Machine) -> Schedule | None:
-    cost = evaluate(requests, placed, grid, machine)
+def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: CostModel) -> Schedule | None:
+    cost = machine.kernel_cost(requests, placed, grid)
     if cost is None:
         return None
     plain = Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
-    return plain if cost.working_set <= NEAR * machine.l2_bytes else _in_runs(eqns, plain, machine)
+    return plain if cost.working_set <= NEAR * machine.near_bytes else _in_runs(eqns, plain, machine)
 
 
-def _in_runs(eqns, plain: Schedule, machine: Machine) -> Schedule:
-    """The same with long reductions in chunks, if possible: and no more expensive, or if a program's scratch leaves L2."""
+def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
+    """The same with long reductions run by run, if that is possible, and no dearer or what a program stores leaves L2."""
     found = find(eqns, [v for v, _ in plain.outputs])
     runs = found and at(found, plain.outputs)
-    cost = runs and evaluate(plain.requests, plain.outputs, plain.grid, machine, runs.parts(), runs.repeated())
-    suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.l2_bytes)
+    cost = runs and machine.kernel_cost(plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated())
+    suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.near_bytes)
     return replace(plain, cost=cost, online=runs) if suits else plain
 
 
@@ -214,7 +216,7 @@ class _Least(dict):
             raise Unfusable(e.why) from None
 
 
-def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
+def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]:
     """(least blocks of the root, dimension -> role in the group's contraction, elements under one)."""
     shape, least = root.aval.shape, _Least()
     while True:
@@ -222,7 +224,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
         access, grid, axes = _tile(shape, blocks)
         try:
             requests = request(eqns, [(root, access)])
-            if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
+            if not grid or machine.kernel_cost(requests, [(root, access)], grid) is not None:
                 break
             d = _repeats(eqns, root, blocks, axes.values(), machine)
             least[d] = shape[d]
@@ -253,14 +255,14 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     return least, roles, grain
 
 
-def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Machine) -> int:
-    """A dimension along which a heavy value would be repeated: the last that suffices if taken whole, or the last of all."""
+def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: CostModel) -> int:
+    """A dimension along which a heavy value would be repeated: the last whose whole is enough, or the last of all."""
     dims = sorted(dims, reverse=True)
     products = any(e.primitive.name in CONTRACTIONS and is_heavy(e, machine) for e in eqns)
     for d in dims if len(dims) > 1 and products else ():
         access, grid, _ = _tile(root.aval.shape, [root.aval.shape[e] if e == d else b for e, b in enumerate(blocks)])
         try:
-            if evaluate(request(eqns, [(root, access)]), [(root, access)], grid, machine) is not None:
+            if machine.kernel_cost(request(eqns, [(root, access)]), [(root, access)], grid) is not None:
                 return d
         except NeedsWhole:
             continue
@@ -377,7 +379,7 @@ def root_first(outputs: Sequence) -> list:
 
 
 def search(
-    eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] | None = None
+    eqns, outputs: Sequence, machine: CostModel, accept: Callable[[Cost], bool] | None = None
 ) -> Schedule:
     """The best schedule found, among those that `accept`, if given, takes. Raises Unfusable."""
 
@@ -389,7 +391,7 @@ def search(
         """Schedules without chunks: scores stay in L2 and are not computed twice."""
         with runs_allowed(False):
             made = at(blocks)
-        return made if made is not None and made.cost.scratch <= machine.l2_bytes else None
+        return made if made is not None and made.cost.scratch <= machine.near_bytes else None
 
     outputs = root_first(outputs)
     root = outputs[0]
@@ -399,7 +401,7 @@ def search(
         options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
-            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
+            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.near_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))
@@ -413,8 +415,8 @@ def search(
         return best
 
 
-def tall_blocks(eqns, found: Schedule, machine: Machine) -> Schedule | None:
-    """Another descent for a group with a product, from blocks of many rows and few columns, whose rows need no copies.
+def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
+    """Another descent for a group with a product, from blocks of many rows and few columns: rows are not copied for those.
 
     None if the group has no such dimensions, or if the descent ends at columns that do not fill register tiles.
     """
@@ -473,7 +475,7 @@ def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> S
 PRICED_PER_RESULT = 5
 
 
-def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine, count: int) -> list[Schedule]:
+def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel, count: int) -> list[Schedule]:
     """Up to `count` schedules, cheapest first by the model, around the one with the given root blocks.
 
     `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes one option up and down.

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable
 from pbkern.fuse.access.rules import Access, NeedsWhole
-from pbkern.fuse.cost.kernel import Cost
+from pbkern.fuse.cost.model import Cost, CostModel
 
 from .block_search import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
 from .online_analysis import runs_are_allowed
@@ -97,7 +96,7 @@ def searches_remembered() -> AbstractContextManager:
 
 
 def search_once(
-    eqns: Sequence, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] | None = None
+    eqns: Sequence, outputs: Sequence, machine: CostModel, accept: Callable[[Cost], bool] | None = None
 ) -> Schedule:
     """Memoised `search`; raises as it does. Each `accept` has results of its own."""
     outputs = root_first(outputs)
@@ -105,15 +104,15 @@ def search_once(
                  lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
-def tall_blocks_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
-    """Memoised `tall_blocks`."""
+def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
+    """What `tall_blocks` finds."""
     outputs = [v for v, _ in found.outputs]
     return _once(("tall", found.online is None), eqns, outputs, lambda: tall_blocks(eqns, found, machine),
                  lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
-def schedule_more_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
-    """Memoised `schedule_more`; raises as it does."""
+def schedule_more_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
+    """What `schedule_more` finds. Raises as that does."""
     outputs, accesses = zip(*found.outputs)
 
     def look(*_) -> Schedule | None:

@@ -19,11 +19,10 @@ from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import Requests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
-from pbkern.fuse.cost.equation import itemsize, nbytes
-from pbkern.fuse.cost.kernel import UNOVERLAPPED, Cost, evaluate, far_bandwidth, traffic_limit
+from pbkern.fuse.cost.kinds import UNOVERLAPPED, itemsize, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
 
 # Rows that a step computes at a time: a register tile takes four; more rows repeat less of what a step stores in between.
 ROWS = (4, 8, 16)
@@ -155,7 +154,7 @@ class Wave:
 
 
 def waves(
-    body: jex.ClosedJaxpr, counts: tuple[int, int], periodic: Sequence[set], length: int, machine: Machine
+    body: jex.ClosedJaxpr, counts: tuple[int, int], periodic: Sequence[set], length: int, machine: CostModel
 ) -> Iterator[tuple[Wave, Cost]]:
     """Wavefronts of at most `length` steps, each with its price."""
     for along in ALONG:
@@ -205,10 +204,10 @@ def _wraps_once(wave: Wave) -> bool:
     return all(max(wave.margins(v)[d]) <= v.aval.shape[d] for v, periodic in dims for d in periodic)
 
 
-def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Cost]]:
-    """The wave with rows for one core or for each, and as many steps as fit the cache and as neighbours may repeat."""
+def _sized(wave: Wave, length: int, machine: CostModel) -> Iterator[tuple[Wave, Cost]]:
+    """With rows for one core or for each, and as many steps as the cache has room for and neighbours may repeat."""
     row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
-    room = int(L2_SHARE * machine.l2_bytes / max(row_bytes, 1)) - wave.reads.rows
+    room = int(L2_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
         shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
@@ -231,26 +230,26 @@ def _row_bytes(wave: Wave, v) -> int:
     return math.prod(n for d, n in enumerate(sizes) if d != wave.axis(v)) * itemsize(v)
 
 
-def price(wave: Wave, machine: Machine) -> Cost | None:
-    """Price of one wavefront over the whole array: rows of each step, repeated ones too, against traffic of the carries.
+def price(wave: Wave, machine: CostModel) -> Cost | None:
+    """One front over the whole array: rows of each step, repeated ones too, against carries from memory and back.
 
     None if a step repeats what is too expensive.
     """
     programs = wave.programs
-    one = evaluate(wave.reads.requests, _results(wave), (-(-wave.extent // wave.reads.rows),), machine)
+    one = machine.kernel_cost(wave.reads.requests, _results(wave), (-(-wave.extent // wave.reads.rows),))
     if one is None:
         return None
     shared = programs if wave.wraps else programs - 1
     repeated = 1 + shared * wave.lag * wave.steps / 2 / wave.extent
     idle = machine.cores / min(programs, machine.cores)
-    arithmetic, trips = one.compute, 2 * sum(nbytes(v.aval) for v in wave.carries) / machine.l2_bandwidth
+    arithmetic, trips = one.compute, 2 * sum(nbytes(v.aval) for v in wave.carries) / machine.near_bandwidth
     compute = _overlapped(arithmetic, trips) * idle * wave.steps * repeated
     moved = sum(nbytes(v.aval) for v in (*wave.operands, *wave.carries))
-    memory = sum(3 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in wave.carries)
+    memory = sum(3 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in wave.carries)
     seconds = _overlapped(compute, memory) + machine.launch_seconds
     front = int(sum(_row_bytes(wave, v) for v in wave.carries) * (wave.lag * wave.steps + wave.reads.rows))
     return Cost(seconds, compute, memory, moved, one.flops * wave.steps * repeated, one.recompute * repeated, front, front,
-                programs, max(one.limit * wave.steps, traffic_limit(moved, machine)))  # fmt: skip
+                programs, max(one.limit, moved / machine.memory_bandwidth))  # fmt: skip
 
 
 def _overlapped(a: float, b: float) -> float:

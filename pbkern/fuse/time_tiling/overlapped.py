@@ -18,11 +18,10 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import Requests, Unfusable
 from pbkern.fuse.access.rules import ELEMENTWISE, NeedsWhole, whole
-from pbkern.fuse.cost.equation import SINGLE_PASS, VIEWS, nbytes
-from pbkern.fuse.cost.kernel import Cost, far_bandwidth
+from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.tiling.block_search import FEW, Schedule, search
@@ -64,7 +63,7 @@ def _is_local(eqn) -> bool:
 
 
 def block_time(
-    body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: Machine
+    body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: CostModel
 ) -> TimeBlocks | None:
     """The number of steps per kernel that the model prefers; None for one step.
 
@@ -91,7 +90,7 @@ def block_time(
     return TimeBlocks(best.inner(), rest and rest.inner())
 
 
-def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tuple[_Unrolled | _Front | None, float]:
+def _best_tile(step: _Step, length: int, seconds: float, machine: CostModel) -> tuple[_Unrolled | _Front | None, float]:
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
     for s in (s for s in STEPS if s <= min(length, step.most)):
@@ -110,12 +109,12 @@ def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tu
     return best, seconds
 
 
-def _copying(body: jex.Jaxpr, machine: Machine) -> float:
-    """Seconds of copying carries after a round: none if buffers alternate (fuse/emit/control_flow.py)."""
+def _copying(body: jex.Jaxpr, machine: CostModel) -> float:
+    """Seconds of copying carries after a turn: none if all are computed, so that they alternate (fuse/emit/control_flow.py)."""
     computed = {v for e in body.eqns for v in e.outvars}
     if all(not isinstance(v, jex.Literal) and v in computed for v in body.outvars):
         return 0.0
-    return sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in body.outvars)
+    return sum(2 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in body.outvars)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class _Unrolled:
         why = Edge(self.jaxpr.eqns[-1], True, "steps in time share a kernel", after=self.schedule.cost.seconds)
         return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Unrolled | None:
+    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
         return _unrolled(step, steps, machine)
 
 
@@ -169,7 +168,7 @@ class _Front:
         why = Edge(eqn, True, f"{wave.steps} steps in time follow each other in one kernel", after=self.cost.seconds)
         return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Front | None:
+    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Front | None:
         wave = replace(self.wave, steps=steps)
         cost = price(wave, machine)
         return _Front(wave, cost) if cost is not None else None
@@ -195,8 +194,8 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
     return _Step(rolled, counts, periodic, min(MAX_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)))
 
 
-def _unrolled(one: _Step, steps: int, machine: Machine) -> _Unrolled | None:
-    """`steps` steps as one group, which takes as many elements of xs at once; None if impossible."""
+def _unrolled(one: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
+    """`steps` steps as one group, which takes as many elements of xs at once; None where they cannot be."""
     body, (first, end) = one.body, (one.counts[0], sum(one.counts))
     step: Callable = jex.jaxpr_as_fun(body)
 

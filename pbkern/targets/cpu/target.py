@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pbkern.core import config, fallback
 from pbkern.core.errors import TargetError
@@ -25,6 +25,9 @@ from .backend import CpuBackend
 from .machine import detected_machine
 from .params import CompilerParams
 
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
+
 
 class CpuTarget:
     """See targets.target.Target."""
@@ -40,6 +43,11 @@ class CpuTarget:
 
     def machine(self) -> Machine:
         return detected_machine()
+
+    def costs(self) -> CostModel:
+        from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
+
+        return CpuCosts.of(self.machine())
 
     def supports(self, eqn) -> str | None:
         return support.supports(eqn)

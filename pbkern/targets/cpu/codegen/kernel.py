@@ -179,6 +179,8 @@ class KernelLowering:
     def _program(self, block: Block) -> None:
         """Block starts, then the body: guarded only where some block may cross an edge."""
         nests = self.nests
+        if not nests.cases:
+            return
         for d, s in nests.shifts.items():
             _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
             limit = self.text.index(s.limit)

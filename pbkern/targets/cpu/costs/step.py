@@ -1,10 +1,9 @@
-"""What one step of one program costs on one core: formulas, and the kinds of operations that they distinguish."""
+"""What one step of one program costs on one core of a CPU: formulas."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jax.extend import core as jex
@@ -15,25 +14,20 @@ from pbkern.core.ops.sort_cost import first_cycles, line_cycles, sorts_in_regist
 from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.access.rules import ELEMENTWISE, block_shape
 from pbkern.fuse.access.scatter import share
+from pbkern.fuse.cost.kinds import (
+    CONTRACTIONS,
+    LOOKUPS,
+    OF_TESTS,
+    RENAMED,
+    VIEWS,
+    contracted_size,
+    itemsize,
+    nbytes,
+    recompute_of,
+)
+from pbkern.fuse.cost.model import Price
 
-# Equations that only rename elements: they emit next to no code.
-VIEWS = frozenset(
-    "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate continued pad copy stop_gradient".split()
-)
-CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
-# Equations that read few elements of their first operand, at places that are data.
-LOOKUPS = frozenset(("gather", "dynamic_slice"))
-# Reductions that take each element once, in any order.
-SINGLE_PASS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor partial_reduce".split()
-)
-# Views whose elements are read where they are needed.
-RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
-# Operations that make up comparisons of indices, and combinations of them.
-OF_TESTS = VIEWS | {"iota", "add", "sub", "convert_element_type", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"}
-# A value that costs this many operations per element is heavy: not computed again beyond RECOMPUTE_LIMIT of kernel.py.
-HEAVY_OPERATIONS = 128
-# What a reduction along rows takes per row beside its elements: a horizontal reduction of a vector's lanes.
+# What a reduction along rows takes for each row beside its elements: the lanes of a vector are added up.
 ACROSS_CYCLES = 3.0
 # Vector operations of putting two elements of a short line in order.
 EXCHANGE_OPERATIONS = 6.0
@@ -47,23 +41,6 @@ WINDOW_CYCLES = 3.0
 MISPREDICTED_CYCLES = 30.0
 CUT_ROW_CYCLES = 75.0
 SKIPPED_ROWS_CYCLES = 600.0
-
-
-def nbytes(aval) -> int:
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
-
-
-def itemsize(v) -> int:
-    return np.dtype(v.aval.dtype).itemsize
-
-
-def contracted_size(eqn) -> int:
-    """Multiply-adds per output element of a contraction."""
-    lhs, rhs = (a.aval.shape for a in eqn.invars[:2])
-    if eqn.primitive.name == "dot_general":
-        (lc, _), _ = eqn.params["dimension_numbers"]
-        return math.prod(lhs[d] for d in lc)
-    return math.prod(rhs) // max(rhs[eqn.params["dimension_numbers"].rhs_spec[0]], 1)
 
 
 def operations_per_element(eqn, machine: Machine) -> float:
@@ -100,77 +77,23 @@ def operations_per_element(eqn, machine: Machine) -> float:
     return machine.cycles(name)
 
 
-def is_heavy(eqn, machine: Machine) -> bool:
-    """Is one element so expensive that computing it twice is worse than storing it?"""
-    name = eqn.primitive.name
-    if name in SCATTERS:
-        return True
-    return (name in CONTRACTIONS or name.startswith("reduce_") or name in ("sort", "first_sorted")) and (
-        operations_per_element(eqn, machine) >= HEAVY_OPERATIONS
+def step_price(step: Step, machine: Machine) -> Price:
+    eqn, name = step.eqn, step.eqn.primitive.name
+    table = eqn.invars[0 if name in LOOKUPS else 2] if name in LOOKUPS or name in SCATTERS else None
+    return Price(
+        _step_seconds(step, machine),
+        _packing_seconds(step, machine),
+        operations_per_element(eqn, machine) * volume(step.out),
+        recompute_of(step, 1),
+        _limit_seconds(step, machine),
+        volume(step.out) * itemsize(eqn.outvars[0]),
+        tuple(a for a in eqn.invars if not isinstance(a, jex.Literal)),
+        name in OF_TESTS,
+        name in ELEMENTWISE or name in RENAMED,
+        name in ELEMENTWISE or name in VIEWS,
+        share(eqn, step.out) if name in SCATTERS else None,
+        None if isinstance(table, jex.Literal) else table,
     )
-
-
-def recompute_of(step: Step, programs: int) -> float:
-    full = math.prod(step.eqn.outvars[0].aval.shape)
-    return programs * volume(step.out) / max(full, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What one step costs one program, and what kind of step it is. Most attempts to join groups share their steps.
-
-    Attributes:
-      seconds, packing: time without and of copies for contractions.
-      operations: of all its elements.
-      part: the part of the result that it computes.
-      limit: seconds of a contraction's operations at the machine's peak, each done once.
-      block_bytes: of its first result.
-      read: the variables that it reads.
-      of_tests: can it be part of a comparison of indices?
-      in_place: does it compute each element from elements at the same place, so that lowering stores no operands?
-      light: does it make as many elements as it reads, or only rename them?
-      own_updates: the part of a scatter's updates that the program reads; None for other steps.
-      table: the value that it looks up or scatters.
-    """
-
-    seconds: float
-    packing: float
-    operations: float
-    part: float
-    limit: float
-    block_bytes: int
-    read: tuple
-    of_tests: bool
-    in_place: bool
-    light: bool
-    own_updates: float | None
-    table: object
-
-    @classmethod
-    def of(cls, step: Step, machine: Machine) -> Price:
-        eqn, name = step.eqn, step.eqn.primitive.name
-        table = eqn.invars[0 if name in LOOKUPS else 2] if name in LOOKUPS or name in SCATTERS else None
-        return cls(
-            _step_seconds(step, machine),
-            _packing_seconds(step, machine),
-            operations_per_element(eqn, machine) * volume(step.out),
-            recompute_of(step, 1),
-            _limit_seconds(step, machine),
-            volume(step.out) * itemsize(eqn.outvars[0]),
-            tuple(a for a in eqn.invars if not isinstance(a, jex.Literal)),
-            name in OF_TESTS,
-            name in ELEMENTWISE or name in RENAMED,
-            name in ELEMENTWISE or name in VIEWS,
-            share(eqn, step.out) if name in SCATTERS else None,
-            None if isinstance(table, jex.Literal) else table,
-        )
-
-
-def price_of(step: Step, machine: Machine) -> Price:
-    """The step's price, computed once (fuse/access/blocks.py)."""
-    if not isinstance(step.price, Price):
-        step.price = Price.of(step, machine)
-    return step.price
 
 
 def _step_seconds(step: Step, machine: Machine) -> float:
@@ -246,6 +169,13 @@ def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]
         if run > 1 and (block[k] != extents[dims[k]] or k and dims[k - 1] != dims[k] - 1):
             break
     return run
+
+
+def scatter_cycles(eqn, machine: Machine) -> float:
+    """Reading all indices, starting each window, combining whole vectors of updates."""
+    indices, updates = (a.aval for a in eqn.invars[1:])
+    windows = math.prod(indices.shape[:-1])
+    return windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + updates.size / machine.lanes(updates.dtype.itemsize)
 
 
 def _scatter_seconds(step: Step, machine: Machine) -> float:
