@@ -10,6 +10,7 @@ from pbkern.core.errors import (
     RaceError,
     ScheduleError,
     TargetError,
+    UnsupportedKernel,
     UnsupportedOp,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "RaceError",
     "ScheduleError",
     "TargetError",
+    "UnsupportedKernel",
     "UnsupportedOp",
 ]
