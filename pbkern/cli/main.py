@@ -29,8 +29,8 @@ EXAMPLES = {
     "cache": ("pbkern cache size",),
     "bench": ("pbkern bench softmax --quick",),
 }
-FUNCTIONS = """Arguments come from --args (types), from `function.example_args`, or from the file's `example_args`: a tuple, or a
-function that returns one. The file is run, as Python would run it."""
+FUNCTIONS = """Arguments come from --args (types), from `function.example_args`, or from the example_args of the file: a
+tuple, or a function that returns one. The file is run, as Python would run it."""
 BROKEN_PIPE = 141  # as of programs that the signal ends
 CACHE_ACTIONS = ("where", "size", "clear")
 DTYPES = {
