@@ -42,6 +42,8 @@ from pbkern.dsl import (
     when,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BlockSpec",
     "Blocked",
@@ -90,3 +92,8 @@ __all__ = [
     "tune",
     "when",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone: folders of the compiler are attributes too, once they are imported."""
+    return sorted([*__all__, "__version__"])

@@ -11,6 +11,7 @@ from pbkern.core.errors import (
     RaceError,
     ScheduleError,
     TargetError,
+    UnsupportedKernel,
     UnsupportedOp,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "RaceError",
     "ScheduleError",
     "TargetError",
+    "UnsupportedKernel",
     "UnsupportedOp",
 ]

@@ -12,7 +12,7 @@ import os
 import pathlib
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -31,6 +31,23 @@ from pbkern.targets import get_target
 from . import explain_handwritten, result_pool, stages
 from .measure import kernel_seconds
 from .pipeline import Build, compile_programs, current_plan
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def polyblocks_jit_jax(
+    fn: Callable[P, R], *, compile_options: Any = ..., static_argnums: Any = ..., static_argnames: Any = ...,
+    donate_argnums: Any = ..., donate_argnames: Any = ..., runtime_args: Any = ..., **jit_kw: Any,
+) -> JitFunction[P, R]: ...  # fmt: skip
+
+
+@overload
+def polyblocks_jit_jax(
+    fn: None = None, *, compile_options: Any = ..., static_argnums: Any = ..., static_argnames: Any = ...,
+    donate_argnums: Any = ..., donate_argnames: Any = ..., runtime_args: Any = ..., **jit_kw: Any,
+) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...  # fmt: skip
 
 
 def polyblocks_jit_jax(
@@ -92,6 +109,18 @@ def _merged(compile_options, arguments: dict) -> dict:
 jit = polyblocks_jit_jax
 
 
+@overload
+def polymage_jit_jax(
+    fn: Callable[P, R], *, compile_options: Any = ..., runtime_args: Any = ..., **kw: Any
+) -> Callable[P, R]: ...
+
+
+@overload
+def polymage_jit_jax(
+    fn: None = None, *, compile_options: Any = ..., runtime_args: Any = ..., **kw: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
 def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtime_args=None, **kw: Any) -> Any:
     """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
 
@@ -129,7 +158,7 @@ def _named_once(compile_options, runtime_args):
     return runtime_args if compile_options is None else compile_options
 
 
-class JitFunction(ByName):
+class JitFunction(ByName, Generic[P, R]):
     """What the decorator returns; it has the attributes of jax.jit's functions besides its own.
 
     Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no result is worth a pool: a
@@ -167,7 +196,7 @@ class JitFunction(ByName):
         """As jax.jit's functions: of the user's function."""
         return _remade, (self.__wrapped__, self._options, self._jit_kw)
 
-    def __call__(self, *args, **kwargs) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As jax.jit's functions."""
         return self._jitted(*args, **kwargs)
 

@@ -16,7 +16,7 @@ import inspect
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,14 @@ from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_li
 from .verify import verify, verify_blocks
 
 # --- the decorator -----------------------------------------------------------------------------------------------
+
+
+@overload
+def kernel(body: Callable[..., None], *, out_shape: Any, **options: Any) -> KernelFunction: ...
+
+
+@overload
+def kernel(body: None = None, *, out_shape: Any, **options: Any) -> Callable[[Callable[..., None]], KernelFunction]: ...
 
 
 def kernel(

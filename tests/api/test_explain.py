@@ -122,8 +122,8 @@ def test_shares_of_measured_times_are_of_the_level_that_holds_the_data():
 
 def test_kernels_in_loops_show_how_often_they_run():
     def f(x):
-        inner = lambda i, c: jax.lax.fori_loop(0, 2, lambda j, d: jnp.tanh(d @ x) * d.sum(), c)  # noqa: E731
-        return jax.lax.fori_loop(0, 30, inner, x).sum()
+        twice = lambda i, c: jax.lax.fori_loop(0, 2, lambda j, d: jnp.tanh(d @ x) * d.sum(), c)
+        return jax.lax.fori_loop(0, 30, twice, x).sum()
 
     found = pbkern.jit(f).explain(f32(64, 64))
     assert {60, 1} <= {k.runs for k in found.kernels}
