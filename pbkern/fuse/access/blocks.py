@@ -109,7 +109,7 @@ class Hulls:
 
 @dataclass
 class Step:
-    """One equation computing one block of its results; `price`: what fuse/cost/equation.py has found about it."""
+    """One equation computing one block of its results; `price`: what the target's cost model has found about it."""
 
     eqn: object
     out: Access

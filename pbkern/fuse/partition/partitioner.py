@@ -4,7 +4,7 @@ Tile the destination, then pull the sources in: equations are visited in reverse
 consumers as long as the modelled time falls. Then whole producer groups are pulled into contractions and
 attention-like chains where storing the value between costs more, and groups that read the same arrays are
 laid side by side (merge_groups.py). Every decision is recorded as an Edge for fuse/emit/explain.py. Prices are
-fuse/cost/kernel.py, blocks fuse/tiling/block_search.py, control flow control_regions.py.
+fuse/cost/model.py, blocks fuse/tiling/block_search.py, control flow control_regions.py.
 """
 
 from __future__ import annotations
