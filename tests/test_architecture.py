@@ -179,6 +179,18 @@ def test_files_that_texts_mention_exist(path):
     assert not missing, f"{path.relative_to(PROJECT)} mentions {', '.join(missing)}"
 
 
+CPU_WORDS = re.compile(r"avx512|vnni|vector_bits|l1_bytes")
+
+
+@pytest.mark.parametrize("layer", ["lower", "fuse"])
+def test_what_targets_share_knows_none_of_them(layer):
+    files = [p for p in FILES if module_of(p)[:1] == (layer,)]
+    said = {str(p.relative_to(ROOT)): found for p in files if (found := set(CPU_WORDS.findall(p.read_text())))}
+    assert files and not said
+    imports = [str(p.relative_to(ROOT)) for p in files for _, target in imports_of(p) if layer_of(target) == "targets"]
+    assert not imports, f"{', '.join(imports)} import targets"
+
+
 def test_imports_are_found_and_have_layers():
     found = imports_of(ROOT / "lower" / "build.py")
     assert any(t[:2] == ("lower", "nest") for _, t in found)

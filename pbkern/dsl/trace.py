@@ -56,7 +56,7 @@ def kernel(body: Callable[..., None], *, out_shape: Any, **options: Any) -> Kern
 def kernel(body: None = None, *, out_shape: Any, **options: Any) -> Callable[[Callable[..., None]], KernelFunction]: ...
 
 
-def kernel(
+def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     body: Callable | None = None,
     *,
     out_shape: Any,

@@ -108,7 +108,7 @@ class Hulls:
 
 @dataclass
 class Step:
-    """One equation computing one block of its results. `price`: its Price (fuse/cost/equation.py), once asked for."""
+    """One equation computing one block of its results; `price`: what the target's cost model has found about it."""
 
     eqn: object
     out: Access

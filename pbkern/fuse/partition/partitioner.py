@@ -3,7 +3,8 @@
 Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their consumers while the
 modelled time falls. Then whole producer groups merge with contractions and attention-like chains where storing the value
 between costs more, and siblings that read the same arrays merge (merge_groups.py). Every decision is recorded as an Edge for
-fuse/emit/explain.py. Prices are fuse/cost/kernel.py, blocks fuse/tiling/block_search.py, control flow control_regions.py.
+fuse/emit/explain.py. Prices are the target's (fuse/cost/model.py), blocks fuse/tiling/block_search.py, control flow
+control_regions.py.
 """
 
 from __future__ import annotations

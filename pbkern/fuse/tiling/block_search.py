@@ -2,7 +2,7 @@
 
 One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension depend on the role that a probe
 with blocks of one element finds: lanes (contiguous), rows, columns, batch. Coordinate descent in the cost model picks among
-them. Emission is fuse/emit/group_kernel.py, prices are fuse/cost/kernel.py.
+them. Emission is fuse/emit/group_kernel.py, prices are the target's (fuse/cost/model.py).
 """
 
 from __future__ import annotations
