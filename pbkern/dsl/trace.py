@@ -29,7 +29,7 @@ from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel, Unsu
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
 from pbkern.core.options import TARGETS, nearest
-from pbkern.core.process.pickle_by_name import ByName
+from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.unwritten_results import check_written
@@ -114,7 +114,7 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     return decorate if body is None else decorate(body)
 
 
-class KernelFunction(ByName):
+class KernelFunction(PickledByName):
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
     def __init__(

@@ -259,7 +259,7 @@ class _Building:
         if ragged:
             variants = edge_variants.variants(ragged, blocks, bounds, kernel)
         else:
-            states = {e: e.lies_inside(bounds) for e in blocks}
+            states = {e: e.is_in_bounds(bounds) for e in blocks}
             variants = [Variant(bounds, False in states.values())]
             if None in states.values() and False not in states.values():
                 crossing = tuple(e for e, state in states.items() if state is None)
@@ -343,7 +343,7 @@ class _Building:
         builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
                                    for d, n in enumerate(self.kernel.grid))
         refs = [RefView(o.buf, o.mapping.ref_shape, o.mapping.array.dtype, o.starts, o.axes,
-                        variant.guarded and any(not e.lies_inside(variant.bounds) for e in o.extents)) for o in operands]
+                        variant.guarded and any(not e.is_in_bounds(variant.bounds) for e in o.extents)) for o in operands]
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))

@@ -228,7 +228,7 @@ def test_stencils_do_several_steps_per_kernel(name, count):
 
 
 def test_waves_do_several_steps_per_kernel():
-    def waves(u, v, c):
+    def wavefronts(u, v, c):
         def step(carry, _):
             u, v = carry
             p = jnp.pad(v, 1)
@@ -236,7 +236,7 @@ def test_waves_do_several_steps_per_kernel():
 
         return lax.scan(step, (u, v), None, length=11)[0]
 
-    plan = check(waves, rand(70, 90), rand(70, 90, seed=1), 0.1 * rand(70, 90) ** 2, tolerance=1e-3)
+    plan = check(wavefronts, rand(70, 90), rand(70, 90, seed=1), 0.1 * rand(70, 90) ** 2, tolerance=1e-3)
     assert len(steps(plan)) < 11
 
 

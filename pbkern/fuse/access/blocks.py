@@ -163,7 +163,7 @@ class _Remembered:
 _remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar("steps of one plan", default=None)
 
 
-def steps_remembered() -> AbstractContextManager:
+def steps_memoised() -> AbstractContextManager:
     """In a `with` block, an equation's step is computed once per block. Machine and equations must stay the same within."""
     return during(_remembered, _Remembered())
 

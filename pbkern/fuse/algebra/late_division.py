@@ -18,7 +18,7 @@ from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
-def divide_late(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def delay_normalisation(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
     if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed

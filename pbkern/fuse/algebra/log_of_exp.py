@@ -19,7 +19,7 @@ TYPES = ("float16", "float32", "float64")
 VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
 
 
-def undo_exponentials(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials and logarithms. Changes rounding, and keeps what would overflow."""
     names = {e.primitive.name for e in equations(closed.jaxpr)}
     if "log" not in names or names.isdisjoint(EXPONENTIALS):

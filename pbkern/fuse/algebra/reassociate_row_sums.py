@@ -24,7 +24,7 @@ from pbkern.fuse.simplify.facts import Notes
 SHORTER = 2
 
 
-def sum_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def sums_of_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold products of exponentials and sums. Changes rounding."""
     if not {"exp", "dot_general", "reduce_sum", "mul"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed

@@ -24,7 +24,7 @@ from jax import lax
 
 from . import arithmetic
 from .arithmetic import Complex
-from .views import from_woven, woven
+from .views import deinterleave, woven
 
 # Rows of o are doubled if each sums this many times more elements than there are rows: their products are small beside w.
 ROWS_BELOW = 4
@@ -86,7 +86,7 @@ def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract)
         return _of_parts(x, y, lambda a, b: real_contract(a, b, dimension_numbers))
     if w.contracts_last:
         found = _with_table(w, o, real_contract)
-        return from_woven(_turned(found, w, o) if w is rhs else found)
+        return deinterleave(_turned(found, w, o) if w is rhs else found)
     if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
         return Complex(*(_turned(part, o, w) if w is lhs else part for part in parts))

@@ -28,7 +28,7 @@ from pbkern.fuse.simplify.driver import CONTROL
 from . import arithmetic
 from .arithmetic import Complex
 from .contractions import contract
-from .views import as_complex_p, as_reals_p, from_woven, part_type, woven
+from .views import as_complex_p, as_reals_p, deinterleave, part_type, woven
 
 Rule = Callable  # (equation, operands: Complex or real) -> results
 
@@ -74,7 +74,7 @@ def _constant(x):
 
 def _from_array(x):
     """An array from outside: a complex one with its parts as views."""
-    return from_woven(as_reals_p.bind(x), x) if is_complex(x) else x
+    return deinterleave(as_reals_p.bind(x), x) if is_complex(x) else x
 
 
 def _to_array(x):
@@ -142,13 +142,13 @@ def _scan(eqn, operands: Sequence) -> list:
     is_pair = [is_complex(v.aval) for v in body.jaxpr.invars[first_x:]]
 
     def step(carry, x):
-        x = [from_woven(v) if c else v for v, c in zip(x, is_pair)]
+        x = [deinterleave(v) if c else v for v, c in zip(x, is_pair)]
         out = jaxprs.retrace_into(body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant)
         return tuple(out[: p["num_carry"]]), tuple(_stored(y) for y in out[p["num_carry"] :])
 
     walked = tuple(map(_stored, xs))
     carry, ys = lax.scan(step, tuple(init), walked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
-    stacked = [from_woven(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
+    stacked = [deinterleave(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
     return [*carry, *stacked]
 
 
@@ -262,7 +262,7 @@ def _reshape(eqn, x):
         return arithmetic.conj(_reshape(eqn, x.mirror))
     if x.woven is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return _alike(eqn, x)[0]
-    return from_woven(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
+    return deinterleave(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
 
 
 @rule("gather")
@@ -273,7 +273,7 @@ def _gather(eqn, x, indices):
         dn = p["dimension_numbers"]
         both = dn._replace(offset_dims=(*dn.offset_dims, len(eqn.outvars[0].aval.shape)))
         wider = p | {"dimension_numbers": both, "slice_sizes": (*p["slice_sizes"], 2)}
-        return from_woven(bind_again(eqn, [x.woven, indices], wider)[0])
+        return deinterleave(bind_again(eqn, [x.woven, indices], wider)[0])
 
     def bind(n: int, part, indices):
         value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))

@@ -53,7 +53,7 @@ for _primitive, _impl in ((as_reals_p, _reals), (as_complex_p, _complex)):
 # ---- the same for Complex values
 
 
-def from_woven(x, whole=None) -> Complex:
+def deinterleave(x, whole=None) -> Complex:
     """complex[...] of real[..., 2] (deinterleave); `whole` is the complex array, if one exists."""
     re, im = (lax.index_in_dim(x, n, x.ndim - 1, keepdims=False) for n in range(2))
     return Complex(re, im, x, whole)

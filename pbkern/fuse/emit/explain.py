@@ -53,7 +53,7 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
-class WrittenKernel:
+class HandWrittenKernel:
     """A kernel that fusion did not make. `origin` says who wrote it, `lines` how each grid dimension runs, and what follows."""
 
     name: str
@@ -79,7 +79,7 @@ class Explanation:
     kernels: tuple[KernelReport, ...]
     edges: tuple[Edge, ...]
     left: tuple
-    written: tuple[WrittenKernel, ...] = ()
+    written: tuple[HandWrittenKernel, ...] = ()
     verbose: bool = False
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from pbkern.fuse.tiling.block_search import Schedule
 from .buffer_reuse import assign_slots
 from .group_kernel import array_type, emit_finish, emit_kernel
 from .online_kernel import emit_online
-from .skewed_kernel import emit_wave
+from .skewed_kernel import emit_wavefront
 
 
 def identifier(text: str) -> str:
@@ -134,7 +134,7 @@ class Builder:
 def emit_scheduled(name: str, s: Schedule, compiler_params: dict) -> Kernel:
     """The kernel of a group."""
     if s.wave is not None:
-        return emit_wave(name, s.wave, compiler_params)
+        return emit_wavefront(name, s.wave, compiler_params)
     if s.online is not None:
         return emit_online(name, s.grid, s.requests, s.outputs, s.online, compiler_params, s.aliases)
     return emit_kernel(name, s.grid, s.requests, s.outputs, compiler_params, s.aliases)

@@ -22,7 +22,7 @@ from pbkern.dsl.primitives.grid import ds, program_id, when
 from pbkern.dsl.trace import trace_kernel
 from pbkern.fuse.access.blocks import BodyContext, run_steps
 from pbkern.fuse.access.rules import Access
-from pbkern.fuse.tiling.time_skewing import Reads, Wave
+from pbkern.fuse.tiling.time_skewing import Reads, Wavefront
 
 from .group_kernel import array_type
 
@@ -32,10 +32,10 @@ I32 = np.int32
 PAGE_BYTES, NEAR_BYTES, NEAR_ROWS = 4096, 576, 5
 
 
-def emit_wave(name: str, wave: Wave, compiler_params: dict) -> Kernel:
+def emit_wavefront(name: str, wave: Wavefront, compiler_params: dict) -> Kernel:
     """The kernel that computes the carries after `wave.steps` steps from `wave.operands`; xs have `wave.steps` elements."""
     return trace_kernel(
-        _Front(wave).body,
+        _Wavefront(wave).body,
         in_types=[_operand_type(wave, v) for v in wave.operands],
         out_types=[array_type(v.aval) for v in wave.carries],
         grid=(wave.programs,),
@@ -47,7 +47,7 @@ def emit_wave(name: str, wave: Wave, compiler_params: dict) -> Kernel:
     )
 
 
-def _operand_type(wave: Wave, v) -> ArrayType:
+def _operand_type(wave: Wavefront, v) -> ArrayType:
     lead = (wave.steps,) if v in wave.elements else ()
     return ArrayType((*lead, *v.aval.shape), np.dtype(v.aval.dtype))
 
@@ -62,7 +62,7 @@ class _Ring:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, wave: Wave, v) -> _Ring:
+    def of(cls, wave: Wavefront, v) -> _Ring:
         axis, lanes = wave.axis(v), LINE_BYTES // np.dtype(v.aval.dtype).itemsize
         first, shape = [], []
         for d, (n, (low, high)) in enumerate(zip(v.aval.shape, wave.margins(v))):
@@ -102,26 +102,26 @@ def _rows_meet(stride: int) -> bool:
     return any(min(n, PAGE_BYTES - n) < NEAR_BYTES for n in apart)
 
 
-def _panel(wave: Wave) -> int:
+def _panel(wave: Wavefront) -> int:
     """Turns, of a few rows each, after which the wavefront moves back to the scratch buffer's start."""
     turns = _turns(wave)
     panel = -(-wave.lag * wave.steps // wave.reads.rows)
     return turns if turns <= 2 * panel else panel
 
 
-def _turns(wave: Wave) -> int:
+def _turns(wave: Wavefront) -> int:
     """Turns until the last step has made all rows of a program."""
     return -(-(wave.height + wave.lag * wave.steps) // wave.reads.rows)
 
 
-def _rows(wave: Wave) -> int:
+def _rows(wave: Wavefront) -> int:
     return wave.lag * wave.steps + _panel(wave) * wave.reads.rows
 
 
-class _Front:
+class _Wavefront:
     """The body of the kernel, as methods that trace its parts."""
 
-    def __init__(self, wave: Wave):
+    def __init__(self, wave: Wavefront):
         self.wave = wave
         self.rings = [_Ring.of(wave, v) for v in wave.carries]
         self.low, _ = wave.reach

@@ -21,7 +21,7 @@ from pbkern.fuse.simplify.driver import retrace
 FEW_PICKED, FEW_ARRAYS = 0.5, 4
 
 
-def pick_early(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def hoist_gathers(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs in which only gathers read results of arithmetic, or of other gathers."""
     wanted = set(_only_picked(closed))
     if not wanted:

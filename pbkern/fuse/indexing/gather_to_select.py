@@ -25,7 +25,7 @@ from pbkern.fuse.simplify.facts import Notes
 FEW = 12
 
 
-def choose_pieces(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites gathers from concatenations of at most FEW pieces of size one along the concatenated dimension."""
     names = {e.primitive.name for e in equations(closed.jaxpr)}
     if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):

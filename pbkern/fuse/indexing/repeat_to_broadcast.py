@@ -20,7 +20,7 @@ from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
-def repeat_first(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold broadcasts and reshapes. The same values."""
     if not {"broadcast_in_dim", "reshape"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed

@@ -129,7 +129,7 @@ def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
     return first if first is not None and all(x is not None and np.array_equal(first, x) for x in others) else None
 
 
-def place_updates(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
     names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 

@@ -20,7 +20,7 @@ from pbkern.fuse.simplify.rewrites import REWRITES
 MAX_EQUATIONS = 200
 
 
-def write_out_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Unrolls, at any depth, scans of one step, and elementwise ones that stack nothing and come to at most MAX_EQUATIONS."""
     short = any(e.primitive.name == "scan" and _is_short(e) for e in equations(closed.jaxpr))
     return retrace(closed, REWRITES | {"scan": _written_out}) if short else closed

@@ -23,12 +23,12 @@ from pbkern.fuse.simplify.driver import drop_dead, retrace
 DEAR_OPERATIONS = 8
 
 
-def compute_once(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
+def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
     """Loops inside loops give what they share to the outer ones."""
 
     def scan(eqn, operands):
         p, n = eqn.params, eqn.params["num_consts"]
-        body = compute_once(p["jaxpr"], machine)
+        body = hoist_invariants(p["jaxpr"], machine)
         moved = _Moved.of(body, n, machine)
         if moved is None:
             return None
@@ -37,7 +37,7 @@ def compute_once(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr
 
     def loop(eqn, operands):
         p, first, n = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        body = compute_once(p["body_jaxpr"], machine)
+        body = hoist_invariants(p["body_jaxpr"], machine)
         moved = _Moved.of(body, n, machine)
         if moved is None:
             return None
@@ -71,7 +71,7 @@ class _Moved:
             fixed.update(eqn.outvars)
             parts = dear.intersection(read)
             follows = bool(parts) and _size(eqn.outvars) <= _size(parts)
-            if follows or _is_dear(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit:
+            if follows or _is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit:
                 moved.add(id(eqn))
                 dear.update(eqn.outvars)
         rest = [a for e in jaxpr.eqns if id(e) not in moved for a in e.invars]
@@ -113,7 +113,7 @@ def _bound(eqn, operands) -> list:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _is_dear(eqn, machine: CostModel) -> bool:
+def _is_expensive(eqn, machine: CostModel) -> bool:
     name = eqn.primitive.name
     sums = name in CONTRACTIONS or name.startswith("reduce_") and name != "reduce_precision"
     return sums or machine.operations(eqn) >= DEAR_OPERATIONS

@@ -14,7 +14,7 @@ from pbkern.fuse.graph import Inner, Node, order
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
 from pbkern.fuse.split.two_stage import split_reductions
 from pbkern.fuse.tiling.block_search import schedule_at
-from pbkern.fuse.time_tiling.overlapped import block_time
+from pbkern.fuse.time_tiling.overlapped import tile_time
 
 from .donation import scatter_into_carries
 
@@ -81,7 +81,7 @@ def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
     if len(inner.jaxpr.outvars) != p["num_carry"] or walks and p["reverse"]:
         return {}
     body = jex.ClosedJaxpr(inner.jaxpr, ())
-    blocks = block_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine)
+    blocks = tile_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine)
     if blocks is None:
         return {}
     return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})

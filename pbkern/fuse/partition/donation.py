@@ -19,7 +19,7 @@ from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
 
-def write_in_place(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
+def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
     """Sets `aliases` in schedules of groups that may write into donated operands that nobody else reads, or that scatter into
     the carries of loops.
     """
@@ -27,7 +27,7 @@ def write_in_place(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bo
     for node in nodes:
         for name, inner in node.inner.items():
             scatter_into_carries(node.eqns[0], name, inner)
-            write_in_place([n for n in inner.partition.nodes if n.inner], inner.jaxpr, ())
+            use_donated([n for n in inner.partition.nodes if n.inner], inner.jaxpr, ())
 
 
 def scatter_into_carries(eqn, name: str, inner: Inner) -> None:

@@ -26,7 +26,7 @@ MOST_OF_INDICES, SLACK = 16, 1.25
 SIMPLE = ELEMENTWISE | VIEWS | {"iota"}
 
 
-def copy_masks(parts) -> None:
+def duplicate_masks(parts) -> None:
     """Duplicates functions of indices of `parts`, a Partitioner, into the groups that read them."""
     for group in [n for n in parts.nodes if n.kind == "group" and not n.reads()]:
         names = {e.primitive.name for e in group.eqns}
@@ -48,7 +48,7 @@ def _copy(parts, group: Node) -> None:
             parts.drop(n)
 
 
-def share_copies(parts) -> None:
+def share_duplicates(parts) -> None:
     """Removes copies from groups of `parts`, a Partitioner, where the model does not lose."""
     for eqn in parts.jaxpr.eqns:
         groups = [n for n in parts.nodes_of.get(id(eqn), ()) if n.kind == "group"]

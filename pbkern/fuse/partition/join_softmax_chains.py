@@ -43,7 +43,7 @@ def _passes(eqn) -> bool:
     return eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in VIEWS
 
 
-def join_scores(parts: Any) -> None:
+def join_softmax(parts: Any) -> None:
     """Joins a group with all readers of its result if the result is scores."""
     for group in parts.groups():
         users, aliases = parts.readers(group)

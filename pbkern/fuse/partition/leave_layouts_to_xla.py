@@ -25,7 +25,7 @@ LAPACK = frozenset((
 REASON = "it only moves elements, beside operations that are left to XLA"
 
 
-def leave_moves(nodes: Iterable[Node]) -> None:
+def leave_layout_ops(nodes: Iterable[Node]) -> None:
     """Leaves nodes to XLA that only move elements and have no kernel among operands and readers."""
     nodes = list(nodes)
     makers = {v: n for n in nodes for v in n.outputs}

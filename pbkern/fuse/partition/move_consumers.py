@@ -35,17 +35,17 @@ LARGE = 0.25
 GAIN = 0.98
 
 
-def hand_over(parts) -> None:
+def sink_consumers(parts) -> None:
     """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
     for maker in [n for n in parts.nodes if n.kind == "group"]:
         for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.near_bytes]:
             readers = [n for n in parts.users(v) if n is not maker]
             if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
-                _hand_over(parts, maker, readers[0], v)
+                _sink_consumer(parts, maker, readers[0], v)
     for reader in [n for n in parts.nodes if n.kind == "group"]:
         for maker in _makers(parts, reader):
             if any(_is_large(parts, v) for v in maker.reads() & reader.reads()):
-                _hand_back(parts, maker, reader)
+                _restore_consumer(parts, maker, reader)
 
 
 def _makers(parts, reader: Node) -> list[Node]:
@@ -72,7 +72,7 @@ class _Move:
         return self.maker[2].cost.seconds + self.reader[2].cost.seconds
 
 
-def _hand_over(parts, maker: Node, reader: Node, v) -> None:
+def _sink_consumer(parts, maker: Node, reader: Node, v) -> None:
     """Tries to move the readers of `v`, and what follows as long as it gets smaller."""
     before = maker.seconds + reader.seconds
     moves = [m for prefix in _prefixes(reader, v) if (m := _moved(parts, maker, reader, *prefix)) is not None]
@@ -84,7 +84,7 @@ def _hand_over(parts, maker: Node, reader: Node, v) -> None:
         parts.edges.append(Edge(parts.makers[v], True, why, nbytes(v.aval), before, best.seconds))
 
 
-def _hand_back(parts, maker: Node, reader: Node) -> None:
+def _restore_consumer(parts, maker: Node, reader: Node) -> None:
     """Tries to move back what does not wait for values that others compute from the maker's results."""
     late = _made_after(parts, maker, reader)
     moved, rest = [], []

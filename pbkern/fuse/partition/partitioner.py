@@ -26,16 +26,16 @@ from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule
-from pbkern.fuse.tiling.search_memo import schedule_more_once, search_once, tall_blocks_once
+from pbkern.fuse.tiling.search_memo import memoised_extension, memoised_search, tall_blocks_once
 
 from .control_regions import control_node
-from .duplicate_producers import copy_masks, share_copies
+from .duplicate_producers import duplicate_masks, share_duplicates
 from .final_reductions import join_last_stages
-from .join_softmax_chains import join_scores
+from .join_softmax_chains import join_softmax
 from .masked_blocks import trim_masked
 from .merge_groups import TIE, merge_producers, merge_siblings
-from .move_consumers import hand_over
-from .rematerialise import recompute_large
+from .move_consumers import sink_consumers
+from .rematerialise import rematerialise_large
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
@@ -172,14 +172,14 @@ class Partitioner:
         self.place_all(along)
         if not self.options_disable_fusion():
             self.settle()
-            copy_masks(self)
-            share_copies(self)
-            join_scores(self)
+            duplicate_masks(self)
+            share_duplicates(self)
+            join_softmax(self)
             merge_producers(self)
             chains = not getattr(self.options, "disable_reduce_reduce_fusion", False)
             if chains:
-                recompute_large(self)
-            hand_over(self)
+                rematerialise_large(self)
+            sink_consumers(self)
             merge_siblings(self)
             trim_masked(self)
             if chains:
@@ -200,7 +200,7 @@ class Partitioner:
         for g in self.nodes:
             if g.kind == "group" and len(g.eqns) > 1:
                 try:
-                    best = search_once(g.eqns, g.outputs, self.machine)
+                    best = memoised_search(g.eqns, g.outputs, self.machine)
                 except Unfusable:  # there are no blocks but those that the group grew with
                     continue
                 if best.cost.seconds < g.seconds:
@@ -308,7 +308,7 @@ class Partitioner:
         """Starts a group with this equation."""
         outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
         try:
-            self.add_node(Node("group", [eqn], outputs, search_once([eqn], outputs, self.machine)))
+            self.add_node(Node("group", [eqn], outputs, memoised_search([eqn], outputs, self.machine)))
         except (Unfusable, UnsupportedOp, NotImplementedError) as e:
             self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
 
@@ -352,7 +352,7 @@ class Partitioner:
         """Time of a kernel of its own: searched if the arithmetic counts, else estimated."""
         if is_heavy(eqn, self.machine):
             try:
-                return search_once([eqn], list(eqn.outvars), self.machine).cost.seconds
+                return memoised_search([eqn], list(eqn.outvars), self.machine).cost.seconds
             except (Unfusable, UnsupportedOp, NotImplementedError):
                 pass
         return alone_seconds(eqn, self.machine)
@@ -433,14 +433,14 @@ class Partitioner:
         try:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
-                kept = schedule_more_once(eqns, current, self.machine)
+                kept = memoised_extension(eqns, current, self.machine)
                 taken = kept is not None and (accept is None or accept(kept.cost))
                 if taken and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""
-            return search_once(eqns, outputs, self.machine, accept), ""
+            return memoised_search(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:
             try:
-                return search_once(eqns, outputs, self.machine, accept), ""
+                return memoised_search(eqns, outputs, self.machine, accept), ""
             except Unfusable as e:
                 return None, str(e)
         except Unfusable as e:

@@ -31,7 +31,7 @@ CACHED = 0.25
 SLACK = 2.0
 
 
-def recompute_large(parts) -> None:
+def rematerialise_large(parts) -> None:
     """Changes the groups of `parts`, a Partitioner, where the model gains."""
     large = list(_stored(parts))
     for values in [large, *([v] for v in large if len(large) > 1)] if large else []:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 
-def by_phases(eqn, operands):
+def polyphase(eqn, operands):
     """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
     (x, w), p = operands, eqn.params
     plain = all(n == 1 for n in (*p["window_strides"], *p["rhs_dilation"])) and p["batch_group_count"] == 1

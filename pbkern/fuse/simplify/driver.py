@@ -20,7 +20,7 @@ from pbkern.fuse.access.blocks import literal
 
 from .constant_factors import Factors
 from .rewrites import REWRITES, UNSAFE, Rewrite
-from .splat_operands import Uniform
+from .splat_operands import Splat
 
 CONTROL = ("scan", "while", "cond")
 MANY = 64
@@ -91,7 +91,7 @@ def _unsharded(params: dict) -> dict:
 def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
     """Binds every equation anew. Merges equal ones and applies rewrites."""
     seen: dict = {}
-    uniform = Uniform(rewrites)
+    uniform = Splat(rewrites)
 
     def bind(eqn, operands):
         results = uniform.folded(eqn, operands)

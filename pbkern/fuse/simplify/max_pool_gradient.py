@@ -22,7 +22,7 @@ from .dilated_convolution import interleave
 MAX_WINDOW = 16
 
 
-def scatter_to_winners(eqn, operands):
+def scatter_to_argmax(eqn, operands):
     """Rewrite of select_and_scatter_add, see rewrites.py."""
     (source, x), p = operands, eqn.params
     window, strides = tuple(p["window_dimensions"]), tuple(p["window_strides"])

@@ -16,8 +16,8 @@ from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
 from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as said_otherwise
 from pbkern.fuse.access.windows_contractions import greatest, least
 
-from .dilated_convolution import by_phases
-from .max_pool_gradient import scatter_to_winners
+from .dilated_convolution import polyphase
+from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
@@ -267,7 +267,7 @@ def _arg_units(eqn, operands):
 
 def _conv(eqn, operands):
     """Padding becomes pad; a dilated input is convolved phase by phase, or the zeros become part of the padding."""
-    phases = by_phases(eqn, operands)
+    phases = polyphase(eqn, operands)
     if phases is not None:
         return phases
     (x, w), p = operands, eqn.params
@@ -313,7 +313,7 @@ REWRITES: dict[str, Rewrite] = {
     "reshape": _reshape,
     "reduce": _reduce,
     "reduce_window": _reduce_window,
-    "select_and_scatter_add": scatter_to_winners,
+    "select_and_scatter_add": scatter_to_argmax,
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
     ),

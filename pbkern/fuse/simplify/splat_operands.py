@@ -20,7 +20,7 @@ ABSORBING = {"and": False, "or": True}
 OF_UNSIGNED = {"lt": False, "ge": True}
 
 
-def _whatever_the_other(eqn, operands, scalars) -> np.bool_ | None:
+def _keeps_other(eqn, operands, scalars) -> np.bool_ | None:
     """The result, if one operand decides it; remainders of unsigned numbers are compared with 0."""
     name = eqn.primitive.name
     if name in ABSORBING and eqn.outvars[0].aval.dtype == bool:
@@ -31,7 +31,7 @@ def _whatever_the_other(eqn, operands, scalars) -> np.bool_ | None:
     return None
 
 
-class Uniform:
+class Splat:
     """Which values are known to be splats."""
 
     def __init__(self, rewrites: dict):
@@ -58,7 +58,7 @@ class Uniform:
         out, scalars = eqn.outvars[0].aval, [self.scalar(x) for x in operands]
         if not out.shape:
             return None
-        found = _whatever_the_other(eqn, operands, scalars)
+        found = _keeps_other(eqn, operands, scalars)
         if found is None and not any(s is None for s in scalars):
             results = self.rewrites[eqn.primitive.name](eqn, scalars)
             found = self.scalar(results[0]) if results is not None else None

@@ -13,7 +13,7 @@ def near_divisor(n: int, block: int) -> int:
     return min(found, key=lambda b: abs(b - block), default=block)
 
 
-def in_runs(x, axis: int, block: int, fill):
+def in_chunks(x, axis: int, block: int, fill):
     """[..., n, ...] -> [..., ceil(n / block), block, ...]; the last chunk ends in `fill`."""
     runs = -(-x.shape[axis] // block)
     missing = runs * block - x.shape[axis]

@@ -31,7 +31,7 @@ from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import Rewrite
 from pbkern.fuse.simplify.facts import Notes
 
-from .chunks import in_runs, near_divisor
+from .chunks import in_chunks, near_divisor
 
 # Elements of one program of the first stage: preferred, and fewest.
 RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
@@ -62,7 +62,7 @@ class Deviation(NamedTuple):
     def varies_along(self, axes) -> bool:
         return any(d in axes for d, n in zip(self.dims, np.shape(self.c)) if n > 1)
 
-    def level_less_c(self, runs: Runs, axes, level):
+    def level_less_c(self, runs: Chunks, axes, level):
         """One number per chunk of x, laid out by `runs`, less c."""
         kept = runs.kept(axes, self.x.ndim)
         own = [kept.index(d) for d, n in zip(self.dims, np.shape(self.c)) if n > 1]
@@ -71,7 +71,7 @@ class Deviation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Runs:
+class Chunks:
     """How an operand is cut: along `axis` into chunks of `block` elements, for each index of the `outer` reduced dimensions
     before it.
     """
@@ -101,7 +101,7 @@ class Runs:
 
     def cut(self, x, axes, level):
         """x in chunks, less the `level` of each."""
-        x, inner = in_runs(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
+        x, inner = in_chunks(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
         return x - lax.broadcast_in_dim(level, x.shape, [d for d in range(x.ndim) if d not in inner])
 
     def sums(self, x, axes):
@@ -134,7 +134,7 @@ class ReductionStages:
         noted |= {"select_n": self.greatest, "max": self.greatest, "exp": self.exponential}
         return noted | dict.fromkeys(REDUCERS, self.split) | dict.fromkeys(ARGS, self.split_arg)
 
-    def runs_of(self, eqn) -> Runs | None:
+    def runs_of(self, eqn) -> Chunks | None:
         """How to cut a reduction's operand; None if it needs no second stage, and for other equations."""
         name = eqn.primitive.name
         if name not in REDUCERS and name not in ARGS:
@@ -156,7 +156,7 @@ class ReductionStages:
                 return None
         return next((r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None)
 
-    def _runs_from(self, low: int, shape, axes, part: int) -> Runs | None:
+    def _runs_from(self, low: int, shape, axes, part: int) -> Chunks | None:
         """Chunks from dimension `low` on, with `part` columns per program; None if there would be too few."""
         programs, high = 4 * self.machine.cores, low
 
@@ -171,9 +171,9 @@ class ReductionStages:
             return None
         block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
         if low == high:
-            return Runs(low, 0, near_divisor(size, block))
+            return Chunks(low, 0, near_divisor(size, block))
         block = next(b for b in range(min(block, inner), 0, -1) if inner % b == 0)
-        return Runs(high, high - low, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
+        return Chunks(high, high - low, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
 
     # ---- sums, products, extrema
 
@@ -208,7 +208,7 @@ class ReductionStages:
         columns = eqn.primitive.bind(x, **reducer_params(name, tuple(axes)))
         return eqn.primitive.bind(columns, **reducer_params(name, (columns.ndim - 1,)))
 
-    def _partial(self, name: str, x, axes, runs: Runs, part: tuple[int, int] | None = None):
+    def _partial(self, name: str, x, axes, runs: Chunks, part: tuple[int, int] | None = None):
         """Partial results. `part`: (dimension, how many of its first elements of each chunk)."""
         return partial_reduce_p.bind(
             x, reducer=name, axis=runs.axis, block=runs.block, axes=runs.within(axes), outer=runs.outer, part=part
@@ -250,7 +250,7 @@ class ReductionStages:
             return None
         return self.notes.bound("product", eqn, operands, *operands * 2)
 
-    def _sum_of_products(self, eqn, x, runs: Runs):
+    def _sum_of_products(self, eqn, x, runs: Chunks):
         """The sum in two stages; the first reads no c. None if that does not apply."""
         found, axes = self.notes.find("product", x), eqn.params["axes"]
         if found is None:
@@ -271,7 +271,7 @@ class ReductionStages:
         within = _sum(of_runs(around[0] * around[1]), runs.counted(axes)) + _sum(left, runs.counted(axes))
         return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], runs.counted(axes))
 
-    def _around_runs(self, part: Deviation, axes, runs: Runs) -> tuple:
+    def _around_runs(self, part: Deviation, axes, runs: Chunks) -> tuple:
         """(x in chunks, less the level of each; levels less c)."""
         beginning, count = runs.beginning(part.x.shape, axes)
         total = self._partial("reduce_sum", part.x, axes, runs, beginning)
@@ -286,7 +286,7 @@ class ReductionStages:
         found = self.notes.find("excess", operands[0])
         return found and self.notes.bound("exponential", eqn, operands, *found)
 
-    def _sum_of_exponentials(self, eqn, x, runs: Runs):
+    def _sum_of_exponentials(self, eqn, x, runs: Chunks):
         """The sum in two stages; the first reads no c. None if that does not apply."""
         found, axes = self.notes.find("exponential", x), eqn.params["axes"]
         if found is None or found[0].varies_along(axes) or not runs.divide(x.shape):
@@ -306,7 +306,7 @@ class ReductionStages:
         if runs is None or x.shape[axis] > np.iinfo(dtype).max:
             return None
         reducer, worst = ARGS[eqn.primitive.name]
-        cut = in_runs(x, axis, runs.block, worst(x.dtype))
+        cut = in_chunks(x, axis, runs.block, worst(x.dtype))
         best = reducer.bind(cut, axes=(axis + 1,))
         place = eqn.primitive.bind(cut, axes=(axis + 1,), index_dtype=dtype)
         first = eqn.primitive.bind(best, axes=(axis,), index_dtype=dtype)

@@ -16,7 +16,7 @@ from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.windows_contractions import REDUCERS, reducer_params
 from pbkern.fuse.cost.model import CostModel
 
-from .chunks import in_runs, near_divisor
+from .chunks import in_chunks, near_divisor
 
 # A chunk holds at least this many times more updates than results: each chunk stores every result, which is read again.
 UPDATES_PER_RESULT = 4
@@ -66,7 +66,7 @@ def split_scatter(eqn, operands, machine: CostModel):
     neutral = identity(np.dtype(operand.dtype))
     private = lax.full((-(-indices.shape[cut] // block), *operand.shape), neutral, operand.dtype)
     # Padding of the last chunk is the identity: it changes nothing wherever it goes.
-    runs = in_runs(indices, cut, block, np.zeros((), indices.dtype)), in_runs(updates, along, block, neutral)
+    runs = in_chunks(indices, cut, block, np.zeros((), indices.dtype)), in_chunks(updates, along, block, neutral)
     found = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
     return [combine(operand, reduce.bind(found, **reducer_params(reducer, (0,))))]
 

@@ -18,7 +18,7 @@ from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
-from .chunks import in_runs, near_divisor
+from .chunks import in_chunks, near_divisor
 from .reductions import ReductionStages
 from .scatter_privatisation import runs_of, split_scatter
 
@@ -92,7 +92,7 @@ def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
     """
     out = eqn.outvars[0].aval
     wide = out.dtype if out.dtype.itemsize >= 4 else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
-    (a, l), (b, r) = ((in_runs(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
+    (a, l), (b, r) = ((in_chunks(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
     params = {**eqn.params, "preferred_element_type": wide, "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,)))}
     total = lax.reduce_sum_p.bind(eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,)))
     return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)

@@ -25,11 +25,11 @@ from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.cost.steps import elements_read, tables
 
-from .online_analysis import find, runs_allowed
+from .online_analysis import chunks_allowed, find
 from .online_blocks import Blocks, at
 
 if TYPE_CHECKING:
-    from .time_skewing import Wave
+    from .time_skewing import Wavefront
 
 # If halos repeat more than this part of the work, or scratch outgrows L2, the descent starts again from square blocks.
 HALO_RECOMPUTE = 1.1
@@ -77,7 +77,7 @@ class Schedule:
     cost: Cost
     params: tuple[tuple[str, object], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
-    wave: Wave | None = None
+    wave: Wavefront | None = None
     online: Blocks | None = None
 
     @property
@@ -389,7 +389,7 @@ def search(
 
     def stored(blocks):
         """Schedules without chunks: scores stay in L2 and are not computed twice."""
-        with runs_allowed(False):
+        with chunks_allowed(False):
             made = at(blocks)
         return made if made is not None and made.cost.scratch <= machine.near_bytes else None
 

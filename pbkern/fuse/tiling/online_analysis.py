@@ -37,7 +37,7 @@ EXPONENTIALS = ("exp", "exp2")
 _allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
 
 
-def runs_allowed(allowed: bool) -> AbstractContextManager:
+def chunks_allowed(allowed: bool) -> AbstractContextManager:
     """In a `with` block, whether sums may be taken in chunks: it changes their order."""
     return during(_allowed, allowed)
 

@@ -44,7 +44,7 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _InRuns:
+class _InChunks:
     """A schedule with reductions in chunks, which are computed for each group."""
 
     blocks: tuple[int, ...]
@@ -56,7 +56,7 @@ class _Searches:
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)
-    found: dict[tuple, _Found | _InRuns | Exception | None] = field(default_factory=dict)
+    found: dict[tuple, _Found | _InChunks | Exception | None] = field(default_factory=dict)
 
     def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
         """Equal for groups that differ only in the names of values."""
@@ -90,12 +90,12 @@ def _description(eqn) -> tuple:
 _current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar("searches of one plan", default=None)
 
 
-def searches_remembered() -> AbstractContextManager:
+def searches_memoised() -> AbstractContextManager:
     """In a `with` block, groups of equal structure are searched once. The machine must stay the same within."""
     return during(_current, _Searches())
 
 
-def search_once(
+def memoised_search(
     eqns: Sequence, outputs: Sequence, machine: CostModel, accept: Callable[[Cost], bool] | None = None
 ) -> Schedule:
     """Memoised `search`; raises as it does. Each `accept` has results of its own."""
@@ -111,7 +111,7 @@ def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Sch
                  lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
-def schedule_more_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
+def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
     """What `schedule_more` finds. Raises as that does."""
     outputs, accesses = zip(*found.outputs)
 
@@ -136,13 +136,13 @@ def _once(what: tuple, eqns: Sequence, outputs: Sequence, look: Callable[[], Sch
         except (Unfusable, NeedsWhole) as e:
             searches.found[key] = e
             raise
-        in_runs = made is not None and made.online is not None
-        searches.found[key] = _InRuns(made.blocks) if in_runs else made and _Found.of(made)
+        in_chunks = made is not None and made.online is not None
+        searches.found[key] = _InChunks(made.blocks) if in_chunks else made and _Found.of(made)
         return made
     match searches.found[key]:
         case Exception() as e:
             raise e.with_traceback(None)
-        case _InRuns(blocks):
+        case _InChunks(blocks):
             return with_runs(blocks)
         case known:
             return known and known.schedule(eqns, outputs)

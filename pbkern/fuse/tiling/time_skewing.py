@@ -62,7 +62,7 @@ def _rows_of(v, along: int, rows: int) -> Access:
 
 
 @dataclass(frozen=True)
-class Wave:
+class Wavefront:
     """A wavefront of `steps` steps.
 
     Attributes:
@@ -153,9 +153,9 @@ class Wave:
         return found
 
 
-def waves(
+def wavefronts(
     body: jex.ClosedJaxpr, counts: tuple[int, int], periodic: Sequence[set], length: int, machine: CostModel
-) -> Iterator[tuple[Wave, Cost]]:
+) -> Iterator[tuple[Wavefront, Cost]]:
     """Wavefronts of at most `length` steps, each with its price."""
     for along in ALONG:
         if not _all_have_rows(body.jaxpr, counts, periodic, along):
@@ -166,9 +166,9 @@ def waves(
                 reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
             except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
                 break
-            wave = Wave(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
+            wave = Wavefront(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
             # Rows that do not depend on others need no wavefront: they are tiles without halos.
-            if wave.lag and all(_is_front(wave, r) for r in (reads, alone)) and _wraps_once(wave):
+            if wave.lag and all(_is_wavefront(wave, r) for r in (reads, alone)) and _wraps_once(wave):
                 yield from _sized(wave, length, machine)
 
 
@@ -182,7 +182,7 @@ def _all_have_rows(body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[
     return len(wrap) == 1 and (len(extents) == 1 or wrap == {False}) and min(v.aval.size for v in carries) > 0
 
 
-def _is_front(wave: Wave, reads: Reads) -> bool:
+def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
     """Are carries read by rows, and other operands by rows or at one place?"""
     for k, v in enumerate(wave.body.jaxpr.invars):
         carried = wave.counts[0] <= k < sum(wave.counts)
@@ -198,13 +198,13 @@ def _is_front(wave: Wave, reads: Reads) -> bool:
     return True
 
 
-def _wraps_once(wave: Wave) -> bool:
+def _wraps_once(wave: Wavefront) -> bool:
     """With periodic borders, are reads beyond an edge at most one extent away?"""
     dims = zip(wave.carries, wave.periodic[wave.counts[0] :])
     return all(max(wave.margins(v)[d]) <= v.aval.shape[d] for v, periodic in dims for d in periodic)
 
 
-def _sized(wave: Wave, length: int, machine: CostModel) -> Iterator[tuple[Wave, Cost]]:
+def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[Wavefront, Cost]]:
     """With rows for one core or for each, and as many steps as the cache has room for and neighbours may repeat."""
     row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
     room = int(L2_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
@@ -225,12 +225,12 @@ def _even(most: int, length: int) -> int:
     return divisor if divisor >= EVEN_SHARE * most else -(-length // -(-length // most))
 
 
-def _row_bytes(wave: Wave, v) -> int:
+def _row_bytes(wave: Wavefront, v) -> int:
     sizes = [n + low + high for n, (low, high) in zip(v.aval.shape, wave.margins(v))]
     return math.prod(n for d, n in enumerate(sizes) if d != wave.axis(v)) * itemsize(v)
 
 
-def price(wave: Wave, machine: CostModel) -> Cost | None:
+def price(wave: Wavefront, machine: CostModel) -> Cost | None:
     """One front over the whole array: rows of each step, repeated ones too, against carries from memory and back.
 
     None if a step repeats what is too expensive.
@@ -256,6 +256,6 @@ def _overlapped(a: float, b: float) -> float:
     return max(a, b) + UNOVERLAPPED * min(a, b)
 
 
-def _results(wave: Wave) -> list[tuple[object, Access]]:
+def _results(wave: Wavefront) -> list[tuple[object, Access]]:
     return list(zip(wave.body.jaxpr.outvars, wave.reads.results))
 

@@ -25,9 +25,9 @@ from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.tiling.block_search import FEW, Schedule, search
-from pbkern.fuse.tiling.time_skewing import Wave, price, waves
+from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
 
-from .periodic_borders import continued, periodic_dimensions, reach, with_rolls
+from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
 from .windows_as_slices import AS_SLICES, is_window
 
 # Steps per kernel that are tried, while each gains this much over the one before: more steps take longer to compile.
@@ -62,7 +62,7 @@ def _is_local(eqn) -> bool:
     return name in ELEMENTWISE or name in VIEWS or is_window(eqn)
 
 
-def block_time(
+def tile_time(
     body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: CostModel
 ) -> TimeBlocks | None:
     """The number of steps per kernel that the model prefers; None for one step.
@@ -73,7 +73,7 @@ def block_time(
         return None
     step = _step(body, counts)
     seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
-    fronts = [_Front(*found) for found in waves(step.body, counts, step.periodic, length, machine)]
+    fronts = [_Wavefront(*found) for found in wavefronts(step.body, counts, step.periodic, length, machine)]
     # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is needed.
     tiles = not any(f.wave.steps >= min(length, max(STEPS, default=0)) for f in fronts)
     best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
@@ -90,7 +90,7 @@ def block_time(
     return TimeBlocks(best.inner(), rest and rest.inner())
 
 
-def _best_tile(step: _Step, length: int, seconds: float, machine: CostModel) -> tuple[_Unrolled | _Front | None, float]:
+def _best_tile(step: _Step, length: int, seconds: float, machine: CostModel) -> tuple[_Unrolled | _Wavefront | None, float]:
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
     for s in (s for s in STEPS if s <= min(length, step.most)):
@@ -144,10 +144,10 @@ def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
 
 
 @dataclass(frozen=True)
-class _Front:
+class _Wavefront:
     """Several steps as one wavefront kernel, without blocks."""
 
-    wave: Wave
+    wave: Wavefront
     cost: Cost
 
     @property
@@ -168,10 +168,10 @@ class _Front:
         why = Edge(eqn, True, f"{wave.steps} steps in time follow each other in one kernel", after=self.cost.seconds)
         return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Front | None:
+    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Wavefront | None:
         wave = replace(self.wave, steps=steps)
         cost = price(wave, machine)
-        return _Front(wave, cost) if cost is not None else None
+        return _Wavefront(wave, cost) if cost is not None else None
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class _Step:
 
 def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
     body = retrace(body, AS_SLICES)
-    rolled = with_rolls(body)
+    rolled = with_periodic_halos(body)
     periodic = periodic_dimensions(rolled.jaxpr, counts)
     if periodic is None or not any(periodic):
         return _Step(body, counts, [set() for _ in body.jaxpr.invars], MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1))

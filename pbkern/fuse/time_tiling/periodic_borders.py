@@ -89,7 +89,7 @@ class _Windows:
         return self.made(eqn, operands, _Window(first.base, first.starts, eqn.outvars[0].aval.shape))
 
 
-def with_rolls(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def with_periodic_halos(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same function with rolls for concatenations that wrap around."""
     windows = _Windows()
     return retrace(body, {"slice": windows.slice, "concatenate": windows.concatenate})

@@ -343,7 +343,7 @@ class KernelLowering:
         high = loop.trips if isinstance(loop.trips, int) else self._name(block.lookup(loop.trips)[1])
         kept = None if self.options.plain else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
         if kept is not None:
-            self.emitter.loop_in_registers(block, loop, high, kept)
+            self.emitter.promoted_loop(block, loop, high, kept)
             return
 
         def fill(inner: Block, _) -> list:

@@ -28,7 +28,7 @@ from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, k
 
 from .addressing import Point, Tail, Walk, memref
 from .epilogue_loops import Epilogues
-from .interleaved_rows import Woven
+from .interleaved_rows import InterleavedRows
 from .loads import Loads
 
 # Long points that are added up in one loop, at most: their constants need registers as well.
@@ -37,7 +37,7 @@ LONG_POINTS = 4
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class NestEmitter(Loads, Woven, Epilogues):
+class NestEmitter(Loads, InterleavedRows, Epilogues):
     """Emits nests of one function into blocks of `text`."""
 
     def __init__(self, text: Text, vector_bits: int = 512):
@@ -196,7 +196,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
         across.runs = runs_of_loads(w.nest, rows, points[:1])
         tail = Tail(len(points)) if len(points) < lanes else None
-        self._writes(across, block, points[:1], tail, self._rows_across(w, block, accs), inner=False)
+        self._writes(across, block, points[:1], tail, self._reduced_rows(w, block, accs), inner=False)
 
     def _lane_sums(self, w: Walk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
@@ -230,7 +230,7 @@ class NestEmitter(Loads, Woven, Epilogues):
                 scalar: bool = False) -> None:
         width = len(accs) // len(points) if accs else 0
         joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
-        woven = self._woven_writes(w, {n for n, _ in joint})
+        woven = self._interleaved_writes(w, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         def point(k: int, p: Point) -> None:
@@ -246,7 +246,7 @@ class NestEmitter(Loads, Woven, Epilogues):
                 elif write.inner == inner:
                     self._write(w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar)
 
-        self._in_turn(w, block, points, point)
+        self._interleave_points(w, block, points, point)
 
     def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
         """What a write stores, in the buffer's element type."""

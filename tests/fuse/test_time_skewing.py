@@ -17,7 +17,7 @@ from pbkern.fuse.time_tiling import overlapped
 from pbkern.targets.cpu.costs.model import CpuCosts
 
 from .checking import check, planned, rand
-from .test_time_steps import PERIODIC, SYSTEMS, by_fori, fields, interior, padded, rolled, small
+from .test_time_tiling import PERIODIC, SYSTEMS, by_fori, fields, interior, padded, rolled, small
 from .workloads import f32
 
 STEPS = {"zeros": (padded, 1), "kept": (interior, 1), "wave": (SYSTEMS["wave"][0], 2), **PERIODIC}
@@ -65,7 +65,7 @@ OF_SEVERAL_SHAPES = {
 @pytest.fixture
 def fronts(monkeypatch):
     """fronts(k, l2_bytes): only the k-th front counts, at whatever price, of as many steps as that cache holds rows for."""
-    every = overlapped.waves
+    every = overlapped.wavefronts
     monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.GAIN", np.inf)
     monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS", ())
 
@@ -73,7 +73,7 @@ def fronts(monkeypatch):
         def only(body, counts, periodic, length, machine):
             return islice(every(body, counts, periodic, length, dataclasses.replace(machine, l2_bytes=l2_bytes)), k, k + 1)
 
-        monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.waves", only)
+        monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.wavefronts", only)
 
     return choose
 
@@ -233,5 +233,5 @@ def test_a_convolved_image_goes_through_memory_once():
 
 def test_reach_and_lag():
     body = jax.make_jaxpr(asymmetric)(f32(64, 64))
-    wave, _ = next(time_skewing.waves(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE)))
+    wave, _ = next(time_skewing.wavefronts(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE)))
     assert wave.reach == (-2, 1) and wave.lag == 3

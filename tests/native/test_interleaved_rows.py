@@ -61,7 +61,7 @@ FUNCTIONS = (flipped, flipped_and_cut, both_ways, channels, every_second, every_
 @pytest.mark.parametrize("shape", [(1, 1, 3), (3, 0, 3), (2, 3, 2), (5, 16, 3), (4, 31, 3), (3, 131, 4), (2, 65, 5), (2, 77, 7),
                                    (3, 40, 9), (2, 50, 15), (2, 33, 16), (2, 40, 17)], ids=str)  # fmt: skip
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_copies(shape, dtype):
+def test_duplicate_producers(shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         for f in FUNCTIONS:
             same(f, numbers(shape, dtype))

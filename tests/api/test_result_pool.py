@@ -36,7 +36,7 @@ def collected(pool) -> int:
     return sum(m.size for m in pool.unused)
 
 
-def lies_in(memory, array) -> bool:
+def is_stored_in(memory, array) -> bool:
     return memory.ctypes.data <= array.unsafe_buffer_pointer() < memory.ctypes.data + memory.nbytes
 
 
@@ -49,7 +49,7 @@ def test_memory_of_dropped_results_is_used_again(pool, x):
     assert collected(pool) == 32 << 20
     memory = pool.unused[0].bytes
     again = f(x, 3.0)
-    assert lies_in(memory, again) and not pool.unused
+    assert is_stored_in(memory, again) and not pool.unused
     np.testing.assert_array_equal(again, np.asarray(x) * np.float32(3))
 
 

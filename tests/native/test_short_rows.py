@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.targets.cpu.emit.horizontal_reductions import turned_halves
+from pbkern.targets.cpu.emit.horizontal_reductions import butterfly_halves
 
 pytestmark = pytest.mark.usefixtures("wide_types")
 ROWS = (1, 3, 8, 9, 15, 16, 17, 31, 40, 133)
@@ -19,7 +19,7 @@ def test_every_lane_ends_with_the_sum_of_its_row(lanes, block):
     rows = [np.random.default_rng(k).integers(0, 1000, lanes) for k in range(lanes)]
     sums, done = rows, 1
     while done < lanes:
-        low, high = turned_halves(lanes, done, block)
+        low, high = butterfly_halves(lanes, done, block)
         both = [np.concatenate(pair) for pair in zip(sums[::2], sums[1::2])]
         sums, done = [x[low] + x[high] for x in both], 2 * done
     np.testing.assert_array_equal(sums[0], np.sum(rows, 1))

@@ -10,7 +10,7 @@ from jax import lax
 
 import pbkern
 from pbkern.fuse.simplify.driver import simplify
-from pbkern.fuse.time_tiling.periodic_borders import with_rolls
+from pbkern.fuse.time_tiling.periodic_borders import with_periodic_halos
 
 from .checking import check, check_blocks, planned, rand
 from .workloads import f32
@@ -170,8 +170,8 @@ def small(types):
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """Several steps share a tile, if a kernel at all: no front of rows (test_wavefront.py)."""
-    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.waves", lambda *_: ())
+    """Several steps share a tile, if a kernel at all: no front of rows (test_time_skewing.py)."""
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.wavefronts", lambda *_: ())
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_several_steps_with_periodic_borders_share_a_kernel(name, tiles):
     plan = planned(by_fori(step, 40), types)
     assert len(plan.kernels()) == 1 and not plan.left_to_xla(), str(plan.explanation)
     rolls = [op for op, _ in plan.explanation.kernels[0].ops].count("roll")
-    once = [e.primitive.name for e in with_rolls(simplify(jax.make_jaxpr(step)(types))).jaxpr.eqns].count("roll")
+    once = [e.primitive.name for e in with_periodic_halos(simplify(jax.make_jaxpr(step)(types))).jaxpr.eqns].count("roll")
     assert rolls >= 2 * once > 0
 
 

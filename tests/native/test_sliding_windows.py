@@ -37,7 +37,7 @@ def iterate(step, steps):
 @pytest.mark.parametrize("step", [five_points, inner_nine_points, far_neighbours, transport], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("shape", [(300, 517), (64, 1000), (129, 33), (260, 272)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_steps(step, shape, dtype):
+def test_dynamic_strides(step, shape, dtype):
     x = np.random.default_rng(3).normal(size=shape)
     with jax.enable_x64(True):
         want = np.asarray(iterate(step, 8)(jnp.asarray(x)))
