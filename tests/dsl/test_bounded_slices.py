@@ -101,7 +101,8 @@ def test_index_maps_that_do_not_fit_are_refused():
         o[...] = x[...]
 
     wrong = pbkern.BlockSpec((pbkern.BoundedSlice(8), 4), lambda i, parts: (parts[i, 0], 0))
-    with pytest.raises(KernelError, match=r"index map of input 1 \(`x`\) does not fit dimension 0[\s\S]*test_bounded_slices.py"):
+    text = r"index map of input 1 \(`x`\) does not fit dimension 0[\s\S]*test_bounded_slices.py"
+    with pytest.raises(KernelError, match=text):
         make(body, [wrong]).trace(PARTS, X)
     wrong = pbkern.BlockSpec((8, 4), lambda i, parts: (pbkern.ds(0, 3), 0))
     with pytest.raises(KernelError, match="only a dimension that is pbkern.BoundedSlice"):
