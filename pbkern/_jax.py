@@ -10,7 +10,7 @@ import functools
 import itertools
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -108,12 +108,38 @@ def source_context(eqn):
     return source_info_util.user_context(traceback, name_stack=stack)
 
 
+def params_of(eqn) -> Mapping:
+    """An equation's parameters under the names of jax 0.10: scans of 0.11 hold trees in place of numbers of operands."""
+    p = eqn.params
+    if eqn.primitive.name != "scan" or "num_carry" in p:
+        return p
+    consts, carry, _ = map(len, p["ft_in"].unpack())
+    rest = {k: v for k, v in p.items() if k not in ("ft_in", "ft_out")}
+    return rest | {"num_consts": consts, "num_carry": carry}
+
+
+def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
+    """params_of, the other way: what the installed JAX calls them."""
+    if primitive.name != "scan" or "num_carry" not in params or not _SCANS_HOLD_TREES:
+        return params
+    from jax._src import flattree as ft
+
+    rest = {k: v for k, v in params.items() if k not in ("num_consts", "num_carry")}
+    consts, carry, results = params["num_consts"], params["num_carry"], len(params["jaxpr"].out_avals)
+    given = ft.pack((ft.nones(consts), ft.nones(carry), ft.nones(len(operands) - consts - carry)))
+    return rest | {"ft_in": given, "ft_out": ft.pack((ft.nones(carry), ft.nones(results - carry)))}
+
+
+_SCANS_HOLD_TREES = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
+
+
 def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
     """Results of an equation on these operands, with its own parameters or others.
 
     What `bind` takes are not always an equation's parameters: shard_map and others have functions there, and keep jaxprs.
     """
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params if params is None else params))
+    own = eqn.params if params is None else _native(eqn.primitive, operands, params)
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(own))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
