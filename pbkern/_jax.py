@@ -1,4 +1,7 @@
-"""The only importer of private JAX. Tested with jax 0.10.2 (Python 3.11); 0.11.x keeps these names.
+"""The only importer of private JAX. Tested with jax 0.10.2 (Python 3.11) and 0.11.2 (Python 3.13).
+
+`scripts/second_environment.py` runs the tests with the second. Where the two differ, the difference ends here: parameters of
+equations, for instance, have the names of 0.10 everywhere else (`params_of`, `bind_again`).
 
 Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.ref`, `jax.extend.core`.
 """
@@ -23,6 +26,7 @@ from jax._src.state import primitives as state
 from jax._src.util import register_cache, split_list, weakref_lru_cache
 from jax.extend import core as jex
 
+SINCE_0_11 = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
 Var = jex.Var
 Literal = jex.Literal
 Slice = indexing.Slice
@@ -120,7 +124,7 @@ def params_of(eqn) -> Mapping:
 
 def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
     """params_of, the other way: what the installed JAX calls them."""
-    if primitive.name != "scan" or "num_carry" not in params or not _SCANS_HOLD_TREES:
+    if primitive.name != "scan" or "num_carry" not in params or not SINCE_0_11:
         return params
     from jax._src import flattree as ft
 
@@ -128,9 +132,6 @@ def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
     consts, carry, results = params["num_consts"], params["num_carry"], len(params["jaxpr"].out_avals)
     given = ft.pack((ft.nones(consts), ft.nones(carry), ft.nones(len(operands) - consts - carry)))
     return rest | {"ft_in": given, "ft_out": ft.pack((ft.nones(carry), ft.nones(results - carry)))}
-
-
-_SCANS_HOLD_TREES = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
 
 
 def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
@@ -311,10 +312,12 @@ def set_checkify_rule(primitive, bind: Callable) -> None:
     """Makes checkify look into a primitive: bind(operands, jaxpr, **its other parameters) calls it with the checked jaxpr."""
     from jax._src import checkify
 
-    def rule(error, enabled_errors, *operands, jaxpr, **params):
+    def rule(*arguments, jaxpr, **params):
+        context = arguments[: 1 if SINCE_0_11 else 0]  # that numbers errors
+        error, enabled_errors, *operands = arguments[len(context) :]
         given, tree = jax.tree.flatten(error)
         types = [core.typeof(x) for x in (*given, *operands)]
-        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(jaxpr, enabled_errors, tree, *types)
+        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(*context, jaxpr, enabled_errors, tree, *types)
         return jax.tree.unflatten(results, bind([*given, *operands], checked, **params))
 
     checkify.error_checks[primitive] = rule
