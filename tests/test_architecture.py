@@ -161,7 +161,8 @@ def mentioned(path: pathlib.Path) -> list[str]:
 @functools.cache
 def known_names() -> frozenset[str]:
     """Every way to name a file of the project: its path, and the ends of its path."""
-    kept = [p for d in ("pbkern", "tests", "benchmarks", "tutorials", "examples") for p in (PROJECT / d).rglob("*.py")]
+    folders = ("pbkern", "tests", "benchmarks", "tutorials", "examples", "scripts")
+    kept = [p for d in folders for p in (PROJECT / d).rglob("*.py")]
     names = set()
     for p in kept:
         parts = p.relative_to(PROJECT).parts

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern._jax import bind_again
+from pbkern._jax import bind_again, params_of
 from pbkern.core import jaxprs
 from pbkern.fuse.simplify.driver import CONTROL
 
@@ -136,7 +136,7 @@ def _of_shape(x, shape: Sequence[int]):
 
 def _scan(eqn, operands: Sequence) -> list:
     """A scan whose xs and ys have their parts interleaved."""
-    p, body = eqn.params, eqn.params["jaxpr"]
+    p, body = params_of(eqn), eqn.params["jaxpr"]
     first_x = p["num_consts"] + p["num_carry"]
     consts, init, xs = operands[: p["num_consts"]], operands[p["num_consts"] : first_x], operands[first_x:]
     is_pair = [is_complex(v.aval) for v in body.jaxpr.invars[first_x:]]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
 from pbkern.core.affine import Affine
 from pbkern.dsl.host_program import Cond, Copy, Loop, Step, View, While
 from pbkern.fuse.graph import Inner, Node
@@ -99,7 +100,7 @@ def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -
 
 
 def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
-    p, body, rest = eqn.params, inner["jaxpr"], inner.get("rest")
+    p, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
     n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
     consts = [_operand(builder, a) for a in eqn.invars[:n_consts]]
     xs = [_operand(builder, a) for a in eqn.invars[n_consts + n_carry :]]

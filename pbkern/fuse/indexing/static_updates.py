@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting
@@ -110,7 +111,7 @@ class Constants:
 
 def _handed_in(eqn) -> Iterator[tuple]:
     """(operand of a body, the operand of the loop or conditional that it always equals)."""
-    p = eqn.params
+    p = params_of(eqn)
     match eqn.primitive.name:
         case "scan":
             yield from zip(p["jaxpr"].jaxpr.invars[: p["num_consts"]], eqn.invars)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 from jax.extend import core as jex
 
+from pbkern._jax import bind_again, params_of
 from pbkern.core.jaxprs import atoms, inner_jaxprs
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
@@ -45,7 +46,7 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     used = _read(closed.jaxpr)
 
     def rewrite(eqn, operands):
-        p, body = eqn.params, eqn.params["jaxpr"]
+        p, body = params_of(eqn), eqn.params["jaxpr"]
         n_consts, n_carry = p["num_consts"], p["num_carry"]
         wanted = {k for k in range(n_carry) if eqn.outvars[k] in used}
         kept = sorted(_live_carries(body.jaxpr, n_consts, n_carry, wanted))
@@ -64,8 +65,8 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
         made = drop_dead(jax.make_jaxpr(slim)(*(types[k] for k in read)))
         changed = {"jaxpr": made, "num_consts": len(consts), "num_carry": len(kept)}
-        rebound = eqn.primitive.bind(*(operands[k] for k in read), **{**p, **changed})
-        # Nobody reads results that are None.
+        rebound = bind_again(eqn, [operands[k] for k in read], {**p, **changed})
+        # Nobody reads the results that are None.
         results: list = [None] * n_carry + list(rebound[len(kept) :])
         for k, x in zip(kept, rebound):
             results[k] = x

@@ -11,6 +11,7 @@ from __future__ import annotations
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
 from pbkern.core.jaxprs import equations
 from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
@@ -27,7 +28,7 @@ def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _is_short(eqn) -> bool:
-    p = eqn.params
+    p = params_of(eqn)
     body = p["jaxpr"].jaxpr
     return p["length"] == 1 and not body.effects or (
         len(body.outvars) == p["num_carry"]
@@ -45,7 +46,7 @@ def _is_pointwise(eqn) -> bool:
 def _written_out(eqn, operands):
     if not _is_short(eqn):
         return None
-    p = eqn.params
+    p = params_of(eqn)
     end = p["num_consts"] + p["num_carry"]
     consts, carries, xs = operands[: p["num_consts"]], operands[p["num_consts"] : end], operands[end:]
     step = jex.jaxpr_as_fun(p["jaxpr"])

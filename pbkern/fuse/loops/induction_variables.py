@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from pbkern._jax import bind_again, params_of
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
 # comparison -> (sign of the step, added to the bound: the first counter past the end)
@@ -113,7 +114,7 @@ def _as_scan(eqn, operands):
 
 
 def _over_counters(eqn, operands):
-    p, body = eqn.params, eqn.params["jaxpr"]
+    p, body = params_of(eqn), eqn.params["jaxpr"]
     n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
     olds, news = body.jaxpr.invars[n_consts : n_consts + n_carry], body.jaxpr.outvars[:n_carry]
     found: dict[int, tuple[int, int]] = {}  # carry -> (first value, step)
@@ -141,6 +142,6 @@ def _over_counters(eqn, operands):
     made = drop_dead(jax.make_jaxpr(inner)(*types))
     walked = [values(k, 0, length) for k in found]
     given = [*operands[:n_consts], *(operands[n_consts + k] for k in kept), *walked, *operands[n_consts + n_carry :]]
-    rebound = eqn.primitive.bind(*given, **{**p, "jaxpr": made, "num_carry": len(kept)})
+    rebound = bind_again(eqn, given, {**p, "jaxpr": made, "num_carry": len(kept)})
     results = dict(zip(kept, rebound)) | {k: values(k, length, length + 1)[0] for k in found}
     return [*(results[k] for k in range(n_carry)), *rebound[len(kept) :]]

@@ -13,7 +13,7 @@ import math
 import jax
 from jax.extend import core as jex
 
-from pbkern._jax import bind_again
+from pbkern._jax import bind_again, params_of
 from pbkern.core.jaxprs import evaluate, inner_jaxprs
 from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import CostModel
@@ -27,13 +27,13 @@ def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
     """Loops inside loops give what they share to the outer ones."""
 
     def scan(eqn, operands):
-        p, n = eqn.params, eqn.params["num_consts"]
+        p, n = params_of(eqn), params_of(eqn)["num_consts"]
         body = hoist_invariants(p["jaxpr"], machine)
         moved = _Moved.of(body, n, machine)
         if moved is None:
             return None
         given = [*operands[:n], *moved.values(operands[:n]), *operands[n:]]
-        return eqn.primitive.bind(*given, **{**p, "jaxpr": moved.body(), "num_consts": n + len(moved.shared)})
+        return bind_again(eqn, given, {**p, "jaxpr": moved.body(), "num_consts": n + len(moved.shared)})
 
     def loop(eqn, operands):
         p, first, n = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax
 from jax.extend import core as jex
 
-from pbkern._jax import source_of
+from pbkern._jax import bind_again, params_of, source_of
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.cost.kinds import OF_TESTS
 from pbkern.fuse.partition.duplicate_producers import MOST_OF_INDICES
@@ -30,15 +30,15 @@ def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     made = _masks(closed.jaxpr)
 
     def rewrite(eqn, operands):
-        body, n = eqn.params["jaxpr"], eqn.params["num_consts"]
+        body, n = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
         sunk = {k: made[v] for k, v in enumerate(eqn.invars[:n]) if not isinstance(v, jex.Literal) and v in made}
         sunk = {k: eqns for k, eqns in sunk.items() if _is_mask(eqn.invars[k].aval, eqns)}
         inner = sink_masks(_with_masks(body, sunk, eqn.invars) if sunk else body)
         if inner is body:
             return None
         kept = [k for k in range(len(operands)) if k not in sunk]
-        params = eqn.params | {"jaxpr": inner, "num_consts": n - len(sunk)}
-        return list(eqn.primitive.bind(*(operands[k] for k in kept), **params))
+        params = params_of(eqn) | {"jaxpr": inner, "num_consts": n - len(sunk)}
+        return bind_again(eqn, [operands[k] for k in kept], params)
 
     return retrace(closed, {"scan": rewrite})
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.graph import Inner, Node, order
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
@@ -73,7 +74,7 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
 
 def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
     """{"jaxpr": several steps of the loop's body in one kernel, "rest": the remaining steps}, if that pays."""
-    p = eqn.params
+    p = params_of(eqn)
     if eqn.primitive.name != "scan" or parts.options_disable_fusion():
         return {}
     inner = found["jaxpr"]

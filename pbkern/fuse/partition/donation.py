@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.graph import Inner, Node
@@ -44,7 +45,7 @@ def in_place(inner: Inner) -> set:
 
 def _carried(eqn, name: str, body: jex.Jaxpr) -> dict:
     """New carry -> old one."""
-    p = eqn.params
+    p = params_of(eqn)
     if name == "jaxpr" and eqn.primitive.name == "scan":
         return dict(zip(body.outvars[: p["num_carry"]], body.invars[p["num_consts"] :]))
     if name == "body_jaxpr":
