@@ -9,6 +9,7 @@ from pbkern.core.errors import (
     PbkernError,
     RaceError,
     ScheduleError,
+    SimulationError,
     TargetError,
     UnsupportedOp,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "PbkernError",
     "RaceError",
     "ScheduleError",
+    "SimulationError",
     "TargetError",
     "UnsupportedOp",
 ]

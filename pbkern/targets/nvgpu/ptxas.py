@@ -72,3 +72,14 @@ def assemble(ptx: str, architecture: str) -> Assembled:
 def _number(pattern: str, text: str) -> int:
     found = re.search(pattern, text)
     return int(found[1]) if found else 0
+
+
+def disassembled(cubin: bytes) -> str:
+    """Machine code as nvdisasm prints it. Raises TargetError where that is not installed."""
+    tool = _find("nvdisasm")
+    if tool is None:
+        raise TargetError("machine code cannot be disassembled", why="nvdisasm was not found", hint="pip install nvidia-cuda-nvdisasm")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, file.name], capture_output=True, text=True, check=True).stdout
