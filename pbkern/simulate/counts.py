@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,19 +34,41 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
 
-    def add_global(self, addresses: np.ndarray, mask: np.ndarray | None, size: int, repeats: int) -> None:
-        """One access of `size` bytes per lane at int64 addresses [rows, lanes], `repeats` times."""
-        lanes = addresses.size if mask is None else int(np.count_nonzero(mask))
+    def add_global(self, addresses: np.ndarray, mask: np.ndarray | None, size: int, repeats: int, memo: Memo) -> None:
+        """One access of `size` bytes per lane at int64 addresses [rows, lanes], `repeats` times. `memo`: of the instruction."""
+        lanes, sectors, different = memo.get(addresses, mask, SECTOR, lambda: _traffic(addresses, mask, size))
         self.global_bytes += lanes * size * repeats
-        sectors, different = _distinct(addresses, mask, size)
         self.sectors += sectors * repeats
         self.fewest_sectors += different * repeats
 
-    def add_shared(self, offsets: np.ndarray, mask: np.ndarray | None, size: int, repeats: int) -> None:
+    def add_shared(self, offsets: np.ndarray, mask: np.ndarray | None, size: int, memo: Memo) -> None:
         """One access of `size` bytes per lane at offsets in a block's memory [rows, lanes]."""
-        passes, fewest = _passes(offsets, mask, size)
-        self.shared_accesses += fewest * repeats
-        self.bank_conflicts += (passes - fewest) * repeats
+        passes, fewest = memo.get(offsets, mask, BANKS * WORD, lambda: _passes(offsets, mask, size))
+        self.shared_accesses += fewest
+        self.bank_conflicts += passes - fewest
+
+
+class Memo:
+    """What one instruction cost before, by the distances between its lanes' addresses and the first one's place in a period."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple] = {}
+
+    def get(self, addresses: np.ndarray, mask: np.ndarray | None, period: int, count: Callable[[], tuple]) -> tuple:
+        first = int(addresses.flat[0])
+        distances = addresses - first
+        before = self.known.get(first % period)
+        if before is not None and before[0].shape == distances.shape and (before[0] == distances).all():
+            if before[1] is mask or before[1] is not None and mask is not None and (before[1] == mask).all():
+                return before[2]
+        found = count()
+        self.known[first % period] = distances, mask, found
+        return found
+
+
+def _traffic(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int, int]:
+    """(lanes, sectors that they touch, those that as many different bytes would take)."""
+    return addresses.size if mask is None else int(np.count_nonzero(mask)), *_distinct(addresses, mask, size)
 
 
 def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:

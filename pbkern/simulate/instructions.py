@@ -11,7 +11,7 @@ import numpy as np
 from pbkern.core.errors import InternalError
 
 from . import ops
-from .counts import WARP
+from .counts import WARP, Memo
 from .memory import Arrays, BlockMemory, Fault
 from .operands import Reader, as_type, operand
 from .parse import SIZES, Instruction, Program
@@ -187,19 +187,20 @@ def _load(program: Program, c: Instruction) -> Step:
     if space == "param":
         return _param(program, c, dtype)
     names = _names(c.operands[0])
-    address, count = _address(program, c.operands[1]), len(names)
+    address, count, memo = _address(program, c.operands[1]), len(names), Memo()
 
     def step(g: Any, mask: Mask) -> None:
         a = address(g)
         if mask is None:
-            found = read(g, a if space == "global" and not _is_watched(g, a) else np.broadcast_to(a, g.shape), None, space, dtype, count)
+            a = a if space == "global" and not _is_watched(g, a) else np.broadcast_to(a, g.shape)
+            found = read(g, a, None, space, dtype, count, memo)
             parts = [found] if count == 1 else [np.ascontiguousarray(found[..., k]) for k in range(count)]
             for n, p in zip(names, parts):
                 g.put(n, p, None)
             return
         if not mask.any():
             return
-        found = read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count)
+        found = read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count, memo)
         for k, n in enumerate(names):
             whole = np.zeros(g.shape, dtype)
             whole[mask] = found if count == 1 else found[..., k]
@@ -213,7 +214,7 @@ def _is_watched(g: Any, addresses: np.ndarray) -> bool:
     return bool(g.launch.arrays.shadows)
 
 
-def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int) -> np.ndarray:
+def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo) -> np.ndarray:
     """Elements at addresses, flat if there is a mask; rows of `count`. Raises Fault."""
     size = dtype.itemsize * count
     a = addresses if mask is None else addresses[mask]
@@ -222,7 +223,7 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
     if space == "global":
         number, offsets = g.launch.arrays.find(a, size)
         every = np.broadcast_to(addresses, (len(addresses), g.threads))
-        g.counts.add_global(every, mask, size, g.blocks // len(addresses) if mask is None else 1)
+        g.counts.add_global(every, mask, size, g.blocks // len(addresses) if mask is None else 1, memo)
         shadow = g.launch.arrays.shadows.get(number)
         if shadow is not None:
             _note(g, shadow, np.broadcast_to(addresses, g.shape) - Arrays.address(number), mask, size, store=False)
@@ -232,7 +233,7 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
     rows = (g.rows if space == "shared" else g.lanes) if mask is None else (g.rows if space == "shared" else g.lanes)[mask]
     places = memory.find(a, rows, size)
     if space == "shared":
-        g.counts.add_shared(addresses, mask, size, 1)
+        g.counts.add_shared(addresses, mask, size, memo)
         if memory.shadow is not None:
             cells = _note(g, memory.shadow, addresses + g.rows * memory.stride, mask, size, store=False)
             memory.check_written(cells)
@@ -251,28 +252,29 @@ def _note(g: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, st
 def _store(program: Program, c: Instruction) -> Step:
     dtype, space = ops.unsigned(SIZES[c.op[-1]]), _space(c)
     names, address = _names(c.operands[1]), _address(program, c.operands[0])
-    values = [operand(program, n, dtype) for n in names]
+    values, memo = [operand(program, n, dtype) for n in names], Memo()
 
     def step(g: Any, mask: Mask) -> None:
         if mask is not None and not mask.any():
             return
         found = [np.broadcast_to(v(g), g.shape) for v in values]
         found = [f.reshape(-1) if mask is None else f[mask] for f in found]
-        write(g, np.broadcast_to(address(g), g.shape), mask, space, dtype, found)
+        write(g, np.broadcast_to(address(g), g.shape), mask, space, dtype, found, memo)
 
     return step
 
 
-def write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, values: list[np.ndarray]) -> None:
+def write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, values: list[np.ndarray],
+          memo: Memo) -> None:
     """Stores rows of values, flat. Raises Fault."""
-    view, places, size = _view_to_write(g, addresses, mask, space, dtype, len(values))
+    view, places, size = _view_to_write(g, addresses, mask, space, dtype, len(values), memo)
     if len(values) == 1:
         view[places // size] = values[0]
     else:
         view[places // size] = np.stack(values, -1)
 
 
-def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int):
+def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo):
     """(memory, places in bytes, bytes of an access), checked, counted and marked."""
     size = dtype.itemsize * count
     a = addresses.reshape(-1) if mask is None else addresses[mask]
@@ -280,7 +282,7 @@ def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype:
         space = "global" if int(a.max()) >= Arrays.address(0) >> 1 else "shared"
     if space == "global":
         number, places = g.launch.arrays.find(a, size)
-        g.counts.add_global(addresses, mask, size, 1)
+        g.counts.add_global(addresses, mask, size, 1, memo)
         shadow = g.launch.arrays.shadows.get(number)
         if shadow is not None:
             _note(g, shadow, addresses - Arrays.address(number), mask, size, store=True)
@@ -289,7 +291,7 @@ def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype:
     rows = g.rows if space == "shared" else g.lanes
     places = memory.find(a, rows.reshape(-1) if mask is None else rows[mask], size)
     if space == "shared":
-        g.counts.add_shared(addresses, mask, size, 1)
+        g.counts.add_shared(addresses, mask, size, memo)
         if memory.shadow is not None:
             _note(g, memory.shadow, addresses + g.rows * memory.stride, mask, size, store=True)
     return memory.view(dtype, count), places, size
@@ -309,7 +311,7 @@ def _atomic(program: Program, c: Instruction) -> Step:
     kind = next(m for m in c.op[1:] if m in (*_ATOMICS, "cas"))
     first = 1 if returns else 0
     address = _address(program, c.operands[first])
-    values = [operand(program, o, t) for o in c.operands[first + 1 :]]
+    values, memo = [operand(program, o, t) for o in c.operands[first + 1 :]], Memo()
 
     def step(g: Any, mask: Mask) -> None:
         here = np.ones(g.shape, bool) if mask is None else mask
@@ -319,7 +321,7 @@ def _atomic(program: Program, c: Instruction) -> Step:
         found = [np.broadcast_to(v(g), g.shape)[here] for v in values]
         watched, g.launch.arrays.shadows = g.launch.arrays.shadows, {}
         near, g.shared.shadow = g.shared.shadow, None
-        view, places, size = _view_to_write(g, a, here, space, ops.unsigned(t.itemsize), 1)
+        view, places, size = _view_to_write(g, a, here, space, ops.unsigned(t.itemsize), 1, memo)
         g.launch.arrays.shadows, g.shared.shadow = watched, near
         flat, old = view.view(t), np.zeros(len(places), t)
         for k, at in enumerate(places // size):

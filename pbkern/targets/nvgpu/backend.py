@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pbkern.core.errors import ScheduleError
+from pbkern.core.errors import OptionError, ScheduleError
 from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -46,7 +46,11 @@ class NvgpuBackend:
 
 def params(kernel: Kernel) -> CompilerParams:
     """The kernel's CompilerParams for this target, or the default ones."""
-    return kernel.compiler_params.get(CompilerParams.target_name, DEFAULT_PARAMS)
+    found = kernel.compiler_params.get(CompilerParams.target_name, DEFAULT_PARAMS)
+    if not isinstance(found, CompilerParams):
+        raise OptionError(f"kernel `{kernel.name}` has compiler_params for nvgpu of another class", at=kernel.defined_at or None,
+                          why=repr(found), hint="pbkern.nvgpu.CompilerParams(...)")
+    return found
 
 
 def _check(kernel: Kernel, p: CompilerParams) -> None:

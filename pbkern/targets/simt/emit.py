@@ -28,7 +28,8 @@ from .nests import THREAD, NestEmitter
 from .options import ThreadOptions
 from .threads import Deal, deal
 
-NOALIAS = " {llvm.noalias}"
+# Arrays of XLA and of this target start at multiples of 16 bytes, of whole vectors.
+ALIGNED = "llvm.align = 16 : i64"
 SLOTS, ARENA, FAR = "%slots", "%arena", "%far"
 
 
@@ -80,7 +81,7 @@ class _Lowering:
         self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
         self.placement = memory.place(nests, self.options.shared_bytes, -(-self.slots * reductions.SLOT_BYTES // 64) * 64)
         self.index_bits = self._index_bits()
-        self.emitter = NestEmitter(self.text, self.placement, nests.prologue.context.pool, self.index_bits)
+        self.emitter = NestEmitter(self.text, self.placement, nests.prologue.context, self.index_bits)
         self.emitter.team = reductions.Team(self.text, self.options.device, self.options.threads, THREAD, SLOTS,
                                             f"memref<{max(self.slots, 1)}xi64, {SHARED}>", self._barrier)
         self.shown: list[str] = []
@@ -134,37 +135,43 @@ class _Lowering:
         )  # fmt: skip
 
     def _views(self, top: Block) -> None:
-        """Names of scratch: views of the block's bytes in shared and in global memory."""
-        p, t = self.placement, self.text
+        """Names of arrays and scratch: views of bytes."""
+        p, t, bases = self.placement, self.text, self.emitter.bases
+        for o in self.nests.operands:
+            if o.buf.storage is None:
+                bases[o.buf] = f"{o.buf.name}_bytes", t.index(0), _bytes(o.buf)
+        shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         if p.shared_bytes:
-            shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
             top.add(f"{ARENA} = memref.get_global @{self.name}_shared : {shared}")
             if self.slots:
                 top.add(f"{SLOTS} = memref.view {ARENA}[{t.index(0)}][] : {shared} to {self.emitter.team.slots_type}")
         if p.global_bytes:
             start = t.put(top, f"arith.muli %p, {t.index(p.global_bytes)} : index")
         for b, offset in p.offsets.items():
-            if p.is_shared(b):
-                top.add(f"{b.name} = memref.view {ARENA}[{t.index(offset)}][] : {shared} to {p.memref(b)}")
-            else:
-                at = t.put(top, f"arith.addi {start}, {t.index(offset)} : index")
-                top.add(f"{b.name} = memref.view {FAR}[{at}][] : {self._far()} to {p.memref(b)}")
+            near = p.is_shared(b)
+            at = t.index(offset) if near else t.put(top, f"arith.addi {start}, {t.index(offset)} : index")
+            bases[b] = (ARENA, at, shared) if near else (FAR, at, self._far())
+        for b, (base, at, kind) in bases.items():
+            top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {p.memref(b)}")
 
     def _far(self) -> str:
         return f"memref<{self.placement.global_bytes * self._blocks()}xi8>"
 
     def _function(self, block: Block) -> str:
         t, p = self.text, self.placement
-        aliased = {i for i, _ in self.kernel.aliases}
         arrays = [(k, o.buf) for k, o in enumerate(self.nests.operands) if o.buf.storage is None]
-        args = [f"{b.name}: {p.memref(b)}{'' if k in aliased else NOALIAS}" for k, b in arrays]
-        args += [f"{FAR}: {self._far()}{NOALIAS}"] if p.global_bytes else []
+        args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k)}" for k, b in arrays]
+        args += [f"{FAR}: {self._far()}{self._attributes(-1)}"] if p.global_bytes else []
         constants = [f"{n} = {c}" for c, n in t.constants.items()]
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         head = [f'memref.global "private" @{self.name}_shared : {shared} = uninitialized {{alignment = 128 : i64}}']
         body = operation.lines([*t.top.operations, *block.operations])
         lines = [*(head if p.shared_bytes else ()), f"func.func @{self.name}({', '.join(args)}) {{", *constants, *body, "return", "}"]
         return "\n".join(lines)
+
+    def _attributes(self, operand: int) -> str:
+        aliased = operand in {i for i, _ in self.kernel.aliases}
+        return f" {{{ALIGNED}}}" if aliased else f" {{{ALIGNED}, llvm.noalias}}"
 
     def _delinearise(self, block: Block) -> None:
         """Grid indices along parallel dimensions."""
@@ -258,7 +265,7 @@ class _Lowering:
 
     def _body(self, block: Block, case: Case) -> None:
         self.shown.append(str(case))
-        self.emitter.pool = case.context.pool
+        self.emitter.context = case.context
         self._statements(block, case.statements)
 
     # ---------------------------------------------------------------- statements
@@ -313,6 +320,11 @@ class _Lowering:
         before.add(f"scf.condition({test})")
         after.add("scf.yield")
         block.add("scf.while : () -> ()", before, after, words=("", "do"))
+
+
+def _bytes(buf: Buf) -> str:
+    """Type of an array as bytes."""
+    return f"memref<{max(buf.size, 1) * max(buf.dtype.itemsize, 1)}xi8>"
 
 
 def _is_long(i: Affine, s: Stmt) -> bool:

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 
 from pbkern.core.affine import Affine
 from pbkern.lower.math import elementwise
-from pbkern.lower.mlir.element_types import BITS, compute_el, storage_el
+from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Write
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
 from pbkern.lower.nest.rounding import may_cancel
 
+from .device import SHARED
 from .memory import Placement
 
 INT32_MAX = 2**31 - 1
@@ -31,20 +33,25 @@ class Walk:
       top: the block behind which its points begin.
       written: root buffers that it stores to.
       accs: accumulators once they are complete, by number.
+      beside: points of a thread that lie side by side, whose loads and stores are whole vectors; along: their dimension.
     """
 
     nest: Nest
     top: Block
     written: frozenset[Buf]
     accs: dict[int, Ssa] = field(default_factory=dict)
+    beside: int = 1
+    along: str = ""
     memo: dict[tuple, bool] = field(default_factory=dict)
 
 
 class Expressions:
     """Emits values, loads and stores into blocks of `text`."""
 
-    def __init__(self, text: Text, placement: Placement, pool: Pool, index_bits: int):
-        self.text, self.placement, self.pool, self.index_bits = text, placement, pool, index_bits
+    def __init__(self, text: Text, placement: Placement, context: NestContext, index_bits: int):
+        self.text, self.placement, self.context, self.index_bits = text, placement, context, index_bits
+        self.bases: dict[Buf, tuple[str, str, str]] = {}  # root buffer -> bytes that hold it, its first one, type of the bytes
+        self.wholes: dict[tuple[Buf, int], str] = {}
 
     def builder(self, block: Block) -> Builder:
         return self.text.builder(block, 0)
@@ -90,13 +97,15 @@ class Expressions:
                 return Ssa(self._within(block, self.text.affine(block, i)[1], low, high) or b.c(True, "i1").name, "i1", 0)
             case "load":
                 buf, index, guard = e.info
+                if w.beside > 1 and w.along in e.symbols:
+                    return b.from_storage(self._load_beside(w, block, buf, flat_index(buf, index)), buf.dtype)
                 flat = self._clamped(w, block, buf, index) if guard else flat_index(buf, index)
                 return self._load(block, buf, flat)
             case "gather":
                 return self._gather(w, block, e)
             case "moved":
                 there = {d: Affine.symbol(d) + k for d, k in e.info}
-                return self.value(w, block, self.pool.rename(e.args[0], there))
+                return self.value(w, block, self.context.pool.rename(e.args[0], there))
         args = [self.value(w, block, a) for a in e.args]
         b = b.strict() if may_cancel(e) else b
         return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
@@ -183,6 +192,35 @@ class Expressions:
 
     def _load_word(self, block: Block, buf: Buf, address: str, el: str) -> Ssa:
         return Ssa(self.text.put(block, f"memref.load {buf.root.name}[{address}] : {self.placement.memref(buf)}"), el, 0)
+
+    def _whole(self, buf: Buf, count: int, flat: Affine) -> tuple[str, Affine, str]:
+        """(view of a buffer as vectors, the vector's number, type of the view)."""
+        root, space = buf.root, f", {SHARED}" if self.placement.is_shared(buf) else ""
+        vectors = f"memref<{max(root.size // count, 1)}x{mlir_type(storage_el(root.dtype), count)}{space}>"
+        if (root, count) not in self.wholes:
+            base, at, kind = self.bases[root]
+            view = f"memref.view {base}[{at}][] : {kind} to {vectors}"
+            self.wholes[root, count] = self.text.put(self.text.top, view)
+        return self.wholes[root, count], Affine(tuple((s, c // count) for s, c in flat.terms), flat.const // count), vectors
+
+    def _load_beside(self, w: Walk, block: Block, buf: Buf, flat: Affine) -> Ssa:
+        """An element of a whole vector, which is loaded once."""
+        lane = flat.const % w.beside
+        key, el = ("whole", buf, flat - lane), storage_el(buf.dtype)
+        if key not in block.memo:
+            name, number, kind = self._whole(buf, w.beside, flat - lane)
+            block.memo[key] = self.text.put(block, f"memref.load {name}[{self.address(block, number)}] : {kind}")
+        v, kind = block.memo[key], mlir_type(el, w.beside)
+        return Ssa(self.text.put(block, f"vector.extract {v}[{lane}] : {mlir_type(el)} from {kind}"), el, 0)
+
+    def write_beside(self, w: Walk, block: Block, writes: list[Write]) -> None:
+        """Stores a whole vector."""
+        b, buf = self.builder(block), writes[0].buf
+        values = [b.to_storage(self.value(w, block, x.value), buf.dtype) for x in writes]
+        kind = mlir_type(values[0].el, len(values))
+        v = self.text.put(block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}")
+        name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
+        block.add(f"memref.store {v}, {name}[{self.address(block, number)}] : {view}")
 
     def _load_words(self, block: Block, buf: Buf, flat: Affine | str, kept: str, wanted: str) -> Ssa:
         """An element that spans several of the buffer whose bytes it reinterprets, the first in its low bits."""

@@ -14,6 +14,7 @@ from . import reductions
 from .expressions import Expressions, Walk
 from .reductions import Team
 from .threads import Deal
+from .tiles import Tile, tiled
 
 # Additions to one accumulator in a row: what rounding loses grows with them. Source: Higham 2002, Accuracy and Stability of
 # Numerical Algorithms, section 4.2.
@@ -32,7 +33,11 @@ class NestEmitter(Expressions):
         if any(n == 0 for _, n in deal.free):
             return
         top = Block(block)
+        nest = tiled(nest, deal.tiles, self.context)
         w = Walk(nest, top, frozenset(x.buf.root for x in nest.writes))
+        for t in deal.tiles:
+            if t.beside:
+                w.beside, w.along = t.count, t.dim
         if deal.alone:
             first = self.text.put(top, f"arith.cmpi eq, {THREAD}, {self.text.index(0)} : index")
             self.text.when(top, first, lambda b: self._in_order(w, b, list(deal.free)))
@@ -89,8 +94,16 @@ class NestEmitter(Expressions):
     def _at(self, w: Walk, block: Block, deal: Deal, number: str, live: str | None) -> None:
         inner = Block(block)
         self._split(inner, list(deal.free), number)
+        for t in deal.tiles:
+            self._keep_inside(inner, t)
         self._point(w, inner, deal, live)
         block.take(inner)
+
+    def _keep_inside(self, block: Block, t: Tile) -> None:
+        """Values of the places of points that may lie outside."""
+        for u in filter(t.may_lie_outside, range(t.count)):
+            at = self.text.affine(block, t.place(u))[1]
+            block.values[t.kept(u)] = self.text.put(block, f"arith.minui {at}, {self.text.index(t.size - 1)} : index")
 
     def _split(self, block: Block, dims: list[tuple[str, int]], number: str) -> None:
         """Values of dimensions, slowest first, at the point of this number."""
@@ -145,9 +158,14 @@ class NestEmitter(Expressions):
             w.accs[n] = accs[at - 1]
 
     def _writes(self, w: Walk, block: Block, *, inner: bool, also: str | None = None) -> None:
-        for x in w.nest.writes:
-            if x.inner == inner:
-                self.write(w, block, x, also)
+        mine = [x for x in w.nest.writes if x.inner == inner]
+        each = len(w.nest.writes) // w.beside
+        if w.beside > 1 and also is None and all(x.mask is None for x in mine):
+            for n in range(each):
+                self.write_beside(w, block, w.nest.writes[n::each])
+            return
+        for x in mine:
+            self.write(w, block, x, also)
 
     def _term(self, w: Walk, block: Block, accs: list[Ssa], also: str | None = None) -> list[Ssa]:
         """One point of the reduced dimensions; the next accumulators."""

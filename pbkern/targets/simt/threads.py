@@ -15,6 +15,8 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import apart, flat_coefficient
 from pbkern.lower.nest.ir import Buf, Nest, Write
 
+from .tiles import Tile, tiles
+
 
 @dataclass(frozen=True)
 class Deal:
@@ -26,6 +28,7 @@ class Deal:
       team: threads that share the reduction of a point: 1, a power of two up to the warp, or all threads of the block.
       threads: of the block.
       alone: one thread computes all points, in the nest's own order.
+      tiles: several points of one thread (tiles.py); their dimensions count its places.
     """
 
     free: tuple[tuple[str, int], ...]
@@ -33,6 +36,7 @@ class Deal:
     team: int
     threads: int
     alone: bool = False
+    tiles: tuple[Tile, ...] = ()
 
     @property
     def points(self) -> int:
@@ -59,7 +63,9 @@ def deal(nest: Nest, threads: int, warp: int) -> Deal:
     order = _along_lanes(nest, reduced if team > 1 else free)
     if team > 1:
         return Deal(tuple(free.items()), tuple(order.items()), team, threads)
-    return Deal(tuple(order.items()), tuple(reduced.items()), team, threads)
+    found = tiles(nest, order, threads)
+    places = order | {t.dim: t.steps for t in found}
+    return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
 
 
 def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int], reduced: Mapping[str, int]) -> int:
