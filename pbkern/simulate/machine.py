@@ -115,6 +115,7 @@ class Gang:
                     break
                 step(self, mask if c.predicate is None else self._predicated(mask, c))
             except Fault as f:
+                self._check_together()  # why threads meet where none should
                 raise self.error(c, f.kind, f.what) from None
             place += 1
             if place in groups:
@@ -270,8 +271,8 @@ class Gang:
             raise self.error(c, "deadlock", "barriers for a part of the threads are not simulated")
         return c.operands[0]
 
-    def _stuck(self) -> None:
-        """Raises the error that says why nothing goes on."""
+    def _check_together(self) -> None:
+        """Raises the error for lanes that wait for others of their warp, if those have gone on without them."""
         for place, lanes in sorted(self.waiting.items()):
             c = self.program.code[place]
             by_warp = self._by_warp(lanes)
@@ -280,19 +281,24 @@ class Gang:
             if absent.any():
                 block, warp, lane = (int(k) for k in np.argwhere(absent)[0])
                 where = self._whereabouts(block, warp * WARP + lane)
-                raise self.error(c, "divergence", f"thread {warp * WARP + lane} of block {self.first + block} is not there: {where}")
+                raise self.error(c, "divergence", f"lanes of a warp wait here, but not thread {warp * WARP + lane} of block "
+                                 f"{self.first + block}, which {where}")
+
+    def _stuck(self) -> None:
+        """Raises the error that says why nothing goes on."""
+        self._check_together()
         place, lanes = min(self.waiting.items())
         block = int(np.argmax(lanes.any(1)))
         absent = np.flatnonzero(~lanes[block])
         where = self._whereabouts(block, int(absent[0]))
         raise self.error(self.program.code[place], "deadlock", f"{int(lanes[block].sum())} threads of block {self.first + block} wait "
-                         f"here for {len(absent)} others: thread {int(absent[0])} {where}")
+                         f"here for {len(absent)} others, of which thread {int(absent[0])} {where}")
 
     def _whereabouts(self, block: int, thread: int) -> str:
         for place, lanes in self.waiting.items():
             if lanes[block, thread]:
-                return f"it waits at line {self.program.code[place].line}"
-        return "it has ended"
+                return f"waits at line {self.program.code[place].line}"
+        return "has gone on" if self.live[block, thread] else "has ended"
 
     def error(self, c: Instruction, kind: str, what: str) -> SimulationError:
         found = SimulationError(f"{_TITLES[kind]} in kernel `{self.program.name}`", kind=kind, at=c.at or None,

@@ -160,7 +160,7 @@ class NestEmitter(Expressions):
     def _writes(self, w: Walk, block: Block, *, inner: bool, also: str | None = None) -> None:
         mine = [x for x in w.nest.writes if x.inner == inner]
         each = len(w.nest.writes) // w.beside
-        if w.beside > 1 and also is None and all(x.mask is None for x in mine):
+        if w.beside > 1 and mine and also is None and all(x.mask is None for x in mine):
             for n in range(each):
                 self.write_beside(w, block, w.nest.writes[n::each])
             return
