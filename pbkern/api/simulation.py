@@ -14,7 +14,6 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.simulate.counts import Counts
-from pbkern.targets import get_target
 from pbkern.targets.nvgpu.program import Compiled
 
 from .decorators import JitFunction
@@ -44,7 +43,8 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
       f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
       device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100". Default "sm_90a".
       check: races, and reads of shared memory before a store, are found. Default True.
-    Raises SimulationError where threads race, wait for ever, are not together, or leave their arrays; UnsupportedOp, OptionError.
+    Raises SimulationError where threads race, wait for ever, are not together, or leave their arrays; UnsupportedOp,
+    OptionError.
     """
     options = CompileOptions(target="nvgpu", device=device)
     if isinstance(f, KernelFunction):
@@ -77,7 +77,8 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
 def _dynamic(options: CompileOptions, args: tuple, kwargs: dict) -> tuple:
     """Arguments without those that are compile-time constants."""
     positions = {p % len(args) for p in options.static_argnums} if args else set()
-    return [a for k, a in enumerate(args) if k not in positions], {n: v for n, v in kwargs.items() if n not in options.static_argnames}
+    return [a for k, a in enumerate(args) if k not in positions], {n: v for n, v in kwargs.items()
+                                                                   if n not in options.static_argnames}
 
 
 def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -> Simulation:

@@ -166,9 +166,9 @@ def _address(program: Program, text: str) -> Reader:
 
 def _param(program: Program, c: Instruction, dtype: np.dtype) -> Step:
     found = _ADDRESS.match(c.operands[1])
-    position, _ = program.parameters[found[1]]
-    if found[2]:
+    if found is None or found[2]:
         raise ops.Unknown("a part of a parameter")
+    position, _ = program.parameters[found[1]]
     dst = c.operands[0]
 
     def step(g: Any, mask: Mask) -> None:
@@ -299,7 +299,8 @@ def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype:
 
 # ---------------------------------------------------------------- atomics
 
-_ATOMICS: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+_ATOMICS: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+                                 "or": np.bitwise_or,
                                  "xor": np.bitwise_xor, "exch": lambda old, new: new}  # fmt: skip
 
 
@@ -407,7 +408,8 @@ def _activemask(program: Program, c: Instruction) -> Step:
 
 
 _MAKERS: dict[str, Callable[[Program, Instruction], Step]] = {
-    "setp": _setp, "selp": _selp, "cvt": _cvt, "cvta": _cvta, "ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic,
+    "setp": _setp, "selp": _selp, "cvt": _cvt, "cvta": _cvta, "ld": _load, "ldu": _load,
+    "st": _store, "atom": _atomic, "red": _atomic,
     "shfl": _shfl, "vote": _vote, "activemask": _activemask,
     **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "nanosleep", "pragma"), _nothing),
 }  # fmt: skip

@@ -55,7 +55,8 @@ def _arguments(program: Program, arrays: Sequence[np.ndarray]) -> tuple[list[int
     """(bits per parameter, arrays by number)."""
     if len(arrays) != len(program.parameters):
         raise KernelError(f"kernel `{program.name}` takes {len(program.parameters)} arguments", why=f"{len(arrays)} are given")
-    values, held = [], []
+    values: list[int] = []
+    held: list[np.ndarray] = []
     for k, a in enumerate(arrays):
         if isinstance(a, np.generic):
             values.append(int(a.view(f"uint{8 * a.itemsize}")))

@@ -1,8 +1,9 @@
 """Runs a Program: many blocks at a time, a lane per thread, the lowest place of the text first.
 
-Registers are arrays [blocks, threads], with length 1 where a value is the same for all: NumPy broadcasts. Lanes that stand at one
-place go on together. Instructions that lanes do together (`.sync`, `.aligned`) wait until all the lanes that they name are there;
-when no lane can go on, what waits is judged: complete, or an error.
+Registers are arrays [blocks, threads], with length 1 where a value is the same for all: NumPy broadcasts. Lanes that stand
+at one
+place go on together. Instructions that lanes do together (`.sync`, `.aligned`) wait until all the lanes that they name are
+there; when no lane can go on, what waits is judged: complete, or an error.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Launch:
 
     def run(self) -> None:
         """All blocks. Raises SimulationError."""
-        self.steps = [None if c.op[0] in (*_JUMPS, *_MEETS) else instructions.compiled(self.program, c) for c in self.program.code]
+        self.steps = [None if c.op[0] in (*_JUMPS, *_MEETS) else instructions.compiled(self.program, c)
+                      for c in self.program.code]
         at_once = max(1, LANES // self.block)
         with np.errstate(all="ignore"):
             for first in range(0, self.grid, at_once):
@@ -150,7 +152,7 @@ class Gang:
             self._join(groups, place, None if mask.all() else mask)
 
     def _predicated(self, mask: Mask, c: Instruction) -> Mask:
-        p = self.registers[c.predicate]
+        p = self.registers[c.predicate or ""]
         p = np.broadcast_to(~p if c.negated else p, self.shape)
         return p if mask is None else p & mask
 
@@ -256,13 +258,13 @@ class Gang:
         for number in {self._barrier(self.program.code[p]) for p in places}:
             mine = [p for p in places if self._barrier(self.program.code[p]) == number]
             together = np.logical_or.reduce([self.waiting[p] for p in mine])
-            done = together.all(1, keepdims=True)
+            done = np.asarray(together.all(1, keepdims=True))
             for p in mine:
                 by_warp = self._by_warp(self.waiting[p])
                 split = by_warp.any(-1) & ~(by_warp | ~self._by_warp(np.ones(self.shape, bool))).all(-1)
-                done &= ~split.any(-1, keepdims=True)
+                done = done & ~split.any(-1, keepdims=True)
             if done.any():
-                self._passed(done)
+                self._passed(np.asarray(done))
                 for p in mine:
                     self._go(groups, p, self.waiting[p] & done)
 
@@ -291,7 +293,8 @@ class Gang:
         block = int(np.argmax(lanes.any(1)))
         absent = np.flatnonzero(~lanes[block])
         where = self._whereabouts(block, int(absent[0]))
-        raise self.error(self.program.code[place], "deadlock", f"{int(lanes[block].sum())} threads of block {self.first + block} wait "
+        raise self.error(self.program.code[place], "deadlock",
+                         f"{int(lanes[block].sum())} threads of block {self.first + block} wait "
                          f"here for {len(absent)} others, of which thread {int(absent[0])} {where}")
 
     def _whereabouts(self, block: int, thread: int) -> str:
@@ -321,7 +324,8 @@ class Gang:
         self.registers[name] = value
 
 
-_TITLES = {"race": "threads race", "bounds": "an access outside of memory", "uninitialised": "memory is read before it is written",
+_TITLES = {"race": "threads race", "bounds": "an access outside of memory",
+           "uninitialised": "memory is read before it is written",
            "divergence": "threads of a warp are not together", "deadlock": "threads wait for ever"}  # fmt: skip
 _HINTS = {"race": "a barrier between the two", "bounds": "mask the threads that have no element",
           "uninitialised": "store it first, or wait for the threads that do",

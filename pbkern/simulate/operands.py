@@ -53,7 +53,8 @@ def _number(program: Program, text: str, t: np.dtype):
         return program.local[text]
     if text[:2].lower() in ("0f", "0d"):
         bits = 32 if text[1] in "fF" else 64
-        return np.array(int(text[2:], 16), f"uint{bits}").view(f"float{bits}").astype(t) if ops.is_float(t) else int(text[2:], 16)
+        pattern = int(text[2:], 16)
+        return np.array(pattern, f"uint{bits}").view(f"float{bits}").astype(t) if ops.is_float(t) else pattern
     try:
         n = int(text.rstrip("U"), 0)
     except ValueError:
@@ -69,7 +70,8 @@ def _constant(n: int) -> Callable[[Any], np.ndarray]:
 
 _SPECIAL: Mapping[str, Callable[[Any], np.ndarray]] = {
     "%tid.x": lambda g: g.tid, "%ctaid.x": lambda g: g.ctaid,
-    "%ntid.x": lambda g: np.full((1, 1), g.threads, np.uint32), "%nctaid.x": lambda g: np.full((1, 1), g.launch.grid, np.uint32),
+    "%ntid.x": lambda g: np.full((1, 1), g.threads, np.uint32), "%nctaid.x": lambda g: np.full((1, 1), g.launch.grid,
+                                                                                               np.uint32),
     **{f"%{n}.{d}": _constant(0) for n in ("tid", "ctaid") for d in "yz"},
     **{f"%{n}.{d}": _constant(1) for n in ("ntid", "nctaid") for d in "yz"},
     "%laneid": lambda g: g.tid % np.uint32(WARP), "WARP_SZ": _constant(WARP),

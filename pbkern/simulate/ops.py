@@ -1,4 +1,5 @@
-"""The table of PTX's instructions that compute: name -> function of NumPy arrays, a lane per element. Source: PTX ISA 8.7, section 9.
+"""The table of PTX's instructions that compute: name -> function of NumPy arrays, a lane per element. Source: PTX ISA 8.7,
+section 9.
 
 What touches memory, branches, or waits for other lanes is in machine.py.
 """
@@ -37,16 +38,23 @@ def _wide(t: np.dtype) -> np.dtype:
 # ---------------------------------------------------------------- arithmetic
 
 
+def _zeroed(x: np.ndarray) -> np.ndarray:
+    """Subnormal numbers as zeros."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+
 def _flushed(f: Function, op: tuple[str, ...], t: np.dtype) -> Function:
     """Modifiers .ftz and .sat of floats."""
-    if "ftz" in op and t == np.float32:
-        inner, tiny = f, np.finfo(np.float32).tiny
-        zero = lambda x: np.where(np.abs(x) < tiny, np.copysign(np.float32(0), x), x)  # noqa: E731
-        f = lambda *xs: zero(inner(*map(zero, xs)))  # noqa: E731
-    if "sat" in op and is_float(t):
-        whole = f
-        f = lambda *xs: np.nan_to_num(np.clip(whole(*xs), t.type(0), t.type(1)), nan=0)  # noqa: E731
-    return f
+    if not is_float(t) or not {"ftz", "sat"} & set(op):
+        return f
+
+    def modified(*xs: np.ndarray) -> np.ndarray:
+        flush = "ftz" in op and t == np.float32
+        found = f(*map(_zeroed, xs)) if flush else f(*xs)
+        found = _zeroed(found) if flush else found
+        return np.nan_to_num(np.clip(found, t.type(0), t.type(1)), nan=0) if "sat" in op else found
+
+    return modified
 
 
 def fma(t: np.dtype) -> Function:
@@ -259,7 +267,7 @@ def _prmt(op: tuple[str, ...], t: np.dtype) -> Function:
 
     def permute(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
         both = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
-        found = np.uint32(0)
+        found = a & np.uint32(0)
         for k in range(4):
             which = selector >> np.uint32(4 * k)
             byte = (both >> (np.uint64(8) * (which & np.uint32(7)).astype(np.uint64))).astype(np.uint32) & np.uint32(255)
@@ -270,16 +278,13 @@ def _prmt(op: tuple[str, ...], t: np.dtype) -> Function:
     return permute
 
 
-_LUT = [0xF0, 0xCC, 0xAA]
-
-
 def _lop3(op: tuple[str, ...], t: np.dtype) -> Function:
     def logic(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
-        number, found = int(np.asarray(table).flat[0]), np.uint32(0)
+        number, found = int(np.asarray(table).flat[0]), a & np.uint32(0)
         for k in range(8):
             if number >> k & 1:
                 found = found | (a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c)
-        return np.asarray(found + (a & np.uint32(0)))
+        return found
 
     return logic
 
@@ -337,7 +342,8 @@ def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
 
 def _saturated(x: np.ndarray, to: np.dtype) -> np.ndarray:
     info = np.iinfo(to)
-    inside = np.clip(np.nan_to_num(x, nan=0.0), float(info.min), np.nextafter(float(info.max), 0) if to.itemsize == 8 else info.max)
+    inside = np.clip(np.nan_to_num(x, nan=0.0), float(info.min), np.nextafter(float(info.max), 0)
+                     if to.itemsize == 8 else info.max)
     found = inside.astype(to)
     return np.where(x >= float(info.max), info.max, found).astype(to)
 
@@ -374,8 +380,3 @@ TABLE: dict[str, Maker] = {
 COUNTS = {"shl": {1}, "shr": {1}, "bfe": {1, 2}, "bfi": {2, 3}, "shf": {2}}
 # Instructions whose result has 32 bits whatever the operands have.
 NARROW_RESULTS = {"popc", "clz"}
-
-
-def approximate(op: tuple[str, ...]) -> bool:
-    """Whether an instruction's last bits differ between devices: its meaning here is the exact one, rounded."""
-    return "approx" in op

@@ -68,7 +68,8 @@ def test_function_equals_float64(name):
     assert found.counts.instructions > 0 and len(found.kernels) == len(found.ptx)
 
 
-DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"]
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
+          "uint64", "bool"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,6 +136,7 @@ def test_calls_of_functions_that_no_device_has_are_errors():
 def test_stages_of_text():
     f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu"})
     x = arrays([(10,)])[0]
-    for stage, words in {"nests": "nest [", "mlir": "nvvm.read.ptx.sreg.tid.x", "llvm": "ptx_kernel", "ptx": ".visible .entry"}.items():
+    for stage, words in {"nests": "nest [", "mlir": "nvvm.read.ptx.sreg.tid.x", "llvm": "ptx_kernel",
+                         "ptx": ".visible .entry"}.items():
         assert words in f.as_text(x, stage=stage)
     assert CompileOptions(target="nvgpu").target == "nvgpu"

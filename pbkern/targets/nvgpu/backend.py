@@ -48,7 +48,8 @@ def params(kernel: Kernel) -> CompilerParams:
     """The kernel's CompilerParams for this target, or the default ones."""
     found = kernel.compiler_params.get(CompilerParams.target_name, DEFAULT_PARAMS)
     if not isinstance(found, CompilerParams):
-        raise OptionError(f"kernel `{kernel.name}` has compiler_params for nvgpu of another class", at=kernel.defined_at or None,
+        raise OptionError(f"kernel `{kernel.name}` has compiler_params for nvgpu of another class", at=kernel.defined_at
+                          or None,
                           why=repr(found), hint="pbkern.nvgpu.CompilerParams(...)")
     return found
 

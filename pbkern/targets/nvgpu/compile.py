@@ -18,8 +18,8 @@ TRIPLE = "nvptx64-nvidia-cuda"
 # The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that only this target has.
 PASSES = (
     "func.func({canonicalize},loop-invariant-code-motion,convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,convert-arith-to-llvm{{{bits}}}),"
-    "finalize-memref-to-llvm{{{bits}}},convert-func-to-llvm{{use-bare-ptr-memref-call-conv=1 {bits}}},convert-cf-to-llvm{{{bits}}},"
-    "convert-ub-to-llvm,convert-nvvm-to-llvm,reconcile-unrealized-casts,llvm.func({canonicalize}),"
+    "finalize-memref-to-llvm{{{bits}}},convert-func-to-llvm{{use-bare-ptr-memref-call-conv=1 {bits}}},"
+    "convert-cf-to-llvm{{{bits}}},convert-ub-to-llvm,convert-nvvm-to-llvm,reconcile-unrealized-casts,llvm.func({canonicalize}),"
     "ensure-debug-info-scope-on-llvm-func"
 )
 
@@ -30,7 +30,8 @@ def llvm() -> Any:
     try:
         binding = importlib.import_module("llvmlite.binding")
     except ImportError:
-        raise TargetError("llvmlite is not installed", why="it makes the code of GPUs", hint="pip install 'pbkern[cuda]'") from None
+        raise TargetError("llvmlite is not installed", why="it makes the code of GPUs",
+                          hint="pip install 'pbkern[cuda]'") from None
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     return binding

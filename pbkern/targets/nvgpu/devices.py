@@ -31,7 +31,8 @@ KINDS = {k.architecture: k for k in (
     DeviceKind("sm_100", 86, 227 << 10),
     DeviceKind("sm_120", 87, 99 << 10),
 )}  # fmt: skip
-NAMES = {"a100": "sm_80", "a10": "sm_86", "rtx3090": "sm_86", "rtx4090": "sm_89", "l40s": "sm_89", "h100": "sm_90a", "h200": "sm_90a",
+NAMES = {"a100": "sm_80", "a10": "sm_86", "rtx3090": "sm_86", "rtx4090": "sm_89", "l40s": "sm_89", "h100": "sm_90a",
+         "h200": "sm_90a",
          "b200": "sm_100", "rtx5090": "sm_120"}  # fmt: skip
 DEFAULT = "sm_90a"
 

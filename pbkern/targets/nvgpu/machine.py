@@ -1,7 +1,7 @@
 """NVIDIA GPUs as the cost model sees them: a core is a streaming multiprocessor, its nearest caches its shared memory.
 
-Peaks are those of code without tensor cores. Scratch of a program has to fit the shared memory of a block, which stands where CPUs
-have a private second-level cache.
+Peaks are those of code without tensor cores. Scratch of a program has to fit the shared memory of a block, which stands
+where CPUs have a private second-level cache.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pbkern.core.machine import Machine
 
 from .devices import DeviceKind
 
-# Of a launch in a stream, and of one block of threads. Source: order of magnitude in NVIDIA's developer blog "Getting Started with
-# CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured here.
+# Of a launch in a stream, and of one block of threads. Source: order of magnitude in NVIDIA's developer blog "Getting
+# Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured here.
 LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 5e-8
 _FIGURES = {
     # SMs, f32 TFLOP/s, L2 bytes, memory bytes per second, clock. Sources: NVIDIA's data sheets and architecture white papers:

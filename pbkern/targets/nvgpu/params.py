@@ -23,11 +23,12 @@ class CompilerParams:
     Attributes:
       approx_math: allow cheaper, less exact implementations of functions such as exp. Default False.
       dimension_semantics: one entry per grid dimension. "parallel": programs run in any order, each on a thread block.
-        "arbitrary" and "sequential": programs run in order, in a loop inside a block. None, the default: a dimension is parallel
-        where its programs provably write disjoint blocks and keep nothing in scratch.
+        "arbitrary" and "sequential": programs run in order, in a loop inside a block. None, the default: a dimension is
+        parallel where its programs provably write disjoint blocks and keep nothing in scratch.
       max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time. Default 1: none ahead. More
         are refused: this target does not fetch ahead yet.
-      delay_release: sequential steps that the memory of a block is kept after its step. Default 0; less than max_concurrent_steps.
+      delay_release: sequential steps that the memory of a block is kept after its step. Default 0; less than
+        max_concurrent_steps.
       unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory. Default False.
       profile_space: events that one launch may record. Default 0: none. More are refused: this target does not record yet.
       profile_dir: folder for the recorded events. Default "".
@@ -62,7 +63,8 @@ class CompilerParams:
             self._check(name, isinstance(getattr(self, name), bool), "True or False")
         self._check("max_concurrent_steps", _is_count(self.max_concurrent_steps, 1), "an integer of at least 1")
         below = _is_count(self.delay_release, 0) and self.delay_release < self.max_concurrent_steps
-        self._check("delay_release", below, f"an integer from 0 to max_concurrent_steps - 1, here {self.max_concurrent_steps - 1}")
+        most = self.max_concurrent_steps
+        self._check("delay_release", below, f"an integer of at least 0 and less than max_concurrent_steps, here {most}")
         self._check("profile_space", _is_count(self.profile_space, 0), "an integer of at least 0")
         self._check("profile_dir", isinstance(self.profile_dir, str), "the name of a folder")
         self._check("lowering_semantics", self.lowering_semantics in LOWERINGS, " or ".join(map(repr, LOWERINGS)))

@@ -1,4 +1,5 @@
-"""ptxas: PTX -> machine code, and what it says of registers and memory. Found in nvidia-cuda-nvcc's wheel, a toolkit, or PATH."""
+"""ptxas: PTX -> machine code, and what it says of registers and memory. Found in nvidia-cuda-nvcc's wheel, a toolkit, or
+PATH."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def disassembled(cubin: bytes) -> str:
     """Machine code as nvdisasm prints it. Raises TargetError where that is not installed."""
     tool = _find("nvdisasm")
     if tool is None:
-        raise TargetError("machine code cannot be disassembled", why="nvdisasm was not found", hint="pip install nvidia-cuda-nvdisasm")
+        raise TargetError("machine code cannot be disassembled", why="nvdisasm was not found",
+                          hint="pip install nvidia-cuda-nvdisasm")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -55,7 +55,8 @@ class NvgpuTarget:
         """Raises UnsupportedOp, ScheduleError or InternalError."""
         program, start = in_stages(program), time.perf_counter()
         backend = NvgpuBackend(options.device)
-        functions = device_functions(program, lambda k: backend.build_options(k, options, program), backend.passes, backend.emit)
+        functions = device_functions(program, lambda k: backend.build_options(k, options, program), backend.passes,
+                                     backend.emit)
         codes = {}
         for k, f in functions.items():
             codes[k] = self._codes.setdefault((f.text, f.threads, backend.kind), Code(f, backend.kind))

@@ -33,7 +33,8 @@ class Device(Protocol):
         """Waits for all threads of the block; what they stored before is there for all of them after."""
 
     def exchange(self, put: Put, value: str, distance: int) -> str:
-        """i32 `value` of the thread of the warp whose number differs in the bit `distance`. All threads of the warp take part."""
+        """i32 `value` of the thread of the warp whose number differs in the bit `distance`. All threads of the warp take
+        part."""
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,14 @@ from pbkern.lower.grid.edge_variants import Extent
 from pbkern.lower.kernel_nests import Case, KernelNests
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.text import Block, Text
-from pbkern.lower.nest import scratch
-from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
+from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
 
 from . import memory, reductions, sorts
 from .barriers import Barriers, Pending
 from .device import SHARED
 from .nests import THREAD, NestEmitter
 from .options import ThreadOptions
-from .threads import Deal, deal
+from .threads import deal
 
 # Arrays of XLA and of this target start at multiples of 16 bytes, of whole vectors.
 ALIGNED = "llvm.align = 16 : i64"
@@ -73,11 +71,12 @@ class _Lowering:
             if isinstance(s, Trace):
                 raise UnsupportedOp(
                     f"kernel `{self.kernel.name}` prints or checks while it runs", at=self.kernel.defined_at or None,
-                    why=f"values would have to reach the host process from {self.options.device.name}, which this target cannot do",
+                    why=f"values would have to reach the host process from {self.options.device.name}, which it cannot",
                     hint="target 'cpu', or pbkern.interpret",
                 )  # fmt: skip
         self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
-        self.deals = {id(s): deal(s, self.options.threads, self.options.device.warp) for s in self._every() if isinstance(s, Nest)}
+        self.deals = {id(s): deal(s, self.options.threads, self.options.device.warp) for s in self._every()
+                      if isinstance(s, Nest)}
         self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
         self.placement = memory.place(nests, self.options.shared_bytes, -(-self.slots * reductions.SLOT_BYTES // 64) * 64)
         self.index_bits = self._index_bits()
@@ -166,7 +165,8 @@ class _Lowering:
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         head = [f'memref.global "private" @{self.name}_shared : {shared} = uninitialized {{alignment = 128 : i64}}']
         body = operation.lines([*t.top.operations, *block.operations])
-        lines = [*(head if p.shared_bytes else ()), f"func.func @{self.name}({', '.join(args)}) {{", *constants, *body, "return", "}"]
+        lines = [*(head if p.shared_bytes else ()), f"func.func @{self.name}({', '.join(args)}) {{", *constants, *body,
+                 "return", "}"]
         return "\n".join(lines)
 
     def _attributes(self, operand: int) -> str:
@@ -328,7 +328,8 @@ def _bytes(buf: Buf) -> str:
 
 
 def _is_long(i: Affine, s: Stmt) -> bool:
-    """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only counts points, or is a scalar."""
+    """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only counts points, or is a
+    scalar."""
     dims = s.dims if isinstance(s, Nest) else {}
     if i.symbols <= dims.keys():
         low, high = i.bounds(lambda d: dims[d])

@@ -1,7 +1,7 @@
 """Expressions of a nest at one point, as scalars in the registers of one thread.
 
-A value is placed in the shallowest block of its nest that knows its symbols; what reads an array that the nest writes stays where
-it is asked for.
+A value is placed in the shallowest block of its nest that knows its symbols; what reads an array that the nest writes
+stays where it is asked for.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Expressions:
         tests = [("sge", low)] if low > -INT32_MAX else []
         tests += [("slt", high)] if high < INT32_MAX else []
         names = [self.text.put(block, f"arith.cmpi {p}, {index}, {self.text.index(n)} : index") for p, n in tests]
-        return names[0] if len(names) == 1 else self.text.put(block, f"arith.andi {names[0]}, {names[1]} : i1") if names else None
+        return names[0] if len(names) == 1 else self.text.put(block,
+                                                              f"arith.andi {names[0]}, {names[1]} : i1") if names else None
 
     def is_safe(self, w: Walk, i: Affine, extent: int) -> bool:
         """Whether an index lies in [0, extent) at every point of the nest."""
@@ -161,7 +162,8 @@ class Expressions:
         return self.text.put(block, f"arith.addi {x}, {y} : index")
 
     def to_index(self, block: Block, v: Ssa, unsigned: bool) -> str:
-        """An integer as an index. One that 32 bits do not hold lies outside of every array: it becomes the nearest that they do."""
+        """An integer as an index. One that 32 bits do not hold lies outside of every array: it becomes the nearest that
+        they do."""
         if v.el == "i64" and self.index_bits == 32:
             b = self.builder(block)
             low, high = b.c(-INT32_MAX - 1, "i64"), b.c(INT32_MAX, "i64")
@@ -239,7 +241,8 @@ class Expressions:
         """An element that is a part of one of the buffer whose bytes it reinterprets."""
         b, count, whole = self.builder(block), BITS[kept] // BITS[wanted], f"i{BITS[kept]}"
         address, per = self.address(block, flat), self.text.index(count)
-        word = b.bitcast(self._load_word(block, buf, self.text.put(block, f"arith.divui {address}, {per} : index"), kept), whole)
+        word = b.bitcast(self._load_word(block, buf, self.text.put(block, f"arith.divui {address}, {per} : index"), kept),
+                         whole)
         part = self._scaled(block, self.text.put(block, f"arith.remui {address}, {per} : index"), BITS[wanted])
         return b.bitcast(b.int_resize(b.shr(word, self._cast(block, part, whole)), f"i{BITS[wanted]}"), wanted)
 

@@ -1,6 +1,8 @@
-"""Sort statements: lines of up to SHORT_LINE elements by insertion, one thread each; longer ones by merging, all threads a line.
+"""Sort statements: lines of up to SHORT_LINE elements by insertion, one thread each; longer ones by merging, all threads a
+line.
 
-Merging is by rank. Runs of 1, 2, 4, ... elements are sorted; of two neighbours, every element finds its place in both together by
+Merging is by rank. Runs of 1, 2, 4, ... elements are sorted; of two neighbours, every element finds its place in both
+together by
 a binary search in the other run: behind all that are not greater if it is of the second run, before all that are not less if of
 the first. Equal elements so keep their order.
 """

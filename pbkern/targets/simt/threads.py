@@ -1,8 +1,8 @@
 """A nest's points -> threads: which dimension runs along the lanes of a warp, and how many threads reduce one point.
 
 Points of free dimensions are numbered, the dimension along lanes fastest, and dealt out to teams: one thread each, or, where
-reductions are long and points few, a part of a warp, a warp or the whole block. A nest whose points meet, because one stores what another
-one reads or stores, runs on one thread, in order.
+reductions are long and points few, a part of a warp, a warp or the whole block. A nest whose points meet, because one
+stores what another one reads or stores, runs on one thread, in order.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def deal(nest: Nest, threads: int, warp: int) -> Deal:
     return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
 
 
-def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int], reduced: Mapping[str, int]) -> int:
+def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int],
+          reduced: Mapping[str, int]) -> int:
     """As many threads for a point as leave none idle; those of a warp where neighbours of a row lie side by side."""
     if points * warp <= threads and terms >= 2 * threads:
         return threads

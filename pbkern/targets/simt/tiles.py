@@ -3,8 +3,8 @@
     for i, j: acc += a[i, k] * b[k, j]      ->      for i, j: acc0 += a[i, k] * b[k, j],     acc1 += a[i, k] * b[k, j + n],
                                                              acc2 += a[i + m, k] * b[k, j],  acc3 += a[i + m, k] * b[k, j + n]
 
-Points lie far apart, so that lanes still read neighbours; where they store whole vectors of 16 bytes, side by side. The last ones
-along a dimension may lie outside: their place is kept inside, and nothing is stored.
+Points lie far apart, so that lanes still read neighbours; where they store whole vectors of 16 bytes, side by side. The
+last ones along a dimension may lie outside: their place is kept inside, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _is_whole(nest: Nest, d: str, count: int) -> bool:
     if any(w.guard for w in nest.writes) or any(e.kind == "load" and e.info[2] for e in nest.loads()):
         return False
     flats = [flat_index(b, i) for b, i in accesses]
-    return all(f.coefficient(d) == 1 and f.const % count == 0 and all(c % count == 0 for s, c in f.terms if s != d) for f in flats)
+    return all(f.coefficient(d) == 1 and f.const % count == 0 and all(c % count == 0 for s, c in f.terms if s != d)
+               for f in flats)
 
 
 def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
@@ -119,7 +120,8 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     reductions, writes, width = [], [], len(nest.reductions)
     for n, at in enumerate(itertools.product(*(range(t.count) for t in chosen))):
         dims = {t.dim: Affine.symbol(t.kept(u)) if t.may_lie_outside(u) else t.place(u) for t, u in zip(chosen, at)}
-        masks = [context.pool.make("range", BOOL, (t.place(u), LOWEST, t.size)) for t, u in zip(chosen, at) if t.may_lie_outside(u)]
+        masks = [context.pool.make("range", BOOL, (t.place(u), LOWEST, t.size)) for t, u in zip(chosen, at)
+                 if t.may_lie_outside(u)]
 
         def accumulators(x: Expr, n: int = n) -> Expr | None:
             return context.pool.make("acc", x.dtype, x.info + n * width) if x.kind == "acc" and n else None
