@@ -55,8 +55,9 @@ class Memo:
         self.known: dict[int, tuple] = {}
 
     def get(self, addresses: np.ndarray, mask: np.ndarray | None, period: int, count: Callable[[], tuple]) -> tuple:
-        first = int(addresses.flat[0])
-        distances = addresses - first
+        taking = addresses if mask is None else addresses[mask]
+        first = int(taking.flat[0])
+        distances = taking - first
         before = self.known.get(first % period)
         if before is not None and before[0].shape == distances.shape and (before[0] == distances).all():
             if before[1] is mask or before[1] is not None and mask is not None and (before[1] == mask).all():

@@ -376,7 +376,7 @@ def _check_present(g: Any, mask: Mask, source: np.ndarray) -> None:
     absent = mask & ~np.take_along_axis(np.broadcast_to(mask, g.shape), source, 1)
     if absent.any():
         block, thread = (int(k) for k in np.argwhere(absent)[0])
-        raise Fault("divergence", f"thread {thread} of block {g.first + block} asks for the register of thread "
+        raise Fault("divergence", f"thread {thread} of block {g.numbers[block]} asks for the register of thread "
                     f"{int(source[block, thread])}, which does not take part")
 
 

@@ -23,6 +23,8 @@ from .parse import SIZES, Instruction, Program
 
 # Lanes that run at a time: their registers stay in the caches of a CPU core.
 LANES = 1 << 15
+# How often blocks that branch apart go on as gangs of their own: many small ones take longer than few with masks.
+MOST_FORKS = 3
 # Steps after which a launch is taken to loop for ever.
 MOST_STEPS = 20_000_000
 Mask = np.ndarray | None  # None: all lanes
@@ -56,21 +58,23 @@ class Launch:
                       for c in self.program.code]
         at_once = max(1, LANES // self.block)
         with np.errstate(all="ignore"):
-            for first in range(0, self.grid, at_once):
-                Gang(self, first, min(at_once, self.grid - first)).run()
+            gangs = [Gang(self, np.arange(first, min(first + at_once, self.grid))) for first in range(0, self.grid, at_once)]
+            for gang in gangs:
+                gang.run()
 
 
 class Gang:
     """Some blocks of a launch that run together."""
 
-    def __init__(self, launch: Launch, first: int, blocks: int):
+    def __init__(self, launch: Launch, numbers: np.ndarray):
         self.launch, self.program, self.counts = launch, launch.program, launch.counts
+        self.numbers, blocks = numbers, len(numbers)
         self.blocks, self.threads = blocks, launch.block
         self.shape = (blocks, self.threads)
-        self.first = first
+        self.forks = MOST_FORKS
         self.registers: dict[str, np.ndarray] = {}
         self.tid = np.arange(self.threads, dtype=np.uint32)[None]
-        self.ctaid = np.arange(first, first + blocks, dtype=np.uint32)[:, None]
+        self.ctaid = numbers.astype(np.uint32)[:, None]
         self.rows = np.broadcast_to(np.arange(blocks)[:, None], self.shape)
         self.epoch = np.zeros((blocks, 1), np.int64)
         cell = _cell(self.program)
@@ -89,8 +93,9 @@ class Gang:
 
     # ---------------------------------------------------------------- lanes at places
 
-    def run(self) -> None:
-        groups: dict[int, Mask] = {0: None}
+    def run(self, place: int = 0) -> None:
+        """All lanes, from a place on."""
+        groups: dict[int, Mask] = {place: None}
         steps = 0
         while groups or self.waiting:
             if not groups:
@@ -163,6 +168,8 @@ class Gang:
         match c.op[0]:
             case "bra":
                 target = self.program.labels[c.operands[-1]]
+                if not groups and mask is None and self._fork(taking, place + 1, target):
+                    return
                 self._put(groups, target, taking)
                 if c.predicate is not None:
                     self._put(groups, place + 1, here & ~taking)
@@ -177,6 +184,20 @@ class Gang:
                 self._put(groups, place + 1, here & ~taking)
                 self._wait(place, taking)
                 self._release(groups, place, c)
+
+    def _fork(self, taking: np.ndarray, place: int, target: int) -> bool:
+        """Lets blocks that branch as a whole go on as gangs of their own, which need no masks. Whether they did."""
+        rows = taking.any(1)
+        if not self.forks or self.waiting or rows.all() or not rows.any() or (rows != taking.all(1)).any():
+            return False
+        for at, mine in ((target, rows), (place, ~rows)):
+            part = Gang(self.launch, self.numbers[mine])
+            part.forks, part.epoch = self.forks - 1, self.epoch[mine]
+            part.registers = {n: v[mine] if len(v) > 1 else v for n, v in self.registers.items()}
+            part.shared, part.local = self.shared.part(mine), self.local.part(mine)
+            part.marks()
+            part.run(at)
+        return True
 
     def _branch_by_index(self, groups: dict[int, Mask], taking: np.ndarray, c: Instruction) -> None:
         targets = self.program.tables[c.operands[1]]
@@ -197,7 +218,7 @@ class Gang:
         done = waits.all(1, keepdims=True)
         if not done.any():
             return False
-        self._passed(done)
+        self._passed(np.asarray(done))
         self._go(groups, place, waits & done)
         return True
 
@@ -284,7 +305,7 @@ class Gang:
                 block, warp, lane = (int(k) for k in np.argwhere(absent)[0])
                 where = self._whereabouts(block, warp * WARP + lane)
                 raise self.error(c, "divergence", f"lanes of a warp wait here, but not thread {warp * WARP + lane} of block "
-                                 f"{self.first + block}, which {where}")
+                                 f"{self.numbers[block]}, which {where}")
 
     def _stuck(self) -> None:
         """Raises the error that says why nothing goes on."""
@@ -294,7 +315,7 @@ class Gang:
         absent = np.flatnonzero(~lanes[block])
         where = self._whereabouts(block, int(absent[0]))
         raise self.error(self.program.code[place], "deadlock",
-                         f"{int(lanes[block].sum())} threads of block {self.first + block} wait "
+                         f"{int(lanes[block].sum())} threads of block {self.numbers[block]} wait "
                          f"here for {len(absent)} others, of which thread {int(absent[0])} {where}")
 
     def _whereabouts(self, block: int, thread: int) -> str:

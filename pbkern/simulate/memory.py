@@ -132,6 +132,16 @@ class BlockMemory:
         _check_alignment(offsets, size)
         return offsets + rows * self.stride
 
+    def part(self, blocks: np.ndarray) -> BlockMemory:
+        """A copy of the memory of some blocks, given as a mask."""
+        found = BlockMemory(self.what, 0, self.size, 1, False)
+        found.flat = self.flat.reshape(len(blocks), -1)[blocks].reshape(-1)
+        if self.shadow is not None:
+            found.shadow = Shadow(0, self.shadow.size)
+            found.shadow.written = self.shadow.written.reshape(len(blocks), -1)[blocks].reshape(-1)
+            found.shadow.read = self.shadow.read.reshape(len(blocks), -1)[blocks].reshape(-1)
+        return found
+
     def view(self, dtype: np.dtype, count: int) -> np.ndarray:
         flat = self.flat.view(dtype) if len(self.flat) % dtype.itemsize == 0 else self.flat[:0].view(dtype)
         return flat.reshape(-1, count) if count > 1 else flat

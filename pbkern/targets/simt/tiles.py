@@ -10,6 +10,7 @@ last ones along a dimension may lie outside: their place is kept inside, and not
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,8 +24,10 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
 BOOL = np.dtype(bool)
 LOWEST = -(1 << 40)
 VECTOR_BYTES = 16
-# Accumulators of one thread, and points along a dimension.
-MOST_POINTS, MOST_ALONG = 16, 4
+# Accumulators of one thread: they are in registers, of which there are 255.
+MOST_POINTS = 32
+# A load and its address, in multiply-adds.
+LOAD_COST = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,22 @@ def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]
 
 
 def _shared_operands(nest: Nest, free: Mapping[str, int], points: int, threads: int) -> tuple[Tile, ...]:
-    """Along the dimensions along which most loads of a reduction are the same."""
+    """Along the dimensions along which loads of a reduction are the same: such that all threads together take the fewest
+    instructions for a term."""
     terms = [e for e in Nest({}, reductions=nest.reductions).nodes() if e.kind in ("load", "gather")]
-    shared = {d: sum(d not in e.symbols for e in terms) for d, n in free.items() if n > 1}
-    found, each = [], 1
-    for d in sorted(shared, key=lambda d: -free[d])[:2]:
-        if not shared[d]:
-            continue
-        count = next((c for c in (4, 2) if c <= free[d] and points >= each * c * threads), 1)
-        if count > 1 and each * count * len(nest.reductions) <= MOST_POINTS:
-            found.append(Tile(d, free[d], count))
-            each *= count
-    return tuple(found)
+    along = [d for d, n in free.items() if n > 1 and any(d not in e.symbols for e in terms)]
+    along = sorted(along, key=lambda d: -free[d])[:2]
+
+    def cost(counts: tuple[int, ...]) -> float:
+        chosen, each = dict(zip(along, counts)), math.prod(counts)
+        places = math.prod(-(-n // chosen.get(d, 1)) for d, n in free.items())
+        loads = sum(math.prod(c for d, c in chosen.items() if d in e.symbols) for e in terms)
+        return -(-places // threads) * (each * len(nest.reductions) + LOAD_COST * loads)
+
+    options = [c for c in itertools.product(*((1, 2, 4, 8) for _ in along))
+               if math.prod(c) * len(nest.reductions) <= MOST_POINTS and all(n <= free[d] for d, n in zip(along, c))]
+    best = min(options, key=lambda c: (cost(c), c))
+    return tuple(Tile(d, free[d], c) for d, c in zip(along, best) if c > 1)
 
 
 def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int, threads: int) -> tuple[Tile, ...]:
