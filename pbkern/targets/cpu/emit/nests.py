@@ -21,6 +21,7 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of
@@ -402,7 +403,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         b = self.text.builder(block, lanes)
         args = [self._wide(b, a, lanes) for a in args]
         if product is None:
-            b = b.strict() if _may_cancel(e) else b
+            b = b.strict() if may_cancel(e) else b
             return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
         x, y, z = args
         if e.info.primitive == "sub":
@@ -415,7 +416,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         LLVM would decide by how often the product is used, which differs from row to row of a block; results must not. Products
         that other loops compute stay there.
         """
-        sums = e.info.primitive in ("add", "add_any", "sub") and not _may_cancel(e)
+        sums = e.info.primitive in ("add", "add_any", "sub") and not may_cancel(e)
         if not self.text.contract or not sums or e.dtype not in FUSED:
             return None
         for k, a in enumerate(e.args):
@@ -440,25 +441,6 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 def _terms(w: Walk) -> int:
     """Numbers that a step adds, one after the other, to an accumulator."""
     return w.sched.lanes if w.sched.transpose in w.nest.rdims else 1
-
-
-def _may_cancel(e: Expr) -> bool:
-    """A difference of scaled numbers, such as pixels / 255: equal ones cancel only if both products are rounded."""
-    return e.info.primitive == "sub" and all(map(_is_scaled, e.args))
-
-
-def _is_scaled(e: Expr) -> bool:
-    """A product with a constant, or one of several numbers of which some are."""
-    waiting, seen = [e], {e}
-    while waiting:
-        e = waiting.pop()
-        name = e.info.primitive if e.kind == "op" else None
-        if name == "mul" and any(a.kind == "const" for a in e.args):
-            return True
-        if name in ("max", "min"):
-            waiting += [a for a in e.args if a not in seen]
-            seen.update(e.args)
-    return False
 
 
 def _memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:
