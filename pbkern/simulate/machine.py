@@ -187,7 +187,7 @@ class Gang:
 
     def _fork(self, taking: np.ndarray, place: int, target: int) -> bool:
         """Lets blocks that branch as a whole go on as gangs of their own, which need no masks. Whether they did."""
-        rows = taking.any(1)
+        rows: np.ndarray = np.asarray(taking.any(1))
         if not self.forks or self.waiting or rows.all() or not rows.any() or (rows != taking.all(1)).any():
             return False
         for at, mine in ((target, rows), (place, ~rows)):

@@ -23,7 +23,8 @@ EVERY = 12
 def cases():
     for module, left_out in MODULES.items():
         tests = importlib.import_module(f"tests.native.{module}")
-        found = [(n, f) for n, f in vars(tests).items() if n.startswith("test_") and inspect.isfunction(f) and n not in left_out]
+        found = [(n, f) for n, f in vars(tests).items() if n.startswith("test_") and inspect.isfunction(f)
+                 and n not in left_out]
         for n, f in found:
             yield from ((module, n, f, values) for values in parameters(f))
 
@@ -39,7 +40,7 @@ def parameters(f) -> list[dict]:
         rows = []
         for v in m.args[1]:
             v = v.values if hasattr(v, "values") and hasattr(v, "marks") else v
-            values = tuple(v) if len(names) > 1 or hasattr(v, "__len__") and isinstance(v, tuple) and len(names) == len(v) == 1 else (v,)
+            values = tuple(v) if len(names) > 1 else (v,)
             rows.append(dict(zip(names, values)))
         combinations = [{**a, **b} for a in combinations for b in rows]
     asked = set(inspect.signature(f).parameters)

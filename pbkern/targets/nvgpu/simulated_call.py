@@ -27,7 +27,8 @@ def simulated_call(program: HostProgram, run: Callable[[list[np.ndarray]], list[
                        for a, t in zip(arrays, ins)])
         return [np.ascontiguousarray(r)[..., None].view(WORD) if _in_words(t) else r for r, t in zip(results, outs)]
 
-    types = [jax.ShapeDtypeStruct((*t.shape, 2), WORD) if _in_words(t) else jax.ShapeDtypeStruct(t.shape, t.dtype) for t in outs]
+    types = [jax.ShapeDtypeStruct((*t.shape, 2), WORD) if _in_words(t) else jax.ShapeDtypeStruct(t.shape, t.dtype)
+             for t in outs]
     found = jax.pure_callback(called, types, *words)
     return [lax.bitcast_convert_type(r, t.dtype) if _in_words(t) else r for r, t in zip(found, outs)]
 
