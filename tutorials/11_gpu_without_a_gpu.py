@@ -16,7 +16,7 @@ if importlib.util.find_spec("llvmlite") is None:
     print("llvmlite is not installed: nothing to see")
     sys.exit()
 
-x = np.random.default_rng(0).standard_normal((8, 300), dtype=np.float32)
+x = np.random.default_rng(0).standard_normal((8, 512), dtype=np.float32)
 
 
 def softmax(x):
@@ -31,7 +31,8 @@ np.testing.assert_allclose(simulated.results, on_cpu, rtol=1e-5)
 print(simulated.kernels[0].source().split("def ")[1])
 print("\n".join(line for line in simulated.ptx[0].splitlines() if "ld.global" in line or "bar.sync" in line or "shfl" in line))
 
-# Threads of a warp add up by shuffles; warps wait for each other at barriers and meet in shared memory. What a GPU would have moved:
+# Threads of a warp add up by shuffles; warps wait for each other at barriers and meet in shared memory. What a GPU would have
+# moved:
 
 print(simulated.counts)
 assert simulated.counts.sectors <= 1.1 * simulated.counts.fewest_sectors
@@ -41,7 +42,7 @@ assert simulated.counts.sectors <= 1.1 * simulated.counts.fewest_sectors
 
 
 @pbkern.kernel(
-    out_shape=jax.ShapeDtypeStruct((300,), jnp.float32), scratch_shapes=[pbkern.Scratch((300,), jnp.float32)],
+    out_shape=jax.ShapeDtypeStruct((512,), jnp.float32), scratch_shapes=[pbkern.Scratch((512,), jnp.float32)],
     compiler_params=pbkern.nvgpu.CompilerParams(unsafe_no_auto_barriers=True),
 )  # fmt: skip
 def turned(x_ref, o_ref, t_ref):
