@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,10 +15,12 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.simulate.counts import Counts
-from pbkern.targets.nvgpu.program import Compiled
 
 from .decorators import JitFunction
 from .pipeline import build_kernel, compile_programs
+
+if TYPE_CHECKING:  # lowering is imported when something is compiled
+    from pbkern.targets.nvgpu.program import Compiled
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,12 @@ def _target(text: str) -> str:
     return text
 
 
+def _driver(text: str) -> str:
+    if text != "simulator":
+        raise ValueError
+    return text
+
+
 def _flag(text: str) -> bool:
     return {"0": False, "1": True}[text]
 
@@ -76,6 +82,8 @@ VARIABLES = (
              "most megabytes of memory for large results that are kept unused"),
     Variable("PBKERN_FALLBACK", True, _flag, "0 or 1",
              "whether what fails in the compiler takes a plainer way, with a warning"),
+    Variable("PBKERN_GPU_DRIVER", None, _driver, "simulator",
+             "what launches kernels for GPUs: `simulator` runs them on arrays of the CPU, slowly, and checks them"),
     Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
              "compilations that take longer print what they are at on stderr"),
 )
@@ -94,6 +102,7 @@ class Config:
     cache_megabytes: int = 512
     pool_megabytes: int = 512
     fallback: bool = True
+    gpu_driver: str | None = None
     progress: float = 2.0
 
 

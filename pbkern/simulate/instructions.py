@@ -132,7 +132,8 @@ def _cvt(program: Program, c: Instruction) -> Step:
         raise ops.Unknown("two operands")
     to, source, f = ops.conversion(c.op)
     x, dst = operand(program, c.operands[1], source), c.operands[0]
-    return lambda g, mask: g.put(dst, f(x(g)), mask)
+    signed = to.kind == "i" and to.itemsize < 8
+    return lambda g, mask: g.put(dst, _widened(f(x(g)), True) if signed else f(x(g)), mask)
 
 
 def _cvta(program: Program, c: Instruction) -> Step:
@@ -183,7 +184,7 @@ def _space(c: Instruction) -> str:
 
 
 def _load(program: Program, c: Instruction) -> Step:
-    dtype, space = ops.unsigned(SIZES[c.op[-1]]), _space(c)
+    dtype, space, signed = ops.unsigned(SIZES[c.op[-1]]), _space(c), c.op[-1].startswith("s")
     if space == "param":
         return _param(program, c, dtype)
     names = _names(c.operands[0])
@@ -193,20 +194,25 @@ def _load(program: Program, c: Instruction) -> Step:
         a = address(g)
         if mask is None:
             a = a if space == "global" and not _is_watched(g, a) else np.broadcast_to(a, g.shape)
-            found = read(g, a, None, space, dtype, count, memo)
+            found = _widened(read(g, a, None, space, dtype, count, memo), signed)
             parts = [found] if count == 1 else [np.ascontiguousarray(found[..., k]) for k in range(count)]
             for n, p in zip(names, parts):
                 g.put(n, p, None)
             return
         if not mask.any():
             return
-        found = read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count, memo)
+        found = _widened(read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count, memo), signed)
         for k, n in enumerate(names):
-            whole = np.zeros(g.shape, dtype)
+            whole = np.zeros(g.shape, found.dtype)
             whole[mask] = found if count == 1 else found[..., k]
             g.put(n, whole, mask)
 
     return step
+
+
+def _widened(found: np.ndarray, signed: bool) -> np.ndarray:
+    """What a register holds of a smaller integer: the sign in all bits above."""
+    return found.view(f"int{8 * found.itemsize}").astype(np.int64) if signed else found
 
 
 def _is_watched(g: Any, addresses: np.ndarray) -> bool:

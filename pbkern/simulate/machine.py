@@ -122,7 +122,7 @@ class Gang:
                     break
                 step(self, mask if c.predicate is None else self._predicated(mask, c))
             except Fault as f:
-                self._check_together()  # why threads meet where none should
+                self._check_together(place)  # why threads meet where none should
                 raise self.error(c, f.kind, f.what) from None
             place += 1
             if place in groups:
@@ -187,7 +187,7 @@ class Gang:
 
     def _fork(self, taking: np.ndarray, place: int, target: int) -> bool:
         """Lets blocks that branch as a whole go on as gangs of their own, which need no masks. Whether they did."""
-        rows = np.asarray(taking.any(1))
+        rows: np.ndarray = np.asarray(taking.any(1))
         if not self.forks or self.waiting or rows.all() or not rows.any() or (rows != taking.all(1)).any():
             return False
         for at, mine in ((target, rows), (place, ~rows)):
@@ -294,9 +294,11 @@ class Gang:
             raise self.error(c, "deadlock", "barriers for a part of the threads are not simulated")
         return c.operands[0]
 
-    def _check_together(self) -> None:
-        """Raises the error for lanes that wait for others of their warp, if those have gone on without them."""
+    def _check_together(self, end: int | None = None) -> None:
+        """Raises the error for lanes that wait, before place `end`, for others of their warp, which went on without them."""
         for place, lanes in sorted(self.waiting.items()):
+            if end is not None and place > end:
+                continue
             c = self.program.code[place]
             by_warp = self._by_warp(lanes)
             named = self._named(c) if c.op[0] not in _MEETS else self._by_warp(np.ones(self.shape, bool))

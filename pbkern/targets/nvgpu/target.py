@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pbkern.core import config
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
@@ -19,6 +20,7 @@ from . import machine, ptxas
 from .backend import NvgpuBackend
 from .params import CompilerParams
 from .program import Code, Compiled
+from .simulated_call import simulated_call
 
 if TYPE_CHECKING:
     from pbkern.fuse.cost.model import CostModel
@@ -30,13 +32,17 @@ class NvgpuTarget:
     """See targets.target.Target."""
 
     name = "nvgpu"
-    platform = "cuda"
     STAGES = ("nests", "mlir", "llvm", "ptx", "sass")
     POOLED_BYTES = 1 << 62  # results lie where XLA puts them
 
     def __init__(self) -> None:
         self.backend = NvgpuBackend()
         self._codes: dict[tuple, Code] = {}
+
+    @property
+    def platform(self) -> str:
+        """JAX's platform of the arrays that programs run on: the CPU's, if launches are simulated."""
+        return "cpu" if config.current().gpu_driver == "simulator" else "cuda"
 
     def machine(self) -> Machine:
         return machine.machine(self.backend.kind)
@@ -83,8 +89,10 @@ class NvgpuTarget:
         return compiled
 
     def call(self, compiled: Compiled, *operands) -> list:
-        raise TargetError("no program is launched on an NVIDIA GPU yet", why="this target makes code and simulates it",
-                          hint="pbkern.simulate(f, *args)")
+        if config.current().gpu_driver != "simulator":
+            raise TargetError("no program is launched on an NVIDIA GPU yet", why="this target makes code and simulates it",
+                              hint="pbkern.simulate(f, *args), or PBKERN_GPU_DRIVER=simulator")
+        return simulated_call(compiled.program, lambda arrays: compiled.simulated(arrays)[0], operands)
 
     def call_into(self, compiled: Compiled, operands, places) -> tuple[list, Any]:
         return self.call(compiled, *operands), None

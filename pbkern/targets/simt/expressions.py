@@ -264,13 +264,14 @@ class Expressions:
         return self._load(block, buf, place or Affine())
 
     def write(self, w: Walk, block: Block, write: Write, also: str | None = None) -> None:
-        """Stores at the point, where its mask, its guard and `also` hold."""
+        """Stores at the point, where its mask, its guard and `also` hold. Where `also` does not, nothing is read for it."""
         if write.buf.root.size == 0:
             return
-        b = self.builder(block)
-        stored = b.to_storage(self.value(w, block, write.value), write.buf.dtype)
-        conditions = [] if also is None else [also]
-        conditions += [] if write.mask is None else [self.value(w, block, write.mask).name]
+        if also is not None:
+            self.text.when(block, also, lambda inner: self.write(w, inner, write))
+            return
+        stored = self.builder(block).to_storage(self.value(w, block, write.value), write.buf.dtype)
+        conditions = [] if write.mask is None else [self.value(w, block, write.mask).name]
         conditions += self.guards(w, block, write.buf, write.index) if write.guard else []
 
         def fill(inner: Block) -> None:

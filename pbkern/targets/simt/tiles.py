@@ -87,8 +87,16 @@ def _shared_operands(nest: Nest, free: Mapping[str, int], points: int, threads: 
 
     options = [c for c in itertools.product(*((1, 2, 4, 8) for _ in along))
                if math.prod(c) * len(nest.reductions) <= MOST_POINTS and all(n <= free[d] for d, n in zip(along, c))]
+    if nest_rewrites(nest):  # a point that lies outside would read what another thread stores
+        options = [c for c in options if all(free[d] % n == 0 for d, n in zip(along, c))]
     best = min(options, key=lambda c: (cost(c), c))
     return tuple(Tile(d, free[d], c) for d, c in zip(along, best) if c > 1)
+
+
+def nest_rewrites(nest: Nest) -> bool:
+    """Whether it reads, anywhere, an array that it writes."""
+    written = {w.buf.root for w in nest.writes}
+    return any(e.info[0].root in written for e in nest.loads())
 
 
 def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int, threads: int) -> tuple[Tile, ...]:
