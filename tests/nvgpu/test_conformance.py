@@ -14,7 +14,7 @@ from .simulated import gpu
 MODULES = {
     "test_bodies": {"test_many_random_bodies"},
     "test_edges": set(),
-    "test_uniform_scratch": set(),
+    "test_uniform_axes": set(),
     "test_integer_division": set(),
 }
 EVERY = 12
