@@ -78,6 +78,13 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
     return Simulation(jax.tree.unflatten(tree, results), build.fused.kernels(), _texts(compiled), sum(counts, Counts()))
 
 
+def ptx(f: Callable, *args, device: str | None = None) -> list[str]:
+    """PTX of a plain function's kernels, for arguments like these; nothing is run."""
+    options = CompileOptions(target="nvgpu", device=device)
+    build = compile_programs(JitFunction(f, options, {}).build(args, {})[0], options)
+    return _texts(list(build.compiled.values()))
+
+
 def _dynamic(options: CompileOptions, args: tuple, kwargs: dict) -> tuple:
     """Arguments without those that are compile-time constants."""
     positions = {p % len(args) for p in options.static_argnums} if args else set()

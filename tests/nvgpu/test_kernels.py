@@ -68,6 +68,21 @@ def test_function_equals_float64(name):
     assert found.counts.instructions > 0 and len(found.kernels) == len(found.ptx)
 
 
+def test_scratch_that_is_too_large_lies_in_global_memory():
+    @pbkern.kernel(grid=(2,), out_shape=jax.ShapeDtypeStruct((2, 30000), jnp.float32),
+                   in_specs=[pbkern.BlockSpec((1, 30000), lambda i: (i, 0))],
+                   out_specs=pbkern.BlockSpec((1, 30000), lambda i: (i, 0)), scratch_shapes=[pbkern.Scratch((1, 30000),
+                                                                                                            jnp.float32)])
+    def turned(x_ref, o_ref, t_ref):
+        t_ref[...] = x_ref[...] * 2
+        o_ref[...] = t_ref[...][:, ::-1]
+
+    x = arrays([(2, 30000)])[0]
+    found = pbkern.simulate(turned, x)
+    np.testing.assert_array_equal(found.results[0], 2 * x[:, ::-1])
+    assert found.counts.shared_accesses == 0
+
+
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
           "uint64", "bool"]
 

@@ -10,7 +10,7 @@ from pbkern.lower.kernel_nests import KernelNests
 from pbkern.targets.simt.emit import ThreadFunction, emit
 from pbkern.targets.simt.options import ThreadOptions
 
-from .devices import device_kind
+from .devices import STATIC_SHARED_BYTES, device_kind
 from .params import CompilerParams
 
 DEFAULT_PARAMS = CompilerParams()
@@ -36,7 +36,7 @@ class NvgpuBackend:
             contract=fast,
             approx_math=p.approx_math and fast,
             threads=WARP * (p.num_warps or DEFAULT_WARPS),
-            shared_bytes=self.kind.shared_bytes,
+            shared_bytes=min(self.kind.shared_bytes, STATIC_SHARED_BYTES),
             barriers=not p.unsafe_no_auto_barriers,
         )
 

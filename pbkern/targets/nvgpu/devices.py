@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
 
+# Shared memory that a text may declare for a block; more would have to be asked for at the launch. Source: CUDA C++ Programming
+# Guide, shared memory.
+STATIC_SHARED_BYTES = 48 << 10
+
 
 @dataclass(frozen=True)
 class DeviceKind:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pbkern.core.machine import Machine
 
-from .devices import DeviceKind
+from .devices import STATIC_SHARED_BYTES, DeviceKind
 
 # Of a launch in a stream, and of one block of threads. Source: order of magnitude in NVIDIA's developer blog "Getting
 # Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured here.
@@ -33,7 +33,7 @@ def machine(kind: DeviceKind) -> Machine:
     cores, flops, l2, bandwidth, clock = _FIGURES[kind.architecture]
     return Machine(
         name=f"nvgpu {kind.architecture}", cores=cores, vector_bits=WARP_BITS,
-        l1_bytes=32 << 10, l2_bytes=kind.shared_bytes // SCRATCH_SHARE, l3_bytes=l2,
+        l1_bytes=32 << 10, l2_bytes=min(kind.shared_bytes // SCRATCH_SHARE, STATIC_SHARED_BYTES), l3_bytes=l2,
         dram_bandwidth=bandwidth, l3_bandwidth=2.5 * bandwidth, l2_bandwidth=10 * bandwidth,
         peak_flops={"float32": flops, "float64": flops / (2 if kind.architecture in ("sm_80", "sm_90a", "sm_100") else 64),
                     "bfloat16": flops, "float16": flops, "int8": flops},

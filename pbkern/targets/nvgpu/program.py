@@ -19,9 +19,6 @@ from . import compile as codegen
 from . import ptxas
 from .devices import DeviceKind
 
-# Shared memory that a text may declare; more is given at the launch. Source: CUDA C++ Programming Guide, shared memory.
-STATIC_SHARED_BYTES = 48 << 10
-
 
 @dataclass(eq=False)
 class Code:
@@ -133,9 +130,8 @@ class _Run:
         arrays = [_padded(views[k]) for k in f.operands]
         if f.global_bytes:
             arrays.append(np.zeros(f.global_bytes * f.blocks, np.uint8))
-        dynamic = f.shared_bytes if f.shared_bytes > STATIC_SHARED_BYTES else 0
         if f.blocks:
-            self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, shared_bytes=dynamic, check=self.check)
+            self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, check=self.check)
 
 
 def _padded(a: np.ndarray) -> np.ndarray:

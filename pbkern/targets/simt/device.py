@@ -16,8 +16,8 @@ class Device(Protocol):
     """Code that only one vendor understands.
 
     Attributes:
-      name: "nvgpu", "amdgpu".
-      warp: threads that exchange registers: 32, or 64.
+      name: the target's.
+      warp: threads that exchange registers.
     """
 
     name: str
@@ -56,29 +56,6 @@ class Nvidia:
     def exchange(self, put: Put, value: str, distance: int) -> str:
         mask, by, last = (put(f"arith.constant {n} : i32") for n in (-1, distance, 31))
         return put(f"nvvm.shfl.sync bfly {mask}, {value}, {by}, {last} : i32 -> i32")
-
-
-@dataclass(frozen=True)
-class Amd:
-    """AMDGPU, by the ROCDL dialect."""
-
-    name: str = "amdgpu"
-    warp: int = 64
-
-    def thread(self, put: Put) -> str:
-        return put("rocdl.workitem.id.x : i32")
-
-    def block(self, put: Put) -> str:
-        return put("rocdl.workgroup.id.x : i32")
-
-    def barrier(self) -> str:
-        return "gpu.barrier"
-
-    def exchange(self, put: Put, value: str, distance: int) -> str:
-        lane = put("rocdl.workitem.id.x : i32")
-        other = put(f"arith.xori {lane}, {put(f'arith.constant {distance} : i32')} : i32")
-        place = put(f"arith.shli {other}, {put('arith.constant 2 : i32')} : i32")  # in bytes
-        return put(f"rocdl.ds_bpermute {place}, {value} : (i32, i32) -> i32")
 
 
 NVIDIA = Nvidia()

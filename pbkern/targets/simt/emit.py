@@ -26,8 +26,8 @@ from .nests import THREAD, NestEmitter
 from .options import ThreadOptions
 from .threads import deal
 
-# Arrays of XLA and of this target start at multiples of 16 bytes, of whole vectors.
-ALIGNED = "llvm.align = 16 : i64"
+# Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
+ALIGNMENT = 16
 SLOTS, ARENA, FAR = "%slots", "%arena", "%far"
 
 
@@ -160,8 +160,8 @@ class _Lowering:
     def _function(self, block: Block) -> str:
         t, p = self.text, self.placement
         arrays = [(k, o.buf) for k, o in enumerate(self.nests.operands) if o.buf.storage is None]
-        args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k)}" for k, b in arrays]
-        args += [f"{FAR}: {self._far()}{self._attributes(-1)}"] if p.global_bytes else []
+        args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
+        args += [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if p.global_bytes else []
         constants = [f"{n} = {c}" for c, n in t.constants.items()]
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         head = [f'memref.global "private" @{self.name}_shared : {shared} = uninitialized {{alignment = 128 : i64}}']
@@ -170,9 +170,13 @@ class _Lowering:
                  "return", "}"]
         return "\n".join(lines)
 
-    def _attributes(self, operand: int) -> str:
+    def _attributes(self, operand: int, buf: Buf) -> str:
+        """Of an argument. LLVM makes whole vectors of neighbouring loads, and reads what is missing behind the last one: it may
+        know no alignment that would let that lie behind the array."""
+        nbytes = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
+        aligned = f"llvm.align = {min(nbytes & -nbytes, ALIGNMENT)} : i64"
         aliased = operand in {i for i, _ in self.kernel.aliases}
-        return f" {{{ALIGNED}}}" if aliased else f" {{{ALIGNED}, llvm.noalias}}"
+        return f" {{{aligned}}}" if aliased else f" {{{aligned}, llvm.noalias}}"
 
     def _delinearise(self, block: Block) -> None:
         """Grid indices along parallel dimensions."""

@@ -7,7 +7,6 @@ results repeat, and afterwards every thread of the team has the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -187,11 +186,6 @@ class Team:
 def slots(reductions: Sequence[Reduction], warps: int) -> int:
     """Slots that a block's reduction takes."""
     return warps * sum(map(width, reductions))
-
-
-def as_sum(r: Reduction) -> Reduction:
-    """The reduction by which accumulators of `r` are combined."""
-    return replace(r, op="sum") if r.op == "dot" else r
 
 
 def _words(b: Builder, v: Ssa) -> list[Ssa]:
