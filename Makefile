@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo test test-slow test-second bench lint clean
 demo: $(STAMP)
 	$(BIN)/python -m pbkern.cli.demo
 
@@ -14,11 +14,16 @@ test: $(STAMP) lint
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --timeout 1800 -m slow
 
+# The default tests with the next Python and JAX, in a Debian system of their own below SECOND. Needs root and debootstrap.
+SECOND ?= /var/tmp/pbkern-second
+test-second: $(STAMP)
+	$(BIN)/python scripts/second_environment.py $(SECOND)
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run
 
 lint: $(STAMP)
-	$(BIN)/ruff check pbkern tests tutorials examples benchmarks
+	$(BIN)/ruff check pbkern tests tutorials examples benchmarks scripts
 	$(BIN)/mypy -p pbkern
 
 $(STAMP): pyproject.toml

@@ -1,4 +1,7 @@
-"""The only importer of private JAX. Tested with jax 0.10.2 (Python 3.11); 0.11.x keeps these names.
+"""The only importer of private JAX. Tested with jax 0.10.2 (Python 3.11) and 0.11.2 (Python 3.13).
+
+`scripts/second_environment.py` runs the tests with the second. Where the two differ, the difference ends here: parameters of
+equations, for instance, have the names of 0.10 everywhere else (`params_of`, `bind_again`).
 
 Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.ref`, `jax.extend.core`.
 """
@@ -11,7 +14,7 @@ import itertools
 import operator
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,12 +24,13 @@ from jax._src import ad_util, config, core, debugging, dispatch, source_info_uti
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
-from jax._src.util import split_list, weakref_lru_cache
+from jax._src.util import register_cache, split_list, weakref_lru_cache
 from jax.extend import core as jex
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+SINCE_0_11 = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
 Var = jex.Var
 Literal = jex.Literal
 Slice = indexing.Slice
@@ -112,12 +116,35 @@ def source_context(eqn):
     return source_info_util.user_context(traceback, name_stack=stack)
 
 
+def params_of(eqn) -> Mapping:
+    """An equation's parameters under the names of jax 0.10: scans of 0.11 hold trees in place of numbers of operands."""
+    p = eqn.params
+    if eqn.primitive.name != "scan" or "num_carry" in p:
+        return p
+    consts, carry, _ = map(len, p["ft_in"].unpack())
+    rest = {k: v for k, v in p.items() if k not in ("ft_in", "ft_out")}
+    return rest | {"num_consts": consts, "num_carry": carry}
+
+
+def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
+    """params_of, the other way: what the installed JAX calls them."""
+    if primitive.name != "scan" or "num_carry" not in params or not SINCE_0_11:
+        return params
+    from jax._src import flattree as ft  # type: ignore[attr-defined]  # of jax 0.11
+
+    rest = {k: v for k, v in params.items() if k not in ("num_consts", "num_carry")}
+    consts, carry, results = params["num_consts"], params["num_carry"], len(params["jaxpr"].out_avals)
+    given = ft.pack((ft.nones(consts), ft.nones(carry), ft.nones(len(operands) - consts - carry)))
+    return rest | {"ft_in": given, "ft_out": ft.pack((ft.nones(carry), ft.nones(results - carry)))}
+
+
 def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
     """Results of an equation on these operands, with its own parameters or others.
 
     What `bind` takes are not always an equation's parameters: shard_map and others have functions there, and keep jaxprs.
     """
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params if params is None else params))
+    own = eqn.params if params is None else _native(eqn.primitive, operands, params)
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(own))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
@@ -289,10 +316,12 @@ def set_checkify_rule(primitive, bind: Callable) -> None:
     """Makes checkify look into a primitive: bind(operands, jaxpr, **its other parameters) calls it with the checked jaxpr."""
     from jax._src import checkify
 
-    def rule(error, enabled_errors, *operands, jaxpr, **params):
+    def rule(*arguments, jaxpr, **params):
+        context = arguments[: 1 if SINCE_0_11 else 0]  # that numbers errors
+        error, enabled_errors, *operands = arguments[len(context) :]
         given, tree = jax.tree.flatten(error)
         types = [core.typeof(x) for x in (*given, *operands)]
-        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(jaxpr, enabled_errors, tree, *types)
+        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(*context, jaxpr, enabled_errors, tree, *types)
         return jax.tree.unflatten(results, bind([*given, *operands], checked, **params))
 
     checkify.error_checks[primitive] = rule
@@ -426,6 +455,28 @@ def untyped_manual_axes():
     They have been checked when the function was traced; plans and FFI calls are made of plain types.
     """
     return config._check_vma(False)
+
+
+def keep_with_executable(ctx, x) -> None:
+    """Makes what a lowering compiles refer to x, from now until it goes."""
+    ctx.module_context.add_keepalive(x)
+
+
+def on_clear_caches(f: Callable[[], None]) -> None:
+    """From now on, jax.clear_caches() calls f, once however often it is registered."""
+    if f not in _cleared:
+        _cleared[f] = _Cleared(f)
+        register_cache(_cleared[f], f.__qualname__)
+
+
+class _Cleared:
+    """What JAX takes for a cache of its own."""
+
+    def __init__(self, f: Callable[[], None]):
+        self.cache_clear, self.cache_info, self.cache_keys = f, tuple, tuple
+
+
+_cleared: dict[Callable, _Cleared] = {}
 
 
 def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:

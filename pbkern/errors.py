@@ -2,6 +2,7 @@
 
 from pbkern.core.errors import (
     CheckError,
+    FallbackWarning,
     InternalError,
     KernelError,
     OptionError,
@@ -9,12 +10,15 @@ from pbkern.core.errors import (
     PbkernError,
     RaceError,
     ScheduleError,
+    SimulationError,
     TargetError,
+    UnsupportedKernel,
     UnsupportedOp,
 )
 
 __all__ = [
     "CheckError",
+    "FallbackWarning",
     "InternalError",
     "KernelError",
     "OptionError",
@@ -22,6 +26,8 @@ __all__ = [
     "PbkernError",
     "RaceError",
     "ScheduleError",
+    "SimulationError",
     "TargetError",
+    "UnsupportedKernel",
     "UnsupportedOp",
 ]

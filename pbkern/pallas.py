@@ -105,6 +105,7 @@ def _native(ctx, nodes, params: dict):
     imported = import_call(**params)
     kernel, views = in_place(imported.kernel, imported.operands, nodes)
     (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+    _jax.keep_with_executable(ctx, compiled)
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):

@@ -12,7 +12,7 @@ import os
 import pathlib
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from pbkern.core import config
 from pbkern.core.errors import OptionError
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import ARGUMENT_OPTIONS, OTHER_BACKENDS, CompileOptions, check_for_backend, check_for_jax_jit
-from pbkern.core.process.pickle_by_name import ByName
+from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
@@ -31,6 +31,23 @@ from pbkern.targets import get_target
 from . import explain_handwritten, result_pool, stages
 from .measure import kernel_seconds
 from .pipeline import Build, compile_programs, current_plan
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def polyblocks_jit_jax(
+    fn: Callable[P, R], *, compile_options: Any = ..., static_argnums: Any = ..., static_argnames: Any = ...,
+    donate_argnums: Any = ..., donate_argnames: Any = ..., runtime_args: Any = ..., **jit_kw: Any,
+) -> JitFunction[P, R]: ...  # fmt: skip
+
+
+@overload
+def polyblocks_jit_jax(
+    fn: None = None, *, compile_options: Any = ..., static_argnums: Any = ..., static_argnames: Any = ...,
+    donate_argnums: Any = ..., donate_argnames: Any = ..., runtime_args: Any = ..., **jit_kw: Any,
+) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...  # fmt: skip
 
 
 def polyblocks_jit_jax(
@@ -44,7 +61,7 @@ def polyblocks_jit_jax(
 
       .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
       .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
-      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"; "nests:pack" after a pass
       .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
     Args:
@@ -92,6 +109,18 @@ def _merged(compile_options, arguments: dict) -> dict:
 jit = polyblocks_jit_jax
 
 
+@overload
+def polymage_jit_jax(
+    fn: Callable[P, R], *, compile_options: Any = ..., runtime_args: Any = ..., **kw: Any
+) -> Callable[P, R]: ...
+
+
+@overload
+def polymage_jit_jax(
+    fn: None = None, *, compile_options: Any = ..., runtime_args: Any = ..., **kw: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
 def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtime_args=None, **kw: Any) -> Any:
     """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
 
@@ -129,7 +158,7 @@ def _named_once(compile_options, runtime_args):
     return runtime_args if compile_options is None else compile_options
 
 
-class JitFunction(ByName):
+class JitFunction(PickledByName, Generic[P, R]):
     """What the decorator returns; it has the attributes of jax.jit's functions besides its own.
 
     Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no result is worth a pool: a
@@ -160,14 +189,14 @@ class JitFunction(ByName):
         self._jitted: Any = jax.jit(traced, **marked)
         type(self).__call__ = staticmethod(self._jitted)  # type: ignore[assignment, method-assign]
         split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
-        self._dispatch = result_pool.Dispatch(self._into_places, split)
+        self._dispatch = result_pool.Dispatch(self._into_buffers, split)
         self._options, self._jit_kw = options, jit_kw
 
     def remade(self) -> tuple:
         """As jax.jit's functions: of the user's function."""
         return _remade, (self.__wrapped__, self._options, self._jit_kw)
 
-    def __call__(self, *args, **kwargs) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As jax.jit's functions."""
         return self._jitted(*args, **kwargs)
 
@@ -190,8 +219,9 @@ class JitFunction(ByName):
     # Methods, not attributes of the instance, which functools.wraps would copy to what is made of the function.
 
     def lower(self, *args, **kwargs) -> jax.stages.Lowered:
-        """As of jax.jit."""
-        return self._jitted.lower(*args, **kwargs)
+        """As of jax.jit; cost_analysis() of it, and of what it compiles to, counts kernels too."""
+        traced = self._jitted.trace(*args, **kwargs)
+        return stages.Lowered.of(traced.lower(), functools.partial(_costs, traced.jaxpr))
 
     def trace(self, *args, **kwargs) -> jax.stages.Traced:
         """As of jax.jit."""
@@ -230,9 +260,10 @@ class JitFunction(ByName):
         return self.build(args, kwargs)[0].fused.kernels()
 
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
-        """What one stage of compilation makes for arguments like these. Raises OptionError for an unknown stage."""
+        """What one stage of compilation makes for arguments like these; after one of its passes: "jaxpr:simplify",
+        "nests:merge nests". Raises OptionError for an unknown stage or pass."""
         build, options = self.build(args, kwargs)
-        if stage not in build.record.texts:
+        if stage.partition(":")[0] not in build.record.texts:
             compile_programs(build, options)
         return build.record.text(stage)
 
@@ -267,11 +298,18 @@ class JitFunction(ByName):
         """Parameters of the primitive that is bound for arguments like these."""
         return next(e.params for e in equations(self.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is call.call_p)
 
-    def _into_places(self, args: tuple, kwargs: dict) -> result_pool.IntoPlaces | None:
+    def _into_buffers(self, args: tuple, kwargs: dict) -> result_pool.IntoBuffers | None:
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
         build, options = self.build(args, kwargs)
         compiled = compile_programs(build, options).compiled
-        return result_pool.into_places(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+        return result_pool.into_buffers(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+
+
+def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
+    """Of what was compiled for a jaxpr that binds the primitive."""
+    p = next(e.params for e in equations(traced.jaxpr) if e.primitive is call.call_p)
+    plan = current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]).fused
+    return stages.Costs.of(plan.explanation, len(plan.programs()))
 
 
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:

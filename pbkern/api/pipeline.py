@@ -19,8 +19,8 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from pbkern import _jax, fuse
-from pbkern.core import config
-from pbkern.core.errors import OptionError, TargetError
+from pbkern.core import config, fallback
+from pbkern.core.errors import OptionError, TargetError, UnsupportedOp
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
@@ -78,14 +78,21 @@ def build_plan(
     def fused() -> fuse.Plan:
         check_precision(jaxpr, options.mm_conv_precision_mode)
         return fuse.plan(
-            jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
+            jaxpr, name=name, options=options, machine=target.costs(), supports=target.supports,
             params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
             donated=donated,
         )  # fmt: skip
 
-    with gc_pause.paused(), recursion.headroom():
-        plan = record.run("plan", fused, verify=verified)
-    record.texts["jaxpr"] = lambda: str(plan.jaxpr)
+    with gc_pause.paused(), recursion.headroom(), fallback.strictly(options.strict_target):
+        try:
+            fallback.enter("plan")
+            plan = record.run("plan", fused, verify=verified)
+        except Exception as e:
+            if not fallback.catches(e):
+                raise
+            fallback.warn(f"planning `{name}` failed", e, "XLA runs all of it")
+            plan = fuse.left_whole(jaxpr, name)
+    record.texts["jaxpr"], record.again["jaxpr"] = lambda: str(plan.jaxpr), fused
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)
@@ -111,17 +118,33 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if target.STAGES[0] in record.texts:
         return build
     for program in build.programs:
-        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        try:
+            fallback.enter("machine code")
+            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        except Exception as e:
+            if build.plan is None or not _leaves(program, e):
+                raise
+            fallback.warn(f"compiling `{program.name}` failed", e, "XLA runs its operations")
+            build.plan.leave(program)
+            continue
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
         record.texts[stage] = functools.partial(_text, target, build, stage)
+    record.again["nests"] = lambda: [target.lower_again(c) for c in dict.fromkeys(build.compiled.values())]
     if options.debug:
         stages.report(record)
     folder = config.current().dump
     if folder is not None:
         stages.dump(record, folder)
     return build
+
+
+def _leaves(program: HostProgram, error: Exception) -> bool:
+    """Whether XLA can run a program that failed to compile: no kernel of the user's, and no mistake of theirs."""
+    by_hand = any(k.defined_at for k in program.kernels())
+    unsupported = isinstance(error, UnsupportedOp) and config.current().fallback and not fallback.is_strict()
+    return not by_hand and (unsupported or fallback.catches(error))
 
 
 def _text(target: Target, build: Build, stage: str) -> str:
@@ -169,8 +192,10 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            with progress.compiling(name), gc_pause.paused(), recursion.headroom():
+            with (progress.compiling(name), gc_pause.paused(), recursion.headroom(),
+                  fallback.strictly(options.strict_target)):
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
+                _jax.keep_with_executable(ctx, list(build.compiled.values()))
             return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
@@ -206,6 +231,7 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
     def traced(*args):
         with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit
             (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+            _jax.keep_with_executable(ctx, compiled)
             return checks.after([kernel], get_target("cpu").call(compiled, *args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)

@@ -1,15 +1,6 @@
 """The `pbkern` command: explain, dump and tune functions of a file, list targets, run benchmarks, look after the cache.
 
-    pbkern explain model.py:loss                     what was fused and why
-    pbkern dump model.py:loss --out stages           numbered stages, kernels and a repro script
-    pbkern explain model.py:blur --args 'f32[1080,1920,3]' 'f32[5]'
-    pbkern tune model.py:loss --budget 30            measured schedules, kept for later compilations
-    pbkern targets --coverage                        what kernels may contain, per target
-    pbkern bench softmax --quick                     workloads beside their peers, from a checkout of the repository
-    pbkern cache size                                what is kept on disk; also `where` and `clear`
-
-Arguments come from --args (types), from `function.example_args`, or from the file's `example_args`: a tuple, or a
-function that returns one. A file that is given is run, as Python would run it.
+`pbkern --help` and the help of each command show examples, from EXAMPLES below.
 """
 
 from __future__ import annotations
@@ -17,6 +8,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
+import os
 import pathlib
 import re
 import sys
@@ -28,6 +21,17 @@ from pbkern.core import config
 from pbkern.core.errors import OptionError, PbkernError, TargetError
 from pbkern.core.process import disk_cache
 
+EXAMPLES = {
+    "explain": ("pbkern explain model.py:loss", "pbkern explain model.py:blur --args 'f32[1080,1920]' 'f32[5]' --measure"),
+    "dump": ("pbkern dump model.py:loss --out stages",),
+    "tune": ("pbkern tune model.py:loss --budget 30",),
+    "targets": ("pbkern targets --coverage",),
+    "cache": ("pbkern cache size",),
+    "bench": ("pbkern bench softmax --quick",),
+}
+FUNCTIONS = """Arguments come from --args (types), from `function.example_args`, or from the example_args of the file: a
+tuple, or a function that returns one. The file is run, as Python would run it."""
+BROKEN_PIPE = 141  # as of programs that the signal ends
 CACHE_ACTIONS = ("where", "size", "clear")
 DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
@@ -38,23 +42,7 @@ DTYPES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, that of the benchmarks, or 2 after an error explained on stderr."""
-    parser = argparse.ArgumentParser(prog="pbkern", description="Look at what pbkern makes of a function.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    explain = commands.add_parser("explain", help="what was fused and why")
-    dump = commands.add_parser("dump", help="write every stage of compilation to files")
-    tune = commands.add_parser("tune", help="search schedules with measured times, and keep what is faster")
-    tune.add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s")
-    for command in (explain, dump, tune):
-        command.add_argument("function", metavar="FILE.py:FUNCTION")
-        command.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
-    explain.add_argument("--measure", action="store_true", help="run each kernel alone and print its time")
-    explain.add_argument("--verbose", action="store_true", help="list every fusion")
-    dump.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")
-    targets = commands.add_parser("targets", help="targets of this installation")
-    targets.add_argument("--coverage", action="store_true", help="list the primitives that kernels may contain")
-    kept = commands.add_parser("cache", help="compiled programs and tuned schedules on disk")
-    kept.add_argument("action", choices=CACHE_ACTIONS, help="print the folder, count what is in it, or empty it")
-    commands.add_parser("bench", help="time workloads beside their peers", add_help=False)
+    parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -62,10 +50,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "bench":
             return _bench(rest)
         {"explain": _explain, "dump": _dump, "targets": _targets, "cache": _cache, "tune": _tune}[options.command](options)
+        sys.stdout.flush()
     except PbkernError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pbkern", description="Look at what pbkern makes of a function.", epilog=_examples(*EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_examples(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter, **options,
+        )  # fmt: skip
+
+    explain = command("explain", "what was fused and why")
+    dump = command("dump", "write every stage of compilation to files")
+    tune = command("tune", "search schedules with measured times, and keep what is faster")
+    tune.add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s")
+    for of_function in (explain, dump, tune):
+        of_function.add_argument("function", metavar="FILE.py:FUNCTION")
+        of_function.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
+        of_function.epilog = f"{FUNCTIONS}\n\n{of_function.epilog}"
+    explain.add_argument("--measure", action="store_true", help="run each kernel alone and print its time")
+    explain.add_argument("--verbose", action="store_true", help="list every fusion")
+    dump.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")
+    targets = command("targets", "targets of this installation")
+    targets.add_argument("--coverage", action="store_true", help="list the primitives that kernels may contain")
+    kept = command("cache", "compiled programs and tuned schedules on disk")
+    kept.add_argument("action", choices=CACHE_ACTIONS, help="print the folder, count what is in it, or empty it")
+    command("bench", "time workloads beside their peers, from a checkout of the repository", add_help=False)
+    return parser
+
+
+def _examples(*commands: str) -> str:
+    return "\n".join(["examples:", *(f"  {line}" for name in commands for line in EXAMPLES[name])])
+
+
+class _Version(argparse.Action):
+    """--version: of pbkern, and of what its results depend on."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str):
+        super().__init__(option_strings, dest, nargs=0, help="print versions and exit")
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        import jax
+        import jaxlib
+
+        from pbkern import __version__
+
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"pbkern {__version__} (jax {jax.__version__}, jaxlib {jaxlib.__version__}, Python {python})")
+        parser.exit()
 
 
 def _explain(options) -> None:
@@ -140,11 +186,33 @@ def load(where: str, types: Sequence[str] | None) -> tuple[Any, tuple]:
         decorated = [n for n, v in vars(module).items() if hasattr(v, "explain")]
         raise OptionError(f"{path} has no function `{name}`", hint=f"decorated there: {', '.join(decorated) or 'none'}")
     args = arguments_of(fn, module, types)
+    _check_count(name, fn, args, types)
     if not hasattr(fn, "explain"):
         from pbkern.api.decorators import polyblocks_jit_jax
 
         fn = polyblocks_jit_jax(fn)
     return fn, args
+
+
+def _check_count(name: str, fn, args: tuple, types: Sequence[str] | None) -> None:
+    """Raises OptionError where the function takes other arguments than there are."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as e:
+        shown = " ".join(types) if types is not None else ", ".join(map(str, map(_type_of, args)))
+        raise OptionError(
+            f"`{name}` does not take {len(args)} argument{'' if len(args) == 1 else 's'}",
+            why=f"{name}{signature}, given {shown or 'none'}: {e}",
+            hint="one type for each parameter after --args, as 'f32[8,128]'; f32[] for a number",
+        ) from None
+
+
+def _type_of(x) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") and hasattr(x, "shape") else type(x).__name__
 
 
 def _run_file(path: pathlib.Path):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern._jax import bind_again, fresh_aval, only_reads, source_context
+from pbkern._jax import bind_again, fresh_aval, only_reads, params_of, source_context
 
 from .affine import Affine
 from .jax_types import Atom, array_aval
@@ -234,7 +234,7 @@ class _Retrace:
 
     def scan(self, eqn, operands: list, wanted: set) -> Sequence:
         """The loop, without what it stacks for nobody, of which each round would store a part."""
-        p = eqn.params
+        p = params_of(eqn)
         stacked = [v in wanted for v in eqn.outvars[p["num_carry"] :]]
         inner, carries = p["jaxpr"], p["num_consts"] + p["num_carry"]
         consts, init, xs = (
@@ -338,7 +338,7 @@ def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
     for eqn, used in zip(jaxpr.eqns, live):
         if not used and not any(v in selecting for v in eqn.outvars):
             return True
-        if eqn.primitive.name == "scan" and not wanted.issuperset(eqn.outvars[eqn.params["num_carry"] :]):
+        if eqn.primitive.name == "scan" and not wanted.issuperset(eqn.outvars[params_of(eqn)["num_carry"] :]):
             return True
         if any(_has_dead_equations(inner.jaxpr) for inner in inner_jaxprs(eqn)):
             return True

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from . import fallback
 from .process.context_values import during
 
 T = TypeVar("T")
@@ -33,12 +34,14 @@ class Pass:
       function: (value, *context) -> value.
       why: the property that is gained, or what order matters for.
       when: context -> whether the pass runs at all, for those that an option turns off.
+      required: later stages rely on what it does: a failure is not passed over.
     """
 
     name: str
     function: Callable[..., Any]
     why: str
     when: Callable[..., bool] = _always
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,28 @@ def watched() -> Iterator[list[Ran]]:
         yield runs
 
 
+def _raise(p: Pass, error: Exception) -> None:
+    raise fallback.PassFailed(p.name) from error
+
+
 def run_passes(stage: str, passes: Sequence[Pass], value: T, *context: Any, of: str = "", show: Callable[[T], str] = str,
-               verify: Callable[[T], None] | None = None) -> T:
-    """The value after all passes that `context` does not turn off; `verify` raises where a watched one broke its form."""
+               verify: Callable[[T], None] | None = None, failed: Callable[[Pass, Exception], None] = _raise) -> T:
+    """The value after all passes that `context` does not turn off; `verify` raises where a watched one broke its form.
+
+    failed(pass, error) is called for an error behind which the value goes on as it was (core/fallback.py); it may raise.
+    """
     runs = _watch.get()
     for p in passes:
         if not p.when(*context):
             continue
         start = time.perf_counter()
-        value = p.function(value, *context)
+        try:
+            fallback.enter(p.name)
+            value = p.function(value, *context)
+        except Exception as e:
+            if not fallback.catches(e):
+                raise
+            failed(p, e)
         if runs is not None:
             milliseconds = (time.perf_counter() - start) * 1e3
             runs.append(Ran(stage, of, p.name, milliseconds, show(value)))

@@ -133,6 +133,27 @@ class HostProgram:
         visit(self.steps)
         return found
 
+    def runs(self) -> dict[str, int | None]:
+        """Kernel's name -> how often one call launches it, where all branches are taken; None if a value decides."""
+        found: dict[str, int | None] = {}
+
+        def visit(steps: tuple[Step, ...], times: int | None) -> None:
+            for step in steps:
+                match step:
+                    case Launch(kernel=k):
+                        before = found.get(k.name, 0)
+                        found[k.name] = None if times is None or before is None else before + times
+                    case Loop(trip_count=n, steps=inner):
+                        visit(inner, None if times is None else times * n)
+                    case While(condition=c, steps=inner):
+                        visit((*c, *inner), None)
+                    case Cond(branches=branches):
+                        for b in branches:
+                            visit(b, times)
+
+        visit(self.steps, 1)
+        return found
+
     def kernels(self) -> list[Kernel]:
         """Kernels in program order, each once."""
         found: list[Kernel] = []

@@ -333,7 +333,7 @@ def _while(eqn, operands: list, program: Program) -> Sequence:
 
 
 def _scan(eqn, operands: list, program: Program) -> Sequence:
-    p = eqn.params
+    p = _jax.params_of(eqn)
     body, first = p["jaxpr"], p["num_consts"] + p["num_carry"]
     consts, carry, xs = operands[: p["num_consts"]], operands[p["num_consts"] : first], operands[first:]
     steps = range(p["length"])

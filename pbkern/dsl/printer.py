@@ -341,7 +341,7 @@ class _Printer:
         return lines + self.assign(eqn.outvars, f"lax.while_loop({names[0]}, {names[1]}, {init})", True)
 
     def scan(self, eqn) -> list[str]:
-        p, body = eqn.params, eqn.params["jaxpr"].jaxpr
+        p, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
         consts, carries = p["num_consts"], p["num_consts"] + p["num_carry"]
         self.closed_over(eqn.invars[:consts], body.invars)
         bounds = _counted(eqn, np.dtype("int64" if self.x64 else "int32"))
@@ -369,7 +369,7 @@ class _Printer:
 
     def fori_loop(self, eqn, lower: int, upper: int) -> list[str]:
         """A counted scan: pbkern.loop without carries, lax.fori_loop with."""
-        body, consts = eqn.params["jaxpr"].jaxpr, eqn.params["num_consts"]
+        body, consts = eqn.params["jaxpr"].jaxpr, _jax.params_of(eqn)["num_consts"]
         increment, *rest = body.eqns
         counter = self.name(body.invars[consts])
         inner = body.replace(
@@ -404,7 +404,7 @@ def _tuple_of(atoms: Sequence, scope: Scope) -> str:
 
 def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
     """(lower, upper) of a scan that lax.fori_loop makes: no xs, and a first carry that only counts up from a literal."""
-    p, body = eqn.params, eqn.params["jaxpr"].jaxpr
+    p, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
     consts = p["num_consts"]
     if len(eqn.invars) != consts + p["num_carry"] or p["num_carry"] != len(eqn.outvars) or not p["num_carry"]:
         return None

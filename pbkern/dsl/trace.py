@@ -16,7 +16,7 @@ import inspect
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel, Unsu
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
 from pbkern.core.options import TARGETS, nearest
-from pbkern.core.process.pickle_by_name import ByName
+from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.unwritten_results import check_written
@@ -40,15 +40,24 @@ from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import ref_access as refs
 
 from . import checks
+from .batched import batch
 from .interpret import interpret as interpret_kernel
-from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
+from .kernel import ArrayType, Kernel
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
 from .verify import verify, verify_blocks
 
 # --- the decorator -----------------------------------------------------------------------------------------------
 
 
-def kernel(
+@overload
+def kernel(body: Callable[..., None], *, out_shape: Any, **options: Any) -> KernelFunction: ...
+
+
+@overload
+def kernel(body: None = None, *, out_shape: Any, **options: Any) -> Callable[[Callable[..., None]], KernelFunction]: ...
+
+
+def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     body: Callable | None = None,
     *,
     out_shape: Any,
@@ -106,7 +115,7 @@ def kernel(
     return decorate if body is None else decorate(body)
 
 
-class KernelFunction(ByName):
+class KernelFunction(PickledByName):
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
     def __init__(
@@ -526,87 +535,7 @@ for _p in (kernel_p, interpret_p):
     _p.def_abstract_eval(_result_types)
     _jax.set_eager_rule(_p)
     ad.primitive_jvps[_p] = _no_derivative
-    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: _batch(p, args, dims, kernel)
+    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: batch(p, args, dims, kernel)
 
 mlir.register_lowering(kernel_p, _no_target)
 mlir.register_lowering(interpret_p, mlir.lower_fun(_run_in_callback, multiple_results=True))
-
-# --- vmap: one more grid dimension -------------------------------------------------------------------------------
-
-
-def _batch(primitive, args, dims, k: Kernel):
-    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
-    batched = [d is not None for d in dims]
-    args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
-    if any(batched[: k.num_scalar_prefetch]) or (k.finish and k.finish.num_scalar_prefetch):
-        # Index maps differ per element: one launch each.
-        rest = [a for a, b in zip(args, batched) if b]
-
-        def one(xs):
-            it = iter(xs)
-            return primitive.bind(*[next(it) if b else a for a, b in zip(args, batched)], kernel=k)
-
-        return jax.lax.map(one, rest), [0] * len(k.outputs)
-    for i in _aliased_operands(k):  # an aliased result is batched, so its operand is too
-        if not batched[i]:
-            args[i], batched[i] = jnp.broadcast_to(args[i], (size, *args[i].shape)), True
-    results = primitive.bind(*args, kernel=batched_kernel(k, tuple(batched), size))
-    return results, [0] * len(results)
-
-
-def _aliased_operands(k: Kernel) -> list[int]:
-    """Operands of a call that share an array with a result of either stage."""
-    own = [i for i, _ in k.aliases]
-    if k.finish is None:
-        return own
-    made = len(k.outputs)
-    return own + [i - made + len(k.inputs) for i, _ in k.finish.aliases if i >= made]
-
-
-@functools.lru_cache(maxsize=256)
-def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
-    """k with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
-    inputs = tuple(_batched_mapping(m, size, b) for m, b in zip(k.inputs, batched))
-    outputs = tuple(_batched_mapping(m, size, True) for m in k.outputs)
-
-    def shift_axis(eqn, *operands):
-        if eqn.primitive.name in ("program_id", "num_programs"):
-            return [eqn.primitive.bind(axis=eqn.params["axis"] + 1)]
-        return None
-
-    with jax.enable_x64(True):
-        body = retrace(k.body, shift_axis)
-    return dataclasses.replace(
-        k,
-        grid=(size, *k.grid),
-        dynamic_grid=tuple((d + 1, operand) for d, operand in k.dynamic_grid),
-        inputs=inputs,
-        outputs=outputs,
-        body=body,
-        compiler_params={t: _batched_params(p) for t, p in k.compiler_params.items()},
-        finish=k.finish and batched_kernel(k.finish, (True,) * len(k.outputs) + batched[len(k.inputs) :], size),
-    )
-
-
-def _batched_mapping(m: BlockMapping, size: int, batched: bool) -> BlockMapping:
-    def index_map(b, *args):
-        out = jex.jaxpr_as_fun(m.index_map)(*args) if args or m.index_map.jaxpr.outvars else []
-        return [b, *out] if batched else out
-
-    avals = [_jax.fresh_aval(v.aval) for v in m.index_map.jaxpr.invars]
-    with jax.enable_x64(False):
-        shifted = retrace(jax.make_jaxpr(index_map)(jax.core.ShapedArray((), np.dtype("int32")), *avals))
-    if not batched:
-        return dataclasses.replace(m, index_map=shifted)
-    array = ArrayType((size, *m.array.shape), m.array.dtype)
-    return dataclasses.replace(m, array=array, dims=(Squeezed(), *m.dims), index_map=shifted)
-
-
-def _batched_params(params: Any) -> Any:
-    """The batch dimension's programs are independent: parallel."""
-    semantics = getattr(params, "dimension_semantics", None)
-    if semantics is None:
-        return params
-    if not dataclasses.is_dataclass(params) or isinstance(params, type):
-        raise UnsupportedOp("vmap of a kernel whose compiler_params are no dataclass", why=f"{params!r}")
-    return dataclasses.replace(params, dimension_semantics=("parallel", *semantics))

@@ -37,7 +37,7 @@ from pbkern.lower.values import store_hazards
 from pbkern.lower.values.affine_index_arrays import row_steps
 from pbkern.lower.values.dynamic_strides import Steps
 from pbkern.lower.values.items import ControlItem, Item, LetItem, StoreItem
-from pbkern.lower.values.pending_reads import Waiting
+from pbkern.lower.values.pending_reads import PendingReads
 from pbkern.lower.values.scalar_evolution import bounds_of, known, known_bounds, known_index
 from pbkern.lower.values.values import ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index
 
@@ -65,7 +65,7 @@ class BodyBuilder:
         self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
         self.now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
-        self.waiting = Waiting(self.resolve, lambda v: self._order.get(id(v), ()))
+        self.waiting = PendingReads(self.resolve, lambda v: self._order.get(id(v), ()))
 
     # ---------------------------------------------------------------- small makers used by the rules
 
@@ -269,7 +269,7 @@ class BodyBuilder:
             v = stored
         return v
 
-    def _lies(self, v: Value, stored: Stored) -> None:
+    def _note_storage(self, v: Value, stored: Stored) -> None:
         self._stored[id(v)] = stored
         self.keep(v)
         self.waiting.lies(v)
@@ -343,7 +343,7 @@ class BodyBuilder:
             self.stmts.append(nest)
         else:
             self.stmts.append(self._store_nest(StoreItem(target.buf, v.shape, target.place, v, guard=target.guard)))
-        self._lies(v, target)
+        self._note_storage(v, target)
         return target
 
     def _buffer_for(self, v: Value) -> Stored:
@@ -375,7 +375,7 @@ class BodyBuilder:
         if id(v) in self._stored:
             return
         operands = [self.in_memory(o) if v.needs_buffers else o for o in v.operands]
-        self._lies(v, v.make(self, *operands, **into))
+        self._note_storage(v, v.make(self, *operands, **into))
 
     def in_memory(self, v: Value) -> Stored:
         """v as a Stored value: itself, through its index maps, or after a nest."""

@@ -43,6 +43,8 @@ class BuildOptions:
         the test is.
       may_shift: the last block of a ragged dimension may be moved back (lower/grid/block_shift.py), so that some elements are
         computed twice, and none under a mask.
+      plain: no pass is run that is not required, and emission takes the way that always works: what is left when a special
+        way has failed (core/fallback.py).
     """
 
     semantics: tuple[str, ...] | None = None
@@ -56,6 +58,7 @@ class BuildOptions:
     fetch_bytes: int = 0
     cut_bytes: int = 1
     may_shift: bool = True
+    plain: bool = False
 
     def op_cost(self, primitive: str) -> float:
         return self.op_costs.get(primitive, 1.0)

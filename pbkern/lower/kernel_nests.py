@@ -108,7 +108,7 @@ class KernelNests:
       copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
       ragged: grid dimensions at whose last index a case of its own runs.
       crossing: extents by which two cases differ: the first is for programs where all of them lie inside.
-      cases: at least one; `case_of` tells which holds for a program.
+      cases: at least one, unless the grid has no programs; `case_of` tells which holds for a program.
     """
 
     kernel: Kernel
@@ -259,12 +259,12 @@ class _Building:
         if ragged:
             variants = edge_variants.variants(ragged, blocks, bounds, kernel)
         else:
-            states = {e: e.lies_inside(bounds) for e in blocks}
+            states = {e: e.is_in_bounds(bounds) for e in blocks}
             variants = [Variant(bounds, False in states.values())]
             if None in states.values() and False not in states.values():
                 crossing = tuple(e for e, state in states.items() if state is None)
                 variants = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
-        scratch, cases = self._cases(operands, variants)
+        scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants)
         grid = grid_dimensions(kernel, self.options)
         return KernelNests(kernel, grid, self.shifts, prologue, operands, scratch, self.copies, ragged, crossing, cases)
 
@@ -343,7 +343,7 @@ class _Building:
         builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
                                    for d, n in enumerate(self.kernel.grid))
         refs = [RefView(o.buf, o.mapping.ref_shape, o.mapping.array.dtype, o.starts, o.axes,
-                        variant.guarded and any(not e.lies_inside(variant.bounds) for e in o.extents)) for o in operands]
+                        variant.guarded and any(not e.is_in_bounds(variant.bounds) for e in o.extents)) for o in operands]
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))

@@ -10,9 +10,12 @@ by a MathTable (lower/mlir/math_table.py).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pbkern._jax import user_line
+from pbkern.core import fallback
 from pbkern.core.passes import Pass
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
@@ -81,6 +84,39 @@ class KernelBackend(Protocol[Device, Host]):
         """The host's function; `kernels` by id of a launch's kernel."""
 
 
+def device_function(
+    kernel: Kernel, options: BuildOptions, passes: Sequence[Pass], emit: Callable[[KernelNests, str], Device], name: str
+) -> Device:
+    """A kernel's function; where a pass or the emission fails, what is made without it, at last the plain way.
+
+    Raises what lowering raises where even that fails, and for errors that core/fallback.py does not catch.
+    """
+    used = [*SHARED_PASSES, *passes]
+    while True:
+        try:
+            nests = kernel_nests(kernel, options).after(used)
+            fallback.enter("plain emission" if options.plain else "emission")
+            return emit(nests, name)
+        except fallback.PassFailed as e:
+            cause = e.__cause__
+            assert isinstance(cause, Exception)
+            _warn(kernel, f"the pass `{e.name}`", cause, "the kernel is compiled without it")
+            used = [p for p in used if p.name != e.name]
+        except Exception as e:
+            if options.plain or not fallback.catches(e):
+                raise
+            _warn(kernel, "emission", e, "the kernel is compiled the plain way, in scalar loops")
+            options, used = dataclasses.replace(options, plain=True), []
+
+
+def _warn(kernel: Kernel, what: str, error: Exception, instead: str) -> None:
+    if not isinstance(error, fallback.Declined):
+        repro.attach(error, kernel)
+    lines = (user_line(e) for e in kernel.body.jaxpr.eqns)
+    fallback.warn(f"{what} failed on kernel `{kernel.name}`", error, instead,
+                  kernel.defined_at or next((at for at in lines if at), None))
+
+
 def device_functions(
     program: HostProgram, options_of: Callable[[Kernel], BuildOptions], passes: Sequence[Pass],
     emit: Callable[[KernelNests, str], Device], ready: Callable[[Device], None] = lambda function: None,
@@ -96,7 +132,7 @@ def device_functions(
         function = made.get((k.content, options))
         if function is None:
             try:
-                function = emit(kernel_nests(k, options).after((*SHARED_PASSES, *passes)), f"k{n}_{k.name}")
+                function = device_function(k, options, passes, emit, f"k{n}_{k.name}")
             except Exception as e:
                 repro.attach(e, k)
                 raise

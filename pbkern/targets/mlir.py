@@ -10,14 +10,17 @@ dialects into it. Code generation has an LLVM context of its own and takes no tu
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
 import importlib.util
+import os
 import pathlib
+import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 
 from pbkern.core.errors import InternalError, TargetError
@@ -44,17 +47,32 @@ def bindings() -> SimpleNamespace:
     """Modules ir, passmanager, execution_engine and registration. Raises TargetError if neither package is there."""
     for package in PACKAGES:
         try:
-            ir = importlib.import_module(f"{package}.ir")
-            return SimpleNamespace(
-                ir=ir,
-                passmanager=importlib.import_module(f"{package}.passmanager"),
-                engine=importlib.import_module(f"{package}.execution_engine"),
-                register=importlib.import_module(f"{package}._mlir_libs._mlirRegisterEverything"),
-            )
+            with _own_symbols():
+                return SimpleNamespace(
+                    ir=importlib.import_module(f"{package}.ir"),
+                    passmanager=importlib.import_module(f"{package}.passmanager"),
+                    engine=importlib.import_module(f"{package}.execution_engine"),
+                    register=importlib.import_module(f"{package}._mlir_libs._mlirRegisterEverything"),
+                )
         except ImportError:
             continue
     raise TargetError("MLIR's Python bindings are not installed", why="neither `mlir` nor `torch_mlir` can be imported",
                       hint="pip install torch-mlir==20261001 (MLIR only; torch is not needed)")
+
+
+@contextlib.contextmanager
+def _own_symbols() -> Iterator[None]:
+    """Libraries that are loaded inside find their own symbols first, and show them to no others.
+
+    TensorFlow's library exports the LLVM that it contains: bindings that found it would register LLVM's command line options in
+    it once more, which ends the process.
+    """
+    before = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL | getattr(os, "RTLD_DEEPBIND", 0))  # glibc has the last
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(before)
 
 
 def installed() -> tuple:
@@ -153,11 +171,11 @@ def join(module, other) -> None:
                 module.body.append(op.detach_from_parent())
 
 
-def check_lowered(module) -> None:
-    """Translation of anything but LLVM dialect can end the process: look first. Raises InternalError."""
+def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
+    """Translation of anything but LLVM dialect, and a device's own, can end the process: look first. Raises InternalError."""
 
     def check(op) -> None:
-        if not op.name.startswith("llvm."):
+        if not op.name.startswith(dialects):
             raise InternalError(f"operation {op.name} was not lowered")
 
     with context():

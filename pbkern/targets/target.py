@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
 
 from .backend import KernelBackend
+
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
 
 
 class Target(Protocol):
@@ -33,6 +36,9 @@ class Target(Protocol):
     def machine(self) -> Machine:
         """The device in this computer."""
 
+    def costs(self) -> CostModel:
+        """Its prices for fusion."""
+
     def supports(self, eqn) -> str | None:
         """None if kernel bodies can contain the equation, else why not."""
 
@@ -46,7 +52,7 @@ class Target(Protocol):
         """Differs between devices, and between versions of what makes code for them."""
 
     def compile(self, program: HostProgram, options) -> Any:
-        """Machine code of a program, kept for the life of the process. Equal programs are compiled once."""
+        """Machine code of a program, for as long as it is referred to or XLA may call it. Equal programs share it."""
 
     def call(self, compiled: Any, *operands) -> list:
         """Runs compiled code as a JAX operation (traceable)."""
@@ -56,6 +62,9 @@ class Target(Protocol):
 
         Returns (the other results, an array that is there when all is written).
         """
+
+    def lower_again(self, compiled: Any) -> Any:
+        """Lowers the program of compiled code once more, so that passes can be watched."""
 
     def text(self, compiled: Any, stage: str) -> str:
         """One of STAGES of compiled code, for reading."""

@@ -85,3 +85,80 @@ def test_calls_take_turns():
     order = []
     times = measure.least_seconds([lambda: order.append("a"), lambda: order.append("b")], 0.0)
     assert order == ["a", "b"] * (1 + measure.MIN_CALLS) and all(0 <= t < 1 for t in times)
+
+
+# ---- numbers of the report ------------------------------------------------------------------------------------------
+
+NUMBERS = {
+    "from L2": (lambda x: jnp.tanh(x) + 1, f32(128, 128)),
+    "from L3": (lambda x: x + 1, f32(512, 1024)),
+    "around L3": (lambda x: x + 1, f32(2048, 1024)),
+    "from memory": (lambda x: x + 1, f32(8192, 1024)),
+    "a sum from L3": (lambda x: x.sum(), f32(2048, 1024)),
+    "a product": (lambda x: x @ x, f32(512, 512)),
+    "a slice of all": (lambda x: jnp.exp(x)[3:5], f32(512, 512)),
+    "a row of all": (lambda x: jax.nn.softmax(x)[0], f32(512, 512)),
+    "windows": (lambda x: sum(x[i : i + 500, j : j + 500] for i in range(3) for j in range(3)), f32(512, 512)),
+    "steps of a stencil": (
+        lambda x: jax.lax.fori_loop(0, 60, lambda i, c: c.at[1:-1].set((c[:-2] + c[2:]) * 0.5), x), f32(2048, 1024),
+    ),
+    "sums in a loop": (lambda x: jax.lax.fori_loop(0, 9, lambda i, c: c * c.sum(), x), f32(2048, 1024)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_no_kernel_is_faster_than_the_machine_or_computes_less_than_is_needed(case):
+    f, x = NUMBERS[case]
+    for k in pbkern.jit(f).explain(x).kernels:
+        assert 0 <= k.cost.limit <= k.cost.seconds, str(k)
+        assert k.cost.recompute >= 1, str(k)
+
+
+def test_shares_of_measured_times_are_of_the_level_that_holds_the_data():
+    f, x = NUMBERS["from L3"]
+    (k,) = pbkern.jit(f).explain(x, measure=True).kernels
+    assert 0 < k.cost.limit < k.measured
+
+
+def test_kernels_in_loops_show_how_often_they_run():
+    def f(x):
+        twice = lambda i, c: jax.lax.fori_loop(0, 2, lambda j, d: jnp.tanh(d @ x) * d.sum(), c)
+        return jax.lax.fori_loop(0, 30, twice, x).sum()
+
+    found = pbkern.jit(f).explain(f32(64, 64))
+    assert {60, 1} <= {k.runs for k in found.kernels}
+    inner = next(k for k in found.kernels if k.runs == 60)
+    total = 60 * inner.cost.seconds * 1e6
+    assert f"run 60 times in {total:.1f} us, each time {inner.cost.seconds * 1e6:.1f} us predicted" in str(found)
+
+    found = pbkern.jit(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ x, x)).explain(f32(64, 64))
+    assert all(k.runs is None for k in found.kernels) and "run as often as values say" in str(found)
+
+
+COSTS = {
+    "kernels": lambda x: (x @ x).sum(),
+    "beside XLA's": lambda x: jnp.abs(jnp.fft.rfft(x @ x)).sum(),
+    "beside a library's": lambda x: jnp.linalg.cholesky(x @ x + 64 * jnp.eye(64)) @ x,
+}
+
+
+@pytest.mark.parametrize("case", COSTS)
+def test_cost_analysis_counts_kernels(case):
+    x = jnp.ones((64, 64))
+    for of in (lambda lowered: lowered, lambda lowered: lowered.compile()):
+        ours, xla = (of(jit(COSTS[case]).lower(x)).cost_analysis() for jit in (pbkern.jit, jax.jit))
+        assert ours["flops"] == pytest.approx(xla["flops"], rel=0.1)
+        assert ours["bytes accessed"] > 0
+    compiled = pbkern.jit(COSTS[case]).lower(x).compile()
+    assert compiled.cost_analysis()["flops"] > 2 * 64**3 - 1
+    assert isinstance(compiled, jax.stages.Compiled) and jnp.allclose(compiled(x), jax.jit(COSTS[case])(x), rtol=1e-4)
+
+
+def test_cost_analysis_multiplies_loops_and_leaves_out_what_values_decide():
+    x = jnp.ones((64, 64))
+    step = lambda i, c: jnp.tanh(c @ x)
+    ten = pbkern.jit(lambda c: jax.lax.fori_loop(0, 10, step, c)).lower(x).cost_analysis()
+    one = pbkern.jit(lambda c: step(0, c)).lower(x).cost_analysis()
+    assert ten["flops"] == pytest.approx(10 * one["flops"])
+    unknown = pbkern.jit(lambda c: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: step(0, c), c)).lower(x)
+    assert "flops" not in unknown.cost_analysis()

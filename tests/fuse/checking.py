@@ -11,11 +11,14 @@ from pbkern import fuse
 from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.verify import verify
 from pbkern.fuse.tiling import block_search
+from pbkern.targets.cpu.costs.model import CpuCosts
 
 from .oracle import run_program
 
+COSTS = CpuCosts.of(DEFAULT_MACHINE)
 
-def planned(f, *args, supports=lambda eqn: None, machine=DEFAULT_MACHINE, **options):
+
+def planned(f, *args, supports=lambda eqn: None, machine=COSTS, **options):
     closed = jax.make_jaxpr(f)(*args)
     name = getattr(f, "__name__", "f")
     made = fuse.plan(

@@ -29,7 +29,7 @@ def in_loops(kernel) -> bool:
     return any(e.primitive.name in ("while", "scan") for e in kernel.body.jaxpr.eqns)
 
 
-def in_runs(f, *args) -> bool:
+def in_chunks(f, *args) -> bool:
     return any(map(in_loops, planned(f, *args).kernels()))
 
 
@@ -43,7 +43,7 @@ def test_equals_jax(name, runs):
 
 def test_runs_are_taken(runs):
     runs(5)
-    taken = {name for name, (f, args) in FORMS.items() if in_runs(f, *args)}
+    taken = {name for name, (f, args) in FORMS.items() if in_chunks(f, *args)}
     assert len(taken) > 0.7 * len(FORMS), sorted(set(FORMS) - taken)
 
 
@@ -51,7 +51,7 @@ def test_runs_are_taken(runs):
 def test_any_number_of_columns(columns, runs):
     runs(columns)
     args = operands(q=33, k=100)
-    assert in_runs(attend, *args)
+    assert in_chunks(attend, *args)
     check(attend, *args, kernels=1, tolerance=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_results_may_need_what_runs_count(runs):
 
     args = [rand(1, 50, 2, 16, seed=n) for n in range(3)]
     lengths = jnp.array([43]), jnp.array([29])
-    assert in_runs(f, *args, *lengths)
+    assert in_chunks(f, *args, *lengths)
     check(f, *args, *lengths, kernels=1, tolerance=1e-5)
 
 

@@ -227,7 +227,7 @@ def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):
 
 
 def test_groups_keep_their_blocks_where_a_search_finds_none(monkeypatch):
-    search, searched = partition.search_once, []
+    search, searched = partition.memoised_search, []
 
     def in_vain(eqns, *args):
         searched.append(len(eqns))

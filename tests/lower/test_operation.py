@@ -18,7 +18,7 @@ from pbkern.lower.mlir.text import Text
         ("func.call @k_0(%a0, %v1) : (memref<4xf32>, index) -> ()", "func.call", None, ("%a0", "%v1"), []),
     ],
 )  # fmt: skip
-def test_parts(text, name, result, operands, defined):
+def test_compile_units(text, name, result, operands, defined):
     op = Operation(text)
     assert (op.name, op.result, op.operands, op.defined) == (name, result, operands, defined)
     assert op.with_names(op.names) == text and list(op.lines()) == [text] and op.size == 1

@@ -218,7 +218,7 @@ def _no_result(result) -> None:
         )
 
 
-def cdiv(a, b):
+def cdiv(a: Any, b: Any) -> Any:
     """ceil(a / b) for integers, traced or not."""
     return -(-a // b)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -23,24 +22,9 @@ import numpy as np
 from . import integer_division
 from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, mlir_type, storage_el
 from .math_table import SHARED, MathTable
+from .value import Value
 
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
-
-
-class Value(NamedTuple):
-    """An SSA name, its MLIR element type, and its lanes (0: scalar)."""
-
-    name: str
-    el: str
-    lanes: int
-
-    @property
-    def type(self) -> str:
-        return self.typed(self.el)
-
-    def typed(self, el: str) -> str:
-        """The type with these lanes and another element type."""
-        return mlir_type(el, self.lanes)
 
 
 @dataclass

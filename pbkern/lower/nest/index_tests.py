@@ -58,7 +58,7 @@ INTERVALS = {
 }
 
 
-def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes: int) -> list[Stmt]:
+def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes: int) -> list[Stmt]:
     """Folds tests and cuts nests, inner statements too.
 
     `bounds` of runtime symbols that are known; `cut_bytes`: see lower/build_options.py.
@@ -69,12 +69,13 @@ def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes: int) 
             case Nest():
                 out += [simplified(piece, pool, bounds) for piece in _cut(simplified(s, pool, bounds), pool, cut_bytes)]
             case If(index=i, branches=bs):
-                out.append(If(i, [decide_tests(b, pool, bounds, cut_bytes) for b in bs]))
+                out.append(If(i, [decide_index_tests(b, pool, bounds, cut_bytes) for b in bs]))
             case For(counter=c, trips=t, body=b):
                 inner = {**bounds, c: (0, t - 1)} if isinstance(t, int) else bounds
-                out.append(For(c, t, decide_tests(b, pool, inner, cut_bytes)))
+                out.append(For(c, t, decide_index_tests(b, pool, inner, cut_bytes)))
             case While(condition=c, predicate=p, body=b):
-                out.append(While(decide_tests(c, pool, bounds, cut_bytes), p, decide_tests(b, pool, bounds, cut_bytes)))
+                condition, body = (decide_index_tests(x, pool, bounds, cut_bytes) for x in (c, b))
+                out.append(While(condition, p, body))
             case _:
                 out.append(s)
     return out

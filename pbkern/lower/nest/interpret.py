@@ -1,8 +1,9 @@
 """Statements of nests on NumPy arrays: the oracle between a kernel's body and what a target emits.
 
 A nest runs over all of its points at once where no point reads what another one writes, else point by point, in the order of
-its dimensions, those that are reduced innermost. What is unspecified is poison, as in dsl/interpret.py: scratch before it is
-written, and guarded loads outside their buffer. An access without a guard that lies outside raises InternalError.
+its dimensions, those that are reduced innermost. A point reads all that it reads before it stores. What is unspecified is
+poison, as in dsl/interpret.py: scratch before it is written, and guarded loads outside their buffer. An access without a guard
+that lies outside raises InternalError.
 """
 
 from __future__ import annotations
@@ -201,11 +202,10 @@ def _run_points(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mappi
         before = _Points(memory, symbols, axes)
         reduce = reductions.accumulated if n.ordered else reductions.reduced
         accumulators = [reduce(r, [before.value(e) for e in r.args], reduced, shape) for r in n.reductions]
-    for inner in (True, False):
-        places = axes if inner else {d: np.zeros([1] * len(axes), int) if d in n.rdims else a for d, a in axes.items()}
-        for w in n.writes:
-            if w.inner == inner and not (inner and 0 in shape):
-                _write(w, _Points(memory, symbols, places, accumulators))
+    if 0 not in shape:
+        _write([w for w in n.writes if w.inner], _Points(memory, symbols, axes, accumulators))
+    places = {d: np.zeros([1] * len(axes), int) if d in n.rdims else a for d, a in axes.items()}
+    _write([w for w in n.writes if not w.inner], _Points(memory, symbols, places, accumulators))
 
 
 def _run_in_order(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]) -> None:
@@ -219,12 +219,8 @@ def _run_in_order(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Map
         point = _Points(memory, symbols, here)
         steps = [reductions.reduced(r, [point.value(e) for e in r.args], (), one) for r in n.reductions]
         accumulators = [_joined(r.op, r.dtype, a, s) for r, a, s in zip(n.reductions, accumulators, steps)]
-        for w in n.writes:
-            if w.inner:
-                _write(w, _Points(memory, symbols, here, accumulators))
-    for w in n.writes:
-        if not w.inner:
-            _write(w, _Points(memory, symbols, axes, accumulators))
+        _write([w for w in n.writes if w.inner], _Points(memory, symbols, here, accumulators))
+    _write([w for w in n.writes if not w.inner], _Points(memory, symbols, axes, accumulators))
 
 
 def _joined(op: str, dtype: np.dtype, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -235,17 +231,20 @@ def _joined(op: str, dtype: np.dtype, x: np.ndarray, y: np.ndarray) -> np.ndarra
         return ufunc(x, y).astype(dtype)
 
 
-def _write(w: Write, at: _Points) -> None:
-    """Stores where the mask holds and, with a guard, where the place lies inside."""
-    index = at.places(w)
-    mask = np.asarray(True) if w.mask is None else at.value(w.mask)
-    inside = _inside(w.buf, index)
-    if not w.guard and (mask & ~inside).any():
-        raise InternalError(f"nest: a store to {w.buf} outside it")
+def _write(writes: Sequence[Write], at: _Points) -> None:
+    """Stores where masks hold and, with a guard, where places lie inside. All is read before the first store."""
     shape = tuple(np.broadcast_shapes(*(a.shape for a in at.dims.values()))) if at.dims else ()
-    live = np.broadcast_to(mask & inside, shape)
-    flat, value = (np.broadcast_to(a, shape)[live] for a in (_flat(w.buf, index), at.value(w.value)))
-    at.memory.flat(w.buf)[flat] = numpy_ops.rounded(value, w.buf.dtype)
+    ready = []
+    for w in writes:
+        index = at.places(w)
+        mask = np.asarray(True) if w.mask is None else at.value(w.mask)
+        inside = _inside(w.buf, index)
+        if not w.guard and (mask & ~inside).any():
+            raise InternalError(f"nest: a store to {w.buf} outside it")
+        live = np.broadcast_to(mask & inside, shape)
+        ready.append([np.broadcast_to(a, shape)[live] for a in (_flat(w.buf, index), at.value(w.value))])
+    for w, (flat, value) in zip(writes, ready):
+        at.memory.flat(w.buf)[flat] = numpy_ops.rounded(value, w.buf.dtype)
 
 
 # ---------------------------------------------------------------- do points meet?

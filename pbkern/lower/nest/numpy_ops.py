@@ -25,8 +25,14 @@ def register_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Register values as they are in memory."""
-    return np.asarray(x).astype(dtype)
+    """Register values as they are in memory. NaNs keep their bits, which may be anything where bytes are moved as floats."""
+    x = np.asarray(x)
+    found = x.astype(dtype)
+    if dtype.name == "bfloat16" and x.dtype == np.float32 and (nan := np.isnan(x)).any():
+        upper = (x.view(np.uint32) >> 16).astype(np.uint16)
+        upper |= np.where(upper & 0x7F, 0, 0x40).astype(np.uint16)
+        found = np.where(nan, upper, found.view(np.uint16)).view(dtype)
+    return found
 
 
 def apply(info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
@@ -89,8 +95,13 @@ def _is_finite(info: EqnInfo, x: np.ndarray) -> np.ndarray:
     return np.abs(x) < FINITE.get(info.in_dtypes[0].name, np.inf)
 
 
-def _on_bools(on_bools: np.ufunc, others: np.ufunc) -> Callable:
-    return lambda info, *args: (on_bools if args[0].dtype.kind == "b" else others)(*args)
+def _extreme(x: np.ndarray, y: np.ndarray, sign: int) -> np.ndarray:
+    """The larger (`sign` 1) or smaller; 0 is larger than -0."""
+    if x.dtype.kind == "b":
+        return x | y if sign > 0 else x & y
+    found = np.maximum(x, y) if sign > 0 else np.minimum(x, y)
+    zeros = (x == 0) & (y == 0)
+    return found if x.dtype.kind != "f" else np.where(zeros, sign * (sign * x + sign * y), found)
 
 
 _PLAIN = {
@@ -101,9 +112,10 @@ _PLAIN = {
 }  # fmt: skip
 NUMPY: dict[str, Callable[..., np.ndarray]] = {
     **{name: (lambda info, *args, f=f: f(*args)) for name, f in _PLAIN.items()},
-    "not": _on_bools(np.logical_not, np.invert), "max": _on_bools(np.logical_or, np.maximum),
-    "min": _on_bools(np.logical_and, np.minimum), "select_n": _select, "is_finite": _is_finite,
-    "convert_element_type": _convert, "copy": lambda info, x: x, "copy_p": lambda info, x: x,
+    "not": lambda info, x: np.logical_not(x) if x.dtype.kind == "b" else np.invert(x),
+    "max": lambda info, x, y: _extreme(x, y, 1), "min": lambda info, x, y: _extreme(x, y, -1),
+    "select_n": _select, "is_finite": _is_finite, "convert_element_type": _convert,
+    "copy": lambda info, x: x, "copy_p": lambda info, x: x,
     "stop_gradient": lambda info, x: x,
 }  # fmt: skip
 
@@ -154,5 +166,6 @@ JAX: dict[str, Callable] = {
     "convert_element_type": lambda info, x: x.astype(info.out_dtype),
     "select_n": lambda info, which, *cases: jax.lax.select_n(which, *cases),
     "and": lambda info, x, y: x & y, "or": lambda info, x, y: x | y, "xor": lambda info, x, y: x ^ y,
+    
     "copy": lambda info, x: x, "copy_p": lambda info, x: x,
 }  # fmt: skip

@@ -88,7 +88,7 @@ def _sum_of_products(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, 
     kept = [k for k in range(len(shape)) if k in seen and k not in axes]
     repeats = np.prod([shape[k] for k in axes if k not in seen], dtype=dtype)
     with np.errstate(all="ignore"):
-        found = (np.einsum(*operands, kept) * repeats).astype(dtype)
+        found = (np.einsum(*operands, kept, optimize=True) * repeats).astype(dtype)  # by BLAS where it can be
     return found.reshape([shape[k] if k in kept else 1 for k in range(len(shape))]).astype(r.dtype)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from pbkern.lower.nest.ir import Expr, Nest, Stmt, with_bodies
 
 
-def add_shared_first(stmts: list[Stmt], context) -> list[Stmt]:
+def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements with such sums, inner ones too."""
 
     def changed(s: Stmt) -> Stmt:

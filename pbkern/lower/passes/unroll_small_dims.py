@@ -27,9 +27,9 @@ Axis = tuple[Buf, int]
 OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
-def take_apart(stmts: list[Stmt], context) -> list[Stmt]:
+def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements in which dimensions over components are gone from nests whose neighbours use single components."""
-    out = [with_bodies(s, lambda inner: take_apart(inner, context)) for s in stmts]
+    out = [with_bodies(s, lambda inner: unroll_dims(inner, context)) for s in stmts]
     out = [sums_as_expressions(s, context) if isinstance(s, Nest) else s for s in out]
     axes = _axes_of_components(s for s in out if isinstance(s, Nest))
     while axes:

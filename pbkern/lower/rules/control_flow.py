@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
 from pbkern.core.affine import Affine
 from pbkern.core.rules import RuleTable
 from pbkern.lower.nest.ir import Buf, For, If, While
@@ -152,7 +153,7 @@ def _counted(builder, start: Affine, step: int, counter: str, dtype) -> Value:
 
 @RULES.register("scan")
 def _scan(builder, eqn, env: dict) -> None:
-    p = eqn.params
+    p = params_of(eqn)
     closed, length, nc = p["jaxpr"], p["length"], p["num_consts"]
     ncar = p["num_carry"]
     jaxpr = closed.jaxpr

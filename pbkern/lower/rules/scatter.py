@@ -23,7 +23,7 @@ from pbkern.core.ops.scatter import ScatterForm, scatter_combines
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math import elementwise
 from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Stmt, Write
-from pbkern.lower.values.store_hazards import lies_in
+from pbkern.lower.values.store_hazards import is_stored_in
 from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
 BOOL, INDEX = np.dtype(bool), np.dtype(np.int64)
@@ -52,7 +52,7 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
 
     def make(b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None) -> Stored:
         result = target or b.new_buffer(operand.shape, operand.dtype)
-        if not lies_in(b, operand, result):
+        if not is_stored_in(b, operand, result):
             b.store_value(result, operand, lambda ix: ix)
         b.stmts += _Windows(b, eqn, result, columns, updates).statements()
         return result

@@ -7,18 +7,18 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.collapse_dims import collapse
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies
-from pbkern.targets.cpu.locality.cache_blocking import keep_near
+from pbkern.targets.cpu.locality.cache_blocking import block_for_caches
 from pbkern.targets.cpu.locality.in_place_stores import store_in_place
-from pbkern.targets.cpu.locality.mask_versioning import choose_unmasked
-from pbkern.targets.cpu.locality.masked_strips import skip_masked
+from pbkern.targets.cpu.locality.mask_versioning import version_masks
+from pbkern.targets.cpu.locality.masked_strips import skip_dead_tiles
 from pbkern.targets.cpu.locality.prefetch import fetch_rows
-from pbkern.targets.cpu.locality.running_maximum import level_exponentials
+from pbkern.targets.cpu.locality.running_maximum import use_running_maximum
 from pbkern.targets.cpu.locality.stage_inlining import inline_stages
 from pbkern.targets.cpu.locality.unswitching import unswitch
-from pbkern.targets.cpu.locality.window_gathers import loop_over_starts
+from pbkern.targets.cpu.locality.window_gathers import scalarise_window_gathers
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.packing.narrow_operands import read_narrow
-from pbkern.targets.cpu.packing.operand_copies import Staged
+from pbkern.targets.cpu.packing.narrow_operands import sink_widening_casts
+from pbkern.targets.cpu.packing.operand_copies import OperandCopies
 from pbkern.targets.cpu.packing.panels import pack
 from pbkern.targets.cpu.packing.row_padding import pad_rows
 from pbkern.targets.cpu.packing.row_tiling import tile_rows
@@ -27,37 +27,37 @@ from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, choose
 Context = NestContext[LowerOptions]
 
 
-def _read_narrow(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    return read_narrow(stmts, context, set(context.kept))
+def _sink_widening_casts(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return sink_widening_casts(stmts, context, set(context.kept))
 
 
-def _skip_masked(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    return skip_masked(stmts, context, context.options.vector_bits, set(context.kept))
+def _skip_dead_tiles(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return skip_dead_tiles(stmts, context, context.options.vector_bits, set(context.kept))
 
 
 def _inline_stages(stmts: list[Stmt], context: Context) -> list[Stmt]:
     return inline_stages(stmts, context, context.aliases, context.options.vector_bits, {b.root for b in context.kept})
 
 
-def _keep_near(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _block_for_caches(stmts: list[Stmt], context: Context) -> list[Stmt]:
     options = context.options
-    return keep_near(stmts, context, context.aliases, options.vector_bits, options.l1_bytes // 2, set(context.kept))
+    return block_for_caches(stmts, context, context.aliases, options.vector_bits, options.l1_bytes // 2, set(context.kept))
 
 
-def _level_exponentials(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    return level_exponentials(stmts, context, context.options.vector_bits, context.options.l1_bytes // 4, set(context.kept))
+def _use_running_maximum(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return use_running_maximum(stmts, context, context.options.vector_bits, context.options.l1_bytes // 4, set(context.kept))
 
 
 def _pad_rows(stmts: list[Stmt], context: Context) -> list[Stmt]:
     return pad_rows(stmts, context.pool, context.options.vector_bits, set(context.kept))
 
 
-def _loop_over_starts(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    return loop_over_starts(stmts, context, context.options.vector_bits, context.bounds)
+def _scalarise_window_gathers(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return scalarise_window_gathers(stmts, context, context.options.vector_bits, context.bounds)
 
 
-def _choose_unmasked(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    return choose_unmasked(stmts, context, context.options, context.bounds)
+def _version_masks(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return version_masks(stmts, context, context.options, context.bounds)
 
 
 def _unswitch(stmts: list[Stmt], context: Context) -> list[Stmt]:
@@ -79,7 +79,7 @@ def _pack(stmts: list[Stmt], context: Context) -> list[Stmt]:
 def _packed(stmts: list[Stmt], context: Context, written: set[Buf]) -> list[Stmt]:
     """Joins dimensions and packs; what several contractions of a list stage alike is staged once."""
     out: list[Stmt] = []
-    staged, options = Staged(written), context.options
+    staged, options = OperandCopies(written), context.options
     for s in stmts:
         s = with_bodies(s, lambda inner: _packed(inner, context, written))
         if not isinstance(s, Nest):
@@ -108,15 +108,16 @@ def _reassociates(context: Context) -> bool:
 
 
 CPU_PASSES = (
-    Pass("sink widening casts", _read_narrow, "dot-product instructions take narrow integers",
+    Pass("sink widening casts", _sink_widening_casts, "dot-product instructions take narrow integers",
          when=lambda context: context.options.vnni),
-    Pass("skip masked strips", _skip_masked, "strips of keys that a mask silences are not computed", when=_reassociates),
+    Pass("skip masked strips", _skip_dead_tiles, "strips of keys that a mask silences are not computed", when=_reassociates),
     Pass("inline stages", _inline_stages, "stencils over stencils keep rows in registers", when=_reassociates),
-    Pass("block for caches", _keep_near, "chains of nests take turns on what the nearest cache holds", when=_reassociates),
-    Pass("running maximum", _level_exponentials, "long rows of a softmax are read once", when=_reassociates),
+    Pass("block for caches", _block_for_caches, "chains of nests take turns on what the nearest cache holds",
+         when=_reassociates),
+    Pass("running maximum", _use_running_maximum, "long rows of a softmax are read once", when=_reassociates),
     Pass("pad scratch rows", _pad_rows, "rows that follow one another fall into different cache sets"),
-    Pass("loop over window starts", _loop_over_starts, "gathers of windows become loads of whole vectors"),
-    Pass("version masks", _choose_unmasked, "most programs need no mask; before unswitching, which counts copies"),
+    Pass("loop over window starts", _scalarise_window_gathers, "gathers of windows become loads of whole vectors"),
+    Pass("version masks", _version_masks, "most programs need no mask; before unswitching, which counts copies"),
     Pass("unswitch", _unswitch, "selects by scalars become branches outside loops"),
     Pass("store in place", _store_in_place, "copies back are not needed where stores stay behind loads"),
     Pass("pack", _pack, "operands of contractions lie as the register tile reads them; last, because it schedules"),

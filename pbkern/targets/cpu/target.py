@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pbkern.core import config
+from pbkern.core import config, fallback
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.dsl.build_programs import in_stages, kernel_program
@@ -24,6 +25,9 @@ from .backend import CpuBackend
 from .machine import detected_machine
 from .params import CompilerParams
 
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
+
 
 class CpuTarget:
     """See targets.target.Target."""
@@ -35,10 +39,15 @@ class CpuTarget:
 
     def __init__(self) -> None:
         self.backend = CpuBackend()
-        self._compiled: dict[str, cpu_compile.Compiled] = {}
+        self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
 
     def machine(self) -> Machine:
         return detected_machine()
+
+    def costs(self) -> CostModel:
+        from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
+
+        return CpuCosts.of(self.machine())
 
     def supports(self, eqn) -> str | None:
         return support.supports(eqn)
@@ -59,22 +68,26 @@ class CpuTarget:
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
         key = content.program_key(program, options_of, threads_of, None)
-        if key not in self._compiled:
+        found = None if fallback.is_failing() else self._compiled.get(key)
+        if found is None:
             compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
             try:
-                self._compiled[key] = compiled(program, key=key)
+                found = self._compiled[key] = compiled(program, key=key)
             except TargetError:
                 raise
             except Exception as e:
                 attach_repro(e, program, compiled)
                 raise
-        return self._compiled[key]
+        return found
 
     def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
         return cpu_compile.call(compiled, *operands)
 
     def call_into(self, compiled: cpu_compile.Compiled, operands, places) -> tuple[list, Any]:
         return cpu_compile.call_into(compiled, operands, places)
+
+    def lower_again(self, compiled: cpu_compile.Compiled) -> Any:
+        return compiled.lower()
 
     def text(self, compiled: cpu_compile.Compiled, stage: str) -> str:
         match stage:

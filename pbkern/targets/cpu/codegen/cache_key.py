@@ -47,11 +47,11 @@ def environment() -> str:
     return disk_cache.digest((sources(), mlir.installed(), *runtime, processor()))
 
 
-def sources() -> str:
+def sources(package: pathlib.Path = PACKAGE) -> str:
     """Digest of the part of pbkern that turns kernels into code."""
     found = hashlib.sha256()
-    for path in sorted({p for pattern in SOURCES for p in PACKAGE.glob(pattern)}):
-        found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    for path in sorted({p for pattern in SOURCES for p in package.glob(pattern)}):
+        found.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return found.hexdigest()
 
 

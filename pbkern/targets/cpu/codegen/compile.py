@@ -4,7 +4,8 @@ A program's code are object files, made by MLIR and LLVM (object_files.py) or fo
 (core/process/disk_cache.py) under the program's content (cache_key.py), and loaded by elf_loader.py either way. With a hit
 nothing is lowered and MLIR is not imported: the nests and texts of such a program are made when somebody asks for them.
 
-Compiled programs are kept for the life of the process: XLA holds raw addresses of their handlers.
+Programs stay in memory while something may call them, see lifetime.py. Their texts and nests do not: whoever asks for those of
+one has it lowered again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import functools
 import itertools
 import json
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
+from pbkern.core import fallback
 from pbkern.core.errors import InternalError
 from pbkern.core.process import disk_cache, gc_pause, progress, recursion
 from pbkern.dsl.build_programs import in_stages
@@ -31,7 +34,7 @@ from pbkern.targets.backend import device_functions
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
 
-from . import cache_key, callbacks, ffi_runtime, object_files
+from . import cache_key, callbacks, ffi_runtime, lifetime, object_files
 from . import elf_loader as objects
 from .host import ALIGNMENT, LoweredProgram, default_threads, emit_host
 from .kernel import LoweredKernel, emit
@@ -40,8 +43,9 @@ KIND = "code"
 # What progress lines call the stages that may take long.
 STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function", "load": "loading"}
 _serial = itertools.count()
-_resident: list[Compiled] = []
+_resident: weakref.WeakSet[Compiled] = weakref.WeakSet()
 _runtime: list[objects.Image] = []
+_looked_at: list = []  # weak reference to a program, its lowered form
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,14 @@ class Compiled:
     from_disk: bool = False
     times: dict[str, float] = field(default_factory=dict)
 
-    @functools.cached_property
+    @property
     def lowered(self) -> LoweredProgram:
-        """MLIR text and nests; lowered again where the code came from disk."""
-        return self.lower()
+        """MLIR text and nests, made again; those of the program that was last asked for are kept."""
+        if not _looked_at or _looked_at[0]() is not self:
+            _looked_at[:] = [weakref.ref(self), self.lower()]
+        return _looked_at[1]
 
-    @functools.cached_property
+    @property
     def llvm(self) -> str:
         """Text of the LLVM dialect module."""
         host = _host_text(self.program, self.lowered)
@@ -149,31 +155,28 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
 
         return emit_host(program, device_functions(program, announced, CPU_PASSES, emit, ready), threads_of)
 
-    made: list[LoweredProgram] = []
-
     def make() -> Code:
         mlir.bindings()  # a missing package is reported before any work
         with object_files.Parts(symbols, opt_level, timed) as parts:
-            made.append(timed("lower", lower, parts.add))
-            made_objects = parts.finish(_host_text(program, made[0]), "pbk_handler")
-        return Code(made_objects, made[0].arena_bytes)
+            lowered = timed("lower", lower, parts.add)
+            objects = parts.finish(_host_text(program, lowered), "pbk_handler")
+        return Code(objects, lowered.arena_bytes)
 
     with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
         code, image, found = _kept(key, symbols, make, timed)
     name = f"pbkern_{next(_serial)}_{program.name}"
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(image.address("pbk_handler")), platform="cpu")
+    lifetime.register(name, image)
     compiled = Compiled(program, name, code, image, lower, found, times)
-    if made:
-        compiled.lowered = made[0]
-    _resident.append(compiled)
+    lifetime.free_with(compiled, image)
+    _resident.add(compiled)
     return compiled
 
 
 def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
     """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored."""
-    store = disk_cache.current()
+    store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
         key = disk_cache.digest((key, timed("environment", cache_key.environment)))
         payload = timed("read", store.get, KIND, key)
@@ -221,6 +224,7 @@ def runtime_symbols() -> dict[str, int]:
 
     _, image, _ = _kept("runtime", {}, make)
     _runtime.append(image)
+    lifetime.register_state(image)
     addresses = {name: image.address(name) for name in ffi_runtime.SYMBOLS} | {TRACE: callbacks.ADDRESS}
     return {ffi_runtime.PREFIX + name: address for name, address in addresses.items()}
 

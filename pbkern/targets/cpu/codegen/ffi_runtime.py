@@ -28,6 +28,8 @@ HUGE_BYTES = 4 << 20
 MADV_HUGEPAGE = 14
 # glibc maps and unmaps arrays above this size anew each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
 POOLED_BYTES = 32 << 20
+# Arenas that a program keeps from call to call: (whether in use, address) each.
+ARENAS = 64
 
 
 @functools.cache
@@ -313,8 +315,49 @@ func.func @pbk_release(%pool: !llvm.ptr, %arena: !llvm.ptr, %slot: i64) {
 }
 """
 
+# A state of XLA FFI: the number of executables that may call a program, see lifetime.py.
+STATE = """
+llvm.mlir.global external @pbk_state_type(0 : i64) {alignment = 8 : i64} : i64
+
+func.func @pbk_hold(%frame: !llvm.ptr, %held: !llvm.ptr) -> !llvm.ptr {
+  %one = arith.constant 1 : i64
+  %size = arith.constant 48 : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %before = llvm.atomicrmw add %held, %one acq_rel : !llvm.ptr, i64
+  %type = llvm.mlir.addressof @pbk_state_type : !llvm.ptr
+  %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
+  %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
+  %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
+  %ctx = llvm.load %ctxp : !llvm.ptr -> !llvm.ptr
+  %stagep = llvm.getelementptr %frame[32] : (!llvm.ptr) -> !llvm.ptr, i8
+  %stage = llvm.load %stagep : !llvm.ptr -> i64
+  %a = llvm.alloca %one x !llvm.array<6 x i64> : (i64) -> !llvm.ptr
+  %a8 = llvm.getelementptr %a[8] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a16 = llvm.getelementptr %a[16] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a24 = llvm.getelementptr %a[24] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a32 = llvm.getelementptr %a[32] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a40 = llvm.getelementptr %a[40] : (!llvm.ptr) -> !llvm.ptr, i8
+  llvm.store %size, %a : i64, !llvm.ptr
+  llvm.store %null, %a8 : !llvm.ptr, !llvm.ptr
+  llvm.store %ctx, %a16 : !llvm.ptr, !llvm.ptr
+  llvm.store %stage, %a24 : i64, !llvm.ptr
+  llvm.store %type, %a32 : !llvm.ptr, !llvm.ptr
+  llvm.store %held, %a40 : !llvm.ptr, !llvm.ptr
+  %setp = llvm.getelementptr %api[104] : (!llvm.ptr) -> !llvm.ptr, i8
+  %set = llvm.load %setp : !llvm.ptr -> !llvm.ptr
+  %error = llvm.call %set(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
+  return %error : !llvm.ptr
+}
+
+func.func @pbk_drop(%held: !llvm.ptr) {
+  %minus = arith.constant -1 : i64
+  %before = llvm.atomicrmw add %held, %minus acq_rel : !llvm.ptr, i64
+  return
+}
+"""
+
 # Functions of the runtime that programs call. The execution engine resolves registered symbols under this prefix.
-SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release")
+SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release", "pbk_hold")
 PREFIX = "_mlir_ciface_"
 
 DECLARATIONS = f"""
@@ -322,9 +365,58 @@ func.func private @{PREFIX}pbk_parallel(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i6
 func.func private @{PREFIX}pbk_huge(!llvm.ptr, i64)
 func.func private @{PREFIX}pbk_acquire(!llvm.ptr, i64, i64, !llvm.ptr) -> i64
 func.func private @{PREFIX}pbk_release(!llvm.ptr, !llvm.ptr, i64)
-llvm.mlir.global internal @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<128 x i64> {{
-  %0 = llvm.mlir.zero : !llvm.array<128 x i64>
-  llvm.return %0 : !llvm.array<128 x i64>
+func.func private @{PREFIX}pbk_hold(!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+llvm.mlir.global external @pbk_held(0 : i64) {{alignment = 64 : i64}} : i64
+llvm.mlir.global external @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<{2 * ARENAS} x i64> {{
+  %0 = llvm.mlir.zero : !llvm.array<{2 * ARENAS} x i64>
+  llvm.return %0 : !llvm.array<{2 * ARENAS} x i64>
+}}
+
+func.func @pbk_instantiate(%frame: !llvm.ptr) -> !llvm.ptr {{
+  %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
+  %null = llvm.mlir.zero : !llvm.ptr
+  %error = scf.if %asked -> (!llvm.ptr) {{
+    scf.yield %null : !llvm.ptr
+  }} else {{
+    %held = llvm.mlir.addressof @pbk_held : !llvm.ptr
+    %e = func.call @{PREFIX}pbk_hold(%frame, %held) : (!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+    scf.yield %e : !llvm.ptr
+  }}
+  return %error : !llvm.ptr
+}}
+
+func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
+  %extp = llvm.getelementptr %frame[8] : (!llvm.ptr) -> !llvm.ptr, i8
+  %ext = llvm.load %extp : !llvm.ptr -> !llvm.ptr
+  %null = llvm.mlir.zero : !llvm.ptr
+  %has = llvm.icmp "ne" %ext, %null : !llvm.ptr
+  %query = scf.if %has -> (i1) {{
+    %tp = llvm.getelementptr %ext[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    %t = llvm.load %tp : !llvm.ptr -> i32
+    %k = arith.constant 1 : i32
+    %is = arith.cmpi eq, %t, %k : i32
+    scf.yield %is : i1
+  }} else {{
+    %no = arith.constant false
+    scf.yield %no : i1
+  }}
+  scf.if %query {{
+    %mp = llvm.getelementptr %ext[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m = llvm.load %mp : !llvm.ptr -> !llvm.ptr
+    %major = arith.constant {API_VERSION[0]} : i32
+    %minor = arith.constant {API_VERSION[1]} : i32
+    %none = arith.constant 0 : i32
+    %type = arith.constant 0 : i64
+    %m24 = llvm.getelementptr %m[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m28 = llvm.getelementptr %m[28] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m32 = llvm.getelementptr %m[32] : (!llvm.ptr) -> !llvm.ptr, i8
+    %m40 = llvm.getelementptr %m[40] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %major, %m24 : i32, !llvm.ptr
+    llvm.store %minor, %m28 : i32, !llvm.ptr
+    llvm.store %none, %m32 : i32, !llvm.ptr
+    llvm.store %type, %m40 : i64, !llvm.ptr
+  }}
+  return %query : i1
 }}
 """
 
@@ -362,12 +454,12 @@ func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
 
 def runtime_module_text() -> str:
     """The part that is compiled once per process."""
-    text = RUNTIME.replace("HUGE_BYTES", str(HUGE_BYTES)).replace("MADV_HUGEPAGE", str(MADV_HUGEPAGE))
+    text = (RUNTIME + STATE).replace("HUGE_BYTES", str(HUGE_BYTES)).replace("MADV_HUGEPAGE", str(MADV_HUGEPAGE))
     return text
 
 
 def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:
-    """Host functions of one program: @pbk_call (plain pointers) and @pbk_handler (XLA FFI)."""
+    """Host functions of one program: @pbk_call (plain pointers), @pbk_handler and @pbk_instantiate (XLA FFI)."""
     align = HUGE_PAGE if arena_bytes >= HUGE_BYTES else 4096
     size = -(-arena_bytes // align) * align
     run = RUN if arena_bytes else RUN_WITHOUT_ARENA
@@ -384,34 +476,8 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
   %one = arith.constant 1 : i64
   %null = llvm.mlir.zero : !llvm.ptr
   %buffers = llvm.alloca %one x !llvm.array<{max(total, 1)} x ptr> : (i64) -> !llvm.ptr
-  %extp = llvm.getelementptr %frame[8] : (!llvm.ptr) -> !llvm.ptr, i8
-  %ext = llvm.load %extp : !llvm.ptr -> !llvm.ptr
-  %has = llvm.icmp "ne" %ext, %null : !llvm.ptr
-  %query = scf.if %has -> (i1) {{
-    %tp = llvm.getelementptr %ext[8] : (!llvm.ptr) -> !llvm.ptr, i8
-    %t = llvm.load %tp : !llvm.ptr -> i32
-    %k = arith.constant 1 : i32
-    %is = arith.cmpi eq, %t, %k : i32
-    scf.yield %is : i1
-  }} else {{
-    %no = arith.constant false
-    scf.yield %no : i1
-  }}
-  scf.if %query {{
-    %mp = llvm.getelementptr %ext[24] : (!llvm.ptr) -> !llvm.ptr, i8
-    %m = llvm.load %mp : !llvm.ptr -> !llvm.ptr
-    %major = arith.constant {API_VERSION[0]} : i32
-    %minor = arith.constant {API_VERSION[1]} : i32
-    %none = arith.constant 0 : i32
-    %type = arith.constant 0 : i64
-    %m24 = llvm.getelementptr %m[24] : (!llvm.ptr) -> !llvm.ptr, i8
-    %m28 = llvm.getelementptr %m[28] : (!llvm.ptr) -> !llvm.ptr, i8
-    %m32 = llvm.getelementptr %m[32] : (!llvm.ptr) -> !llvm.ptr, i8
-    %m40 = llvm.getelementptr %m[40] : (!llvm.ptr) -> !llvm.ptr, i8
-    llvm.store %major, %m24 : i32, !llvm.ptr
-    llvm.store %minor, %m28 : i32, !llvm.ptr
-    llvm.store %none, %m32 : i32, !llvm.ptr
-    llvm.store %type, %m40 : i64, !llvm.ptr
+  %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
+  scf.if %asked {{
   }} else {{
     {body}
     func.call @pbk_run(%frame, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()

@@ -99,7 +99,8 @@ class KernelLowering:
         math = AVX512 if options.avx512 else SHARED
         self.text = Text(approx=options.approx_math, contract=options.contract, math=math, pins=options.avx512)
         self.emitter = NestEmitter(self.text, options.vector_bits)
-        self.emitter.streamed = self._streamed()
+        self.emitter.plain = options.plain
+        self.emitter.streamed = frozenset() if options.plain else self._streamed()
         self.shown: list[str] = []  # cases as texts, in the order in which they are written
         self.bufs = [o.buf for o in nests.operands]
         operands = {b.name: memref(b) for b in (*self.bufs, *nests.copies.values())}
@@ -178,6 +179,8 @@ class KernelLowering:
     def _program(self, block: Block) -> None:
         """Block starts, then the body: guarded only where some block may cross an edge."""
         nests = self.nests
+        if not nests.cases:
+            return
         for d, s in nests.shifts.items():
             _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
             limit = self.text.index(s.limit)
@@ -338,9 +341,9 @@ class KernelLowering:
 
     def _for(self, block: Block, loop: For) -> None:
         high = loop.trips if isinstance(loop.trips, int) else self._name(block.lookup(loop.trips)[1])
-        kept = register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
+        kept = None if self.options.plain else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
         if kept is not None:
-            self.emitter.loop_in_registers(block, loop, high, kept)
+            self.emitter.promoted_loop(block, loop, high, kept)
             return
 
         def fill(inner: Block, _) -> list:

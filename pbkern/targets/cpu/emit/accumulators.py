@@ -17,7 +17,8 @@ from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, is_long_point
 
 from .addressing import Point, Tail, Walk
-from .horizontal_reductions import WORD_PRODUCTS, Across, by_halves, is_rounded, lost_in, whole
+from .cumulative import Cumulative
+from .horizontal_reductions import WORD_PRODUCTS, HorizontalReductions, by_halves, is_rounded, lost_in, whole
 from .interleave_chains import interleaved
 
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are joined.
@@ -28,7 +29,7 @@ LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
 
 
-class Accumulators(Across):
+class Accumulators(HorizontalReductions, Cumulative):
     """Emits reductions. `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores."""
 
     _value: Callable[..., Ssa]
@@ -49,6 +50,8 @@ class Accumulators(Across):
         trips = -(-(high - low) // step)
         if not trips:
             return accs
+        if terms == 1 and self._is_in_runs(w, trips):
+            return self._accumulate_in_runs(w, block, loop, fill, accs)
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
 
@@ -233,12 +236,12 @@ class Accumulators(Across):
                 out.extend(new)
                 at += count
 
-        self._in_turn(w, block, points, point)
+        self._interleave_points(w, block, points, point)
         if any(x.inner for x in w.nest.writes):
-            self._writes(w, block, points, tail, out if w.nest.ordered else [], inner=True)
+            self._writes(w, block, points, tail, self._with_before(w, b, out) if w.nest.ordered else [], inner=True)
         return out
 
-    def _in_turn(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
+    def _interleave_points(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
         """fill(number, point) for each, with the operations of several points in turn where none reads what another stores."""
         before, filled = block.operations, []
         for k, p in enumerate(points):

@@ -43,6 +43,7 @@ class Walk:
     first: int | None = None  # the current step's place along the vector dimension, where it is a constant
     # strided loads of the current step that share vectors (targets/cpu/schedule/interleaved_access.py)
     runs: dict[tuple, dict] = field(default_factory=dict)
+    before: list[Ssa] = field(default_factory=list)  # of ordered reductions in runs: accumulators of the runs before
     turned_rows: int = 0  # points of the transposed dimension in the current step
 
     @cached_property

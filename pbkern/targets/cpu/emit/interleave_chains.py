@@ -22,10 +22,10 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
     if not all(map(_is_plain, (x for operations in points for x in operations))) or max(map(len, points)) < LONG_CHAIN:
         return [x for operations in points for x in operations]
     size = GROUP
-    found = [_in_turn(points[k : k + size]) for k in range(0, len(points), size)]
+    found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
     while size > 1 and max(map(_most_live, found)) > MOST_LIVE:
         size //= 2
-        found = [_in_turn(points[k : k + size]) for k in range(0, len(points), size)]
+        found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
     return [x for group in found for x in group]
 
 
@@ -34,7 +34,7 @@ def _is_plain(op: Operation) -> bool:
     return op.name in STORES or op.result is not None and not op.regions and "{" not in op.attributes
 
 
-def _in_turn(points: list[list[Operation]]) -> list[Operation]:
+def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
     """One operation of each point after the other. What a point needs of an earlier one, such as a load, comes before."""
     defined = {x.result for operations in points for x in operations}
     made: set[str] = set()

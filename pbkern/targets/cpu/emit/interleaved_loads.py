@@ -15,7 +15,7 @@ from .addressing import Places, Tail, Walk, memref
 Lane = tuple[int, int]  # (number of a vector, lane in it)
 
 
-class Strided(Places):
+class InterleavedLoads(Places):
     """Emits strided accesses."""
 
     def _load_strided(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, tail: Tail | None, lanes: int) -> Ssa:

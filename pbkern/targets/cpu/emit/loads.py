@@ -22,11 +22,11 @@ from pbkern.targets.cpu.schedule.interleaved_access import is_strided
 from pbkern.targets.cpu.schedule.register_transpose import is_turned
 
 from .addressing import Point, Tail, Walk, memref
-from .interleaved_loads import Strided
+from .interleaved_loads import InterleavedLoads
 from .promoted_loops import Registers
 
 
-class Loads(Strided, Registers):
+class Loads(InterleavedLoads, Registers):
     """Emits loads. `_value` gives an expression at a point, `_wide` a vector of it, `_place` the block where it is computed."""
 
     _value: Callable[..., Ssa]

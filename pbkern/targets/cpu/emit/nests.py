@@ -21,6 +21,7 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of
@@ -28,7 +29,7 @@ from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, k
 
 from .addressing import Point, Tail, Walk, memref
 from .epilogue_loops import Epilogues
-from .interleaved_rows import Woven
+from .interleaved_rows import InterleavedRows
 from .loads import Loads
 
 # Long points that are added up in one loop, at most: their constants need registers as well.
@@ -37,17 +38,20 @@ LONG_POINTS = 4
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class NestEmitter(Loads, Woven, Epilogues):
+class NestEmitter(Loads, InterleavedRows, Epilogues):
     """Emits nests of one function into blocks of `text`."""
 
     def __init__(self, text: Text, vector_bits: int = 512):
         super().__init__(text, vector_bits)
+        self.plain = False  # scalar loops, in the order of the nest's dimensions
         self.streamed: frozenset[Buf] = frozenset()  # too large for the caches: written past them
         self.streams = False  # whether some store went past the caches
         self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
+        if self.plain:
+            sched = NestSchedule(order=tuple(nest.dims))
         sched = sched or schedule_of(nest, self.vector_bits, self.text.contract)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
@@ -57,7 +61,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         if nest.over and (self.kept is not None or not walks_ahead(nest, sched)):
             raise InternalError("a nest would store over elements that it still loads")
         top = Block(block)
-        if self.kept is None:  # registers hold vectors that start at one place
+        if self.kept is None and not self.plain:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
         walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=nest.reaches())
         outer = [d for d in sched.order if d not in nest.rdims]
@@ -193,7 +197,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
         across.runs = runs_of_loads(w.nest, rows, points[:1])
         tail = Tail(len(points)) if len(points) < lanes else None
-        self._writes(across, block, points[:1], tail, self._rows_across(w, block, accs), inner=False)
+        self._writes(across, block, points[:1], tail, self._reduced_rows(w, block, accs), inner=False)
 
     def _lane_sums(self, w: Walk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
@@ -227,7 +231,7 @@ class NestEmitter(Loads, Woven, Epilogues):
                 scalar: bool = False) -> None:
         width = len(accs) // len(points) if accs else 0
         joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
-        woven = self._woven_writes(w, {n for n, _ in joint})
+        woven = self._interleaved_writes(w, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         def point(k: int, p: Point) -> None:
@@ -243,7 +247,7 @@ class NestEmitter(Loads, Woven, Epilogues):
                 elif write.inner == inner:
                     self._write(w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar)
 
-        self._in_turn(w, block, points, point)
+        self._interleave_points(w, block, points, point)
 
     def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
         """What a write stores, in the buffer's element type."""
@@ -399,7 +403,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         b = self.text.builder(block, lanes)
         args = [self._wide(b, a, lanes) for a in args]
         if product is None:
-            b = b.strict() if _may_cancel(e) else b
+            b = b.strict() if may_cancel(e) else b
             return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
         x, y, z = args
         if e.info.primitive == "sub":
@@ -412,7 +416,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         LLVM would decide by how often the product is used, which differs from row to row of a block; results must not. Products
         that other loops compute stay there.
         """
-        sums = e.info.primitive in ("add", "add_any", "sub") and not _may_cancel(e)
+        sums = e.info.primitive in ("add", "add_any", "sub") and not may_cancel(e)
         if not self.text.contract or not sums or e.dtype not in FUSED:
             return None
         for k, a in enumerate(e.args):
@@ -437,25 +441,6 @@ class NestEmitter(Loads, Woven, Epilogues):
 def _terms(w: Walk) -> int:
     """Numbers that a step adds, one after the other, to an accumulator."""
     return w.sched.lanes if w.sched.transpose in w.nest.rdims else 1
-
-
-def _may_cancel(e: Expr) -> bool:
-    """A difference of scaled numbers, such as pixels / 255: equal ones cancel only if both products are rounded."""
-    return e.info.primitive == "sub" and all(map(_is_scaled, e.args))
-
-
-def _is_scaled(e: Expr) -> bool:
-    """A product with a constant, or one of several numbers of which some are."""
-    waiting, seen = [e], {e}
-    while waiting:
-        e = waiting.pop()
-        name = e.info.primitive if e.kind == "op" else None
-        if name == "mul" and any(a.kind == "const" for a in e.args):
-            return True
-        if name in ("max", "min"):
-            waiting += [a for a in e.args if a not in seen]
-            seen.update(e.args)
-    return False
 
 
 def _memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:

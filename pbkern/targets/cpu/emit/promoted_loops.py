@@ -19,7 +19,7 @@ from .addressing import Places, Point, Tail, memref
 
 
 @dataclass
-class Kept:
+class PromotedBuffers:
     """State while a loop is emitted. outside: the block around it; written: what it changes; room: registers that are left
     for what it only reads; values: of carried elements, by buffer and place."""
 
@@ -32,15 +32,16 @@ class Kept:
 class Registers(Places):
     """Emits loops that keep scratch in registers. `emit` appends a nest."""
 
-    kept: Kept | None = None
+    kept: PromotedBuffers | None = None
     emit: Callable[..., object]
 
-    def loop_in_registers(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
+    def promoted_loop(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
         """Appends a loop of which `made` is the plan. trips: how many, or the name of their number."""
         parts = [(b, at) for b, p in made.carried.items() for at in range(p.start, p.start + p.size, max(p.lanes, 1))]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
-            self.kept = Kept(block, scratch.written(loop.body), REGISTERS - WORKING - len(parts), dict(zip(parts, values)))
+            free = REGISTERS - WORKING - len(parts)
+            self.kept = PromotedBuffers(block, scratch.written(loop.body), free, dict(zip(parts, values)))
             for nest, schedule in zip(loop.body, made.schedules):
                 self.emit(inner, nest, schedule)
             after, self.kept = [self.kept.values[p] for p in parts], None

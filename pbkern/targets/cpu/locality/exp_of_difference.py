@@ -60,7 +60,7 @@ class Row:
 
 
 @dataclass
-class Excess:
+class ExpOfDifference:
     """Nest `at` of a run finds the greatest x with its reduction `which`, nest `later` adds what is proportional to exp(x - c).
 
     weighted: those sums; scaled: buffers that it fills with what is proportional; telling: a sum that is NaN exactly if one of
@@ -85,7 +85,9 @@ class Excess:
         return Row.known(self.run[self.later])
 
 
-def find_excess(run: list[Nest], least_bytes: int, pool: Pool, vector_bits: int, elsewhere: set[Buf]) -> Iterator[Excess]:
+def find_exp_of_difference(
+    run: list[Nest], least_bytes: int, pool: Pool, vector_bits: int, elsewhere: set[Buf]
+) -> Iterator[ExpOfDifference]:
     """Pairs of nests over rows of `least_bytes` or more. `elsewhere`: buffers that statements outside the run touch too."""
     for at, nest in enumerate(run):
         row = Row.of(nest)
@@ -112,7 +114,7 @@ class _Pair:
         self.everywhere = True  # whether the exponential is of what the greatest is of, where that is a constant too
         exponential = self._exponential(of)
         self.has_exponential = exponential is not None
-        self.found = Excess(run, at, which, later, of if exponential is None else exponential)
+        self.found = ExpOfDifference(run, at, which, later, of if exponential is None else exponential)
 
     def _normal(self, e: Expr) -> Expr:
         return self.pool.rename(e, self.sums.places(ROW))

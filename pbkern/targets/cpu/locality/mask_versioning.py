@@ -33,7 +33,7 @@ MOST_TESTS, MOST_NODES = 6, 120
 INT32 = np.dtype(np.int32)
 
 
-def choose_unmasked(stmts: list[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds) -> list[Stmt]:
+def version_masks(stmts: list[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds) -> list[Stmt]:
     """Cuts nests with masks in two variants, inner statements too."""
     chooser = _Chooser(context, options, bounds)
     return chooser.statements(stmts, bounds)

@@ -24,7 +24,7 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.nest.mask_intervals import Span, live_span, outside
 
-from .strip_mining import JOINS, Chain, Run, Strips, Trips, inside, nests_of, runs
+from .strip_mining import JOINS, Chain, Run, StripMinedLoop, Trips, inside, nests_of, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
 # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
@@ -33,12 +33,12 @@ STRIP = MASK_STRIP
 MIN_STRIPS = 4
 
 
-def skip_masked(stmts: list[Stmt], context, vector_bits: int, elsewhere: set[Buf]) -> list[Stmt]:
+def skip_dead_tiles(stmts: list[Stmt], context, vector_bits: int, elsewhere: set[Buf]) -> list[Stmt]:
     """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too.
 
     `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
-    out = inside(stmts, elsewhere, lambda body, others: skip_masked(body, context, vector_bits, others))
+    out = inside(stmts, elsewhere, lambda body, others: skip_dead_tiles(body, context, vector_bits, others))
     for low, high in list(runs(out))[::-1]:
         masks = _masks(nests_of(out[low:high]))
         if masks:
@@ -54,10 +54,10 @@ def _without_masked(
     chain = Chain.find(run, seeds)
     if chain is None or not all(_is_private(b, elsewhere) for b in _written_along(chain)):
         return None  # where all of a result is wanted, nothing can be left out
-    outer = _Outside(chain, span, context.pool)
+    outer = _DeadTiles(chain, span, context.pool)
     if not outer.settle():
         return None
-    strips = _LiveStrips(chain, outer, elsewhere, context, vector_bits)
+    strips = _LiveTiles(chain, outer, elsewhere, context, vector_bits)
     return None if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list)) else strips.statements()
 
 
@@ -84,7 +84,7 @@ def _is_private(buf: Buf, elsewhere: set[Buf]) -> bool:
 # ---------------------------------------------------------------- what lies outside
 
 
-class _Outside:
+class _DeadTiles:
     """Values of a chain beyond the span of its masks.
 
     needs: position -> values that must be zero for the nest to do without what lies outside.
@@ -145,10 +145,10 @@ class _Outside:
 # ---------------------------------------------------------------- the loops
 
 
-class _LiveStrips(Strips):
+class _LiveTiles(StripMinedLoop):
     """Strips whose number is known when the program runs."""
 
-    def __init__(self, chain: Chain, outer: _Outside, elsewhere: set[Buf], context, vector_bits: int):
+    def __init__(self, chain: Chain, outer: _DeadTiles, elsewhere: set[Buf], context, vector_bits: int):
         super().__init__(chain, STRIP, elsewhere, context, vector_bits)
         self.span, self.outer = outer.span, outer
 

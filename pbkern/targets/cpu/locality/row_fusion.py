@@ -16,25 +16,25 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, MAX_COLUMN_VECTORS, choose
 
-from .strip_mining import Chain, Run, Strips, even_part, runs
+from .strip_mining import Chain, Run, StripMinedLoop, even_part, runs
 
 # Rows of one loop: the additions to one accumulator in a row. Several loops join their sums.
 LONGEST = LONGEST_CHAIN_OF_FEW_PRODUCTS
 
 
-class _Rows(Strips):
+class _Rows(StripMinedLoop):
     """Strips of one row: a sum over all of them is as exact as one of an accumulator."""
 
     many = LONGEST
 
 
-def row_by_row(chain: Chain, elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt] | None:
+def fuse_over_rows(chain: Chain, elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt] | None:
     """The statements of a chain; None where it does not suit. elsewhere: buffers that others touch too."""
     if not _suits(chain, vector_bits):
         return None
     if chain.size <= LONGEST:
         return _Rows(chain, 1, elsewhere, context, vector_bits).statements()
-    out = Strips(chain, even_part(LONGEST, chain.size), elsewhere, context, vector_bits).statements()
+    out = StripMinedLoop(chain, even_part(LONGEST, chain.size), elsewhere, context, vector_bits).statements()
     for k, s in enumerate(out):
         if isinstance(s, For):
             others = elsewhere | scratch.touched(out[:k] + out[k + 1:])

@@ -26,7 +26,7 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Reduction, Stmt, Write
 
-from .exp_of_difference import Excess, Row, find_excess
+from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
 from .strip_mining import inside, nests_of, runs
 
@@ -43,21 +43,22 @@ STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
 
-def level_exponentials(stmts: list[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+def use_running_maximum(stmts: list[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
     """Rewrites runs of nests over long rows, inner statements too, with strips of about `strip_bytes`.
 
     `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
     out = inside(stmts, elsewhere,
-                 lambda body, others: level_exponentials(body, context, vector_bits, strip_bytes, others))
+                 lambda body, others: use_running_maximum(body, context, vector_bits, strip_bytes, others))
     touched = [scratch.touched([s]) for s in out]
     times = Counter(b for found in touched for b in found)
     for low, high in list(runs(out))[::-1]:
         mine = Counter(b for found in touched[low:high] for b in found)
         others = elsewhere.union(b for b, n in times.items() if n > mine[b])
-        found = next(find_excess(nests_of(out[low:high]), FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others), None)
+        run = nests_of(out[low:high])
+        found = next(find_exp_of_difference(run, FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others), None)
         if found is not None:
-            out[low:high] = _Levels(found, strip_bytes, context).statements()
+            out[low:high] = _RunningMaxima(found, strip_bytes, context).statements()
     return out
 
 
@@ -95,10 +96,10 @@ class _Strip:
     size: int
 
 
-class _Levels:
+class _RunningMaxima:
     """Statements in place of a run of nests."""
 
-    def __init__(self, excess: Excess, strip_bytes: int, context):
+    def __init__(self, excess: ExpOfDifference, strip_bytes: int, context):
         self.excess, self.context, self.pool = excess, context, context.pool
         self.cut = _Cut.of(excess.greatest, strip_bytes)
         self.found, self.added = self._partials(excess.greatest), self._partials(excess.sums)
@@ -110,7 +111,7 @@ class _Levels:
         e, out = self.excess, []
         for at, nest in enumerate(e.run):
             if at == e.at:
-                out += [*self._first_level(), *self._strips(self._one_pass)]
+                out += [*self._first_maximum(), *self._strips(self._one_pass)]
                 out.append(self._joined(e.greatest, self._greatest_of_strips()))
             elif at == e.later:
                 out.append(self._weighed_sums())
@@ -149,7 +150,7 @@ class _Levels:
 
     # ---- the pass over the row
 
-    def _first_level(self) -> list[Stmt]:
+    def _first_maximum(self) -> list[Stmt]:
         """The greatest of a part of the first strip; below everything where it is infinite."""
         e, dtype, step = self.excess, self.level.dtype, self.context.names("d")
         r = e.greatest.nest.reductions[e.which]

@@ -199,7 +199,7 @@ class Trips:
     all_live: Expr | None = None
 
 
-class Strips:
+class StripMinedLoop:
     """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too.
 
     many: strips beyond which sums keep what rounding loses.
@@ -272,7 +272,7 @@ def _fills(nest: Nest, buf: Buf) -> bool:
 class _StripNest:
     """One nest of a chain: its state between strips, its form on a strip, and its results."""
 
-    def __init__(self, strips: Strips, at: int, small: dict[Buf, Buf], trips: Trips):
+    def __init__(self, strips: StripMinedLoop, at: int, small: dict[Buf, Buf], trips: Trips):
         self.nest, self.d, self.at = strips.run[at], strips.chain.dims[at], at
         self.strips, self.context, self.pool = strips, strips.context, strips.pool
         self.small, self.axes, self.trips = small, strips.chain.axes, trips

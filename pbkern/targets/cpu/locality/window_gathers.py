@@ -35,12 +35,12 @@ class _Start:
         return self.within + Affine.symbol(names[self.start])
 
 
-def loop_over_starts(stmts: list[Stmt], context, vector_bits: int, bounds: Bounds) -> list[Stmt]:
+def scalarise_window_gathers(stmts: list[Stmt], context, vector_bits: int, bounds: Bounds) -> list[Stmt]:
     """Makes the loops, in inner statements too. `bounds` of runtime symbols that are known."""
     out: list[Stmt] = []
     for s in stmts:
         inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
-        s = with_bodies(s, functools.partial(loop_over_starts, context=context, vector_bits=vector_bits, bounds=inner))
+        s = with_bodies(s, functools.partial(scalarise_window_gathers, context=context, vector_bits=vector_bits, bounds=inner))
         out.append(_loop(s, context, vector_bits, bounds) if isinstance(s, Nest) else s)
     return out
 

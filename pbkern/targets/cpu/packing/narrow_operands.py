@@ -27,7 +27,7 @@ MIN_DEPTH, MAX_DEPTH = 16, 8192
 MIN_REUSE = 8
 
 
-def read_narrow(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
+def sink_widening_casts(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     """Statements whose products of converted integers read narrow ones, where they come from if they are mere copies.
 
     `kept`: buffers that are touched around `stmts`, or keep their values between programs.
@@ -35,7 +35,7 @@ def read_narrow(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     narrow = _narrow_scratch(stmts, kept)
     if not narrow:
         return stmts
-    return _without_copies(_stored_narrow(stmts, _Twins(narrow, context)), context, kept)
+    return _without_copies(_stored_narrow(stmts, _WidenedPairs(narrow, context)), context, kept)
 
 
 # ---------------------------------------------------------------- scratch of narrow integers
@@ -95,7 +95,7 @@ def _suits(s: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(s.reuse(e) >= MIN_REUSE for e in args)
 
 
-class _Twins:
+class _WidenedPairs:
     """Narrow buffers in place of wide ones, and of views of them."""
 
     def __init__(self, types: dict[Buf, np.dtype], context):
@@ -110,7 +110,7 @@ class _Twins:
         return self.made[buf]
 
 
-def _stored_narrow(stmts: list[Stmt], twins: _Twins) -> list[Stmt]:
+def _stored_narrow(stmts: list[Stmt], twins: _WidenedPairs) -> list[Stmt]:
     context = twins.context
 
     def widened(e: Expr) -> Expr | None:

@@ -19,10 +19,10 @@ from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, w
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, contraction_tile, register_bits
 
-from .operand_copies import Staged, copied_as, is_dear, rows_collide, stage
+from .operand_copies import OperandCopies, copy_dtype, is_expensive, rows_conflict, stage
 from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
-from .swap_operands import summed_apart, turned
+from .swap_operands import summed_in_scratch, turned
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
@@ -41,7 +41,7 @@ MIN_COLUMNS, FEW_COLUMNS = 8, 15
 SIDE_BY_SIDE = 6, 4
 
 
-def pack(nest: Nest, context, options, staged: Staged, turn: bool = True) -> list[Stmt]:
+def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True) -> list[Stmt]:
     """The nest alone, or with copies of operands before it. `options`: LowerOptions; `turn`: vectors may be moved."""
     found = product_operands(nest)
     if found is not None and options.contract:  # lanes would be partial sums: only where sums may be reassociated
@@ -63,10 +63,10 @@ def pack(nest: Nest, context, options, staged: Staged, turn: bool = True) -> lis
     return _along_columns(nest, vector, moving, still, context, options, staged)
 
 
-def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, options, staged: Staged) -> list[Stmt]:
+def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, options, staged: OperandCopies) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they lie."""
     width, _ = contraction_tile(nest, vector, options.vector_bits)
-    out, trial = list[Stmt](), Staged(staged.written, dict(staged.copies))
+    out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
     spread, apart = _stage_still(nest, still, False, context, out, trial)
     words = _in_words(spread, moving, apart, vector, width, context, options)
     if words is not None:
@@ -76,7 +76,7 @@ def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, 
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     pays, fits = _panel_pays(nest, moving, vector, depth), depth * width * 4 <= PANEL_BYTES
     if pays and not fits and options.contract and not any(w.inner for w in nest.writes):
-        products, copy = summed_apart(nest, vector, context, options)
+        products, copy = summed_in_scratch(nest, vector, context, options)
         return [*_packed(products, context, options, staged), copy]
     out = []
     nest, _ = _stage_still(nest, still, True, context, out, staged)
@@ -87,7 +87,7 @@ def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, 
     return [*out, nest]
 
 
-def _packed(stmts: list[Stmt], context, options, staged: Staged) -> list[Stmt]:
+def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
     """The statements with every product in them packed."""
     out = []
     for s in stmts:
@@ -181,7 +181,7 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
     reuse = nest.reuse(moving)
     if moving.kind != "load":
         return reuse > 1
-    if is_dear(moving) and reuse >= MIN_REUSE:
+    if is_expensive(moving) and reuse >= MIN_REUSE:
         return True
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
@@ -195,14 +195,16 @@ def _row_bytes(load: Expr, dim: str) -> int:
     return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
 
 
-def _stage_still(nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: Staged) -> tuple[Nest, Expr]:
+def _stage_still(
+    nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
+) -> tuple[Nest, Expr]:
     """The product with a copy of its broadcast operand, and that, where its rows collide in the cache, or, with `converted`,
     where reading it is dear; else as they are."""
     if still.kind != "load":
         return nest, still
     reuse, dtype = nest.reuse(still), still.info[0].dtype
-    pays = rows_collide(nest, still, reuse) or converted and is_dear(still) and reuse >= MIN_ROW_REUSE
-    copy = stage(nest, still, copied_as(dtype) if converted else dtype, context, out, staged) if pays else None
+    pays = rows_conflict(nest, still, reuse) or converted and is_expensive(still) and reuse >= MIN_ROW_REUSE
+    copy = stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged) if pays else None
     return (nest, still) if copy is None else (_replace_operand(nest, still, copy), copy)
 
 
@@ -265,7 +267,7 @@ class _Panels:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
         moving, sizes = self.moving, {d: self.nest.dims[d] for d in self.reduced}
         dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
-        buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copied_as(dtype))
+        buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copy_dtype(dtype))
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         place = self._renaming(start + at * width + Affine.symbol(column))
@@ -302,7 +304,7 @@ class _Panels:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)
 
     def _renaming(self, column: Affine) -> dict[str, Affine]:
-        # panels have no such dimensions
+        # Panels have no dimensions of one element.
         single: dict[str, Affine] = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}
         return single | {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
 

@@ -20,7 +20,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile, is_product, product_cycles
 
-from .operand_copies import Staged, copied_as, stage
+from .operand_copies import OperandCopies, copy_dtype, stage
 
 # Cycles per element that is copied from between others, one by one.
 COPY = 1.5
@@ -34,7 +34,7 @@ LESS = 0.95
 PANEL_BYTES = 192 << 10
 
 
-def turned(nest: Nest, usual: str | None, context, options, staged: Staged) -> tuple[list[Stmt], Nest] | None:
+def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopies) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     if not is_product(nest) or any(w.inner for w in nest.writes):
         return None
@@ -49,14 +49,14 @@ def turned(nest: Nest, usual: str | None, context, options, staged: Staged) -> t
         return None
     moving, before = a if vector in a.symbols else b, list[Stmt]()
     if not _is_run(nest, moving):
-        copy = stage(nest, moving, copied_as(moving.info[0].dtype), context, before, staged)
+        copy = stage(nest, moving, copy_dtype(moving.info[0].dtype), context, before, staged)
         (r,) = nest.reductions
         nest = replace(nest, reductions=[replace(r, args=tuple(copy or e if e is moving else e for e in r.args))])
-    products, behind = summed_apart(nest, vector, context, options)
+    products, behind = summed_in_scratch(nest, vector, context, options)
     return before + products, behind
 
 
-def summed_apart(nest: Nest, vector: str, context, options) -> tuple[list[Stmt], Nest]:
+def summed_in_scratch(nest: Nest, vector: str, context, options) -> tuple[list[Stmt], Nest]:
     """(products whose sums lie in an array of their own, contiguous along `vector`, the copy behind them)."""
     product = _product(nest, vector, context.pool)
     sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)

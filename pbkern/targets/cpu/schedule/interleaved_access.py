@@ -101,7 +101,7 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
     return strided, steps
 
 
-def is_woven(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
+def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
     """Whether vectors of a joint store can be computed as they are stored, each with elements of several points
     (targets/cpu/emit/interleaved_rows.py).
 

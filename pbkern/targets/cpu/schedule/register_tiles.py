@@ -16,7 +16,7 @@ from pbkern.lower.nest.ir import Expr, Nest, nodes
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import fit, rows_apart
-from .interleaved_access import MAX_STEP, is_strided, is_woven, joint_stores
+from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_stores
 from .register_transpose import is_turned, turned_dim, turning_dims
 from .short_rows import SHORTEST_ROW, rows_beside
 
@@ -141,7 +141,7 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     inner = nest_frequency(nest)
     joint_writes, steps = joint_stores(nest, dim)
     joint = {id(w) for w in joint_writes}
-    woven = bool(joint) and all(is_woven(nest, w, dim, steps) for w in nest.writes)
+    woven = bool(joint) and all(is_interleaved_row(nest, w, dim, steps) for w in nest.writes)
     if woven and math.prod(steps.values()) * register_bits(nest) % WIDEST:
         score += PARTLY_FILLED
     for e in nest.loads():
