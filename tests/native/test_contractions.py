@@ -26,7 +26,7 @@ def check(f, args, rtol, reference=None):
     """Against the same function in float64 (integers: int64): relative to the largest result."""
     got = np.asarray(pbkern.jit(f)(*args), np.float64)
     with jax.enable_x64(True):
-        wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(jnp.int64) for a in args]
+        wide = [np.asarray(a, np.float64 if jnp.issubdtype(a.dtype, jnp.floating) else np.int64) for a in args]
         want = np.asarray((reference or f)(*wide), np.float64)
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, atol=rtol * max(np.abs(want).max(initial=0), 1e-30), rtol=0)
@@ -35,6 +35,7 @@ def check(f, args, rtol, reference=None):
 SHAPES = [(1, 1, 1), (3, 7, 5), (37, 50, 70), (128, 512, 96), (65, 1024, 130), (200, 31, 1), (1, 300, 200), (4, 2, 500)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m,k,n", SHAPES)
 @pytest.mark.parametrize("transpose", ["nn", "nt", "tn", "tt"])
 def test_matmul(m, k, n, transpose):
@@ -251,6 +252,7 @@ def test_one_column_behind_panels_of_bfloat16():
 needs_vnni = pytest.mark.skipif(not has_vnni(), reason="the processor has no AVX512-VNNI")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", [16, 17, 30, 199, 1023])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("turned", [False, True])

@@ -31,7 +31,7 @@ def check(f, x, w):
     """Against the same function in float64, relative to the largest result."""
     got = np.asarray(pbkern.jit(f)(x, w), np.float64)
     with jax.enable_x64(True):
-        want = np.asarray(f(x.astype(jnp.float64), w.astype(jnp.float64)))
+        want = np.asarray(f(np.asarray(x, np.float64), np.asarray(w, np.float64)))
     np.testing.assert_allclose(got, want, atol=RTOL[x.dtype.name] * np.abs(want).max(), rtol=0)
 
 
