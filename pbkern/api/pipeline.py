@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,10 +76,14 @@ def build_plan(
         for kernel in plan.kernels():
             verify(kernel)
 
+    given = weakref.ref(jaxpr)  # the build is kept as long as the jaxpr is: it must not keep it
+
     def fused() -> fuse.Plan:
-        check_precision(jaxpr, options.mm_conv_precision_mode)
+        held = given()
+        assert held is not None, name
+        check_precision(held, options.mm_conv_precision_mode)
         return fuse.plan(
-            jaxpr, name=name, options=options, machine=target.costs(), supports=target.supports,
+            held, name=name, options=options, machine=target.costs(), supports=target.supports,
             params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
             donated=donated,
         )  # fmt: skip
