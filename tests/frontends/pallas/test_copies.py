@@ -78,7 +78,7 @@ def test_copies_stay_inside_both_arrays():
 def test_copies_between_slices_of_two_kinds_are_refused():
     x, y = numbers((6, 4)), np.zeros((12, 2), "f4")
     mixed = copying(lambda s, x, o: (x.at[pl.ds(0, s[0]), pl.ds(0, 2)], o), y.shape)
-    with pytest.raises(UnsupportedOp, match=r"constant and of dynamic size[\s\S]*test_duplicate_producers.py"):
+    with pytest.raises(UnsupportedOp, match=r"constant and of dynamic size[\s\S]*test_copies.py"):
         mixed(np.array([3], "i4"), x, y)
 
 
