@@ -20,7 +20,7 @@ def test_every_field_is_decided(cls, table):
 
 
 def test_documentation_is_the_table():
-    path = pathlib.Path(__file__).parents[2] / "docs" / "pallas-compiler-params.md"
+    path = pathlib.Path(__file__).parents[3] / "docs" / "pallas-compiler-params.md"
     assert path.read_text() == markdown()
 
 
