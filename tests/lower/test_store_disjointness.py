@@ -29,6 +29,7 @@ def overlapping(x, o):
 
 def one_row(x, o):
     o[0] = x[pbkern.program_id(0)]
+    o[1:] = x[1:]
 
 
 def total(x, o):
