@@ -24,7 +24,7 @@ bench: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check pbkern tests tutorials examples benchmarks scripts
-	$(BIN)/mypy pbkern/__init__.py
+	$(BIN)/mypy -p pbkern
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

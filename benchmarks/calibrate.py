@@ -21,6 +21,7 @@ from pbkern import fuse
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
+from pbkern.targets.cpu.costs.model import CpuCosts
 from tests.fuse.workloads import WORKLOADS
 
 SECONDS_PER_WORKLOAD = 0.7
@@ -64,7 +65,7 @@ def rows(names: list[str]) -> Iterator[str]:
         closed = jax.make_jaxpr(f)(*types)
         begin = time.perf_counter()
         plan = fuse.plan(
-            closed, name=name, options=options, machine=one_core(target.machine()), supports=target.supports,
+            closed, name=name, options=options, machine=CpuCosts.of(one_core(target.machine())), supports=target.supports,
             params_for=lambda semantics: target.fused_params(semantics, options),
         )  # fmt: skip
         planned = (time.perf_counter() - begin) * 1e3

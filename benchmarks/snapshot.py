@@ -26,9 +26,8 @@ As a pytest plugin it records the MLIR of every program that a test compiles, ha
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import hashlib
-import importlib
 import json
 import os
 import pathlib
@@ -44,28 +43,10 @@ import jax
 import numpy as np
 
 import pbkern
-from pbkern.targets import get_target
+from pbkern.targets import backend, get_target
 
 STAGES = ("jaxpr", "plan", "kernels", "nests", "mlir", "objects")
 SETS = ("bench", "survey", "examples", "pallas")
-
-
-# --- the two places of the package that this file knows; a move changes their modules, and only here -----------------
-
-
-def _first(*names: str):
-    """The first of several `module:attribute` that exists."""
-    for name in names:
-        module, attribute = name.split(":")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError):
-            continue
-    raise ImportError(f"none of {', '.join(names)}")
-
-
-LOWER = ("pbkern.targets.cpu.codegen.host:lower_host", "pbkern.targets.cpu.codegen.host:lower_host")
-IN_STAGES = ("pbkern.dsl.build_programs:in_stages", "pbkern.dsl.build_programs:in_stages")
 
 
 # --- texts -> hashes ----------------------------------------------------------------------------------------------------
@@ -90,8 +71,7 @@ def texts_of_program(program, options, objects: bool) -> dict[str, str | bytes]:
         compiled = target.compile(program, options)
         lowered = compiled.lowered
     else:
-        lowered = _first(*LOWER)(
-            _first(*IN_STAGES)(program), functools.partial(target.lower_options, options=options), target.threads)
+        lowered = backend.lowered(program, target.backend, options)
     found: dict[str, str | bytes] = {
         "nests": "\n\n".join(f"{k.name}:\n{k.nests}" for k in lowered.lowered),
         "mlir": f"{lowered.kernels}\n{lowered.host}",
@@ -221,6 +201,13 @@ def environment() -> dict[str, str]:
             "machine": digest(str(machine)), "threads": str(os.environ.get("PBKERN_NUM_THREADS", machine.cores))}
 
 
+def _on(machine: str):
+    """Plans and kernels for another machine than the one at hand; nothing is run."""
+    from tests.lowered import on
+
+    return on() if machine == "table" else contextlib.nullcontext()
+
+
 def _argument(a):
     return jax.ShapeDtypeStruct(*a) if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], tuple) else a
 
@@ -310,6 +297,8 @@ def main(argv: list[str] | None = None) -> int:
     w.add_argument("path", type=pathlib.Path)
     w.add_argument("words", nargs="*")
     w.add_argument("--sets", default="bench,survey,examples", help=f"of {', '.join(SETS)}")
+    w.add_argument("--machine", choices=("this", "table"), default="this",
+                   help="table: for the machine of the documents, with AVX-512; not with pallas, --objects")
     w.add_argument("--objects", action="store_true", help="compile as well, and hash the object files")
     w.add_argument("--texts", type=pathlib.Path, help="keep the texts below this folder, to be compared with diff -r")
     c = commands.add_parser("compare")
@@ -318,7 +307,8 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.command == "compare":
         return compare(given.before, given.after)
-    return write(given.path, given.words, given.sets.split(","), given.objects, given.texts)
+    with _on(given.machine):
+        return write(given.path, given.words, given.sets.split(","), given.objects, given.texts)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
-from pbkern import config, cpu, errors, options, pallas, testing
+from pbkern import config, cpu, errors, nvgpu, options, pallas, testing
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
+from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.tune import tune
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import (
@@ -41,6 +42,7 @@ from pbkern.dsl import (
     store,
     when,
 )
+from pbkern.simulate.launches import simulate_ptx
 
 __version__ = "0.1.0"
 
@@ -53,6 +55,7 @@ __all__ = [
     "GridSpec",
     "Kernel",
     "Scratch",
+    "Simulation",
     "Squeezed",
     "atomic_add",
     "atomic_and",
@@ -80,12 +83,15 @@ __all__ = [
     "loop",
     "multiple_of",
     "num_programs",
+    "nvgpu",
     "options",
     "pallas",
     "polyblocks_jit_jax",
     "polymage_jit_jax",
     "program_id",
     "rebuild",
+    "simulate",
+    "simulate_ptx",
     "source",
     "store",
     "testing",

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
-from typing import NamedTuple
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +26,9 @@ from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
 from jax._src.util import register_cache, split_list, weakref_lru_cache
 from jax.extend import core as jex
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 SINCE_0_11 = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
 Var = jex.Var
@@ -85,7 +89,7 @@ def current_line() -> str | None:
 
 def _line_of_caller() -> str | None:
     """The innermost line of the user's on Python's stack."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame and line_of_frame(frame.f_code, frame.f_lineno, frame.f_lasti)
@@ -126,7 +130,7 @@ def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
     """params_of, the other way: what the installed JAX calls them."""
     if primitive.name != "scan" or "num_carry" not in params or not SINCE_0_11:
         return params
-    from jax._src import flattree as ft
+    from jax._src import flattree as ft  # type: ignore[attr-defined]  # of jax 0.11
 
     rest = {k: v for k, v in params.items() if k not in ("num_consts", "num_carry")}
     consts, carry, results = params["num_consts"], params["num_carry"], len(params["jaxpr"].out_avals)
@@ -256,7 +260,7 @@ def read_inputs(jaxpr) -> set[int]:
 NO_INDICES = jax.tree.flatten(())[1]
 
 
-def is_slice(index) -> bool:
+def is_slice(index) -> TypeIs[Slice]:
     return isinstance(index, Slice)
 
 
@@ -478,7 +482,7 @@ _cleared: dict[Callable, _Cleared] = {}
 def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:
     """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
     info = closed.jaxpr.debug_info.with_unknown_names()
-    effects = core.no_effects.union(*(e.effects for e in eqns)) if eqns else core.no_effects
+    effects = functools.reduce(operator.or_, (e.effects for e in eqns), core.no_effects)
     jaxpr = core.Jaxpr(closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info)
     return core.ClosedJaxpr(jaxpr, closed.consts)
 
@@ -576,7 +580,7 @@ def give_meshes_one_core() -> Callable[[], None]:
 
     def replace(f: Callable) -> None:
         for module in (tpu_core, tpu):
-            module.create_tensorcore_mesh = f
+            setattr(module, stock.__name__, f)
 
     replace(create)
     return lambda: replace(stock)

@@ -2,6 +2,7 @@
 
 from pbkern.core.errors import (
     CheckError,
+    FallbackWarning,
     InternalError,
     KernelError,
     OptionError,
@@ -9,6 +10,7 @@ from pbkern.core.errors import (
     PbkernError,
     RaceError,
     ScheduleError,
+    SimulationError,
     TargetError,
     UnsupportedKernel,
     UnsupportedOp,
@@ -16,6 +18,7 @@ from pbkern.core.errors import (
 
 __all__ = [
     "CheckError",
+    "FallbackWarning",
     "InternalError",
     "KernelError",
     "OptionError",
@@ -23,6 +26,7 @@ __all__ = [
     "PbkernError",
     "RaceError",
     "ScheduleError",
+    "SimulationError",
     "TargetError",
     "UnsupportedKernel",
     "UnsupportedOp",

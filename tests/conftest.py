@@ -11,7 +11,11 @@ import pytest
 
 # Set before pbkern reads its environment, and inherited by the processes that tests start.
 os.environ["PBKERN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pbkern-tests-")
+# A failure inside the compiler is an error here, not a plainer way.
+os.environ["PBKERN_FALLBACK"] = "0"
 atexit.register(shutil.rmtree, os.environ["PBKERN_CACHE_DIR"], ignore_errors=True)
+# What XLA compiles here, references and single operations, runs once or twice: unoptimised code is made in a fifth of the time.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -30,6 +34,15 @@ def pytest_collection_modifyitems(items):
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts; review the diff as code")
+    parser.addoption("--engine", choices=("native", "nests"), default="native",
+                     help="what runs kernels in tests/native: machine code, or the interpreter of their nests")
+
+
+def pytest_configure(config):
+    if config.getoption("--engine") != "native":  # imported only then: these tests are not all that there is
+        from .native import running
+
+        running.engine[0] = config.getoption("--engine")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from tests.lowered import lowered, on
 
 F32 = jnp.float32
 
@@ -40,14 +41,15 @@ FUNCTIONS = {
 def test_source(name, golden):
     f, *args = FUNCTIONS[name]
     f = pbkern.jit(f)
-    golden("\n".join(k.source() for k in f.kernels(*args)))
+    with on():
+        golden("\n".join(k.source() for k in f.kernels(*args)))
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"mean_of_squares"}))
 def test_nests(name, golden):
     f, *args = FUNCTIONS[name]
-    golden(pbkern.jit(f).as_text(*args, stage="nests"))
+    golden(lowered(f, *args))
 
 
 def test_mlir_of_an_elementwise_kernel(golden):
-    golden(pbkern.jit(lambda x: x * 2 + 1).as_text(array(5, 37), stage="mlir"))
+    golden(lowered(lambda x: x * 2 + 1, array(5, 37), stage="mlir"))

@@ -23,7 +23,7 @@ from pbkern.core import config
 from pbkern.core.errors import OptionError
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import ARGUMENT_OPTIONS, OTHER_BACKENDS, CompileOptions, check_for_backend, check_for_jax_jit
-from pbkern.core.process.pickle_by_name import ByName
+from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
@@ -61,7 +61,7 @@ def polyblocks_jit_jax(
 
       .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
       .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
-      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"
+      .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"; "nests:pack" after a pass
       .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
     Args:
@@ -158,7 +158,7 @@ def _named_once(compile_options, runtime_args):
     return runtime_args if compile_options is None else compile_options
 
 
-class JitFunction(ByName, Generic[P, R]):
+class JitFunction(PickledByName, Generic[P, R]):
     """What the decorator returns; it has the attributes of jax.jit's functions besides its own.
 
     Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no result is worth a pool: a
@@ -189,7 +189,7 @@ class JitFunction(ByName, Generic[P, R]):
         self._jitted: Any = jax.jit(traced, **marked)
         type(self).__call__ = staticmethod(self._jitted)  # type: ignore[assignment, method-assign]
         split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
-        self._dispatch = result_pool.Dispatch(self._into_places, split)
+        self._dispatch = result_pool.Dispatch(self._into_buffers, split)
         self._options, self._jit_kw = options, jit_kw
 
     def remade(self) -> tuple:
@@ -260,9 +260,10 @@ class JitFunction(ByName, Generic[P, R]):
         return self.build(args, kwargs)[0].fused.kernels()
 
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
-        """What one stage of compilation makes for arguments like these. Raises OptionError for an unknown stage."""
+        """What one stage of compilation makes for arguments like these; after one of its passes: "jaxpr:simplify",
+        "nests:merge nests". Raises OptionError for an unknown stage or pass."""
         build, options = self.build(args, kwargs)
-        if stage not in build.record.texts:
+        if stage.partition(":")[0] not in build.record.texts:
             compile_programs(build, options)
         return build.record.text(stage)
 
@@ -297,11 +298,11 @@ class JitFunction(ByName, Generic[P, R]):
         """Parameters of the primitive that is bound for arguments like these."""
         return next(e.params for e in equations(self.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is call.call_p)
 
-    def _into_places(self, args: tuple, kwargs: dict) -> result_pool.IntoPlaces | None:
+    def _into_buffers(self, args: tuple, kwargs: dict) -> result_pool.IntoBuffers | None:
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
         build, options = self.build(args, kwargs)
         compiled = compile_programs(build, options).compiled
-        return result_pool.into_places(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+        return result_pool.into_buffers(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
 
 
 def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:

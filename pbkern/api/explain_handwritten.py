@@ -14,13 +14,15 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import kernel_p
 from pbkern.lower.grid.parallelism import grid_dimensions
+from pbkern.targets import get_target
 
 if TYPE_CHECKING:
     from pbkern.fuse import Explanation
-    from pbkern.fuse.emit.explain import WrittenKernel
+    from pbkern.fuse.emit.explain import HandWrittenKernel
 
 PALLAS = "pallas_call"
 
@@ -49,29 +51,29 @@ def _calls(jaxpr: jex.Jaxpr) -> Iterator:
             yield from _calls(inner.jaxpr)
 
 
-def _report(eqn, target_name: str, pallas_is_native: bool) -> WrittenKernel:
-    from pbkern.fuse.emit.explain import WrittenKernel
+def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
+    from pbkern.fuse.emit.explain import HandWrittenKernel
 
     at = _jax.user_line(eqn)
     if eqn.primitive is kernel_p:
         kernel = eqn.params["kernel"]
-        return WrittenKernel(kernel.name, "written by hand", at, kernel.grid, _grid_lines(kernel, target_name))
+        return HandWrittenKernel(kernel.name, "written by hand", at, kernel.grid, _grid_lines(kernel, target_name))
     name = eqn.params["name"] or "pallas_call"
     grid = tuple(eqn.params["grid_mapping"].grid)
     if eqn.params["interpret"]:
-        return WrittenKernel(name, "Pallas", at, grid, ("runs in JAX's interpreter, as interpret= asks for",))
+        return HandWrittenKernel(name, "Pallas", at, grid, ("runs in JAX's interpreter, as interpret= asks for",))
     if not pallas_is_native:
-        return WrittenKernel(name, "Pallas", at, grid, ("is JAX's: pbkern.pallas.install() compiles it",))
+        return HandWrittenKernel(name, "Pallas", at, grid, ("is JAX's: pbkern.pallas.install() compiles it",))
     from pbkern.frontends.pallas.call import import_call
 
     try:
         kernel = import_call(**{k: v for k, v in eqn.params.items() if k != "interpret"}).kernel
     except UnsupportedOp as e:
-        return WrittenKernel(name, "Pallas", at, grid, (f"cannot be compiled: {e.what}",))
-    return WrittenKernel(kernel.name, "Pallas", at, grid, _grid_lines(kernel, target_name))
+        return HandWrittenKernel(name, "Pallas", at, grid, (f"cannot be compiled: {e.what}",))
+    return HandWrittenKernel(kernel.name, "Pallas", at, grid, _grid_lines(kernel, target_name))
 
 
 def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:
-    params = kernel.compiler_params.get(target_name)
-    lines = tuple(map(str, grid_dimensions(kernel, getattr(params, "dimension_semantics", None))))
+    options = get_target(target_name).backend.build_options(kernel, CompileOptions())
+    lines = tuple(map(str, grid_dimensions(kernel, options)))
     return lines if kernel.finish is None else (*lines, f"last stage: {kernel.finish.name}, once all programs are done")

@@ -9,7 +9,9 @@ frontends/jax/call.py; what XLA keeps is the fuser's decision.
 
 from __future__ import annotations
 
+import functools
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +20,11 @@ from jax.extend import core as jex
 from jax.interpreters import mlir
 
 from pbkern import _jax, fuse
-from pbkern.core import config
-from pbkern.core.errors import OptionError, TargetError
+from pbkern.core import config, fallback
+from pbkern.core.errors import OptionError, TargetError, UnsupportedOp
 from pbkern.core.jaxprs import equations
 from pbkern.core.options import CompileOptions
-from pbkern.core.process import gc_pause, progress
+from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.dsl import checks
 from pbkern.dsl.build_programs import kernel_program, repeated
 from pbkern.dsl.host_program import HostProgram
@@ -31,6 +33,7 @@ from pbkern.dsl.trace import kernel_p
 from pbkern.dsl.verify import verify
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
+from pbkern.targets.target import Target
 
 from . import stages, tuned_choices
 
@@ -73,17 +76,28 @@ def build_plan(
         for kernel in plan.kernels():
             verify(kernel)
 
+    given = weakref.ref(jaxpr)  # the build is kept as long as the jaxpr is: it must not keep it
+
     def fused() -> fuse.Plan:
-        check_precision(jaxpr, options.mm_conv_precision_mode)
+        held = given()
+        assert held is not None, name
+        check_precision(held, options.mm_conv_precision_mode)
         return fuse.plan(
-            jaxpr, name=name, options=options, machine=target.machine(), supports=target.supports,
+            held, name=name, options=options, machine=target.costs(), supports=target.supports,
             params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
             donated=donated,
         )  # fmt: skip
 
-    with gc_pause.paused():
-        plan = record.run("plan", fused, verify=verified)
-    record.texts["jaxpr"] = lambda: str(plan.jaxpr)
+    with gc_pause.paused(), recursion.headroom(), fallback.strictly(options.strict_target):
+        try:
+            fallback.enter("plan")
+            plan = record.run("plan", fused, verify=verified)
+        except Exception as e:
+            if not fallback.catches(e):
+                raise
+            fallback.warn(f"planning `{name}` failed", e, "XLA runs all of it")
+            plan = fuse.left_whole(jaxpr, name)
+    record.texts["jaxpr"], record.again["jaxpr"] = lambda: str(plan.jaxpr), fused
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)
@@ -109,17 +123,38 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     if target.STAGES[0] in record.texts:
         return build
     for program in build.programs:
-        compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        try:
+            fallback.enter("machine code")
+            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+        except Exception as e:
+            if build.plan is None or not _leaves(program, e):
+                raise
+            fallback.warn(f"compiling `{program.name}` failed", e, "XLA runs its operations")
+            build.plan.leave(program)
+            continue
         build.compiled[program.name] = compiled
         record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
     for stage in target.STAGES:
-        # Programs that are alike share their code.
-        record.texts[stage] = lambda s=stage: "\n".join(target.text(c, s) for c in dict.fromkeys(build.compiled.values()))
+        record.texts[stage] = functools.partial(_text, target, build, stage)
+    record.again["nests"] = lambda: [target.lower_again(c) for c in dict.fromkeys(build.compiled.values())]
     if options.debug:
         stages.report(record)
-    if config.current().dump is not None:
-        stages.dump(record, config.current().dump)
+    folder = config.current().dump
+    if folder is not None:
+        stages.dump(record, folder)
     return build
+
+
+def _leaves(program: HostProgram, error: Exception) -> bool:
+    """Whether XLA can run a program that failed to compile: no kernel of the user's, and no mistake of theirs."""
+    by_hand = any(k.defined_at for k in program.kernels())
+    unsupported = isinstance(error, UnsupportedOp) and config.current().fallback and not fallback.is_strict()
+    return not by_hand and (unsupported or fallback.catches(error))
+
+
+def _text(target: Target, build: Build, stage: str) -> str:
+    """Code of a build after a target's stage. Programs that are alike share their code."""
+    return "\n".join(target.text(c, stage) for c in dict.fromkeys(build.compiled.values()))
 
 
 def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:
@@ -162,7 +197,8 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             )  # fmt: skip
         warn_of_gathering(name, _jax.partitioned_over(ctx))
         with _jax.untyped_manual_axes():
-            with progress.compiling(name), gc_pause.paused():
+            with (progress.compiling(name), gc_pause.paused(), recursion.headroom(),
+                  fallback.strictly(options.strict_target)):
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
                 _jax.keep_with_executable(ctx, list(build.compiled.values()))
             return build.plan.evaluate(args, run)

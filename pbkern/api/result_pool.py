@@ -90,7 +90,7 @@ POOL = Pool()
 
 
 @dataclass(frozen=True)
-class IntoPlaces:
+class IntoBuffers:
     """A compiled function that writes some of its results into arrays that it is given.
 
     Attributes:
@@ -112,7 +112,7 @@ class IntoPlaces:
         return jax.tree.unflatten(self.structure, [arrays[n] if n in arrays else next(given) for n in range(count)])
 
 
-def into_places(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: Target) -> IntoPlaces | None:
+def into_buffers(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: Target) -> IntoBuffers | None:
     """A function, traced by jax.jit and planned, so compiled that its large results go to places.
 
     None where kernels of one program do not make every large result once, or write to operands.
@@ -144,7 +144,7 @@ def into_places(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: 
             found = plan.evaluate(operands, program_into)
         return [r for n, r in enumerate(found) if n not in at], ends[0]
 
-    return IntoPlaces(jax.jit(run), at, jax.tree.structure(traced.out_info))
+    return IntoBuffers(jax.jit(run), at, jax.tree.structure(traced.out_info))
 
 
 def _has_effects(program: HostProgram) -> bool:
@@ -171,9 +171,9 @@ class Dispatch:
       known: what `build` has answered, by types, static arguments and JAX's configuration.
     """
 
-    build: Callable[[tuple, dict], IntoPlaces | None]
+    build: Callable[[tuple, dict], IntoBuffers | None]
     split: Callable[[tuple, dict], tuple[Any, Any]]
-    known: dict[Any, IntoPlaces | None] = field(default_factory=dict)
+    known: dict[Any, IntoBuffers | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _dispatches.add(self)

@@ -2,7 +2,8 @@
 
 A Record collects the stages of one decorated function. Texts are made when somebody looks, because printing costs more
 than many stages. PBKERN_DUMP=<folder> writes every record to a folder of its own there, with a script that rebuilds
-the kernels and compares each, compiled, with the interpreter. MemoryAnalysis is what a compiled function needs to run.
+the kernels and compares each, compiled, with the interpreter, and, in `passes/`, what each pass (core/passes.py) has made.
+MemoryAnalysis is what a compiled function needs to run.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from pbkern.core.errors import OptionError, TargetError
+from pbkern.core.passes import Ran, watched
 from pbkern.core.process import progress
 from pbkern.dsl.kernel import Kernel
 
@@ -32,11 +34,13 @@ class Record:
 
     Attributes:
       texts: stage -> function that makes its text.
+      again: stage that consists of passes -> function that runs it once more.
       milliseconds: what was run -> time.
     """
 
     name: str
     texts: dict[str, Callable[[], str]] = field(default_factory=dict)
+    again: dict[str, Callable[[], Any]] = field(default_factory=dict)
     milliseconds: dict[str, float] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
 
@@ -55,11 +59,26 @@ class Record:
         self.texts["kernels"] = lambda: "\n\n".join(k.source() for k in kernels)
 
     def text(self, stage: str) -> str:
-        """One stage's text. Raises OptionError for a stage that there is not."""
+        """One stage's text; "nests:merge nests" is that of a stage after one of its passes. Raises OptionError for a stage or a
+        pass that there is not."""
+        of, _, name = stage.partition(":")
+        if name and of in self.again:
+            runs = self.passes(of)
+            found = [f"{r.of}:\n{r.text}" for r in runs if r.name == name]
+            if found:
+                return "\n\n".join(found)
+            hint = f"one of {', '.join(dict.fromkeys(r.name for r in runs))}"
+            raise OptionError(f"no pass `{name}` ran in stage `{of}`", why=f"of `{self.name}`", hint=hint)
         if stage not in self.texts:
             hint = f"one of {', '.join(self.texts)}"
             raise OptionError(f"there is no stage `{stage}`", why=f"of `{self.name}`", hint=hint)
         return self.texts[stage]()
+
+    def passes(self, stage: str) -> list[Ran]:
+        """The passes of a stage, which runs again for it: each with its time and what it has made, verified."""
+        with watched() as runs:
+            self.again[stage]()
+        return [r for r in runs if r.stage == stage]
 
     def times(self) -> str:
         return "\n".join(f"{ms:10.2f} ms  {what}" for what, ms in self.milliseconds.items())
@@ -152,14 +171,16 @@ class Lowered(jax.stages.Lowered):
     def of(cls, lowered: jax.stages.Lowered, costs: Callable[[], Costs]) -> Lowered:
         """The same object, as one of this class."""
         lowered.__class__ = cls
-        lowered.costs = costs
-        return lowered
+        made = cast(Lowered, lowered)
+        made.costs = costs
+        return made
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         compiled = super().compile(*args, **kwargs)
         compiled.__class__ = Compiled
-        compiled.costs = self.costs
-        return compiled
+        made = cast(Compiled, compiled)
+        made.costs = self.costs
+        return made
 
     def cost_analysis(self) -> dict[str, float] | None:
         return self.costs().added_to(super().cost_analysis())
@@ -190,11 +211,28 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
         except TargetError as e:  # a tool that only this stage needs
             text = str(e)
         (at / f"{number}_{stage}.{STAGES[stage]}").write_text(text + "\n")
+    (at / "passes").mkdir()
+    for stage in record.again:
+        runs = record.passes(stage)
+        for of in dict.fromkeys(r.of for r in runs):
+            name = re.sub(r"\W+", "_", of).strip("_")
+            (at / "passes" / f"{stage}_{name}.txt").write_text(shown([r for r in runs if r.of == of]))
+        for name in dict.fromkeys(r.name for r in runs):
+            record.milliseconds[f"  {stage}: {name}"] = sum(r.milliseconds for r in runs if r.name == name)
     (at / "times.txt").write_text(record.times() + "\n")
     for number, kernel in enumerate(record.kernels):
         (at / "kernels" / f"{number}_{kernel.name}.py").write_text(kernel.source())
     (at / "repro.py").write_text(REPRO.format(name=record.name))
     return at
+
+
+def shown(runs: list[Ran]) -> str:
+    """What passes made one after the other of one thing."""
+    parts, before = [], None
+    for r in runs:
+        parts.append(f"--- {r.name} ({r.milliseconds:.2f} ms)\n{'unchanged' if r.text == before else r.text}\n")
+        before = r.text
+    return "\n".join(parts)
 
 
 REPRO = '''"""Rebuilds the kernels of `{name}`, runs each on random inputs and compares with the interpreter."""

@@ -167,7 +167,7 @@ class _Search:
         self.operands = random_operands(default.in_types)
         self.want = [np.asarray(a) for a in kernel_call(default, self.options)(*self.operands)]
         self.measure(fuse.Choice())
-        for c in fuse.choices.candidates(self.node, self.target.machine(), CANDIDATES)[1:]:
+        for c in fuse.choices.candidates(self.node, self.target.costs(), CANDIDATES)[1:]:
             self.attempt(c)
         for c in self.variations():
             self.attempt(c)
@@ -178,7 +178,7 @@ class _Search:
         def params_for(semantics, **chosen):
             return self.target.fused_params(semantics, self.options, **chosen)
 
-        return fuse.choices.kernel_at(self.node, choice, self.target.machine(), params_for)
+        return fuse.choices.kernel_at(self.node, choice, self.target.costs(), params_for)
 
     def attempt(self, choice: Choice) -> None:
         """Measures a candidate, if there is time, and its results are those of the model's choice."""

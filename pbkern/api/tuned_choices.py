@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pbkern.fuse import Choice
 
 KIND = "tuned"
+PACKAGE = pathlib.Path(__file__).parents[1]
 Choices = tuple["Choice", ...]
 _found: dict[str, Choices] = {}
 _trial: contextvars.ContextVar[Choices | None] = contextvars.ContextVar("trial", default=None)
@@ -68,9 +69,10 @@ def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:
 
 
 @functools.cache
-def fusion_sources() -> str:
+def fusion_sources(package: pathlib.Path = PACKAGE) -> str:
+    """Digest of the part of pbkern that makes groups, and kernels of them."""
     found = hashlib.sha256()
-    for path in sorted((pathlib.Path(__file__).parents[1] / "fuse").rglob("*.py")):
+    for path in sorted((package / "fuse").rglob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()
 

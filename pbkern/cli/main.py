@@ -219,6 +219,8 @@ def _run_file(path: pathlib.Path):
     if not path.is_file():
         raise OptionError(f"there is no file {path}", why=f"in {pathlib.Path.cwd()}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} is no Python file", hint="a file whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent.resolve()))
@@ -243,7 +245,7 @@ def parse_type(text: str):
 
     found = re.fullmatch(r"\s*(\w+)\s*\[([\d\s,]*)\]\s*", text)
     dtype = DTYPES.get(found[1], found[1]) if found else None
-    if dtype not in DTYPES.values():
+    if found is None or dtype not in DTYPES.values():
         hint = f"DTYPE[SIZES] with {', '.join(DTYPES)}, e.g. f32[8,128]"
         raise OptionError("a type is not understood", why=f"{text!r}", hint=hint)
     shape = tuple(int(n) for n in found[2].split(",") if n.strip())

@@ -53,6 +53,12 @@ def _target(text: str) -> str:
     return text
 
 
+def _driver(text: str) -> str:
+    if text != "simulator":
+        raise ValueError
+    return text
+
+
 def _flag(text: str) -> bool:
     return {"0": False, "1": True}[text]
 
@@ -74,6 +80,10 @@ VARIABLES = (
     Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
     Variable("PBKERN_POOL_MEGABYTES", 512, _count, "an integer, 0 for no pool",
              "most megabytes of memory for large results that are kept unused"),
+    Variable("PBKERN_FALLBACK", True, _flag, "0 or 1",
+             "whether what fails in the compiler takes a plainer way, with a warning"),
+    Variable("PBKERN_GPU_DRIVER", None, _driver, "simulator",
+             "what launches kernels for GPUs: `simulator` runs them on arrays of the CPU, slowly, and checks them"),
     Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
              "compilations that take longer print what they are at on stderr"),
 )
@@ -91,6 +101,8 @@ class Config:
     cache_dir: pathlib.Path | None = None
     cache_megabytes: int = 512
     pool_megabytes: int = 512
+    fallback: bool = True
+    gpu_driver: str | None = None
     progress: float = 2.0
 
 

@@ -76,8 +76,24 @@ class RaceError(PbkernError):
     """Two programs of a parallel grid dimension wrote the same element (interpret mode)."""
 
 
+class SimulationError(PbkernError):
+    """A kernel for a GPU did what no GPU allows, seen while it was simulated.
+
+    Attributes:
+      kind: "race", "deadlock", "bounds", "uninitialised" or "divergence".
+    """
+
+    def __init__(self, what: str, *, kind: str, **rows: str | None):
+        self.kind = kind
+        super().__init__(what, **rows)
+
+
 class TargetError(PbkernError):
     """A tool, library or device that a target needs is missing."""
+
+
+class FallbackWarning(UserWarning):
+    """Something in pbkern failed, and a plainer way was taken: results are right, perhaps slower."""
 
 
 class InternalError(PbkernError):

@@ -7,6 +7,7 @@ Jaxprs are never built by hand: `inline` re-traces through calls with `primitive
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from jax.extend import core as jex
 from pbkern._jax import bind_again, fresh_aval, only_reads, params_of, source_context
 
 from .affine import Affine
+from .jax_types import Atom, array_aval
 
 # Equations that only call another jaxpr, by the parameter that holds it.
 CALLS = {
@@ -133,7 +135,7 @@ def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def literal_value(atom: jex.Literal) -> np.generic:
     """A literal's value as a NumPy scalar of the literal's exact type."""
-    return np.asarray(atom.val).astype(atom.aval.dtype)[()]
+    return cast(np.generic, np.asarray(atom.val).astype(array_aval(atom).dtype)[()])  # NumPy's hint says array
 
 
 Rewrite = Callable[..., "list | None"]
@@ -286,7 +288,7 @@ class _Retrace:
         return jax.lax.switch(choice, branches)
 
 
-def selector(eqn, producers: dict) -> tuple[str, object]:
+def selector(eqn, producers: dict) -> tuple[str, Atom]:
     """What a `cond` equation selects by: ("pred", bool atom) for lax.cond, ("index", int atom) for lax.switch.
 
     lax.cond converts its predicate and lax.switch clamps its index first; seen through here, so that both print
@@ -473,8 +475,8 @@ def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
         return env.get(atom)
 
     def step(eqn) -> Affine | None:
-        xs = [read(a) for a in eqn.invars]
-        if not xs or any(x is None for x in xs):
+        xs = [x for a in eqn.invars if (x := read(a)) is not None]
+        if not xs or len(xs) < len(eqn.invars):
             return None
         name = eqn.primitive.name
         if name == "add":

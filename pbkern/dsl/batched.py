@@ -92,7 +92,7 @@ def _batched_params(params: Any) -> Any:
     semantics = getattr(params, "dimension_semantics", None)
     if semantics is None:
         return params
-    if not dataclasses.is_dataclass(params):
+    if not dataclasses.is_dataclass(params) or isinstance(params, type):
         raise UnsupportedOp("vmap of a kernel whose compiler_params are no dataclass", why=f"{params!r}")
     return dataclasses.replace(params, dimension_semantics=("parallel", *semantics))
 

@@ -77,8 +77,8 @@ def poison(dtype) -> np.generic:
         info = np.iinfo(dtype)
         return dtype.type(info.min if dtype.kind == "i" else info.max)
     if jax.numpy.issubdtype(dtype, jax.numpy.integer):  # int4 and its like
-        return np.asarray(jax.numpy.iinfo(dtype).min).astype(dtype)[()]
-    return np.asarray(np.nan).astype(dtype)[()]
+        return dtype.type(jax.numpy.iinfo(dtype).min)
+    return dtype.type(np.nan)
 
 
 def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
@@ -173,8 +173,9 @@ def _window(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window
 
 def block_starts(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> list[int]:
     """First element of program `index`'s block per array dimension; `prefetched`: arrays that the index map may read."""
-    if all(s is not None for s in m.starts):
-        return [s.evaluate(dict(enumerate(index))) for s in m.starts]
+    affine = [s for s in m.starts if s is not None]
+    if len(affine) == len(m.starts):
+        return [s.evaluate(dict(enumerate(index))) for s in affine]
     tables = [Buffer(f"prefetched operand {n}", a, ()) for n, a in enumerate(prefetched)]
     args = [np.int32(i) for i in index] + tables
     args = args[: len(m.index_map.jaxpr.invars)]
@@ -198,6 +199,7 @@ def _write_block(array: np.ndarray, buffer: Buffer, w: Window) -> None:
 def _check_race(k: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarray, index, parallel) -> None:
     """Marks what this program wrote by its number; an element of another parallel coordinate's program is a race."""
     view = writers[w.array]
+    assert buffer.written is not None, "recorded where races are looked for"
     written = buffer.written[buffer.inside].reshape(view.shape)
     others = view[written]
     numbers = np.unique(others[others >= 0])
@@ -370,6 +372,7 @@ def _plain(a: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
     if a.kind == "load":
         return [before]
     if a.kind == "add":
+        assert a.value is not None
         np.add.at(buffer.data, where, a.value)
     else:
         buffer.data[where] = a.value

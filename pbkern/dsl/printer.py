@@ -17,6 +17,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
 from pbkern.dsl.text.spelling import Expr, Scope, dtype_name, plain_number, spell, spell_param, typed_literal
@@ -43,7 +44,8 @@ def _definition(k: Kernel, imports: set[str]) -> list[str]:
     """Lines of one stage; adds to `imports` what they need."""
     refs = _ref_names(k)
     printer = _Printer(reserved={*refs, k.name}, x64=_x64(k))
-    index_maps, options = [], [("grid", spell_param(k.grid, printer.imports))]
+    index_maps: list[str] = []
+    options: list[tuple[str, str | list[str]]] = [("grid", spell_param(k.grid, printer.imports))]
     specs = []
     for n, m in enumerate(k.inputs + k.outputs):
         text, definition = _spec(m, f"{k.name}_block_{n}", printer)
@@ -483,6 +485,6 @@ def _index_argument(eqn, scope: Scope) -> str:
 
 def _stored(value, scope: Scope) -> str:
     """A stored value; number literals take the Ref's type."""
-    if isinstance(value, jex.Literal) and value.aval.dtype.kind in "ifV":
+    if isinstance(value, jex.Literal) and array_aval(value).dtype.kind in "ifV":
         return plain_number(literal_value(value))
     return typed_literal(value) if isinstance(value, jex.Literal) else scope.text(value)

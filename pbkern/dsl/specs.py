@@ -56,7 +56,7 @@ class GridSpec:
     indices) and which `in_specs` leaves out.
     """
 
-    grid: int | tuple[int, ...] = ()
+    grid: int | Sequence[int] = ()
     in_specs: Sequence[BlockSpec] | None = None
     out_specs: Any = None
     scratch_shapes: Sequence = ()
@@ -137,7 +137,8 @@ def _block_dim(d, origin: str, array: ArrayType, at: str | None) -> BlockDim:
     if isinstance(d, (int, np.integer)) and not isinstance(d, bool):
         return Blocked(int(d))
     if isinstance(d, Element):
-        return Element(int(d.size), tuple(map(int, d.padding)))
+        low, high = map(int, d.padding)
+        return Element(int(d.size), (low, high))
     if isinstance(d, (Blocked, Squeezed)):
         return d
     raise KernelError(
@@ -148,14 +149,14 @@ def _block_dim(d, origin: str, array: ArrayType, at: str | None) -> BlockDim:
     )
 
 
-def _example(block_shape: tuple, shape: tuple[int, ...]) -> str:
+def _example(block_shape: Sequence, shape: tuple[int, ...]) -> str:
     """A block shape of the right rank, near the one that was given."""
     if len(block_shape) < len(shape):
-        return _show((1,) * (len(shape) - len(block_shape)) + block_shape)
+        return _show((*(1,) * (len(shape) - len(block_shape)), *block_shape))
     return _show(block_shape[len(block_shape) - len(shape) :])
 
 
-def _show(block_shape: tuple) -> str:
+def _show(block_shape: Sequence) -> str:
     inner = ", ".join("None" if isinstance(d, Squeezed) else str(d) for d in block_shape)
     return f"({inner},)" if len(block_shape) == 1 else f"({inner})"
 

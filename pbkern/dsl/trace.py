@@ -26,9 +26,10 @@ from jax.interpreters import ad, batching, mlir
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel, UnsupportedOp
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
 from pbkern.core.options import TARGETS, nearest
-from pbkern.core.process.pickle_by_name import ByName
+from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.unwritten_results import check_written
@@ -43,7 +44,7 @@ from .batched import batch
 from .interpret import interpret as interpret_kernel
 from .kernel import ArrayType, Kernel
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
-from .verify import verify
+from .verify import verify, verify_blocks
 
 # --- the decorator -----------------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ def kernel(body: Callable[..., None], *, out_shape: Any, **options: Any) -> Kern
 def kernel(body: None = None, *, out_shape: Any, **options: Any) -> Callable[[Callable[..., None]], KernelFunction]: ...
 
 
-def kernel(
+def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     body: Callable | None = None,
     *,
     out_shape: Any,
@@ -114,12 +115,12 @@ def kernel(
     return decorate if body is None else decorate(body)
 
 
-class KernelFunction(ByName):
+class KernelFunction(PickledByName):
     """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
 
     def __init__(
         self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid, finish,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
         self.__module__, self.__qualname__ = body.__module__, getattr(body, "__qualname__", self.__name__)
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
@@ -131,7 +132,7 @@ class KernelFunction(ByName):
             raise KernelError("the last stage is not a kernel", at=self._at, why=why, hint="a function that pbkern.kernel made")
         self._finish = finish
         self._in_types = None if in_types is None else [array_type(x, "in_types", self._at) for x in in_types]
-        self._options = {
+        self._options: dict[str, Any] = {
             "aliases": tuple(sorted(aliases.items())),
             "compiler_params": compiler_params,
             "name": name,
@@ -154,6 +155,7 @@ class KernelFunction(ByName):
             types = tuple(self._in_types)
         if types not in self._traced:
             own = types if self._finish is None else types[: self._operand_count()]
+            finish = None if self._finish is None else self._finish.trace(*self._out_types, *types[len(own) :])
             self._traced[types] = trace_kernel(
                 self.body,
                 grid=self.grid_spec.grid,
@@ -163,7 +165,7 @@ class KernelFunction(ByName):
                 out_specs=self._flat_out_specs(),
                 scratch_shapes=self.grid_spec.scratch_shapes,
                 num_scalar_prefetch=self.grid_spec.num_scalar_prefetch,
-                finish=self._finish and self._finish.trace(*self._out_types, *types[len(own) :]),
+                finish=finish,
                 **self._options,
             )
         return self._traced[types]
@@ -194,9 +196,9 @@ class KernelFunction(ByName):
         )
 
     def __call__(self, *args) -> Any:
-        args = checked_arrays(args, self._at)
+        arrays = checked_arrays(args, self._at)
         interpret = self.interpret or (self._finish is not None and self._finish.interpret)
-        return self._results.unflatten(call_kernel(self.trace(*args), *args, interpret=interpret))
+        return self._results.unflatten(call_kernel(self.trace(*arrays), *arrays, interpret=interpret))
 
     def __repr__(self) -> str:
         return f"<pbkern kernel {self._options['name'] or self.__name__}>"
@@ -246,12 +248,12 @@ def trace_kernel(
         for s, t, label in zip(specs, in_types + out_types, labels)
     )
     k = Kernel(
-        name=identifier(name or getattr(body, "__name__", "kernel")),
+        name=identifier(name if name else getattr(body, "__name__", "kernel")),
         grid=grid,
         inputs=mappings[: len(in_types)],
         outputs=mappings[len(in_types) :],
         scratch=tuple(scratch(x, n, at) for n, x in enumerate(scratch_shapes)),
-        body=None,
+        body=_no_body(),
         aliases=tuple(aliases),
         compiler_params=params_by_target(compiler_params, at),
         num_scalar_prefetch=num_scalar_prefetch,
@@ -259,7 +261,7 @@ def trace_kernel(
         defined_at=at or "",
         finish=finish,
     )
-    verify(k)
+    verify_blocks(k)
     closed = _trace_body(body, k, x64)
     check_indices(closed, k.name, k.defined_at)
     if atomics.is_used(closed.jaxpr):
@@ -272,11 +274,18 @@ def trace_kernel(
     return k
 
 
+@functools.cache
+def _no_body() -> jex.ClosedJaxpr:
+    """The body of a kernel whose body is not traced yet."""
+    return jax.make_jaxpr(lambda: ())()
+
+
 def _without_slices(specs: list, labels: Sequence[str], at: str | None) -> tuple[list, dict[int, Callable]]:
     """(specs without BoundedSlice dimensions, number of each that had some -> its index map for sizes)."""
-    plain, sizes = list(specs), {}
+    plain: list = list(specs)
+    sizes: dict[int, Callable] = {}
     for n, (spec, label) in enumerate(zip(specs, labels)):
-        if isinstance(spec, BlockSpec) and bounded_slices.is_bounded(spec.block_shape):
+        if isinstance(spec, BlockSpec) and spec.block_shape and bounded_slices.is_bounded(spec.block_shape):
             starts, sizes[n] = bounded_slices.split_index_map(spec.index_map, spec.block_shape, label, at)
             shape = [
                 bounded_slices.element_of(d) if isinstance(d, bounded_slices.BoundedSlice) else d for d in spec.block_shape
@@ -367,8 +376,8 @@ def needs_x64(dtypes) -> bool:
 
 def body_dtypes(jaxpr: jex.Jaxpr) -> set[np.dtype]:
     """Dtypes of every value in a body, control flow included."""
-    found = {np.dtype(v.aval.dtype) for e in jaxpr.eqns for v in e.outvars}
-    found |= {np.dtype(v.aval.dtype) for v in jaxpr.invars}
+    found = {np.dtype(array_aval(v).dtype) for e in jaxpr.eqns for v in e.outvars}
+    found |= {np.dtype(array_aval(v).dtype) for v in jaxpr.invars}
     return found.union(*(body_dtypes(j.jaxpr) for e in jaxpr.eqns for j in inner_jaxprs(e)))
 
 
@@ -405,7 +414,7 @@ def _check_count(what: str, specs, types: list, things: str, at: str | None) -> 
 def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
     """What messages call each operand and result, with the body's own names for the Refs."""
     try:
-        parameters = inspect.signature(body).parameters.values()
+        parameters = list(inspect.signature(body).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     names = [p.name if p.kind is not p.VAR_POSITIONAL else None for p in parameters]
@@ -468,8 +477,8 @@ interpret_p = jex.Primitive("pbkern_interpret")
 
 def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
-    arrays = checked_arrays(arrays, k.defined_at)
-    given = [ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in arrays]
+    operands = checked_arrays(arrays, k.defined_at)
+    given = [ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in operands]
     if given != list(k.in_types):
         raise KernelError(
             f"kernel `{k.name}` is called on other types than it was traced for",
@@ -477,9 +486,9 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
             why=f"takes ({', '.join(map(str, k.in_types))}), given ({', '.join(map(str, given))})",
             hint="trace it again for these, or convert the arrays",
         )
-    if interpret and not any(isinstance(a, jax.core.Tracer) for a in arrays):
-        return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, arrays))]  # errors arrive as they are
-    return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*arrays, kernel=k))
+    if interpret and not any(isinstance(a, jax.core.Tracer) for a in operands):
+        return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, operands))]  # errors arrive as they are
+    return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=k))
 
 
 def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:

@@ -1,6 +1,6 @@
 """Kernel -> None, or a KernelError at the line where the kernel was defined, with values and a way out.
 
-trace_kernel calls this twice: on the block mappings before the body is traced (body None), and on the whole.
+trace_kernel calls verify_blocks before it traces the body, and verify on the whole.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ KINDS = "biufcV"  # V: the small float types of ml_dtypes
 
 def verify(k: Kernel) -> None:
     """Raises KernelError unless the kernel is well-formed."""
+    verify_blocks(k)
+    _verify_body(k)
+
+
+def verify_blocks(k: Kernel) -> None:
+    """Raises KernelError unless all but the body is well-formed."""
     _verify_grid(k)
     for m in k.inputs + k.outputs:
         _verify_mapping(k, m)
@@ -37,8 +43,6 @@ def verify(k: Kernel) -> None:
     _verify_semantics(k)
     if k.finish is not None:
         _verify_finish(k, k.finish)
-    if k.body is not None:
-        _verify_body(k)
 
 
 def _verify_grid(k: Kernel) -> None:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pbkern.fuse.emit.explain import Explanation
     from pbkern.fuse.emit.plan import Left, Plan, Segment
 
-    from .pipeline import plan
+    from .pipeline import left_whole, plan
 
-__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "choices", "groups_of", "plan"]
+__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "choices", "groups_of", "left_whole", "plan"]
 
 
 def __getattr__(name: str):

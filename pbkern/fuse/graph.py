@@ -14,14 +14,13 @@ from pbkern.fuse.tiling.block_search import Schedule
 
 @dataclass(eq=False)
 class Node:
-    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or
-    XLA's.
+    """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or left to XLA.
 
     Attributes:
       outputs: values that others may read.
-      schedule: of a group; its outputs that only `finish` reads are not among the node's.
-      kernel: name of the kernel made of it.
-      finish: the kernel's last stage (fuse/partition/final_reductions.py), whose outputs are the node's as well.
+      schedule: of a group. Outputs that only `finish` reads are not among the node's.
+      kernel: name of its kernel.
+      finish: the kernel's last stage (fuse/partition/final_reductions.py); its outputs are the node's as well.
     """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"
@@ -32,7 +31,7 @@ class Node:
     kernel: str = ""
     inner: dict[str, Inner] = field(default_factory=dict)
     finish: Node | None = None
-    # The equations and the last stage of which `reads` was asked, and what it said.
+    # Memo of `reads`: equations and last stage, and the answer.
     _found: tuple = field(default=(None, None, frozenset()), init=False, repr=False)
 
     @property
@@ -44,7 +43,7 @@ class Node:
         return any(e.primitive.name in SCATTERS for e in self.eqns)
 
     def reads(self) -> frozenset:
-        """Values that it does not make itself. Asked far more often than its equations, a list that is replaced, change."""
+        """Values that others make. Memoised: asked far more often than `eqns`, a list that is replaced, changes."""
         if self._found[0] is not self.eqns or self._found[1] is not self.finish:
             eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
             made = {v for e in eqns for v in e.outvars}
@@ -81,7 +80,7 @@ class Inner:
 
     Attributes:
       ordered: its nodes in an order to run them.
-      steps: of a loop's body, how many steps it does at once.
+      steps: how many steps of the loop the body does at once.
     """
 
     jaxpr: jex.Jaxpr
@@ -91,7 +90,7 @@ class Inner:
 
 
 def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
-    """Nodes such that each comes after those that it reads from."""
+    """The nodes, each after those that it reads from."""
     waiting, known, done = list(nodes)[::-1], set(available), []
     while waiting:
         ready = [n for n in waiting if n.reads() <= known]

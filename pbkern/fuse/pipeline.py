@@ -1,49 +1,142 @@
 """ClosedJaxpr -> Plan: simplify, split narrow reductions, group, schedule, emit.
 
-`plan` is the entry point and the whole pipeline.
+`plan` is the entry point and the whole pipeline; FUSE_PASSES are its rewrites, in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from jax.extend import core as jex
 
+from pbkern.core import fallback
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
-from pbkern.fuse.access.blocks import steps_remembered
+from pbkern.core.ops.shared_products import shared_products
+from pbkern.core.passes import Pass, run_passes
+from pbkern.core.process.context_values import during
+from pbkern.fuse.access.blocks import rounded_products, steps_memoised
 from pbkern.fuse.algebra.contraction_precision import set_precision
-from pbkern.fuse.algebra.late_division import divide_late
-from pbkern.fuse.algebra.log_of_exp import undo_exponentials
+from pbkern.fuse.algebra.late_division import delay_normalisation
+from pbkern.fuse.algebra.log_of_exp import cancel_log_of_exp
 from pbkern.fuse.algebra.outer_products import multiply_outer
 from pbkern.fuse.algebra.prng_keys import keys_as_words
-from pbkern.fuse.algebra.reassociate_row_sums import sum_results
+from pbkern.fuse.algebra.reassociate_row_sums import sums_of_results
 from pbkern.fuse.complex.to_pairs import complex_as_pairs
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
 from pbkern.fuse.emit.host_program import build_program
 from pbkern.fuse.emit.plan import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
-from pbkern.fuse.indexing.gather_hoisting import pick_early
-from pbkern.fuse.indexing.gather_to_select import choose_pieces
-from pbkern.fuse.indexing.repeat_to_broadcast import repeat_first
-from pbkern.fuse.indexing.static_updates import place_updates
+from pbkern.fuse.graph import Node
+from pbkern.fuse.indexing.gather_hoisting import hoist_gathers
+from pbkern.fuse.indexing.gather_to_select import gathers_to_selects
+from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
+from pbkern.fuse.indexing.static_updates import updates_to_selects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.loops.batched_while import loops_as_one
 from pbkern.fuse.loops.dead_carries import drop_dead_carries
-from pbkern.fuse.loops.full_unrolling import write_out_loops
+from pbkern.fuse.loops.full_unrolling import unroll_loops
 from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
-from pbkern.fuse.loops.invariant_hoisting import compute_once
+from pbkern.fuse.loops.invariant_hoisting import hoist_invariants
 from pbkern.fuse.loops.mask_sinking import sink_masks
-from pbkern.fuse.partition.donation import write_in_place
-from pbkern.fuse.partition.leave_layouts_to_xla import leave_moves
+from pbkern.fuse.partition.donation import use_donated
+from pbkern.fuse.partition.leave_layouts_to_xla import leave_layout_ops
 from pbkern.fuse.partition.partitioner import partition
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
 from pbkern.fuse.split.two_stage import split_reductions
-from pbkern.fuse.tiling.online_analysis import runs_allowed
-from pbkern.fuse.tiling.search_memo import searches_remembered
+from pbkern.fuse.tiling.online_analysis import chunks_allowed
+from pbkern.fuse.tiling.search_memo import searches_memoised
 
-__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "plan"]
+__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "left_whole", "plan"]
+
+
+@dataclass(frozen=True)
+class FuseOptions:
+    """What passes over the jaxpr may know.
+
+    Attributes:
+      machine: sizes and prices of the target.
+      platform: its name, by which functions choose between implementations.
+      unsafe: rewrites may change rounding and drop NaNs as compile_options say; fast: sums may be reassociated.
+      unrolls: loops may be written out.
+      precision: mm_conv_precision_mode.
+    """
+
+    machine: CostModel
+    platform: str
+    unsafe: bool = True
+    fast: bool = True
+    unrolls: bool = True
+    precision: str | None = None
+
+    @classmethod
+    def of(cls, options: object, machine: CostModel) -> FuseOptions:
+        """From any object; see `plan`."""
+        return cls(
+            machine, machine.name, unsafe=not getattr(options, "disable_unsafe_math_canonicalizations", False),
+            fast=not getattr(options, "mlir_disable_fast_math", False),
+            unrolls=not getattr(options, "disable_affine_fusion", False),
+            precision=getattr(options, "mm_conv_precision_mode", None),
+        )  # fmt: skip
+
+
+def _of_jaxpr(f: Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]) -> Callable[[jex.ClosedJaxpr, FuseOptions], jex.ClosedJaxpr]:
+    """A pass that needs no options."""
+    return lambda closed, options: f(closed)
+
+
+def _unsafe(o: FuseOptions) -> bool:
+    return o.unsafe
+
+
+def _fast(o: FuseOptions) -> bool:
+    return o.fast
+
+
+def _fast_and_unsafe(o: FuseOptions) -> bool:
+    return o.fast and o.unsafe
+
+
+# ClosedJaxpr, FuseOptions -> ClosedJaxpr. Groups are made of what the last one leaves.
+FUSE_PASSES = (
+    Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True),
+    Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends",
+         required=True),
+    Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
+    Pass("simplify", lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
+         "calls are inlined, so that later passes see every equation", required=True),
+    Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
+    Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
+    Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
+    Pass("sink masks", _of_jaxpr(sink_masks), "masks are made where they are read, inside loops"),
+    Pass("place updates", _of_jaxpr(updates_to_selects), "updates at known places are selects, which fuse"),
+    Pass("repeat first", _of_jaxpr(repeats_to_broadcasts), "repeats are broadcasts, which fuse"),
+    Pass("choose pieces", _of_jaxpr(gathers_to_selects), "gathers of few pieces are selects, which fuse"),
+    Pass("drop dead carries", _of_jaxpr(drop_dead_carries), "loops carry what somebody reads"),
+    Pass("write out loops", _of_jaxpr(unroll_loops), "short loops fuse with what is around them", when=lambda o: o.unrolls),
+    Pass("walk counters", _of_jaxpr(walk_counters), "carries that count follow from the loop's counter"),
+    Pass("hoist invariants", lambda c, o: hoist_invariants(c, o.machine), "what no turn changes is made once"),
+    Pass("set precision", lambda c, o: set_precision(c, o.precision), "contractions have their operands' types", required=True),
+    Pass("multiply outer", _of_jaxpr(multiply_outer), "contractions without sums are products, which fuse"),
+    Pass("pick early", _of_jaxpr(hoist_gathers), "arithmetic runs on what gathers have picked"),
+    Pass("divide late", _of_jaxpr(delay_normalisation), "softmax divides its result, not its weights", when=_fast_and_unsafe),
+    Pass("sum results", _of_jaxpr(sums_of_results), "row sums ride on contractions", when=_fast_and_unsafe),
+    Pass("split reductions", lambda c, o: split_reductions(c, o.machine), "narrow reductions keep all cores busy", when=_fast),
+    Pass("operands as equations", _of_jaxpr(operands_as_equations), "literals are values that groups can read; last",
+         required=True),
+)
+
+
+def _passed_over(name: str) -> Callable[[Pass, Exception], None]:
+    """What a failed pass over the function `name` leaves: a warning, and the jaxpr as it was."""
+    def failed(p: Pass, error: Exception) -> None:
+        if p.required:
+            raise error
+        fallback.warn(f"the pass `{p.name}` failed on `{name}`", error, "the function is compiled without it")
+
+    return failed
 
 
 def plan(
@@ -51,7 +144,7 @@ def plan(
     *,
     name: str,
     options: object,
-    machine: Machine,
+    machine: CostModel,
     supports: Callable[[object], str | None],
     params_for: Callable[..., Mapping] = lambda semantics, **params: {},
     choices: Sequence[Choice] = (),
@@ -63,33 +156,22 @@ def plan(
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
         disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
-      params_for: grid semantics of a fused kernel, and fields that were chosen by name -> its compiler_params.
+      params_for: grid semantics of a fused kernel, and chosen fields by name -> its compiler_params.
       choices: one per fused kernel, in the order of choices.groups_of; (): the model's.
       donated: per operand, whether kernels may write results into it; (): none.
     Raises UnsupportedOp under strict_target if anything is left to XLA.
     """
-    results = closed.out_avals
-    closed = loops_as_one(complex_as_pairs(keys_as_words(closed)))
-    unsafe = not getattr(options, "disable_unsafe_math_canonicalizations", False)
-    simple = simplify(closed, unsafe_math=unsafe, platform=machine.name)
-    simple = sink_masks(count_loops(move_transposes(undo_exponentials(simple) if unsafe else simple)))
-    strict = bool(getattr(options, "strict_target", False))
-    simple = drop_dead_carries(choose_pieces(repeat_first(place_updates(simple))))
-    if not getattr(options, "disable_affine_fusion", False):
-        simple = write_out_loops(simple)
-    simple = compute_once(walk_counters(simple), machine)
-    simple = pick_early(multiply_outer(set_precision(simple, getattr(options, "mm_conv_precision_mode", None))))
-    fast = not getattr(options, "mlir_disable_fast_math", False)
-    if fast:  # these reassociate
-        simple = split_reductions(sum_results(divide_late(simple)) if unsafe else simple, machine)
-    simple = operands_as_equations(simple)
-    with steps_remembered(), searches_remembered(), runs_allowed(fast):
+    results, strict = closed.out_avals, bool(getattr(options, "strict_target", False))
+    wanted = FuseOptions.of(options, machine)
+    simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=_passed_over(name))
+    with steps_memoised(), searches_memoised(), chunks_allowed(wanted.fast):
         parts = partition(simple, machine, supports, options)
         if not strict:
-            leave_moves(parts.nodes)
+            leave_layout_ops(parts.nodes)
         apply(parts.groups(), choices, machine)
-    write_in_place(parts.nodes, simple.jaxpr, donated)
-    segments = make_segments(name, simple, parts.nodes, params_for)
+    use_donated(parts.nodes, simple.jaxpr, donated)
+    with during(rounded_products, shared_products(simple.jaxpr) if wanted.fast else frozenset()):
+        segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)
     made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes)
@@ -112,8 +194,27 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
         reads = tuple(v for v in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if v in read)
         makes = tuple(v for node in run for v in node.outputs if v in needed)
         suffix = "" if len(runs) == 1 else f"_{n}"
-        segments.append(Segment(build_program(name + suffix, run, reads, makes, params_for), reads, makes))
+        segments.append(_compiled_segment(name + suffix, run, reads, makes, params_for))
     return tuple(segments)
+
+
+def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
+    """The plan that leaves all of a function to XLA."""
+    made = Plan(name, closed.jaxpr, as_arrays(closed.consts), (), closed.out_avals, whole=closed)
+    made.explanation = Explanation(name, (), (), tuple(made.left_to_xla()))
+    return made
+
+
+def _compiled_segment(name: str, run: list[Node], reads: tuple, makes: tuple, params_for) -> Segment:
+    """A HostProgram of ours; XLA's where its kernels cannot be made."""
+    try:
+        fallback.enter("kernels")
+        return Segment(build_program(name, run, reads, makes, params_for), reads, makes, run=tuple(run))
+    except Exception as e:
+        if not fallback.catches(e):
+            raise
+        fallback.warn(f"no kernels could be made of {len(run)} group(s) of `{name}`", e, "XLA runs their operations")
+        return xla_segment(run, set(makes))
 
 
 def _made_before(segments) -> list:

@@ -21,14 +21,13 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.math import elementwise
-from pbkern.lower.nest.collapse_dims import Aliases
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import BOOL
-from pbkern.lower.nest.ir import Buf, Expr, Let, Names, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.rules import control_flow, ref_effects
 from pbkern.lower.rules.contractions import CONTRACTIONS
 from pbkern.lower.rules.debug_callbacks import trace
-from pbkern.lower.rules.elementwise import INT32, elementwise_value
+from pbkern.lower.rules.elementwise import elementwise_value
 from pbkern.lower.rules.reshape_views import merged
 from pbkern.lower.rules.scatter import scatter
 from pbkern.lower.rules.sort import elements_read, sorted_values
@@ -38,7 +37,7 @@ from pbkern.lower.values import store_hazards
 from pbkern.lower.values.affine_index_arrays import row_steps
 from pbkern.lower.values.dynamic_strides import Steps
 from pbkern.lower.values.items import ControlItem, Item, LetItem, StoreItem
-from pbkern.lower.values.pending_reads import Waiting
+from pbkern.lower.values.pending_reads import PendingReads
 from pbkern.lower.values.scalar_evolution import bounds_of, known, known_bounds, known_index
 from pbkern.lower.values.values import ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index
 
@@ -46,51 +45,49 @@ from pbkern.lower.values.values import ZERO, Contract, Index, Joined, Lazy, Lite
 class BodyBuilder:
     """Builds one body. `stmts` is the list that statements are being appended to."""
 
-    def __init__(self, names: Names | None = None):
-        self.pool, self.names = Pool(), names or Names()
+    def __init__(self, context: NestContext):
+        self.context, self.pool, self.names = context, context.pool, context.names
         self.stmts: list[Stmt] = []
-        self.arena: list[Buf] = []
         self.items: list[Item] = []
         self.refs: dict = {}
         self.kernel: Kernel | None = None
         self.operands: tuple[Buf, ...] = ()  # the kernel's, as they were when it was launched
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
-        self.bounds: dict[str, tuple[int, int]] = {}  # (smallest, largest) value of symbols, where known
         self.rows: dict[int, Steps] = {}  # id of an index array -> how its rows move (lower/values/affine_index_arrays.py)
         self.unstored: set[int] = set()  # ids of values that are not stored for it
+        self.shared_products: frozenset = frozenset()  # variables of the body that are rounded once
         self._stored: dict[int, Stored] = {}
         self._layouts: dict[int, tuple[int, ...]] = {}
         self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
         self._kept: list = []
-        self.aliases = Aliases()
-        self._infos: dict = {}
         self._order: dict[int, tuple] = {}
         self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
         self.now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
-        self.waiting = Waiting(self.resolve, lambda v: self._order.get(id(v), ()))
+        self.waiting = PendingReads(self.resolve, lambda v: self._order.get(id(v), ()))
 
     # ---------------------------------------------------------------- small makers used by the rules
 
     def line(self, eqn) -> str | None:
         return _jax.user_line(eqn)
 
-    def info(self, primitive: str, out_dtype, in_dtypes, params=None, at=None) -> elementwise.EqnInfo:
-        params = params or {}
-        key = (primitive, np.dtype(out_dtype), tuple(in_dtypes), str(sorted(params.items(), key=lambda t: t[0])))
-        if key not in self._infos:
-            self._infos[key] = elementwise.EqnInfo(primitive, params, tuple(in_dtypes), np.dtype(out_dtype), at)
-        return self._infos[key]
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """(smallest, largest) value of symbols, where known."""
+        return self.context.bounds
 
     def op(self, primitive: str, dtype, *args: Expr, params=None) -> Expr:
-        return self.pool.make("op", dtype, self.info(primitive, dtype, [a.dtype for a in args], params), args)
+        return self.context.op(primitive, dtype, *args, params=params)
 
     def const(self, value, dtype) -> Expr:
-        return self.pool.make("const", np.dtype(dtype), np.asarray(value, dtype)[()])
+        return self.context.const(value, dtype)
 
     def select(self, test: Expr, true: Expr, false: Expr) -> Expr:
-        return self.op("select_n", true.dtype, test, false, true)
+        return self.context.select(test, true, false)
+
+    def clamped(self, e: Expr, limit: int | None) -> Expr:
+        return self.context.clamped(e, limit)
 
     def cast(self, value: Value, dtype: np.dtype) -> Value:
         if value.dtype == dtype or (dtype == np.float32 and value.dtype.name in ("float16", "bfloat16")):
@@ -100,6 +97,16 @@ class BodyBuilder:
             return self.op("convert_element_type", dtype, xs[0], params={"new_dtype": dtype})
 
         return self.new(Lazy(value.shape, dtype, (value,), lambda ix: (ix,), combine, cost=1.0))
+
+    def rounded(self, value: Value) -> Value:
+        """The value as a number of its dtype, which no sum takes unrounded."""
+        info = np.finfo(value.dtype)
+        params = {"exponent_bits": info.nexp, "mantissa_bits": info.nmant}
+
+        def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
+            return self.op("reduce_precision", value.dtype, xs[0], params=params)
+
+        return self.new(Lazy(value.shape, value.dtype, (value,), lambda ix: (ix,), combine))
 
     def pad(self, value: Value, fill, config) -> Value:
         """lax.pad of a value, through its rule."""
@@ -140,9 +147,7 @@ class BodyBuilder:
         self._kept.append(x)
 
     def new_buffer(self, shape, dtype) -> Stored:
-        buf = Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)
-        self.arena.append(buf)
-        return self.whole(buf)
+        return self.whole(self.context.new_buffer(shape, dtype))
 
     def append_control(self, item: ControlItem, results: list[Stored]) -> None:
         """Adds control flow; its results are defined after everything inside it."""
@@ -183,7 +188,8 @@ class BodyBuilder:
                 ins = [self.read(env, a) for a in eqn.invars]
                 env.update(zip(eqn.outvars, sorted_values(self, eqn, ins, elements_read(jaxpr, eqn))))
             else:
-                env[eqn.outvars[0]] = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
+                value = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
+                env[eqn.outvars[0]] = self.rounded(value) if eqn.outvars[0] in self.shared_products else value
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
         local = {v: Literal((), np.dtype(c.dtype), c) if np.ndim(c) == 0 else None
@@ -255,16 +261,6 @@ class BodyBuilder:
                 if id(item) in plan:
                     self.materialise(item)
 
-    def clamped(self, e: Expr, clamp: int | None) -> Expr:
-        if e.dtype == BOOL:
-            e = self.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
-        if clamp is None:
-            return e
-        if e.dtype.kind == "i":
-            e = self.op("max", e.dtype, e, self.const(0, e.dtype))
-        limit = min(clamp, np.iinfo(e.dtype).max)
-        return self.op("min", e.dtype, e, self.const(limit, e.dtype))
-
     # ---------------------------------------------------------------- pulling expressions
 
     def resolve(self, v: Value) -> Value:
@@ -273,7 +269,7 @@ class BodyBuilder:
             v = stored
         return v
 
-    def _lies(self, v: Value, stored: Stored) -> None:
+    def _note_storage(self, v: Value, stored: Stored) -> None:
         self._stored[id(v)] = stored
         self.keep(v)
         self.waiting.lies(v)
@@ -347,7 +343,7 @@ class BodyBuilder:
             self.stmts.append(nest)
         else:
             self.stmts.append(self._store_nest(StoreItem(target.buf, v.shape, target.place, v, guard=target.guard)))
-        self._lies(v, target)
+        self._note_storage(v, target)
         return target
 
     def _buffer_for(self, v: Value) -> Stored:
@@ -379,7 +375,7 @@ class BodyBuilder:
         if id(v) in self._stored:
             return
         operands = [self.in_memory(o) if v.needs_buffers else o for o in v.operands]
-        self._lies(v, v.make(self, *operands, **into))
+        self._note_storage(v, v.make(self, *operands, **into))
 
     def in_memory(self, v: Value) -> Stored:
         """v as a Stored value: itself, through its index maps, or after a nest."""
@@ -419,7 +415,7 @@ class BodyBuilder:
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
         """The same elements in the same order under another shape; copies them unless they lie so."""
-        found = merged(stored, shape, self.aliases)
+        found = merged(stored, shape, self.context.aliases)
         if found is not None:
             self.keep(found)
             return found

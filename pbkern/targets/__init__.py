@@ -11,7 +11,6 @@ from .target import Target
 NAMES = ("cpu", "nvgpu", "amdgpu")
 # What stands between these names and a target.
 MISSING = {
-    "nvgpu": "code generation for NVIDIA GPUs is not implemented yet",
     "amdgpu": "code generation for AMD GPUs is not implemented yet",
 }
 
@@ -23,6 +22,10 @@ def get_target(name: str) -> Target:
         from pbkern.targets.cpu.target import CpuTarget
 
         return CpuTarget()
+    if name == "nvgpu":
+        from pbkern.targets.nvgpu.target import NvgpuTarget
+
+        return NvgpuTarget()
     if name in MISSING:
         hint = "compile_options={'target': 'cpu'}"
         raise TargetError(f"target `{name}` cannot compile", why=MISSING[name], hint=hint)

@@ -171,11 +171,11 @@ def join(module, other) -> None:
                 module.body.append(op.detach_from_parent())
 
 
-def check_lowered(module) -> None:
-    """Translation of anything but LLVM dialect can end the process: look first. Raises InternalError."""
+def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
+    """Translation of anything but LLVM dialect, and a device's own, can end the process: look first. Raises InternalError."""
 
     def check(op) -> None:
-        if not op.name.startswith("llvm."):
+        if not op.name.startswith(dialects):
             raise InternalError(f"operation {op.name} was not lowered")
 
     with context():

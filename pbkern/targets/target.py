@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
+
+from .backend import KernelBackend
+
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
 
 
 class Target(Protocol):
@@ -24,8 +29,15 @@ class Target(Protocol):
     STAGES: tuple[str, ...]
     POOLED_BYTES: int
 
+    @property
+    def backend(self) -> KernelBackend:
+        """Its half of lowering, see targets/backend.py."""
+
     def machine(self) -> Machine:
         """The device in this computer."""
+
+    def costs(self) -> CostModel:
+        """Its prices for fusion."""
 
     def supports(self, eqn) -> str | None:
         """None if kernel bodies can contain the equation, else why not."""
@@ -50,6 +62,9 @@ class Target(Protocol):
 
         Returns (the other results, an array that is there when all is written).
         """
+
+    def lower_again(self, compiled: Any) -> Any:
+        """Lowers the program of compiled code once more, so that passes can be watched."""
 
     def text(self, compiled: Any, stage: str) -> str:
         """One of STAGES of compiled code, for reading."""

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.api import tuned_choices
 from pbkern.cli import main
 from pbkern.core import config
 from pbkern.core.errors import InternalError
@@ -389,3 +391,19 @@ def test_objects_that_nobody_completes_are_refused(store):
     for damaged in (b"", b"\x7fELF", code[:64], code[: len(code) // 2], code[:18] + b"\x07" + code[19:]):
         with pytest.raises(InternalError):
             elf_loader.Image(damaged, compile.runtime_symbols())
+
+
+def test_a_changed_byte_in_any_stage_changes_the_keys(tmp_path):
+    """One file of each folder: what turns kernels into code is in the key of code, what makes kernels in that of choices."""
+    copy = tmp_path / "pbkern"
+    shutil.copytree(cache_key.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    fused = tuned_choices.fusion_sources.__wrapped__
+    code, choices = cache_key.sources(copy), fused(copy)
+    assert (code, choices) == (cache_key.sources(), fused())
+    for folder in sorted({p.parent for p in copy.rglob("*.py")}):
+        path, layer = max(folder.glob("*.py")), (*folder.relative_to(copy).parts, "top")[0]
+        content = path.read_bytes()
+        path.write_bytes(content + b"#")
+        assert (cache_key.sources(copy) != code) is (layer in ("top", "core", "dsl", "lower", "targets")), path
+        assert (fused(copy) != choices) is (layer == "fuse"), path
+        path.write_bytes(content)

@@ -67,6 +67,12 @@ def test_the_command_measures(tmp_path, capsys):
     assert "measured" not in out and "fused: exp" not in out
 
 
+def test_the_command_refuses_what_is_no_python_file(tmp_path, capsys):
+    (tmp_path / "model.txt").write_text("def f(x):\n    return x\n")
+    assert main.main(["explain", f"{tmp_path}/model.txt:f", "--args", "f32[4]"]) != 0
+    assert "model.txt is no Python file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool", "float16"])
 def test_random_operands_have_their_types(dtype):
     t = ArrayType((3, 5), jnp.dtype(dtype))

@@ -94,9 +94,8 @@ def test_make_jaxpr_shows_the_primitive():
     assert "pbkern_call" in str(jax.make_jaxpr(pj(lambda x: x * 2))(X))
 
 
-@pytest.mark.parametrize("target", ["nvgpu", "amdgpu"])
-def test_missing_targets_say_so(target):
-    f = pj(lambda x: x * 2, compile_options={"target": target})
+def test_missing_targets_say_so():
+    f = pj(lambda x: x * 2, compile_options={"target": "amdgpu"})
     with pytest.raises(TargetError, match="not implemented yet"):
         f(X)
 

@@ -88,9 +88,22 @@ def test_every_stage_can_be_read(stage, text):
     assert text in pbkern.jit(normalise).as_text(X, stage=stage)
 
 
+def test_each_pass_can_be_read():
+    f = pbkern.jit(normalise)
+    assert f.as_text(X, stage="nests:pack").partition("\n")[2] == f.as_text(X, stage="nests").partition("\n")[2]
+    first = f.as_text(X, stage="nests:unroll small dimensions")  # of the whole block; the machine's caches come later
+    assert "nest [d0<64, d1<128*]" in first
+    assert f.as_text(X, stage="jaxpr:operands as equations").endswith(f.as_text(X, stage="jaxpr"))
+
+
 def test_an_unknown_stage_is_explained():
+    f = pbkern.jit(normalise)
     with pytest.raises(OptionError, match="no stage `hlo`"):
-        pbkern.jit(normalise).as_text(X, stage="hlo")
+        f.as_text(X, stage="hlo")
+    with pytest.raises(OptionError, match="no pass `pak` ran in stage `nests`(.|\n)*merge nests, (.|\n)*pack"):
+        f.as_text(X, stage="nests:pak")
+    with pytest.raises(OptionError, match="no stage `plan:pack`"):
+        f.as_text(X, stage="plan:pack")
 
 
 def test_dumped_kernels_rebuild_and_agree(tmp_path):
@@ -99,6 +112,10 @@ def test_dumped_kernels_rebuild_and_agree(tmp_path):
     (folder,) = tmp_path.iterdir()
     names = {"1_jaxpr.txt", "2_plan.txt", "3_kernels.py", "4_nests.txt", "5_mlir.mlir", "6_llvm.mlir", "times.txt"}
     assert {p.name for p in folder.iterdir()} >= names
+    passes = {p.name: p.read_text() for p in (folder / "passes").iterdir()}
+    assert any(n.startswith("jaxpr_") for n in passes) and any(n.startswith("nests_") for n in passes)
+    assert all("--- " in text and " ms)" in text and "unchanged" in text for text in passes.values())
+    assert "nests: merge nests" in (folder / "times.txt").read_text()
     run = subprocess.run([sys.executable, folder / "repro.py"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout.split()[-1]) < 1e-4

@@ -68,7 +68,7 @@ def later_is_faster(turn, calls):
 def test_candidates_are_distinct_and_all_compute_the_same():
     f = pbkern.jit(softmax)
     (node,) = groups(f, X)
-    machine, target = get_target("cpu").machine(), get_target("cpu")
+    machine, target = get_target("cpu").costs(), get_target("cpu")
     found = choices.candidates(node, machine, 6)
     assert found[0] == Choice() and len({c.blocks for c in found}) == len(found) == 6
     grids = set()

@@ -11,11 +11,14 @@ from pbkern import fuse
 from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.verify import verify
 from pbkern.fuse.tiling import block_search
+from pbkern.targets.cpu.costs.model import CpuCosts
 
 from .oracle import run_program
 
+COSTS = CpuCosts.of(DEFAULT_MACHINE)
 
-def planned(f, *args, supports=lambda eqn: None, machine=DEFAULT_MACHINE, **options):
+
+def planned(f, *args, supports=lambda eqn: None, machine=COSTS, **options):
     closed = jax.make_jaxpr(f)(*args)
     name = getattr(f, "__name__", "f")
     made = fuse.plan(
@@ -26,8 +29,9 @@ def planned(f, *args, supports=lambda eqn: None, machine=DEFAULT_MACHINE, **opti
     return made
 
 
-def compare(plan, f, args, tolerance):
-    want = [np.asarray(x) for x in jax.tree.leaves(f(*args))]
+def compare(plan, f, args, tolerance, reference=None):
+    """`reference`: f itself, operation by operation, where jax.jit's one program adds up long rows less accurately."""
+    want = [np.asarray(x) for x in jax.tree.leaves((reference or jax.jit(f))(*args))]
     got = [np.asarray(x) for x in plan.evaluate(jax.tree.leaves(args), run_program)]
     assert len(want) == len(got)
     for w, g in zip(want, got):

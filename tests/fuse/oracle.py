@@ -13,6 +13,8 @@ from pbkern.dsl.host_program import BufferKind, Cond, Copy, Launch, Loop, While
 from pbkern.dsl.interpret import interpret
 from pbkern.dsl.kernel import Element
 
+from . import numpy_rules
+
 
 def garbage(dtype):
     return (
@@ -58,8 +60,13 @@ def run_body(kernel, ids, blocks, cells):
         elif "program_id" in name:
             env[e.outvars[0]] = np.int32(ids[e.params["axis"]])
         else:
-            r = e.primitive.bind(*map(read, e.invars), **e.params)
-            env.update(zip(e.outvars, r if e.primitive.multiple_results else [r]))
+            operands = [np.asarray(read(a)) for a in e.invars]
+            found = numpy_rules.result(e, operands)
+            if found is None:
+                r = e.primitive.bind(*operands, **e.params)
+                env.update(zip(e.outvars, r if e.primitive.multiple_results else [r]))
+            else:
+                env[e.outvars[0]] = found
 
 
 def run_kernel(kernel, *arrays):

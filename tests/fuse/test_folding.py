@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.fuse.indexing.static_updates import place_updates
+from pbkern.fuse.indexing.static_updates import updates_to_selects
 from pbkern.fuse.simplify.driver import simplify
 
 from .checking import check, planned, rand
@@ -91,7 +91,7 @@ def test_known_places_are_slices():
         return x[k], x[jnp.asarray(9)], lax.dynamic_slice(x, (k, jnp.int32(7)), (2, 2)), x.at[7].get(mode="fill", fill_value=2)
 
     x = jnp.arange(20.0).reshape(4, 5)
-    simple = place_updates(simplify(jax.make_jaxpr(f)(x)))
+    simple = updates_to_selects(simplify(jax.make_jaxpr(f)(x)))
     assert [e.primitive.name for e in simple.jaxpr.eqns if "slice" in e.primitive.name] == ["slice"] * 3
     for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
         np.testing.assert_array_equal(got, want)

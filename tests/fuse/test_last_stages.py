@@ -8,6 +8,7 @@ from jax import lax
 
 import pbkern
 from pbkern.testing import assert_kernels
+from tests.lowered import on
 
 from .checking import check, ints, planned, rand
 from .workloads import f32, i32
@@ -67,7 +68,8 @@ def operands(labelled, dtype="float32"):
 @pytest.mark.parametrize("name", ONE_KERNEL)
 def test_one_kernel(name):
     f, labelled = ONE_KERNEL[name]
-    assert_kernels(f, (f32(4096, 2048), i32(4096) if labelled else f32(4096, 2048)), 1)
+    with on():
+        assert_kernels(f, (f32(4096, 2048), i32(4096) if labelled else f32(4096, 2048)), 1)
     (kernel,) = planned(f, *operands(labelled)).kernels()
     again = pbkern.rebuild(kernel.source())
     assert kernel.num_programs > 1 and kernel.finish is not None and again.content == kernel.content

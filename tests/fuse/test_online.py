@@ -11,7 +11,7 @@ import pbkern.fuse.tiling.online_analysis
 from pbkern.dsl.host_program import BufferKind
 
 from .attention_forms import FORMS, attend, by_tril, operands
-from .checking import check, planned, rand
+from .checking import check, compare, planned, rand
 from .test_attention import TOLERANCE
 
 
@@ -19,8 +19,8 @@ from .test_attention import TOLERANCE
 def runs(monkeypatch):
     """runs(columns): so many columns to a run, wherever reductions are in L2."""
     def set_columns(columns: int) -> None:
-        monkeypatch.setattr(pbkern.fuse.online, "COLUMNS", columns)
-        monkeypatch.setattr(pbkern.fuse.schedule, "NEAR", 0.0)
+        monkeypatch.setattr(pbkern.fuse.tiling.online_analysis, "COLUMNS", columns)
+        monkeypatch.setattr(pbkern.fuse.tiling.block_search, "NEAR", 0.0)
 
     return set_columns
 
@@ -29,7 +29,7 @@ def in_loops(kernel) -> bool:
     return any(e.primitive.name in ("while", "scan") for e in kernel.body.jaxpr.eqns)
 
 
-def in_runs(f, *args) -> bool:
+def in_chunks(f, *args) -> bool:
     return any(map(in_loops, planned(f, *args).kernels()))
 
 
@@ -43,7 +43,7 @@ def test_equals_jax(name, runs):
 
 def test_runs_are_taken(runs):
     runs(5)
-    taken = {name for name, (f, args) in FORMS.items() if in_runs(f, *args)}
+    taken = {name for name, (f, args) in FORMS.items() if in_chunks(f, *args)}
     assert len(taken) > 0.7 * len(FORMS), sorted(set(FORMS) - taken)
 
 
@@ -51,7 +51,7 @@ def test_runs_are_taken(runs):
 def test_any_number_of_columns(columns, runs):
     runs(columns)
     args = operands(q=33, k=100)
-    assert in_runs(attend, *args)
+    assert in_chunks(attend, *args)
     check(attend, *args, kernels=1, tolerance=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_results_may_need_what_runs_count(runs):
 
     args = [rand(1, 50, 2, 16, seed=n) for n in range(3)]
     lengths = jnp.array([43]), jnp.array([29])
-    assert in_runs(f, *args, *lengths)
+    assert in_chunks(f, *args, *lengths)
     check(f, *args, *lengths, kernels=1, tolerance=1e-5)
 
 
@@ -153,8 +153,9 @@ def gradient(f):
 def test_gradients(f):
     """Sums that need maxima and sums: a second pass."""
     given, *args = (rand(1, 1, 2048, 64) for _ in range(4))
-    assert any(in_loops(k) for k in planned(gradient(f), given, *args).kernels())
-    check(gradient(f), given, *args, tolerance=2e-5)
+    plan = planned(gradient(f), given, *args)
+    assert any(in_loops(k) for k in plan.kernels()) and not plan.left_to_xla()
+    compare(plan, gradient(f), (given, *args), 2e-5, reference=gradient(f))
 
 
 def jax_nn(**given):

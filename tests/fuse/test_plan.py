@@ -13,6 +13,7 @@ from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.host_program import Cond, Copy, Loop, While
 from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
 from pbkern.fuse.tiling.block_search import search, tall_blocks
+from pbkern.targets.cpu.costs.model import CpuCosts
 
 from .checking import check, planned, rand
 from .oracle import run_program
@@ -227,7 +228,7 @@ def test_stencils_do_several_steps_per_kernel(name, count):
 
 
 def test_waves_do_several_steps_per_kernel():
-    def waves(u, v, c):
+    def wavefronts(u, v, c):
         def step(carry, _):
             u, v = carry
             p = jnp.pad(v, 1)
@@ -235,7 +236,7 @@ def test_waves_do_several_steps_per_kernel():
 
         return lax.scan(step, (u, v), None, length=11)[0]
 
-    plan = check(waves, rand(70, 90), rand(70, 90, seed=1), 0.1 * rand(70, 90) ** 2, tolerance=1e-3)
+    plan = check(wavefronts, rand(70, 90), rand(70, 90, seed=1), 0.1 * rand(70, 90) ** 2, tolerance=1e-3)
     assert len(steps(plan)) < 11
 
 
@@ -280,7 +281,7 @@ def test_blocks_of_products_are_searched_from_two_places():
     """With programs of few columns no rows are copied: cheaper, but not downhill from wide blocks."""
     types = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 2
     closed = jax.make_jaxpr(lambda a, b: jnp.tanh(a @ b))(*types)
-    machine = dataclasses.replace(DEFAULT_MACHINE, cores=2)
+    machine = dataclasses.replace(CpuCosts.of(DEFAULT_MACHINE), cores=2)
     wide = search(closed.jaxpr.eqns, closed.jaxpr.outvars, machine)
     tall = tall_blocks(closed.jaxpr.eqns, wide, machine)
     assert tall.blocks[1] < wide.blocks[1] and tall.cost.seconds < wide.cost.seconds

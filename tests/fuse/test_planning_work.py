@@ -130,7 +130,7 @@ def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
 
     walked, request = [], block_search.request
     monkeypatch.setattr(block_search, "request", lambda *args: walked.append(args) or request(*args))
-    monkeypatch.setattr(partition, "schedule_more_once", compared)
+    monkeypatch.setattr(partition, "memoised_extension", compared)
     planned(network, *(np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]))
     assert len(parts) > 20 and sum(parts) > 0.8 * len(parts)
 
@@ -227,7 +227,7 @@ def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):
 
 
 def test_groups_keep_their_blocks_where_a_search_finds_none(monkeypatch):
-    search, searched = partition.search_once, []
+    search, searched = partition.memoised_search, []
 
     def in_vain(eqns, *args):
         searched.append(len(eqns))
@@ -235,6 +235,6 @@ def test_groups_keep_their_blocks_where_a_search_finds_none(monkeypatch):
             raise blocks.Unfusable("an output does not have every grid axis")
         return search(eqns, *args)
 
-    monkeypatch.setattr(partition, "search_once", in_vain)
+    monkeypatch.setattr(partition, "memoised_search", in_vain)
     check(lambda x: jnp.tanh(x * 2 + 1), rand(30, 40))
     assert max(searched) > 1

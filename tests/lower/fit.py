@@ -10,7 +10,7 @@ import sys
 import mpmath as mp
 import numpy as np
 
-from pbkern.lower.math.lookup_values import LOG_GRID, PIECES
+from pbkern.targets.cpu.math.lookup_values import LOG_GRID, PIECES
 
 mp.mp.dps = 40
 

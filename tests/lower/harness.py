@@ -13,8 +13,10 @@ from torch_mlir import ir, passmanager
 from torch_mlir._mlir_libs import _mlirRegisterEverything as register
 from torch_mlir.execution_engine import ExecutionEngine
 
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.targets.cpu.math.table import AVX512
 
 PASSES = (
     "canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
@@ -33,7 +35,7 @@ def context() -> ir.Context:
     return ctx
 
 
-def loop_text(expression, in_dtypes, out_dtype, lanes: int, **options) -> str:
+def loop_text(expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = False, **options) -> str:
     """A function that applies `expression(builder, *values)` to n elements, n a multiple of the lanes."""
     body, constants = [], {}
 
@@ -44,25 +46,25 @@ def loop_text(expression, in_dtypes, out_dtype, lanes: int, **options) -> str:
     def const(text):
         return constants.setdefault(text, f"%c{len(constants)}")
 
-    b = Builder(lanes, emit, const, **options)
+    b = Builder(lanes, emit, const, math=AVX512 if avx512 else SHARED, **options)
     elements = [storage_el(d) for d in in_dtypes] + [storage_el(out_dtype)]
     values = []
     for i, (dtype, el) in enumerate(zip(in_dtypes, elements)):
         v = Value("", el, lanes)
         load = (
-            f"vector.load %a{i}[%i] : memref<1073741824x{el}>, {v.type}"
+            f"vector.load %a{i}[%i] : memref<1073741824x{mlir_type(el)}>, {v.type}"
             if lanes
-            else f"memref.load %a{i}[%i] : memref<1073741824x{el}>"
+            else f"memref.load %a{i}[%i] : memref<1073741824x{mlir_type(el)}>"
         )
         values.append(b.from_storage(v._replace(name=emit(load)), dtype))
     out = b.to_storage(expression(b, *values), out_dtype)
     store = (
-        f"vector.store {out.name}, %out[%i] : memref<1073741824x{out.el}>, {out.type}"
+        f"vector.store {out.name}, %out[%i] : memref<1073741824x{mlir_type(out.el)}>, {out.type}"
         if lanes
-        else f"memref.store {out.name}, %out[%i] : memref<1073741824x{out.el}>"
+        else f"memref.store {out.name}, %out[%i] : memref<1073741824x{mlir_type(out.el)}>"
     )
     names = [f"%a{i}" for i in range(len(in_dtypes))] + ["%out"]
-    arguments = ", ".join(f"{n}: memref<1073741824x{el}>" for n, el in zip(names, elements))
+    arguments = ", ".join(f"{n}: memref<1073741824x{mlir_type(el)}>" for n, el in zip(names, elements))
     hoisted = "\n".join(f"{name} = {text}" for text, name in constants.items())
     lines = "\n".join(body)
     return f"""func.func @loop({arguments}, %n: index) {{

@@ -89,6 +89,7 @@ def test_handwritten_kernel(name, monkeypatch):
     getattr(test_kernels, name)()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [2, 3, 4, 5])
 @pytest.mark.parametrize("count", [1, 16, 31, 33, 64, 100])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, jnp.bfloat16])

@@ -9,8 +9,10 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.targets.cpu.codegen.kernel import LowerOptions, lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.machine import has_bf16_pairs, has_vnni
+from tests.lowered import lowered
 
 
 def draw(shape, dtype=np.float32, seed=0):
@@ -24,7 +26,7 @@ def check(f, args, rtol, reference=None):
     """Against the same function in float64 (integers: int64): relative to the largest result."""
     got = np.asarray(pbkern.jit(f)(*args), np.float64)
     with jax.enable_x64(True):
-        wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(jnp.int64) for a in args]
+        wide = [np.asarray(a, np.float64 if jnp.issubdtype(a.dtype, jnp.floating) else np.int64) for a in args]
         want = np.asarray((reference or f)(*wide), np.float64)
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, atol=rtol * max(np.abs(want).max(initial=0), 1e-30), rtol=0)
@@ -33,6 +35,7 @@ def check(f, args, rtol, reference=None):
 SHAPES = [(1, 1, 1), (3, 7, 5), (37, 50, 70), (128, 512, 96), (65, 1024, 130), (200, 31, 1), (1, 300, 200), (4, 2, 500)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m,k,n", SHAPES)
 @pytest.mark.parametrize("transpose", ["nn", "nt", "tn", "tt"])
 def test_matmul(m, k, n, transpose):
@@ -249,6 +252,7 @@ def test_one_column_behind_panels_of_bfloat16():
 needs_vnni = pytest.mark.skipif(not has_vnni(), reason="the processor has no AVX512-VNNI")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", [16, 17, 30, 199, 1023])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("turned", [False, True])
@@ -394,7 +398,7 @@ def test_deep_products_are_packed_in_runs(form, depth):
     x, w = draw((256, depth), seed=1), draw((depth, 512), seed=2)
     x, w = x.T if form[0] == "k" else x, w.T if form[3] == "n" else w
     f = lambda x, w: jnp.tanh(jnp.einsum(form, x, w) / 100)  # noqa: E731
-    nests = pbkern.jit(f).as_text(x, w, stage="nests")
+    nests = lowered(f, x, w)
     depths = [int(n) for n in re.findall(r"k\d+<(\d+)\*", nests)]
     assert depths and max(depths) <= 2048 and re.search(r"= add\(%t\d+\[.*, acc0\)", nests)
     check(f, (x, w), 1e-5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from tests.lowered import lowered
 
 ERRORS = {"bfloat16": 6e-3, "float16": 1e-3, "float32": 2e-6, "float64": 1e-14}
 
@@ -18,6 +19,7 @@ def compared(f, *arrays, dtype):
     return got, wide
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("rows, depth, columns", [
     (300, 2048, 8), (257, 1000, 3), (64, 1001, 5), (100, 514, 15), (33, 300, 2), (1000, 2048, 1), (1, 2050, 9), (256, 2048, 8),
@@ -28,6 +30,7 @@ def test_products(rows, depth, columns, dtype):
     np.testing.assert_allclose(got, x @ w, rtol=0, atol=ERRORS[dtype] * np.abs(x @ w).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("shape", [(5, 33, 1024, 8), (3, 70, 515, 2), (1, 16, 300, 5), (4, 1, 600, 8)])
 def test_batches(shape, dtype):
@@ -37,6 +40,7 @@ def test_batches(shape, dtype):
     np.testing.assert_allclose(got, x @ w, rtol=0, atol=ERRORS[dtype] * np.abs(x @ w).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("shape", [(700, 1500), (2048, 1024), (513, 2049), (1, 3000), (3000, 1)])
 def test_vectors(shape, dtype):
@@ -48,7 +52,7 @@ def test_vectors(shape, dtype):
 
 def test_mechanisms_are_at_work():
     def nests(f, *shapes, dtype="float32"):
-        return pbkern.jit(f).as_text(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes), stage="nests")
+        return lowered(f, *(jax.ShapeDtypeStruct(s, dtype) for s in shapes))
 
     assert "fetch" in nests(lambda v, x: v @ x, (4096,), (4096, 4096))
     assert "= %a1[" in nests(jnp.matmul, (16, 256, 1024), (16, 1024, 8))  # the copy of the columns

@@ -120,7 +120,7 @@ def calls(monkeypatch, owner, function, name):
 
 @pytest.mark.parametrize("name", ["stores", "indices"])
 def test_what_a_store_looks_at_is_in_proportion(monkeypatch, name):
-    short, long = calls(monkeypatch, pending_reads.Waiting, "_is_used", name)
+    short, long = calls(monkeypatch, pending_reads.PendingReads, "_is_used", name)
     assert 0 < long < 5 * short
 
 

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("wide_types")
 LENGTHS = (1, 2, 5, 8, 16, 20, 33, 64, 100, 257)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32", "uint8"])
 def test_extremes(dtype, length, rng):
@@ -35,6 +36,7 @@ def test_extremes(dtype, length, rng):
             np.testing.assert_array_equal(np.signbit(np.asarray(got, np.float64)), sign(np.signbit(x[20:40].astype(float)), -1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8", "int64"])
 def test_products(dtype, length, rng):
@@ -55,6 +57,7 @@ def test_products_in_order_without_fast_math(rng):
     np.testing.assert_allclose(exact, np.ones(20), rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "bool", "int8", "uint32", "float64", "bfloat16"])
 @pytest.mark.parametrize("length", [3, 7, 17, 40])
 def test_places_of_extremes(dtype, length, rng):

@@ -8,7 +8,8 @@ import pytest
 import pbkern
 from pbkern.api.pipeline import kernel_program
 from pbkern.targets.cpu.codegen.compile import compile_program
-from pbkern.targets.cpu.codegen.kernel import LowerOptions
+from pbkern.targets.cpu.lower_options import LowerOptions
+from tests.lowered import TABLE, lowered
 
 
 @pytest.mark.parametrize("shape", [(64, 256), (7, 100), (5, 33), (16, 16), (3, 1000)])
@@ -23,18 +24,18 @@ def test_streamed_result(shape, dtype):
 
 
 def text(f, *args) -> str:
-    return pbkern.jit(f).as_text(*args, stage="mlir")
+    return lowered(f, *args, stage="mlir")
 
 
 def test_large_results_only():
-    large = jax.ShapeDtypeStruct((pbkern.cpu.machine().l3_bytes // 16384 + 64, 4096), jnp.float32)
+    large = jax.ShapeDtypeStruct((TABLE.l3_bytes // 16384 + 64, 4096), jnp.float32)
     assert "nontemporal" in text(lambda x: x + 1, large)
     assert "nontemporal" not in text(lambda x: x + 1, jnp.zeros((64, 4096)))
     assert "nontemporal" not in text(lambda x: x.sum(1), large)
 
 
 def test_what_the_cache_holds_with_its_operands_stays():
-    rows = pbkern.cpu.machine().l3_bytes // 2 // 16384
+    rows = TABLE.l3_bytes // 2 // 16384
     column, row = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in (rows, 4096))
     assert "nontemporal" not in text(jnp.outer, column, row)
     assert "nontemporal" in text(lambda x: x + 1, jax.ShapeDtypeStruct((rows, 4096), jnp.float32))
@@ -43,7 +44,7 @@ def test_what_the_cache_holds_with_its_operands_stays():
 def test_results_of_kernels_with_scratch_unless_they_are_read_again():
     """Of two kernels that put rows aside, one adds to what it has stored."""
     blocks = pbkern.BlockSpec((16, 4096), lambda i: (i, 0))
-    array = jax.ShapeDtypeStruct((pbkern.cpu.machine().l3_bytes // 16384 + 64, 4096), jnp.float32)
+    array = jax.ShapeDtypeStruct((TABLE.l3_bytes // 16384 + 64, 4096), jnp.float32)
 
     def made(body):
         types = {"in_types": [array], "out_shape": [array], "scratch_shapes": [jax.ShapeDtypeStruct((16, 4096), jnp.float32)]}

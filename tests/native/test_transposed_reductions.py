@@ -19,6 +19,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_each_element_meets_its_own(case, shape, rng):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.targets.cpu.codegen.kernel import LowerOptions, lower_kernel
+from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 from .running import native
 

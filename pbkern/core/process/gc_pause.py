@@ -7,29 +7,21 @@ transformer block. What four blocks leave behind in cycles is 25 MB; the collect
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import threading
-from collections.abc import Iterator
 
-_lock = threading.Lock()
-_pauses = 0  # that are under way, in any thread
-_resume = False  # whether it ran before the first of them
+from .while_any import WhileAny
 
 
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """No collections while the body runs, also where several threads pause; one that was off stays off."""
-    global _pauses, _resume
-    with _lock:
-        if _pauses == 0:
-            _resume = gc.isenabled()
-            gc.disable()
-        _pauses += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _pauses -= 1
-            if _pauses == 0 and _resume:
-                gc.enable()
+def _disable() -> bool:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    return was_enabled
+
+
+def _enable(was_enabled: bool) -> None:
+    if was_enabled:
+        gc.enable()
+
+
+# No collections while the body runs, also where several threads pause; one that was off stays off.
+paused = WhileAny(_disable, _enable)

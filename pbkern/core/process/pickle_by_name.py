@@ -15,7 +15,7 @@ def global_name(x: Any) -> str | None:
     return name if found is x else None
 
 
-class ByName:
+class PickledByName:
     """Base of what decorators return: one object in each process, as functions are. Copies are the object itself.
 
     Others, such as `g = jit(f)`, are pickled as `remade` says.

@@ -110,7 +110,7 @@ def _check_grid(k: Kernel, m: BlockMapping) -> None:
 
 def _share_axes(m: BlockMapping) -> bool:
     """Whether two dimensions of the array move with one of the grid: what programs cover is no box then."""
-    symbols = [s.symbols for s in m.starts]
+    symbols = [s.symbols for s in m.starts if s is not None]
     return any(a & b for a, b in itertools.combinations(symbols, 2))
 
 
@@ -118,6 +118,7 @@ def _check_dimension(k: Kernel, m: BlockMapping, d: int) -> None:
     """Of one dimension, every element is in some block. With strides in rising order, the first that leaves a gap after
     what the smaller ones cover leaves it for good: the next block starts after it."""
     start, size, extent = m.starts[d], m.dims[d].size, m.array.shape[d]
+    assert start is not None  # it is affine
     first, last = start.bounds(lambda axis: k.grid[axis])
     covered = size
     for axis in sorted(start.symbols, key=lambda a: abs(start.coefficient(a))):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from pbkern.dsl.primitives.ref_access import Gather, bind_access, compose
 from pbkern.dsl.primitives.ref_access import add_index as add
 from pbkern.dsl.primitives.ref_access import mul_index as mul
 
-Limits = dict[int, dict[int, object]]  # id of a Ref -> its dimension -> i32 size of this program's slice
+Limits = dict[int, dict[int, jax.Array]]  # id of a Ref -> its dimension -> i32 size of this program's slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,11 @@ def is_bounded(block_shape) -> bool:
     return any(isinstance(d, BoundedSlice) for d in block_shape or ())
 
 
-def split_index_map(f: Callable, block_shape: Sequence, origin: str, at: str | None) -> tuple[Callable, Callable]:
+def split_index_map(f: Callable | None, block_shape: Sequence, origin: str, at: str | None) -> tuple[Callable, Callable]:
     """(index map of starts, map of the same arguments to {dimension of the Ref: size}) of an index map with slices."""
+    if f is None:
+        hint = "one that returns pbkern.ds(start, size) for that dimension"
+        raise KernelError(f"{origin} has a BoundedSlice but no index map", at=at, why=f"block_shape {block_shape}", hint=hint)
     axes = _ref_axes(block_shape)
 
     def indices(*args) -> tuple:
@@ -124,7 +128,7 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
     mask = inside_slice(indices, sizes, np.shape(value))
     if name == "masked_store":
         mask = mask & operands[1]
-    old = None
+    old: Any = None
     if name == "addupdate":
         if any(isinstance(i, Gather) for i in indices):
             raise UnsupportedOp(
@@ -133,7 +137,8 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
             )  # fmt: skip
     if name == "addupdate" or (name == "swap" and not _jax.is_dropped(eqn.outvars[0])):
         (old,) = bind_access(_jax.REF_PRIMITIVES["get"], shape, [ref], indices)
-    value = lax.add(old, value) if name == "addupdate" else value
+    if name == "addupdate":
+        value = lax.add(old, value)
     bind_access(grid.masked_store_p, shape, [ref, value, mask], indices)
     return [value if old is None else old] if name == "swap" else []
 

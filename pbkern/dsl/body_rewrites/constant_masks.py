@@ -25,7 +25,7 @@ EVALUATED = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "add", "sub
              "squeeze", "expand_dims")  # fmt: skip
 
 
-def without_known_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def fold_constant_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The body with masked accesses under masks that always hold as plain ones, and selects by known conditions decided."""
     with jax.enable_x64(True):  # every type is explicit by now
         return retrace(closed, _Known().rewrite)
@@ -34,7 +34,7 @@ def without_known_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 class _Known:
     """Values of tracers that are constants."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.values: dict[int, tuple] = {}  # id -> (tracer, so that the id stays its own; NumPy value)
 
     def value(self, x) -> np.ndarray | None:

@@ -173,7 +173,7 @@ def is_first_program(dims: Iterable[int]) -> jax.Array | np.bool_:
     return functools.reduce(operator.and_, (program_id(d) == 0 for d in dims), np.bool_(True))
 
 
-def when(condition) -> Callable[[Callable[[], None]], None]:
+def when(condition) -> Callable[[Callable[[], Any]], None]:
     """Decorator: runs the function now if `condition` (bool scalar) holds.
 
     @when(program_id(2) == 0)
@@ -181,7 +181,7 @@ def when(condition) -> Callable[[Callable[[], None]], None]:
         acc[...] = jnp.zeros_like(acc)
     """
 
-    def decorate(f: Callable[[], None]) -> None:
+    def decorate(f: Callable[[], Any]) -> None:
         if isinstance(condition, (bool, np.bool_)):
             if condition:
                 f()

@@ -18,6 +18,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import literal_value
 
 Atom = Any  # a jaxpr's Var or Literal; while retracing or interpreting, a value
@@ -98,7 +99,8 @@ def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
     gathered = next((np.ndim(i.at) for i in indices if isinstance(i, Gather)), 0)
     together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
     before = sum(isinstance(i, Range) for i in indices[: advanced[0]]) if together else 0
-    found, seen = [], 0
+    found: list[tuple[int, ...]] = []
+    seen = 0
     for i in indices:
         if isinstance(i, Range):
             found.append((seen if seen < before else seen + gathered,))
@@ -162,11 +164,11 @@ def compose(shape: tuple[int, ...], indexers: Sequence[tuple], add, mul) -> tupl
     """Chained index tuples -> one Index per dimension of the Ref. `add`, `mul` combine non-constant offsets."""
     result: list[Index] = [Range(0, n) for n in shape]
     for indexer in indexers:
-        open_dims = [d for d, i in enumerate(result) if isinstance(i, Range)]
+        open_dims = [(d, i) for d, i in enumerate(result) if isinstance(i, Range)]
         if any(isinstance(i, Gather) for i in result):
             raise NotImplementedError("an index after an array index")
-        for d, index in zip(open_dims, indexer):
-            result[d] = narrow(result[d], index, add, mul)
+        for (d, outer), index in zip(open_dims, indexer):
+            result[d] = narrow(outer, index, add, mul)
     return tuple(result)
 
 
@@ -179,7 +181,7 @@ def as_index(raw, extent: int) -> Index:
     """One entry of JAX's index tuple. Constant negative points count from the end, as in NumPy."""
     if _jax.is_slice(raw):
         return Range(_static(raw.start), int(raw.size), int(raw.stride) if raw.size > 1 else 1)
-    if np.ndim(raw if not isinstance(raw, (jex.Var, jex.Literal)) else np.empty(raw.aval.shape, bool)):
+    if np.ndim(raw if not isinstance(raw, (jex.Var, jex.Literal)) else np.empty(array_aval(raw).shape, bool)):
         return Gather(raw)
     at = _static(raw)
     return Point(at + extent if isinstance(at, int) and at < 0 else at)
@@ -229,7 +231,8 @@ def bind_access(primitive, shape: tuple[int, ...], operands: Sequence, indices: 
     masked = primitive.name.startswith("masked")
     indices = indices if masked else tuple(map(_inside, indices, shape))
     if all(is_whole(i, n) for i, n in zip(indices, shape)):
-        leaves, tree = [], _jax.NO_INDICES
+        leaves: list = []
+        tree = _jax.NO_INDICES
     else:
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
         leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices), masked)

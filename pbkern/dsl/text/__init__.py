@@ -1,1 +1,8 @@
-"""What printing is made of: equation -> Python expression; a failed kernel -> a file that fails the same way."""
+"""What printing is made of: equation -> Python expression; a failed kernel -> a file that fails the same way.
+
+The rules of spelling register when this package is imported.
+"""
+
+from . import spelling
+
+__all__ = ["spelling"]

@@ -65,7 +65,8 @@ def attach(error: Exception, kernel: Kernel, arrays: Sequence | None = None, int
     except (PbkernError, OSError) as e:  # the failure itself matters more
         note = f"not written: {e}"
     else:
-        note, error.repro = str(path), path
+        note = str(path)
+        vars(error)["repro"] = path  # whatever class the error is of
     if isinstance(error, PbkernError):
         error.args = (f"{error.args[0]}\n  file {note}",)
     else:

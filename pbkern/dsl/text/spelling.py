@@ -22,6 +22,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import as_dtype, literal_value
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.rules import RuleTable
@@ -114,7 +115,7 @@ def beside(scope: Scope, atom, partner) -> Expr:
     if (
         isinstance(atom, jex.Literal)
         and not isinstance(partner, jex.Literal)
-        and atom.aval.dtype.kind in "bifV"
+        and array_aval(atom).dtype.kind in "bifV"
     ):
         return Expr(plain_number(literal_value(atom)))
     return scope.expr(atom)

@@ -107,9 +107,9 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
     closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(*args, **named)
     closed = count_progressions(_jax.without_refs(closed))
     closed, held = _jax.hoist_constants(closed), [*closed.consts, *leaves]
-    flags = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
-    flags += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
-    flags = (False,) * (len(held) - len(leaves)) + tuple(f for group in flags for f in group)
+    groups = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
+    groups += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
+    flags = (False,) * (len(held) - len(leaves)) + tuple(f for group in groups for f in group)
     pure, written = _jax.without_ref_operands(closed)
     contents = [x[...] if _jax.is_ref(jax.typeof(x)) else x for x in held]
     outs = bind(contents, pure, name, options, flags)

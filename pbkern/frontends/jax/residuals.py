@@ -119,8 +119,11 @@ def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var
         seen.add(v)
         flow.add((v, 0), (v, 1), 0 if v in free else price(v.aval))
         eqn = producers.get(v)
-        if eqn is None or not is_recomputed(eqn):
-            effort = math.inf if eqn is None else product_price(eqn)
+        if eqn is None:
+            flow.add(SOURCE, (v, 0), math.inf)
+            continue
+        if not is_recomputed(eqn):
+            effort = product_price(eqn)
             flow.add(SOURCE, (v, 0), effort)
             if effort == math.inf:
                 continue
@@ -153,7 +156,7 @@ def product_price(eqn) -> float:
 class Flow:
     """A network with capacities. Edmonds and Karp 1972: augment along shortest paths."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.rest: dict = {}  # node -> {node: capacity that is left}
 
     def add(self, a, b, capacity: float) -> None:
@@ -175,7 +178,8 @@ class Flow:
 
     def search(self) -> dict:
         """node -> its predecessor, for what is reachable; stops at the sink."""
-        before, waiting = {SOURCE: None}, deque([SOURCE])
+        before: dict = {SOURCE: None}
+        waiting = deque([SOURCE])
         while waiting and SINK not in before:
             a = waiting.popleft()
             for b, left in self.rest.get(a, {}).items():

@@ -20,7 +20,7 @@ from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations
 from pbkern.dsl.body_rewrites import bounded_slices
-from pbkern.dsl.body_rewrites.constant_masks import without_known_masks
+from pbkern.dsl.body_rewrites.constant_masks import fold_constant_masks
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
 from pbkern.dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from pbkern.dsl.primitives import grid as primitives
@@ -207,12 +207,12 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
     types += [(s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))]
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
-    return canonical_body(without_known_masks(closed))
+    return canonical_body(fold_constant_masks(closed))
 
 
 def _when_last(rank: int, pairs) -> None:
     """The last program copies each (target, source)."""
-    last = np.bool_(True)
+    last: jax.Array | np.bool_ = np.bool_(True)
     for d in range(rank):
         last = last & (primitives.program_id(d) == primitives.num_programs(d) - 1)
 
@@ -244,8 +244,8 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
             return Squeezed()
         case p.BoundedSlice(block_size=n):
             return bounded_slices.element_of(bounded_slices.BoundedSlice(int(n)))
-        case p.Element(block_size=n, padding=padding):
-            return Element(int(n), tuple(map(int, padding)))
+        case p.Element(block_size=n, padding=(low, high)):
+            return Element(int(n), (int(low), int(high)))
         case p.Blocked(block_size=n) if n <= extent:
             return Blocked(int(n))
         case p.Blocked(block_size=n):  # one block that reaches over the array's end

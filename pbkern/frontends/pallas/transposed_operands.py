@@ -22,7 +22,7 @@ SHORTEST_RUN = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Strided:
+class InterleavedLoads:
     """An array as a view of another: (size, stride in elements) of each dimension in `source`."""
 
     source: Any
@@ -33,7 +33,7 @@ class Strided:
         return tuple(sorted(range(len(self.dims)), key=lambda d: (-self.dims[d][1], self.dims[d][0] != 1)))
 
 
-def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[Kernel, dict[int, Strided]]:
+def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[Kernel, dict[int, InterleavedLoads]]:
     """The kernel that reads transposed operands where they lie, and those by their number among `nodes`.
 
     Args:
@@ -49,17 +49,17 @@ def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[K
     return dataclasses.replace(kernel, inputs=tuple(inputs)), views
 
 
-def strided(node) -> Strided:
+def strided(node) -> InterleavedLoads:
     """What an MLIR value is a view of, through transpositions and reshapes that move nothing."""
-    whole = Strided(node, tuple(zip(node.type.shape, _row_major(node.type.shape))))
+    whole = InterleavedLoads(node, tuple(zip(node.type.shape, _row_major(node.type.shape))))
     name = getattr(node.owner, "name", None)  # blocks, which own arguments, have none
     if name not in ("stablehlo.transpose", "stablehlo.reshape"):
         return whole
     inner = strided(node.owner.operands[0])
     if name == "stablehlo.transpose":
-        return Strided(inner.source, tuple(inner.dims[p] for p in node.owner.attributes["permutation"]))
+        return InterleavedLoads(inner.source, tuple(inner.dims[p] for p in node.owner.attributes["permutation"]))
     dims = _reshaped(inner.dims, tuple(node.type.shape))
-    return whole if dims is None else Strided(inner.source, dims)
+    return whole if dims is None else InterleavedLoads(inner.source, dims)
 
 
 def _row_major(shape) -> list[int]:
@@ -91,7 +91,7 @@ def _reshaped(dims: tuple[tuple[int, int], ...], shape: tuple[int, ...]) -> tupl
     return tuple(found)
 
 
-def _reads_alike(m: BlockMapping, view: Strided, order: tuple[int, ...]) -> bool:
+def _reads_alike(m: BlockMapping, view: InterleavedLoads, order: tuple[int, ...]) -> bool:
     """Whether a block is the same Ref in the source, made of runs that are long enough."""
     kept = [d for d in order if not isinstance(m.dims[d], Squeezed)]
     plain = all(isinstance(d, (Blocked, Squeezed)) for d in m.dims)

@@ -5,8 +5,6 @@ Used by body.py's table. Nothing here depends on the kernel around the equation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,7 +84,7 @@ def _stochastic_round(eqn, x, random) -> list:
 # --- packed elements -----------------------------------------------------------------------------------------------
 
 
-def _pack(eqn, *xs: Sequence) -> list:
+def _pack(eqn, *xs: jax.Array) -> list:
     """Operands side by side in one word, the first lowest."""
     packed, word = np.dtype(eqn.params["packed_dtype"]), np.dtype(eqn.outvars[0].aval.dtype)
     bits = word.itemsize * 8 // len(xs)

@@ -1,11 +1,9 @@
-"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over
-Refs.
+"""Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over Refs.
 
-Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of
-their offsets (a halo); different linear parts are different blocks of one array; distant ones stay apart. A
-producer's block is fixed only when all its consumers have asked. The body then walks forward, takes each
-operand as a static slice of its hull block and binds the primitive with parameters at block shape. Rules are
-rules.py.
+Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of their offsets (a
+halo). Different linear parts are different blocks of one array, and so are distant ones. A producer's block is fixed only when
+all its consumers have asked. The body then walks forward, takes each operand as a static slice of its hull block, and binds
+the primitive with parameters at block shape. Rules are rules.py.
 """
 
 from __future__ import annotations
@@ -23,16 +21,17 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern._jax import ref_aval
+from pbkern._jax import ref_aval, source_context
 from pbkern.core.affine import Affine
+from pbkern.core.ops.shared_products import rounded
 from pbkern.core.process.context_values import during
 
 from .rules import Access, NeedsWhole, Pull, Span, block_shape, pull
 
-# Two requests share a hull as long as it holds at most this many times the elements that they ask for.
+# Two requests share a hull if it holds at most this many times the elements that they ask for.
 HULL_SLACK = 1.5
-# Blocks that a program computes, at most: so many for each equation, or so many. Where borders are mirrored, each stage of a
-# chain asks for more distant blocks of the one before, and their number multiplies.
+# Most blocks that a program computes: per equation, and in all. Where borders are mirrored, each stage of a chain asks for more
+# distant blocks of the one before, and their number multiplies.
 BLOCKS_OF_EACH, FEW_BLOCKS = 4, 64
 
 
@@ -41,7 +40,7 @@ class Unfusable(Exception):
 
 
 def _hull(a: Access, b: Access, slack: float) -> Access | None:
-    """The least block around two, `a` itself where that is one; None if it holds more than `slack` times what they hold."""
+    """The least block around both, `a` itself if it contains `b`; None if it holds more than `slack` times what they hold."""
     ends = [(min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size)) for x, y in zip(a, b)]
     if all(first == x.start.const and last == first + x.size for x, (first, last) in zip(a, ends)):
         return a
@@ -81,7 +80,7 @@ class Hulls:
         return made
 
     def ask(self, access: Access, linear: tuple | None = None) -> None:
-        """One more block that is needed; `linear`: its linear part, where that is known."""
+        """Adds a block that is needed; `linear`: its linear part, if known."""
         if id(access) in self.asked:
             return
         self.asked[id(access)] = access
@@ -109,7 +108,7 @@ class Hulls:
 
 @dataclass
 class Step:
-    """One equation computing one block of its results; `price`: what fuse/cost/equation.py has found about it."""
+    """One equation computing one block of its results; `price`: what the target's cost model has found about it."""
 
     eqn: object
     out: Access
@@ -123,15 +122,15 @@ class Step:
 
     @functools.cached_property
     def asks(self) -> list[tuple[jex.Var, Access, tuple]]:
-        """(operand, block, linear part of the block) of all that it reads."""
+        """(operand, block, linear part of the block) of everything it reads."""
         return [(atom, access, _linear(access)) for atom, access in zip(self.eqn.invars, self.pull.inputs)
                 if access is not None and not isinstance(atom, jex.Literal)]
 
 
 class _Remembered:
-    """Steps of one plan. Every attempt to join groups asks for those of their equations, mostly for the same blocks.
+    """Memo of one plan's steps. Every attempt to join groups asks for the steps of their equations, mostly for equal blocks.
 
-    Equal accesses are one object here, which is told apart by identity.
+    Equal accesses are interned: one object, compared by identity.
     """
 
     def __init__(self) -> None:
@@ -164,13 +163,13 @@ class _Remembered:
 _remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar("steps of one plan", default=None)
 
 
-def steps_remembered() -> AbstractContextManager:
-    """In a `with` block, the steps of an equation are worked out once. Machine and equations stay the same within."""
+def steps_memoised() -> AbstractContextManager:
+    """In a `with` block, an equation's step is computed once per block. Machine and equations must stay the same within."""
     return during(_remembered, _Remembered())
 
 
 def step_of(eqn, out: Access) -> Step:
-    """How an equation computes a block of its results."""
+    """The step that computes a block of an equation's results."""
     remembered = _remembered.get()
     return _step(eqn, out) if remembered is None else remembered.step(eqn, out)
 
@@ -196,7 +195,7 @@ class Requests:
 
 
 class LaterRequests(Requests):
-    """Requests that are worked out when somebody looks at them."""
+    """Requests that are computed on first use."""
 
     def __init__(self, eqns: Sequence, outputs: Sequence[tuple[object, Access]]):
         self.of = tuple(eqns), outputs
@@ -218,7 +217,7 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
 
 
 def request_more(eqns: Sequence, found: Requests) -> Requests:
-    """What `request` finds for equations in front of those of `found`, none of which they read. Raises as that does."""
+    """`request` for equations in front of those of `found`, which they do not read. Raises as `request` does."""
     made = {v for e in eqns for v in e.outvars}
     asked = {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
     hulls = {v: h.copy() if v in asked else h for v, h in found.hulls.items()}
@@ -226,7 +225,7 @@ def request_more(eqns: Sequence, found: Requests) -> Requests:
 
 
 def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
-    """The requests once `eqns` are walked too. `hulls` so far, which are changed, and `steps`, the last one first."""
+    """Requests after walking `eqns` too. `hulls` so far are changed in place; `steps`, last one first."""
     most = max(BLOCKS_OF_EACH * (len(eqns) + len({id(s.eqn) for s in steps})), FEW_BLOCKS)
     for eqn in reversed(eqns):
         asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
@@ -254,7 +253,7 @@ def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
 
 
 class BodyContext:
-    """Gives access rules the grid indices while a body is traced. `ids`: grid axis -> i32 scalar that stands for it."""
+    """Gives access rules the grid indices while a body is traced. `ids`: grid axis -> its i32 scalar."""
 
     def __init__(self, ids: dict | None = None) -> None:
         self._ids: dict = dict(ids or {})
@@ -280,9 +279,13 @@ def literal(atom):
     return np.asarray(atom.val, atom.aval.dtype)
 
 
+# Products that several sums read (core/ops/shared_products.py), in the function whose kernels are being made.
+rounded_products: contextvars.ContextVar[frozenset] = contextvars.ContextVar("products rounded once", default=frozenset())
+
+
 def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
     """Computes all steps, given the `blocks` of inputs, (value, hull) -> array. Returns get(value or literal, access)."""
-    blocks = dict(blocks)
+    blocks, once = dict(blocks), rounded_products.get()
 
     def get(atom, access):
         if access is None:
@@ -298,20 +301,21 @@ def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
 
     for step in requests.steps:
         operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
-        if step.pull.compute is not None:
-            results = step.pull.compute(ctx, *operands)
-        else:
-            results = step.eqn.primitive.bind(*operands, **step.pull.params)
-            results = results if step.eqn.primitive.multiple_results else [results]
+        with source_context(step.eqn):  # messages name the user's line
+            if step.pull.compute is not None:
+                results = step.pull.compute(ctx, *operands)
+            else:
+                results = step.eqn.primitive.bind(*operands, **step.pull.params)
+                results = results if step.eqn.primitive.multiple_results else [results]
         for v, r in zip(step.eqn.outvars, results):
-            blocks[v, step.out] = r
+            blocks[v, step.out] = rounded(r) if v in once else r
     return get
 
 
 def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> jex.ClosedJaxpr:
     """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last.
 
-    Inputs that nothing asks for are not read, and outputs that are inputs, whose arrays they share, not written.
+    Inputs that nothing asks for are not read. Outputs that are inputs share their arrays and are not written.
     """
     given = {v for v, _ in requests.inputs}
 

@@ -1,15 +1,15 @@
-"""Which dimension of an array each dimension of a value that is made of it is, followed through views."""
+"""Maps each dimension of a value to the dimension of the array it comes from, through views."""
 
 from __future__ import annotations
 
-# Per dimension of a value: the dimension of the array that it is; None: the value repeats along it, or has one element.
+# Per dimension of a value: the array's dimension; None: the value repeats along it, or has one element.
 Places = tuple
 # Equations that move dimensions.
 MOVING = ("transpose", "broadcast_in_dim", "squeeze", "reshape")
 
 
 def moved(eqn, places: Places) -> Places | None:
-    """The places of a view's dimensions, given those of its operand. None for a reshape that joins or splits dimensions."""
+    """The dimension map of a view, given its operand's. None for a reshape that joins or splits dimensions."""
     p, shape, to = eqn.params, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     match eqn.primitive.name:
         case "transpose":

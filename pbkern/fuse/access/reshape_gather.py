@@ -1,7 +1,6 @@
-"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic
-slices.
+"""Access rules of primitives whose dimensions depend on each other or on data: reshape, gather, dynamic slices.
 
-Indices are data, so operands are taken whole along the dimensions that indices move in.
+Indices are data, so operands are taken whole along the dimensions that indices choose.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] |
 
 
 def _unflatten(start: Affine, size: int, extents: Sequence[int], programs: Mapping[int, int]) -> list[Span] | None:
-    """Spans of dimensions `extents` that cover the run, if they do exactly. `programs`: grid axis -> how many there are."""
+    """Spans of dimensions `extents` that cover exactly the run, or None. `programs`: grid axis -> number of programs."""
     if len(extents) == 1:
         return [Span(start, size)]
     strides = _strides(extents)
@@ -52,7 +51,7 @@ def _unflatten(start: Affine, size: int, extents: Sequence[int], programs: Mappi
             rest = rest - spans[-1] * outer
         if rest.terms or rest.const:
             return None
-        # An index that runs on into the next outer one would need a division.
+        # An index that crosses into the next outer one would need a division.
         if any(_reach(span, programs) >= n for span, n in zip(spans[1:], extents[1:])):
             return None
         return [
@@ -69,7 +68,7 @@ def _reach(index: Affine, programs: Mapping[int, int]) -> int:
 
 
 def _programs(spans: Sequence[Span], extents: Sequence[int]) -> dict[int, int]:
-    """Grid axis -> the number of programs along it, as far as these dimensions tell."""
+    """Grid axis -> number of programs along it, as far as these dimensions show."""
     found: dict[int, int] = {}
     for s, n in zip(spans, extents):
         for axis, c in s.start.terms:
@@ -95,7 +94,7 @@ def _reshape(eqn, out: Access) -> Pull:
     """Dimensions map one to one, or a contiguous run maps to one; otherwise a run is taken whole."""
     (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
     source: list[Span] = [whole(n) for n in shape]
-    # A concatenation may ask for more than there is along a dimension of one element: that element is repeated.
+    # A concatenation may ask for more than a dimension of one element has: the element is repeated.
     asked = [whole(1) if n == 1 < s.size else s for n, s in zip(extents, out)]
     for inner, outer in segments(shape, extents):
         if len(inner) == len(outer) == 1:
@@ -149,7 +148,7 @@ def _gather(eqn, out: Access) -> Pull:
         source[d] = batch[k]
     params = {**p, "slice_sizes": tuple(slice_sizes)}
     if any(d in dn.start_index_map and slice_sizes[d] != sizes[d] for d in range(len(operand))):
-        # The start of a full slice is always clamped to 0; on a block of it another one would be in bounds.
+        # The start of a full slice is always clamped to 0; on a block, another start would be in bounds.
         moving = frozenset(
             s for o, d in zip(dn.offset_dims, window) if d in dn.start_index_map for s in out[o].start.symbols
         )

@@ -1,12 +1,11 @@
 """(equation, wanted part of its output) -> the part of each input it needs, and how to compute it.
 
-An access holds one Span per dimension: a start affine in grid axes (symbols 0, 1, ... count programs) and a
-size. A dimension taken as a whole is the span from 0 over its extent. Each rule returns a `Pull`: input
-accesses together with the computation on blocks of just these shapes, so the two cannot disagree. Operands of
-size 1 are told apart by *full* shapes. A rule that needs more of a dimension than was asked returns a wider
-`out` where the span is constant, and raises `NeedsWhole` where it moves with the grid: then the schedule
-leaves these grid axes out. Grouping accesses into blocks is blocks.py; shapes that need several dimensions at
-once are reshape_gather.py, windows and contractions windows_contractions.py.
+An access holds one Span per dimension: a start, affine in grid axes (symbols 0, 1, ... count programs), and a size. A whole
+dimension is the span from 0 over its extent. Each rule returns a `Pull`: input accesses together with the computation on blocks
+of just these shapes, so the two cannot disagree. Operands of size 1 are recognised by their *full* shapes. A rule that needs
+more of a dimension than was asked returns a wider `out` where the span is constant, and raises `NeedsWhole` where it moves with
+the grid: the schedule then leaves these grid axes out. Grouping accesses into blocks is blocks.py. Rules for shapes that need
+several dimensions at once are in reshape_gather.py, for windows and contractions in windows_contractions.py.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def block_shape(access: Access) -> tuple[int, ...]:
 class NeedsWhole(Exception):
     """Grid axes `axes` must not be split: an equation needs all of a dimension that moves with them.
 
-    Blocks of multiples of `multiple` elements along them may do as well, where that is not 0.
+    If `multiple` is not 0, blocks of multiples of `multiple` elements along them may do as well.
     """
 
     def __init__(self, axes: frozenset, why: str, multiple: int = 0):
@@ -77,7 +76,7 @@ class Pull:
       inputs: access per operand; None for an operand that this block does not need.
       params: the equation's parameters at block shape.
       compute: (ctx, *operands) -> list of results; None binds the primitive with `params`.
-      out: the access that comes out; None where it is the one asked for.
+      out: the access that is computed; None: the one asked for.
     """
 
     inputs: tuple[Access | None, ...]
@@ -107,7 +106,7 @@ MAX_EXTENT = 2**31 - 1
 
 
 def is_long(eqn) -> bool:
-    """Whether an operand or a result has more elements along a dimension than kernels can count."""
+    """Has an operand or result more elements along a dimension than kernels can count?"""
     return any(n > MAX_EXTENT for v in (*eqn.outvars, *eqn.invars) for n in getattr(v.aval, "shape", ()))
 
 
@@ -166,7 +165,7 @@ def _iota(eqn, out: Access) -> Pull:
     return Pull(tuple(() for _ in eqn.invars), p, compute)
 
 
-# ---- dimensions that move, appear or go
+# ---- dimensions that move, appear or disappear
 
 
 @rules.register("broadcast_in_dim")
@@ -208,7 +207,7 @@ def _rev(eqn, out: Access) -> Pull:
 
 @rules.register("slice")
 def _slice(eqn, out: Access) -> Pull:
-    """Offsets become part of the access; only strides remain in the block."""
+    """Offsets go into the access; the block keeps only strides."""
     p = eqn.params
     strides = p["strides"] or (1,) * len(out)
     source = tuple(
@@ -264,9 +263,7 @@ def _index(ctx, access: Access, dim: int):
 
 
 def _pad_const(span: Span, extent: int, lo: int, interior: int) -> tuple[Span, tuple[int, int, int]]:
-    """Part of the input under a constant span of the padded dimension, and the padding that makes the span of
-    it.
-    """
+    """Part of the input under a constant span of the padded dimension, and the padding that turns it into the span."""
     step, first = interior + 1, span.start.const
     begin = min(max(-((lo - first) // step), 0), extent)  # first input element at or after `first`
     end = min(max((first + span.size - 1 - lo) // step + 1, begin), extent)
@@ -278,7 +275,7 @@ def _pad_const(span: Span, extent: int, lo: int, interior: int) -> tuple[Span, t
 
 @rules.register("pad")
 def _pad(eqn, out: Access) -> Pull:
-    """Moving spans read past the edge and select by index; constant ones keep a pad of the block."""
+    """Moving spans read past the edge and select by index; constant spans pad the block."""
     (shape, _), config = shapes(eqn), eqn.params["padding_config"]
     source, static, moving = [], [], []
     for d, (s, n, (lo, hi, interior)) in enumerate(zip(out, shape, [tuple(map(int, c)) for c in config])):
@@ -350,5 +347,5 @@ def _concatenate(eqn, out: Access) -> Pull:
 
 
 def widened(pulled: Pull, asked: Access) -> Access:
-    """The access that a pull produces when `asked` was wanted."""
+    """The access that a pull computes when asked for `asked`."""
     return asked if pulled.out is None else pulled.out

@@ -1,8 +1,8 @@
 """Access rules of scatters: which programs may share the result of one.
 
-Programs own disjoint blocks of the result. Along batch dimensions and along window dimensions that an update spans in
-full, a program sees the updates of its own block. Along a dimension that indices choose one element of, it goes through
-all updates and drops those that belong to others: their indices, counted from its block's start, lie outside.
+Programs own disjoint blocks of the result. Along batch dimensions, and along window dimensions that an update spans in full, a
+program sees the updates of its own block. Along a dimension in which indices choose one element, it walks all updates and drops
+those of other owners: their indices, counted from its block's start, are out of bounds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .rules import Access, Pull, is_whole, require_whole, rules, shapes, whole
 
 
 def owned(eqn) -> dict[int, int]:
-    """Dimension of the operand -> position in an index vector, where indices choose one element of it."""
+    """Operand dimensions in which indices choose one element -> position in an index vector."""
     form = ScatterForm.of(eqn)
     return {d: k for d, k in form.starts.items() if d not in form.windows}
 
 
 def share(eqn, out: Access) -> float:
-    """The part of the updates that belongs to a block of the result, where they are spread evenly."""
+    """The part of the updates that falls into a block of the result, if they are spread evenly."""
     extents, found = eqn.outvars[0].aval.shape, 1.0
     for d in owned(eqn):
         found *= min(1.0, out[d].size / max(extents[d], 1))
@@ -51,7 +51,7 @@ def _scatter(eqn, out: Access) -> Pull:
 
 
 def _counted_from(eqn, index, starts: dict):
-    """i32 indices less `starts`: position in an index vector -> scalar. Those outside the array stay outside."""
+    """i32 indices less `starts`: position in an index vector -> scalar. Indices out of bounds stay out of bounds."""
     form = ScatterForm.of(eqn)
     limits = {k: form.limits[d] for d, k in form.starts.items()}
     clip = "CLIP" in str(eqn.params["mode"])

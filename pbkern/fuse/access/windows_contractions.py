@@ -1,8 +1,8 @@
 """Access rules of windows and contractions: conv_general_dilated, reduce_window, dot_general, partial_reduce.
 
-Windows come here without padding and input dilation (fuse/simplify/driver.py makes them pads). Contracted dimensions are
-taken whole; batch, row and column dimensions follow the output. `partial_reduce` is the first of the two
-stages that api/stages.py splits a reduction of little parallelism into.
+Windows arrive without padding and input dilation (fuse/simplify/driver.py makes them pads). Contracted dimensions are taken
+whole; batch, row and column dimensions follow the output. `partial_reduce` is the first stage of a reduction that
+fuse/split/two_stage.py splits.
 """
 
 from __future__ import annotations
@@ -116,17 +116,17 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
 
 
 def run_dimensions(axis: int, axes, outer: int) -> range:
-    """Dimensions of a partial result that count runs."""
+    """Dimensions of a partial result that count chunks."""
     first = axis - outer - sum(d < axis - outer for d in axes)
     return range(first, first + outer + 1)
 
 
 @partial_reduce_p.def_abstract_eval
 def _partial_type(x, *, reducer, axis, block, axes, outer, part):
-    """f[..., n, ...] -> f[..., ceil(n / block), ...] without the other dimensions of `axes`: reduces runs along `axis`.
+    """f[..., n, ...] -> f[..., ceil(n / block), ...] without the other dimensions of `axes`: reduces chunks along `axis`.
 
-    The `outer` dimensions before `axis` count runs as well. Of each run, the first elements along a dimension alone are
-    reduced where `part`, (dimension, how many), says so.
+    The `outer` dimensions before `axis` count chunks as well. `part`, (dimension, how many), restricts each chunk to its first
+    elements along a dimension.
     """
     return jax.core.ShapedArray(_partial_shape(x.shape, axis, -(-x.shape[axis] // block), axes), x.dtype)
 
@@ -144,7 +144,7 @@ def _partial_eager(x, *, reducer, axis, block, axes, outer, part):
 
 
 def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], part):
-    """f[..., r * block, ...] -> f[..., r, ...]: reduces `axes`, but `axis` only within each run."""
+    """f[..., r * block, ...] -> f[..., r, ...]: reduces `axes`, but `axis` only within each chunk."""
     runs = x.shape[axis] // block
     if part is None and runs == 1:
         reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, tuple(sorted(axes))))
@@ -154,15 +154,15 @@ def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], 
     x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
     if part is not None:
         x = lax.slice_in_dim(x, 0, part[1], axis=part[0] + (part[0] >= axis))
-    inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes its runs' inside
+    inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes the inside of its chunks
     return REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
 
 
 @rules.register("partial_reduce")
 def _partial_reduce(eqn, out: Access) -> Pull:
-    """One program reduces one run, or all there are; what would lie past the edge is the identity.
+    """One program reduces one chunk, or all of them; elements past the edge are the identity.
 
-    All runs of a part of the columns would be narrow parts of far rows: those are what runs are to avoid.
+    All chunks of a part of the columns would be narrow parts of far rows, which chunks exist to avoid.
     """
     p, (shape,), spans = eqn.params, shapes(eqn), iter(out)
     axis, block, axes = p["axis"], p["block"], p["axes"]

@@ -1,1 +1,1 @@
-"""ClosedJaxpr -> ClosedJaxpr: rewrites of whole expressions, such as divisions moved behind products."""
+"""ClosedJaxpr -> ClosedJaxpr: rewrites of whole expressions, such as delayed normalisation of softmax."""

@@ -1,7 +1,7 @@
 """mm_conv_precision_mode: the dtype in which contractions multiply and add, as casts around them.
 
-Float modes apply to float contractions, integer modes to integer ones; the result keeps the dtype it had.
-None keeps the precision that the operands and results dictate.
+Float modes apply to float contractions, integer modes to integer ones. The result keeps its dtype. None keeps the precision
+that operands and results dictate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with divisions of softmax moved behind the products that follow.
+"""ClosedJaxpr -> the same with delayed normalisation: divisions of softmax move behind the products that follow.
 
     dot(p / l, v)  ->  dot(p, v) / l        where l does not vary along the contracted dimensions
 
-One division per result instead of one per probability, and p needs no second pass once l is known. Only for
-p = exp(x - max(x)): p is at most 1, so that the product overflows only where the sum of |v| nearly does.
+One division per result instead of one per probability, and p needs no second pass once l is known. Only for p = exp(x -
+max(x)): p is at most 1, so the product overflows only where the sum of |v| nearly does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
-def divide_late(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def delay_normalisation(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
     if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed
@@ -28,13 +28,13 @@ def divide_late(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 class _Quotients:
-    """Remembers, by value: what it is the maximum of, exponentials that are at most 1, and their quotients."""
+    """Remembers, by value: maxima with their operands, exponentials that are at most 1, quotients of these."""
 
     def __init__(self) -> None:
         self.notes = Notes()
 
     def reduce_max(self, eqn, operands):
-        """Noted of maxima: of what, and which of its dimensions each of theirs is; None for one along which they repeat."""
+        """Notes the operand of a maximum, and its dimension per dimension of the result; None where the maximum repeats."""
         kept = tuple(d for d in range(operands[0].ndim) if d not in eqn.params["axes"])
         return self.notes.bound("max", eqn, operands, operands[0], kept)
 
@@ -62,7 +62,7 @@ class _Quotients:
         return self.notes.bound("quotient", eqn, operands, x, y) if bounded else None
 
     def convert_element_type(self, eqn, operands):
-        """A quotient that is rounded to fewer bits: its numerator is rounded instead, to the same relative error."""
+        """A quotient rounded to fewer bits: the numerator is rounded instead, to the same relative error."""
         found = self.notes.find("quotient", operands[0])
         if found is None or not jnp.issubdtype(eqn.params["new_dtype"], jnp.floating):
             return None
@@ -81,7 +81,7 @@ class _Quotients:
         return self._parts_moved(eqn, operands)
 
     def _parts_moved(self, eqn, operands):
-        """A quotient whose dimensions are moved or, of size 1, dropped: so are those of its parts."""
+        """A view of a quotient (dimensions moved, or dropped if of size 1): the quotient of the same views of its parts."""
         found = self.notes.find("quotient", operands[0])
         return found and self.notes.bound("quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found))
 
@@ -94,7 +94,7 @@ class _Quotients:
 
 
 def _divided(eqn, operands, side: int, numerator, denominator):
-    """The product with the numerator, divided; None where the denominator varies along a contracted dimension."""
+    """The product with the numerator, then divided; None if the denominator varies along a contracted dimension."""
     contracted, batch = (pair[side] for pair in eqn.params["dimension_numbers"])
     rank = operands[side].ndim
     if any(denominator.shape[d] != 1 for d in contracted) or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):

@@ -1,7 +1,7 @@
 """ClosedJaxpr -> the same without logarithms of exponentials: log(exp(x)) -> x, log(exp2(x)) -> log(2) x.
 
-As XLA does it: nothing overflows in between, and neither function is computed. Also behind views of the exponential, as
-of one that is repeated along rows. Types that are not computed in stay: of bfloat16 the exponential is rounded, as with XLA.
+As XLA does it: nothing overflows in between, and neither function is computed. Also through views of the exponential, such as
+one repeated along rows. Storage-only types stay as they are: a bfloat16 exponential is rounded, as with XLA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TYPES = ("float16", "float32", "float64")
 VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
 
 
-def undo_exponentials(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials and logarithms. Changes rounding, and keeps what would overflow."""
     names = {e.primitive.name for e in equations(closed.jaxpr)}
     if "log" not in names or names.isdisjoint(EXPONENTIALS):
@@ -30,7 +30,7 @@ def undo_exponentials(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 class _Exponents:
-    """Remembers, by value, of what it is the exponential and to which base; views of exponentials are those of views."""
+    """Remembers, by value, exponent and base of exponentials. A view of an exponential is the exponential of the view."""
 
     def __init__(self) -> None:
         self.notes = Notes()

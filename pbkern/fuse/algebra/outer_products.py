@@ -13,7 +13,7 @@ from pbkern.fuse.simplify.driver import retrace
 
 
 def multiply_outer(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The jaxpr without contractions of no dimension."""
+    """The jaxpr without contractions that contract no dimension."""
     return retrace(closed, {"dot_general": _products}) if any(map(_sums_nothing, equations(closed.jaxpr))) else closed
 
 

@@ -1,7 +1,7 @@
-"""jax.random in functions: typed PRNG keys become the words that their generator works on.
+"""jax.random in functions: typed PRNG keys -> arrays of the words that their generator works on.
 
-What generators do is then arithmetic like any other and fuses with what reads the numbers: bits that a mask or a noise is
-made of are never stored. The numbers are those of JAX (dsl/primitives/prng_keys.py).
+Generators are then plain arithmetic and fuse with what reads the numbers: the bits of a mask or of noise are never stored. The
+numbers are those of JAX (dsl/primitives/prng_keys.py).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
 
 
 def _rewrite(eqn, *operands) -> list | None:
-    if eqn.primitive.name == "rng_bit_generator":  # of rbg keys: XLA's own, which no kernel has
+    if eqn.primitive.name == "rng_bit_generator":  # of rbg keys: XLA's own generator, which no kernel has
         return None
-    if eqn.primitive.name == "random_gamma":  # loops that compile long: XLA's, on keys made again of their words
+    if eqn.primitive.name == "random_gamma":  # its loops take long to compile: XLA's, on keys made from their words
         return _jax.bind_again(eqn, keys_of_words(operands, [v.aval for v in eqn.invars]))
     return rewrite(eqn, operands, _translated, lambda *given: _jax.bind_again(eqn, given))

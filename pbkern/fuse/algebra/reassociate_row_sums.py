@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with sums over products' columns taken over what the products contract instead.
+"""ClosedJaxpr -> the same with row sums reassociated: over what a product contracts instead of over its columns.
 
     sum_k(p[q, k] * dot(g, v)[q, k])  ->  sum_d(g[q, d] * dot(p, v)[q, d])        where dot(p, v) is known
 
-As in the gradient of softmax between two products, attention's: a sum over each row of a score matrix becomes one over a row of
-the result, and two of the gradient's products are left out. Source: Dao et al. 2022, "FlashAttention", section B.4.
+Attention's gradient has such sums: each goes over a row of scores, and becomes one over a row of the result. Two of the
+gradient's products disappear. Source: Dao et al. 2022, "FlashAttention", section B.4.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pbkern.core.jaxprs import equations
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
-# The new sum is over so many times fewer elements, at least.
+# The new sum goes over at least this many times fewer elements.
 SHORTER = 2
 
 
-def sum_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def sums_of_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold products of exponentials and sums. Changes rounding."""
     if not {"exp", "dot_general", "reduce_sum", "mul"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed
@@ -34,8 +34,8 @@ def sum_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _Product:
-    """A dot_general: its operands, and a label for each dimension of theirs and of its result. Dimensions that are contracted
-    with each other share one, and so do those of a batch and the result's.
+    """A dot_general: its operands, and a label per dimension of operands and result. Dimensions that are contracted with each
+    other share a label, and so do batch dimensions and the result's.
     """
 
     operands: tuple
@@ -55,7 +55,7 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Factors:
-    """A value as a product: of whole arrays, of such that repeat along dimensions or of numbers, and over such."""
+    """A value as a quotient of products: of whole arrays, and of arrays that repeat along dimensions or of numbers."""
 
     whole: tuple
     over: tuple = ()
@@ -63,7 +63,7 @@ class _Factors:
 
 
 class _Seen:
-    """Remembers, by value: factors, products, and what is a transpose of what."""
+    """Remembers, by value: factors, products, transposes."""
 
     def __init__(self) -> None:
         self.notes = Notes()
@@ -100,7 +100,7 @@ class _Seen:
         return self.notes.note("product", made, product)
 
     def reduce_sum(self, eqn, operands):
-        """The sum of the product of an array p and of a dot_general, if one of p is known."""
+        """The sum of p times a dot_general, if a dot_general of p is known."""
         found = self.notes.find("factors", operands[0])
         if found is None or len(found[0].whole) != 2 or not jnp.issubdtype(operands[0].dtype, jnp.floating):
             return None
@@ -117,7 +117,7 @@ class _Seen:
         return None
 
     def _over_results(self, p, product: _Product, side: int, order: Sequence[int], axes: Sequence[int]):
-        """sum(p * y) over axes, for a transpose y of a product, by one with its operand on that side; None if there is none."""
+        """sum(p * y) over axes, for a transpose y of `product`, by a known product with its operand on that side; else None."""
         v, g = product.operands[side], product.operands[1 - side]
         place = {product.of_result[d]: n for n, d in enumerate(order)}  # label -> dimension of p
         of_v = tuple(place.get(x, x) for x in product.labels[side])
@@ -136,7 +136,7 @@ class _Seen:
         return None
 
     def _labels_of(self, known: _Product, p, v, of_v: tuple) -> tuple | None:
-        """Labels of the result of a product of p and v, whose labels are given; None if this is another one."""
+        """Labels of the result of `known`, if it is a product of p and v with these labels; else None."""
         for side in (0, 1):
             x, order = self.notes.find("turned", known.operands[side]) or (known.operands[side], range(p.ndim))
             if x is not p or known.operands[1 - side] is not v:
@@ -154,7 +154,7 @@ def _has(labels: Sequence, wanted: Sequence) -> bool:
 
 
 def _scaled(x, factors: _Factors, axes: Sequence[int]):
-    """A sum, times what does not vary along its axes."""
+    """A sum, times the factors that do not vary along its axes."""
     def without(y):
         return lax.squeeze(y, axes) if jnp.ndim(y) else y
 

@@ -1,9 +1,9 @@
 """Arithmetic and functions of complex numbers as real operations on their two parts.
 
-A part that is None is known to be zero: that of a number that was real. It costs nothing and takes no part in products, so
-that infinity times 1 + 0i stays infinite, as with the real types of C (ISO C, Annex G). Functions scale their arguments where
-squares would leave the range. A result is as close as its modulus allows; a part much smaller than the other is not closer.
-What equations make of arrays of them is to_pairs.py.
+A part that is None is known to be zero: the imaginary part of a number that was real. It costs nothing and takes no part in
+products, so infinity times 1 + 0i stays infinite, as with the real types of C (ISO C, Annex G). Functions scale their arguments
+where squares would leave the range. Errors are relative to the modulus: a part much smaller than the other is no more exact.
+Equations on arrays of complex numbers are to_pairs.py.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Part = Any  # an array or a NumPy scalar
 
 @dataclass(frozen=True)
 class Complex:
-    """Complex numbers as parts of one type, of which at most one is None: known to be zero.
+    """Complex numbers as two parts of one type. At most one is None: known to be zero.
 
     Attributes:
-      woven: both parts as real[..., 2], where an array has them so.
-      whole: the complex array, where one exists.
-      mirror: numbers of which these are the conjugates, where known.
+      woven: both parts interleaved, as real[..., 2], if such an array exists.
+      whole: the complex array, if one exists.
+      mirror: the conjugates, if known.
     """
 
     re: Part | None
@@ -47,7 +47,7 @@ class Complex:
         return zeros if self.re is None else self.re, zeros if self.im is None else self.im
 
 
-# In the operands and results of loops and branches: two arrays.
+# Operands and results of loops and branches are two arrays.
 jax.tree_util.register_pytree_node(Complex, lambda z: (z.parts, None), lambda _, parts: Complex(*parts))
 
 
@@ -81,13 +81,13 @@ def choose(which: Part, x: Part, y: Part) -> Part:
 
 
 def is_negative(x: Part) -> Part:
-    """Whether the sign is set, that of a zero too."""
+    """Is the sign bit set, also of a zero?"""
     integer = np.dtype(f"int{8 * x.dtype.itemsize}")
     return lax.bitcast_convert_type(x, integer) < np.zeros((), integer)
 
 
 def with_sign(magnitude: Part, x: Part) -> Part:
-    """The magnitude, negated where x has its sign set."""
+    """The magnitude, negated where the sign bit of x is set."""
     return choose(is_negative(x), -magnitude, magnitude)
 
 
@@ -100,9 +100,9 @@ def constant(x: float, like: Part) -> np.generic:
 
 
 def scaled(a: Part, b: Part) -> tuple[Part, Part, Callable[[Callable], Part]]:
-    """(a s, b s, of_scale): s is 1 or, where squares would leave the range, an even power of two that brings them back.
+    """(a s, b s, of_scale): s is 1, or an even power of two where squares would leave the range.
 
-    of_scale(f) is f(s). A square that vanishes nevertheless is below half a unit in the last place of the other.
+    of_scale(f) is f(s). A square that still vanishes is below half a unit in the last place of the other.
     """
     quarter = np.finfo(a.dtype).maxexp // 4  # 32 of float32
     size = lax.max(lax.abs(a), lax.abs(b))
@@ -140,7 +140,7 @@ def conj(x: Complex) -> Complex:
 
 
 def mul(x: Complex, y: Complex) -> Complex:
-    """A number times its conjugate is real: rounded, the products in its imaginary part would not cancel."""
+    """A number times its conjugate is real: the rounded products of its imaginary part would not cancel."""
     if x.mirror is y or y.mirror is x:
         return Complex(plus(times(x.re, x.re), times(x.im, x.im)), None)
     return Complex(minus(times(x.re, y.re), times(x.im, y.im)), plus(times(x.re, y.im), times(x.im, y.re)))
@@ -167,7 +167,7 @@ def turned_back(x: Complex) -> Complex:
 def div(x: Complex, y: Complex) -> Complex:
     """Smith 1962, "Algorithm 116: Complex division": divides by the larger part first, so that no square is needed.
 
-    A divisor on one of the axes, and an infinite one, which counts as such, divide each part alone.
+    A divisor on one of the axes divides each part alone, and so does an infinite one.
     """
     if y.im is None:
         return Complex(None if x.re is None else x.re / y.re, None if x.im is None else x.im / y.re)
@@ -180,14 +180,14 @@ def div(x: Complex, y: Complex) -> Complex:
     alone = (q == 0) | is_infinite(p)
     ratio = choose(alone, constant(0, p), q / p)
     divisor = choose(alone, p, p + q * ratio)
-    # (a + bi) / (p + qi), or for a steep divisor (b - ai) / (p - qi); divided before they are added, sums do not overflow.
+    # (a + bi) / (p + qi), or for a steep divisor (b - ai) / (p - qi). Dividing before adding keeps sums from overflowing.
     first, second = choose(steep, b, a) / divisor, choose(steep, -a, b) / divisor
     ratio = choose(steep, -ratio, ratio)
     return Complex(choose(alone, first, first + second * ratio), choose(alone, second, second - first * ratio))
 
 
 def integer_pow(x: Complex, n: int) -> Complex:
-    """Square and multiply."""
+    """By squaring and multiplying."""
     result, power, left = None, x, abs(n)
     while left:
         if left & 1:
@@ -203,7 +203,7 @@ def integer_pow(x: Complex, n: int) -> Complex:
 
 
 def modulus(x: Complex) -> Part:
-    """sqrt(re^2 + im^2); infinite where a part is, beside NaN too (as hypot of ISO C)."""
+    """sqrt(re^2 + im^2); infinite where a part is, even beside NaN (as hypot of ISO C)."""
     if x.re is None or x.im is None:
         return lax.abs(x.some)
     a, b, of_scale = scaled(*x.parts)
@@ -212,7 +212,7 @@ def modulus(x: Complex) -> Part:
 
 
 def sign(x: Complex) -> Complex:
-    """x / |x|; 0 of 0, NaN of infinity."""
+    """x / |x|; 0 for 0, NaN for infinity."""
     a, b, _ = scaled(*x.parts)
     length = lax.sqrt(a * a + b * b)
     length = choose(length == 0, constant(1, length), length)
@@ -220,7 +220,7 @@ def sign(x: Complex) -> Complex:
 
 
 def log_modulus(a: Part, b: Part) -> Part:
-    """log |a + bi|, near 1 by log1p of |a + bi|^2 - 1: as close as |a + bi - 1| allows."""
+    """log |a + bi|, near 1 by log1p of |a + bi|^2 - 1: as exact as |a + bi - 1| allows."""
     big, small = lax.max(lax.abs(a), lax.abs(b)), lax.min(lax.abs(a), lax.abs(b))
     square = big * big + small * small
     near = (square > 0.5) & (square < 3)
@@ -236,7 +236,7 @@ def log(x: Complex) -> Complex:
 
 
 def log1p(x: Complex) -> Complex:
-    """log(1 + x), close to 0 as close as |x| allows."""
+    """log(1 + x), near 0 as exact as |x| allows."""
     a, b = x.parts
     near = lax.max(lax.abs(a), lax.abs(b)) < 0.25
     over = lax.log1p(choose(near, a * (a + 2) + b * b, constant(0, a))) * 0.5
@@ -244,7 +244,7 @@ def log1p(x: Complex) -> Complex:
 
 
 def sqrt(x: Complex) -> Complex:
-    """The root in the right half-plane, on its edge that with im's sign. An infinite imaginary part makes both infinite."""
+    """The root in the right half-plane, on its edge the one with im's sign. An infinite imaginary part makes both infinite."""
     re, im = x.parts
     a, b, of_scale = scaled(re, im)
     large = lax.sqrt((lax.abs(a) + lax.sqrt(a * a + b * b)) * 0.5)
@@ -275,18 +275,18 @@ def power(x: Complex, y: Complex) -> Complex:
     return Complex(choose(zeroth, constant(1, a), re), choose(zeroth, constant(0, a), im))
 
 
-# ---- exponentials and what is made of them
+# ---- exponentials and functions by them
 
 
 def _exponential(f: Callable, a: Part) -> tuple[Part, Part]:
-    """(f(a - k), e^k), where k is not 0 only where e^a is near or beyond the largest number: f is exp or expm1."""
+    """(f(a - k), e^k) for f exp or expm1. k is 0 unless e^a is near or beyond the largest number."""
     k = int(np.log(np.finfo(a.dtype).max)) // 2 - 4
     high = a > 2 * k
     return f(choose(high, a - k, a)), choose(high, constant(np.exp(constant(k, a)), a), constant(1, a))
 
 
 def exp(x: Complex) -> Complex:
-    """e^re (cos im + i sin im), also where only e^re overflows; real where im is zero."""
+    """e^re (cos im + i sin im), finite even where only e^re overflows; real where im is zero."""
     if x.re is None:
         return Complex(lax.cos(x.im), lax.sin(x.im))
     if x.im is None:

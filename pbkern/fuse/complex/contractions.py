@@ -1,15 +1,15 @@
 """Contractions of complex arrays as contractions of real ones.
 
-Each number of w, the larger operand, is read once, its parts in turn as memory has them; those of o are arranged anew. Where
-w has its contracted dimensions last, they and the parts are contracted together, with a table of four numbers for each of o:
+Each number of w, the larger operand, is read once, with its parts interleaved as in memory; o is rearranged. Where w has its
+contracted dimensions last, they and the parts are contracted together, with a table of four numbers for each number of o:
 
     [w_re w_im] [[o_re o_im], [-o_im o_re]] = [w_re o_re - w_im o_im, w_re o_im + w_im o_re]
 
-Else, where sums are long and o has few rows, they are doubled, and the four products of parts are put together afterwards:
+Else, where sums are long and o has few rows, these are doubled, and the four products of parts are combined afterwards:
 
     [[o_re], [o_im]] [w_re w_im] = [[o_re w_re, o_re w_im], [o_im w_re, o_im w_im]]
 
-And else there are four contractions. Three would do, but then a small part has the error of a large one. A scalar product is a
+Otherwise there are four contractions. Three would do, but then a small part has the error of a large one. A scalar product is a
 sum of products.
 """
 
@@ -24,9 +24,9 @@ from jax import lax
 
 from . import arithmetic
 from .arithmetic import Complex
-from .views import from_woven, woven
+from .views import deinterleave, woven
 
-# Rows of o are doubled where they are so much fewer than what each sums: their products are small beside w.
+# Rows of o are doubled if each sums this many times more elements than there are rows: their products are small beside w.
 ROWS_BELOW = 4
 
 Contract = Callable  # (real lhs, real rhs, dimension numbers) -> real result, as lax.dot_general
@@ -55,7 +55,7 @@ class Operand:
 
     @property
     def preference(self) -> tuple[int, bool]:
-        """The larger operand is the one to leave as it is, of equal ones that with the contracted dimensions last."""
+        """The operand to leave as it is: the larger one; of equal ones, the one with its contracted dimensions last."""
         return math.prod(np.shape(self.value.some)), self.contracts_last
 
     @property
@@ -63,7 +63,7 @@ class Operand:
         return _are_last(self.contracted, self.value)
 
     def arranged(self, x, dims: Sequence[int], *shape: int):
-        """real[*batch, *shape] of x, which has this operand's dimensions, of which `dims` follow batch, and maybe its parts."""
+        """real[*batch, *shape] of x, which has this operand's dimensions and maybe its parts; `dims` follow batch."""
         order = (*self.batch, *dims, *range(np.ndim(self.value.some), np.ndim(x)))
         return lax.reshape(lax.transpose(x, order), (*self.extents(self.batch), *shape))
 
@@ -74,7 +74,7 @@ def _are_last(dims: Sequence[int], x: Complex) -> bool:
 
 
 def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract) -> Complex:
-    """dot_general of complex numbers by `real_contract`, that of real ones."""
+    """dot_general of complex numbers by `real_contract`, a dot_general of real ones."""
     (xc, yc), (xb, yb) = dimension_numbers
     in_order_of_y = _are_last(yc, y) and not _are_last(xc, x)
     pairs = sorted(zip(xc, yc), key=lambda pair: pair[in_order_of_y])
@@ -86,7 +86,7 @@ def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract)
         return _of_parts(x, y, lambda a, b: real_contract(a, b, dimension_numbers))
     if w.contracts_last:
         found = _with_table(w, o, real_contract)
-        return from_woven(_turned(found, w, o) if w is rhs else found)
+        return deinterleave(_turned(found, w, o) if w is rhs else found)
     if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
         return Complex(*(_turned(part, o, w) if w is lhs else part for part in parts))
@@ -94,7 +94,7 @@ def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract)
 
 
 def _of_parts(x: Complex, y: Complex, product: Callable) -> Complex:
-    """Products of the parts that there are."""
+    """Products of the parts that are not None."""
 
     def of(a, b):
         return None if a is None or b is None else product(a, b)

@@ -3,10 +3,10 @@
     c:c64[n] = mul a b          p:f32[n,2] = complex_as_reals a     q:f32[n,2] = complex_as_reals b
     d:f32[n] = abs c      ->    re = p[:, 0] q[:, 0] - p[:, 1] q[:, 1]      im = ...      d = sqrt(re^2 + im^2)
 
-What a function takes and returns, and what XLA keeps, are complex arrays as before; kernels see them as their parts in turn
-(views.py). Between equations of ours a number is two arrays, also in the carries of loops. What a scan walks over and
-what it stacks has its parts in turn, as memory outside, so that neither is copied. Equations without a rule, and loops and
-branches that contain one, stay as they are, on complex arrays.
+A function's arguments and results, and what XLA keeps, stay complex arrays; kernels see them with re and im interleaved
+(views.py). Between fused equations a number is two arrays, also in carries of loops. What a scan reads and stacks is
+interleaved, as in memory, so that neither is copied. Equations without a rule, and loops and branches that contain one, stay as
+they are, on complex arrays.
 
 Arithmetic is arithmetic.py, contractions are contractions.py.
 """
@@ -28,7 +28,7 @@ from pbkern.fuse.simplify.driver import CONTROL
 from . import arithmetic
 from .arithmetic import Complex
 from .contractions import contract
-from .views import as_complex_p, as_reals_p, from_woven, part_type, woven
+from .views import as_complex_p, as_reals_p, deinterleave, part_type, woven
 
 Rule = Callable  # (equation, operands: Complex or real) -> results
 
@@ -62,7 +62,7 @@ def _touches(eqn) -> bool:
 
 
 def _constant(x):
-    """Literals and constants: complex ones of two real constants, a part that is +0 everywhere being None."""
+    """Literals and constants: a complex one as two real constants; a part that is +0 everywhere is None."""
     if isinstance(x, jax.core.Tracer) or not is_complex(x):
         return x
     re, im = (np.ascontiguousarray(part).reshape(np.shape(x)) for part in (np.real(x), np.imag(x)))
@@ -74,7 +74,7 @@ def _constant(x):
 
 def _from_array(x):
     """An array from outside: a complex one with its parts as views."""
-    return from_woven(as_reals_p.bind(x), x) if is_complex(x) else x
+    return deinterleave(as_reals_p.bind(x), x) if is_complex(x) else x
 
 
 def _to_array(x):
@@ -104,7 +104,7 @@ def _rewrite(eqn, *operands) -> list | None:
 
 def _has_rule(eqn) -> bool:
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    if name == "convert_element_type":  # to real numbers, lax.real comes first
+    if name == "convert_element_type":  # to real types; lax.real comes first
         return is_complex(out)
     return name in RULES
 
@@ -121,7 +121,7 @@ def _keep(eqn, operands: Sequence) -> list:
 
 
 def _of_shape(x, shape: Sequence[int]):
-    """The result with parts repeated that are smaller, because an operand without the other part was."""
+    """The result with smaller parts repeated: an operand without the other part was smaller."""
 
     def spread(part):
         if part is None or np.shape(part) == tuple(shape):
@@ -135,20 +135,20 @@ def _of_shape(x, shape: Sequence[int]):
 
 
 def _scan(eqn, operands: Sequence) -> list:
-    """As scans are; what is walked over and what is stacked has the parts woven."""
+    """A scan whose xs and ys have their parts interleaved."""
     p, body = params_of(eqn), eqn.params["jaxpr"]
     first_x = p["num_consts"] + p["num_carry"]
     consts, init, xs = operands[: p["num_consts"]], operands[p["num_consts"] : first_x], operands[first_x:]
     is_pair = [is_complex(v.aval) for v in body.jaxpr.invars[first_x:]]
 
     def step(carry, x):
-        x = [from_woven(v) if c else v for v, c in zip(x, is_pair)]
+        x = [deinterleave(v) if c else v for v, c in zip(x, is_pair)]
         out = jaxprs.retrace_into(body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant)
         return tuple(out[: p["num_carry"]]), tuple(_stored(y) for y in out[p["num_carry"] :])
 
     walked = tuple(map(_stored, xs))
     carry, ys = lax.scan(step, tuple(init), walked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
-    stacked = [from_woven(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
+    stacked = [deinterleave(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
     return [*carry, *stacked]
 
 
@@ -177,7 +177,7 @@ def _number(x) -> Complex:
 
 
 def _wide(x: Complex, shape: Sequence[int]) -> Complex:
-    """An operand with dimensions of size 1 repeated; scalars stay what they are."""
+    """An operand with dimensions of size 1 repeated; scalars stay scalars."""
     return _of_shape(x, shape) if np.ndim(x.some) else x
 
 
@@ -218,7 +218,7 @@ def _complex(eqn, re, im):
 
 @rule("convert_element_type")
 def _convert(eqn, x):
-    """From real numbers, of imaginary part zero, or another complex type."""
+    """From a real type (imaginary part zero) or another complex type."""
     to = part_type(eqn.params["new_dtype"])
     x = _number(x)
     return Complex(*(None if part is None else lax.convert_element_type(part, to) for part in (x.re, x.im)))
@@ -230,11 +230,11 @@ def _iota(eqn):
     return Complex(lax.broadcasted_iota(part_type(p["dtype"]), p["shape"], p["dimension"]), None)
 
 
-# -- equations that move numbers, or sum them: on each part alike
+# -- equations that move numbers, or sum them: the same on each part
 
 
 def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
-    """`bind(re or im, *operands)` -> results, for each part; operands that are not complex are given to both.
+    """`bind(re or im, *operands)` -> results, per part; operands that are not complex go to both.
 
     A part that all operands lack is None.
     """
@@ -257,23 +257,23 @@ def _alike(eqn, *operands):
 
 @rule("reshape", "squeeze")
 def _reshape(eqn, x):
-    """Woven parts stay woven: nothing moves."""
+    """Interleaved parts stay interleaved: nothing moves."""
     if x.mirror is not None:
         return arithmetic.conj(_reshape(eqn, x.mirror))
     if x.woven is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return _alike(eqn, x)[0]
-    return from_woven(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
+    return deinterleave(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
 
 
 @rule("gather")
 def _gather(eqn, x, indices):
-    """Of woven numbers, both parts at once. Outside of the array is the fill value, NaN by default, which is real."""
+    """Of interleaved parts, both at once. Out of bounds is the fill value, NaN by default, which is real."""
     p, fill = eqn.params, eqn.params["fill_value"]
     if x.woven is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         dn = p["dimension_numbers"]
         both = dn._replace(offset_dims=(*dn.offset_dims, len(eqn.outvars[0].aval.shape)))
         wider = p | {"dimension_numbers": both, "slice_sizes": (*p["slice_sizes"], 2)}
-        return from_woven(bind_again(eqn, [x.woven, indices], wider)[0])
+        return deinterleave(bind_again(eqn, [x.woven, indices], wider)[0])
 
     def bind(n: int, part, indices):
         value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))

@@ -1,8 +1,8 @@
-"""Complex arrays in memory: views as arrays of real numbers, re and im in turn along a last dimension of 2, and back.
+"""Complex arrays in memory: views as real arrays, re and im interleaved along a last dimension of 2, and back.
 
     complex_as_reals: complex64[...] -> float32[..., 2]        reals_as_complex: float32[..., 2] -> complex64[...]
 
-Both rename bytes. In a HostProgram they are two types of one buffer; what XLA keeps of them, empty arrays, it computes.
+Both rename bytes. In a HostProgram they are two types of one buffer. XLA computes those that are left to it: empty arrays.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ for _primitive, _impl in ((as_reals_p, _reals), (as_complex_p, _complex)):
     mlir.register_lowering(_primitive, mlir.lower_fun(_impl, multiple_results=False))
 
 
-# ---- the same for numbers whose parts are values
+# ---- the same for Complex values
 
 
-def from_woven(x, whole=None) -> Complex:
-    """complex[...] of real[..., 2]; `whole` is the complex array, where one exists."""
+def deinterleave(x, whole=None) -> Complex:
+    """complex[...] of real[..., 2] (deinterleave); `whole` is the complex array, if one exists."""
     re, im = (lax.index_in_dim(x, n, x.ndim - 1, keepdims=False) for n in range(2))
     return Complex(re, im, x, whole)
 
 
 def woven(z: Complex):
-    """real[..., 2]: both parts in turn."""
+    """real[..., 2]: both parts interleaved."""
     if z.woven is not None:
         return z.woven
     rank = np.ndim(z.some)

@@ -1,1 +1,1 @@
-"""Predicted seconds of equations and kernels. Formulas only; numbers are the Machine's."""
+"""What the fuser asks a target about time, and what it knows of steps whatever they cost. Prices: targets/cpu/costs/."""

@@ -1,7 +1,7 @@
-"""Choices for the kernels of a partition, made elsewhere: what could be chosen, and plans with what was.
+"""Choices for the kernels of a partition, made by tuning: candidates for each group, and groups with a choice applied.
 
-A partition's groups come in an order that its jaxpr decides, so that a tuple of choices, one per group, belongs to a
-jaxpr. The search with measured times is not fusion's: it is given `candidates`, and hands choices to `plan`.
+A partition's groups come in an order that its jaxpr decides, so that a tuple of choices, one per group, belongs to a jaxpr. The
+search with measured times is api/tune.py: it takes `candidates`, and hands choices to `plan`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.errors import ScheduleError
-from pbkern.core.machine import Machine
 from pbkern.dsl.kernel import Kernel
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Node, Partition
 from pbkern.fuse.tiling.block_search import Schedule, alternatives, schedule_at
 
@@ -44,7 +44,7 @@ def groups_of(nodes: Iterable[Node]) -> list[Node]:
     return Partition(list(nodes), []).groups()
 
 
-def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: Machine) -> None:
+def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: CostModel) -> None:
     """Gives each group the schedule that was chosen. Raises ScheduleError where one does not fit."""
     if choices and len(choices) != len(groups):
         raise ScheduleError("these choices belong to another program", why=f"{len(choices)} for {len(groups)} kernels")
@@ -52,7 +52,7 @@ def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: Machine) -
         node.schedule = chosen(node, choice, machine)
 
 
-def chosen(node: Node, choice: Choice, machine: Machine) -> Schedule:
+def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
     """A group's schedule under a choice. Raises ScheduleError."""
     own: Schedule = node.schedule
     made: Schedule | None = own
@@ -68,7 +68,7 @@ def chosen(node: Node, choice: Choice, machine: Machine) -> Schedule:
     return dataclasses.replace(made, params=choice.params)
 
 
-def candidates(node: Node, machine: Machine, count: int) -> list[Choice]:
+def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:
     """Up to `count` choices of blocks, the one that the group has first, then by the model's price. Fronts have none."""
     if node.schedule.wave is not None:
         return [Choice()]
@@ -77,7 +77,7 @@ def candidates(node: Node, machine: Machine, count: int) -> list[Choice]:
     return [Choice(), *(Choice(s.blocks) for s in found if s.blocks != node.schedule.blocks)][:count]
 
 
-def kernel_at(node: Node, choice: Choice, machine: Machine, params_for: Callable) -> Kernel:
+def kernel_at(node: Node, choice: Choice, machine: CostModel, params_for: Callable) -> Kernel:
     """The group's kernel under a choice."""
     s = chosen(node, choice, machine)
     return emit_scheduled(node.kernel, s, dict(params_for(s.semantics, **dict(s.params))))

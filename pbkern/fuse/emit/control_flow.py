@@ -1,8 +1,9 @@
-"""scan, while and cond whose whole body is ours -> native Loop, While and Cond steps.
+"""scan, while and cond whose whole body is fused -> native Loop, While and Cond steps.
 
-Carries live in the buffers of the results: copied in before the loop, and from temporaries at the end of a step, as every old
-value may be read until then. Large carries alternate between two buffers instead. Slices of a scan's xs and ys are views whose
-offset is affine in the loop counter: they are never copied. Deciding what is ours is fuse/partition/control_regions.py.
+Carries live in the buffers of the results. They are copied in before the loop, and from temporaries at the end of a step, since
+every old value may be read until then. Large carries alternate between two buffers instead (double buffering). Slices of a
+scan's xs and ys are views whose offset is affine in the loop counter: they are never copied. fuse/partition/control_regions.py
+decides which control flow it is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def control_steps(builder, node: Node) -> list[Step]:
 
 
 def _operand(builder, atom) -> View:
-    """Where an operand lies. Literals among them were given equations of their own by the partition."""
+    """The view of an operand. fuse/simplify/literal_operands.py has given literals equations of their own."""
     assert not isinstance(atom, jex.Literal), "operands of control flow are values"
     return builder.place(atom)
 
@@ -39,9 +40,7 @@ def _operand(builder, atom) -> View:
 def run_inner(
     builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]
 ) -> tuple[list[Step], list[View]]:
-    """(steps, where the results lie): the inner jaxpr on `arguments`; a result with a view given is written
-    there.
-    """
+    """(steps, views of the results): the inner jaxpr on `arguments`; a result with a given view is written there."""
     outer = dict(builder.views)
     jaxpr = inner.jaxpr
     for v, view in zip(jaxpr.invars, arguments):
@@ -64,14 +63,14 @@ def run_inner(
 
 
 def _made_as(inner: Inner) -> dict:
-    """Value -> what a node makes: itself, or the array that it is another shape of."""
+    """Value -> the node's result behind it: itself, or the array that it reshapes."""
     found: dict = {}
     for n in inner.ordered:
         if n.kind != "alias":
             found.update((v, v) for v in n.outputs)
             continue
         (source, *_), (v,) = n.eqns[0].invars, n.eqns[0].outvars
-        # Parts of complex numbers are not counted by the same elements: places of theirs cannot be taken over.
+        # Views of complex numbers count other elements: their places cannot be taken over.
         if source in found and (source.aval.size, source.aval.dtype) == (v.aval.size, v.aval.dtype):
             found[v] = found[source]
     return found
@@ -86,7 +85,7 @@ def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[Vie
 
 
 def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -> list[Step]:
-    """Copies new carries over old ones; through temporaries where one carry becomes another."""
+    """Copies new carries over old ones; through temporaries if one carry becomes another."""
     steps, late = [], []
     others = {c.buffer for c in carries}
     for value, carry in zip(values, carries):
@@ -115,7 +114,7 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         return [View(w.buffer, array_type(a), w.offset + index * n) for w, a, n in zip(wholes, avals, sizes)]
 
     def step(index: Affine | None, old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
-        """One turn of the loop, the rest where the index is None."""
+        """One step of the loop, or the remaining ones if the index is None."""
         if index is None:
             done = turns * body.steps
             ends = [View(w.buffer, array_type(v.aval), w.offset + done * math.prod(v.aval.shape[1:]))
@@ -141,14 +140,12 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 
 
 def _places(body: Inner, carries: Sequence[View], kept: set) -> list[View | None]:
-    """Where new carries go: those of `kept` where the old ones lie, others anywhere."""
+    """Views for new carries: those of `kept` over the old ones, others anywhere."""
     return [view if v in kept else None for v, view in zip(body.jaxpr.outvars, carries)]
 
 
 def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
-    """Is every new carry computed, each by an equation of its own, so that it can be written to another
-    buffer?
-    """
+    """Is every new carry computed by an equation of its own, so that it can go to another buffer?"""
     made = _made_as(body)
     news, others = ([made.get(v) for v in vs if not isinstance(v, jex.Literal)]
                     for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:]))  # fmt: skip
@@ -161,9 +158,7 @@ def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
 def _alternating(
     builder, counter: str, turns: int, rest: bool, first: Sequence[View], carries: Sequence[View], step
 ) -> list[Step]:
-    """Turns between two sets of buffers: no copies. The first reads where the operands lie, the last writes the
-    results.
-    """
+    """Steps that alternate between two sets of buffers, without copies: the first reads operands, the last writes results."""
     sets = [list(carries), [builder.temporary(c.type) for c in carries]]
     total = turns + rest
 
@@ -200,7 +195,7 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 
     condition, predicate = test(carries)
     if not kept and _can_alternate(body, n_body, len(carries)):
-        # Two turns, the second from other buffers and only if the first was not the last.
+        # Two steps: the second reads the other buffers, and runs only if the first was not the last.
         others = [builder.temporary(c.type) for c in carries]
         first, second = turn(carries, others)[0], turn(others, carries)[0]
         between, again = test(others)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pbkern._jax import user_line
-from pbkern.fuse.cost.equation import VIEWS
-from pbkern.fuse.cost.kernel import Cost
+from pbkern.fuse.cost.kinds import VIEWS
+from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Edge, Node, Partition
 
 
@@ -16,9 +16,9 @@ from pbkern.fuse.graph import Edge, Node, Partition
 class KernelReport:
     """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
 
-    `finish`: the ops of its last stage; `measured`: seconds of one run of the kernel alone, where that was asked for; `steps`
-    of a loop that follow each other in it, of which `ops` are one; `run`: columns that long reductions take at a time, or 0;
-    `runs`: how often one call runs it, as in a loop, None if that depends on values. All other figures are of one run.
+    `finish`: ops of its last stage. `measured`: seconds of one run of the kernel alone, if asked for. `steps`: steps of a loop
+    in it (`ops` are those of one). `run`: columns that online reductions take at a time, or 0. `runs`: how often
+    one call runs it, as in a loop, None if that depends on values. All other figures are of one run.
     """
 
     name: str
@@ -53,10 +53,8 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
-class WrittenKernel:
-    """A kernel that fusion did not make: `origin` says who wrote it, `lines` how the dimensions of its grid run, and what
-    follows them.
-    """
+class HandWrittenKernel:
+    """A kernel that fusion did not make. `origin` says who wrote it, `lines` how each grid dimension runs, and what follows."""
 
     name: str
     origin: str
@@ -73,15 +71,15 @@ class WrittenKernel:
 class Explanation:
     """What the fuser did. `str()` is the report: kernels, then what was not fused, then a count of what was.
 
-    `kernels` are those of the fuser, `written` those of the function's author (api/pipeline.py adds them). With `verbose`, the
-    fusions are listed too.
+    `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds them). With `verbose`, fusions
+    are listed too.
     """
 
     name: str
     kernels: tuple[KernelReport, ...]
     edges: tuple[Edge, ...]
     left: tuple
-    written: tuple[WrittenKernel, ...] = ()
+    written: tuple[HandWrittenKernel, ...] = ()
     verbose: bool = False
 
     def __str__(self) -> str:
@@ -128,7 +126,7 @@ def report(name: str, node: Node) -> KernelReport:
 
 
 def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
-    """Of several steps of a loop in a front, those of one."""
+    """The ops of a kernel; of a wavefront, those of one step."""
     wave = node.schedule.wave if node.schedule is not None else None
     eqns = node.eqns if wave is None else wave.body.jaxpr.eqns
     return tuple((e.primitive.name, user_line(e)) for e in eqns)

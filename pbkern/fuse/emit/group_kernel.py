@@ -30,7 +30,7 @@ def _block_dim(span: Span, extent: int, grid: Sequence[int]) -> tuple[BlockDim, 
     size, start = span.size, span.start
     if size and start.const % size == 0 and all(c % size == 0 for _, c in start.terms):
         lo, hi = bounds(span, grid)
-        # A block that lies outside the array as a whole is a halo as well, and only Element may be.
+        # A block wholly outside the array is a halo as well, and only Element may be outside.
         if lo >= 0 and hi - size < max(extent, 1) and size <= extent:
             return Blocked(size), Affine(tuple((s, c // size) for s, c in start.terms), start.const // size)
     lo, hi = bounds(span, grid)
@@ -75,9 +75,9 @@ def emit_kernel(
     *,
     body: bool = True,
 ) -> Kernel:
-    """The kernel that computes `outputs`; operands are `requests.inputs` in order, of which some are `aliases` of outputs.
+    """The kernel that computes `outputs`. Operands are `requests.inputs` in order; `aliases` pairs some with outputs.
 
-    `body`: False leaves it to the caller.
+    `body`: False leaves the body to the caller.
     """
     return Kernel(
         name=name,
@@ -99,11 +99,11 @@ def emit_kernel(
 def emit_finish(
     name: str, requests: Requests, outputs: Sequence[tuple[object, Access]], made: Sequence, kept: Sequence, params: dict
 ) -> Kernel:
-    """The last stage that computes `outputs`, as Kernel.finish wants it.
+    """The last stage that computes `outputs`, in the form of Kernel.finish.
 
     Args:
       made: the programs' results, its first operands.
-      kept: those of them that the kernel returns after `outputs`.
+      kept: those of `made` that the kernel returns after `outputs`.
     """
     access = {v: tuple(map(whole, v.aval.shape)) for v in made}
     hulls = requests.hulls | {v: Hulls.of([a]) for v, a in access.items() if v in requests.hulls}

@@ -21,7 +21,7 @@ from pbkern.fuse.tiling.block_search import Schedule
 from .buffer_reuse import assign_slots
 from .group_kernel import array_type, emit_finish, emit_kernel
 from .online_kernel import emit_online
-from .skewed_kernel import emit_wave
+from .skewed_kernel import emit_wavefront
 
 
 def identifier(text: str) -> str:
@@ -35,7 +35,7 @@ class Builder:
     """Collects the buffers and steps of one HostProgram.
 
     Attributes:
-      views: value -> where it lies.
+      views: value -> its place: a buffer and an offset.
       names: counter of buffer and kernel names.
       kernels: id of a node -> its kernel; a loop's steps may use one twice.
       params_for: grid semantics, and fields of CompilerParams by name -> compiler_params of a fused kernel.
@@ -64,7 +64,7 @@ class Builder:
         return View(b.name, b.type)
 
     def place(self, v) -> View:
-        """Where `v` lies; a new temporary if it has no place yet."""
+        """The view of `v`; a new temporary if it has none yet."""
         if v not in self.views:
             self.views[v] = self.temporary(array_type(v.aval))
         return self.views[v]
@@ -89,7 +89,7 @@ class Builder:
         return control_steps(self, node)
 
     def hand_written(self, eqn) -> list[Step]:
-        """A kernel as it is; an operand that shares its array with a result is copied there first."""
+        """A hand-written kernel; an operand that shares its array with a result is copied there first."""
         kernel = eqn.params["kernel"]
         operands, results = [self.place(a) for a in eqn.invars], [self.place(v) for v in eqn.outvars]
         copies: list[Step] = []
@@ -134,19 +134,19 @@ class Builder:
 def emit_scheduled(name: str, s: Schedule, compiler_params: dict) -> Kernel:
     """The kernel of a group."""
     if s.wave is not None:
-        return emit_wave(name, s.wave, compiler_params)
+        return emit_wavefront(name, s.wave, compiler_params)
     if s.online is not None:
         return emit_online(name, s.grid, s.requests, s.outputs, s.online, compiler_params, s.aliases)
     return emit_kernel(name, s.grid, s.requests, s.outputs, compiler_params, s.aliases)
 
 
 def kept_results(node: Node) -> list:
-    """Results of a group's programs that others than its last stage read."""
+    """Results of a group's programs that not only its last stage reads."""
     return [v for v, _ in node.schedule.outputs if v in node.outputs]
 
 
 def kernel_stem(node: Node) -> str:
-    """A word for the kernel's name: its dearest operation."""
+    """A word for the kernel's name: its most expensive operation."""
     eqns = [*node.eqns, *(node.finish.eqns if node.finish else ())]
     names = [e.primitive.name for e in eqns]
     for known, word in (
@@ -175,7 +175,7 @@ def build_program(
 
 
 def share_outputs(b: Builder, nodes: Iterable[Node]) -> None:
-    """Lets a producer write straight into an output that is another shape of its result."""
+    """Lets a producer write straight into an output that reshapes its result."""
     made = {v for n in nodes for v in n.outputs}
     for node in reversed([n for n in nodes if n.kind == "alias"]):
         (source, *_), (v,) = node.eqns[0].invars, node.eqns[0].outvars

@@ -1,4 +1,4 @@
-"""Online at blocks -> dsl.Kernel: loops over runs of columns, with the maximum and the sums so far in scratch."""
+"""Online at blocks -> dsl.Kernel: loops over chunks of columns, with the maximum and the sums so far in scratch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .group_kernel import emit_kernel
 
 def emit_online(name: str, grid: tuple[int, ...], requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks,
                 compiler_params: dict, aliases: tuple[tuple[int, int], ...]) -> Kernel:
-    """As emit_kernel, whose operands and results it has."""
+    """As `emit_kernel`, with the same operands and results."""
     plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
     kept = [Scratch(block_shape(a), _kept_type(v), scoped=True) for v, a in _reduced(blocks)]
     types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
@@ -36,13 +36,13 @@ def emit_online(name: str, grid: tuple[int, ...], requests: Requests, outputs: S
 
 
 def _reduced(blocks: Blocks) -> list[tuple[object, Access]]:
-    """Results of reductions in runs, with their blocks."""
+    """Results of online reductions, with their blocks."""
     first, second = (p.kept if p else [] for p in (blocks.first, blocks.second))
     return [*zip(blocks.online.first, first), *zip(blocks.online.second, second)]
 
 
 def _kept_type(v) -> np.dtype:
-    """Sums of floats of 16 bits are kept in 32: they are rounded with each run."""
+    """Sums of 16-bit floats are kept in 32 bits: each chunk would round them."""
     narrow = jnp.issubdtype(v.aval.dtype, jnp.floating) and v.aval.dtype.itemsize <= 2
     return np.dtype(np.float32 if narrow else v.aval.dtype)
 
@@ -82,7 +82,7 @@ class _Body:
             ref[...] = lax.full(ref.shape, 0, ref.dtype)
 
     def go(self, over: Pass, found: dict, turn: Callable) -> None:
-        """All runs of a pass. What is the same for all is computed before them."""
+        """All chunks of a pass. What is the same for all is computed before them."""
         requests = over.full.requests
         late = self.online.level.outvars[:1] if turn == self.rise else []
         changing, moving = set(late), []
@@ -104,7 +104,7 @@ class _Body:
             turn(over.rest, left, before | self.read(requests, before, {}), {})
 
     def rise(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
-        """A run of the first pass: the level rises, and what was summed up before is measured by the new one."""
+        """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
         requests, (level, *sums) = run.requests, run.products
         (m, access), (x, of_x) = (level.eqn.outvars[0], level.out), (level.eqn.invars[0], level.pull.inputs[0])
         makers = set(map(id, leading_to([s.eqn for s in steps], {x})))
@@ -113,7 +113,7 @@ class _Body:
         old = self.level[0][...]
         highest = lax.reduce_max_p.bind(_value(requests, found, x, of_x), **level.pull.params)
         new = lax.max(old, _as(highest, old.dtype))
-        # Of a row of which all is -inf so far: its exponentials are 0, not those of -inf - -inf.
+        # For a row that is all -inf so far: its exponentials are 0, not those of -inf - -inf.
         base = lax.select(_is_least(new), lax.full_like(new, 0), new)
         found[m, access] = _as(base, m.aval.dtype)
         found = self.computed(requests, [s for s in steps if id(s.eqn) not in makers], found, ids)
@@ -123,13 +123,13 @@ class _Body:
         self.level[0][...] = new
 
     def add(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
-        """A run of the second pass."""
+        """A chunk of the second pass."""
         found = self.computed(run.requests, steps, found, ids)
         for step, ref in zip(run.products, self.totals):
             ref[...] = ref[...] + _sum(run.requests, found, step, ref.dtype)
 
     def first(self) -> dict:
-        """The level and the sums at the end. Where all is -inf, exp(-inf - -inf) makes them NaN."""
+        """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
         level, (access, *accesses) = self.level[0][...], self.blocks.first.kept
         m, *sums = self.online.first
         found = {(m, access): _as(level, m.aval.dtype)}
@@ -139,7 +139,7 @@ class _Body:
         return found
 
     def spread(self, x, places: Places, shape: tuple[int, ...]):
-        """Numbers per row of the level, as numbers per element of a sum."""
+        """One number per row of the maximum -> one per element of a sum."""
         rows = self.online.places_of_level()
         x = lax.squeeze(x, [d for d, p in enumerate(rows) if p not in places])
         left = [p for p in rows if p in places]
@@ -150,7 +150,7 @@ class _Body:
     # ---------------------------------------------------------------- values
 
     def read(self, requests: Requests, found: dict, ids: dict | None) -> dict:
-        """Blocks of operands beside those found: all with `ids`, else those that are the same for all runs."""
+        """Blocks of operands that are not in `found`: all if `ids` are given, else those that are the same for all chunks."""
         wanted = [(v, a) for v, a in requests.inputs if (v, a) not in found and v not in self.reduced]
         return {(v, a): self.block(v, a, ids or {}) for v, a in wanted if ids is not None or not moves(a)}
 
@@ -180,7 +180,7 @@ def _moves(step: Step) -> bool:
 
 
 def _covers(hull: Access, access: Access) -> bool:
-    """Whether a block of an operand holds what runs read of it."""
+    """Does a block of an operand hold what chunks read of it?"""
     def covers(h, s) -> bool:
         if _runs(s):
             return h.is_const and h.start.const == 0
@@ -197,7 +197,7 @@ def _value(requests: Requests, found: dict, atom, access: Access):
 
 
 def _sum(requests: Requests, found: dict, step: Step, dtype):
-    """What a run adds to a sum."""
+    """What a chunk adds to a sum."""
     operands = [_value(requests, found, a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
     if step.eqn.primitive.name == "reduce_sum":
         return step.eqn.primitive.bind(_as(operands[0], dtype), **step.pull.params)

@@ -1,8 +1,7 @@
-"""Partition -> Plan: an ordered list of segments, each a HostProgram of ours or a ClosedJaxpr left to XLA.
+"""Partition -> Plan: an ordered list of segments, each a HostProgram or a ClosedJaxpr left to XLA.
 
-Nodes are sorted so that few segments change hands. Within a HostProgram, values are buffers; reshapes are
-views. Array constants become inputs. Outputs that are inputs, literals or repeats are forwarded by the Plan
-itself.
+Nodes are sorted so that there are few segments. Within a HostProgram, values are buffers and reshapes are views. Array
+constants become inputs. The Plan itself forwards outputs that are inputs, literals or repeats.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Segment:
-    """One step of a Plan: `reads` values of the plan's jaxpr, `makes` others."""
+    """One step of a Plan: `reads` values of the plan's jaxpr, `makes` others. run: what a HostProgram was made of."""
 
     body: HostProgram | jex.ClosedJaxpr
     reads: tuple
     makes: tuple
     left: tuple[Left, ...] = ()
+    run: tuple[Node, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -47,8 +47,8 @@ class Segment:
 
 @dataclass
 class Plan:
-    """What runs where. `jaxpr` names the values, of PRNG keys their words; `consts` are its array constants; `results` are
-    the types of what the function returns.
+    """What runs where. `jaxpr` names the values (PRNG keys: their words), `consts` are its array constants, `results` the types
+    that the function returns. whole: the function as it was given, if XLA runs all of it.
     """
 
     name: str
@@ -57,12 +57,13 @@ class Plan:
     segments: tuple[Segment, ...]
     results: Sequence
     explanation: Any = None
+    whole: jex.ClosedJaxpr | None = None
     nodes: list[Node] = field(default_factory=list)
 
     def evaluate(self, args, run_program: Callable) -> list:
-        """Runs the plan: `run_program(host_program, inputs) -> outputs` for ours, JAX for the others.
-        Traceable.
-        """
+        """Runs the plan: `run_program(host_program, inputs) -> outputs` for HostPrograms, JAX for the others. Traceable."""
+        if self.whole is not None:
+            return jex.jaxpr_as_fun(self.whole)(*args)
         env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(zip(self.jaxpr.constvars, self.consts))
         for s in self.segments:
             inputs = [env[v] for v in s.reads]
@@ -71,6 +72,10 @@ class Plan:
         found = [literal(a) if isinstance(a, jex.Literal) else env[a] for a in self.jaxpr.outvars]
         return keys_of_words(found, self.results)
 
+    def leave(self, program: HostProgram) -> None:
+        """Leaves the operations of one of the programs to XLA."""
+        self.segments = tuple(xla_segment(list(s.run), set(s.makes)) if s.body is program else s for s in self.segments)
+
     def programs(self) -> list[HostProgram]:
         return [s.body for s in self.segments if s.is_ours]
 
@@ -78,11 +83,13 @@ class Plan:
         return [k for p in self.programs() for k in p.kernels()]
 
     def left_to_xla(self) -> list[Left]:
+        if self.whole is not None:
+            return [Left(e.primitive.name, user_line(e), "planning failed") for e in self.whole.jaxpr.eqns]
         return [x for s in self.segments for x in s.left]
 
 
 def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[Node]]:
-    """Topological order in runs of one owner: as many of ours as can run, then XLA's, and so on."""
+    """Topological order in runs of one owner: as many fused nodes as are ready, then XLA's, and so on."""
     waiting = nodes[::-1]
     known, runs, ours = set(available), [], True
     readers: dict = {}
@@ -112,7 +119,7 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
 
 
 def without_early_views(run: dict[Node, None], readers: dict, results: set) -> dict[Node, None]:
-    """The run without views that only later runs of ours read: here they would be copies."""
+    """The run without views that only later fused runs read: here they would be copies."""
     kept: set[Node] = set()
     for node in reversed(run):
         read_by = [r for v in node.outputs for r in readers.get(v, ())]
@@ -123,7 +130,7 @@ def without_early_views(run: dict[Node, None], readers: dict, results: set) -> d
 
 
 def xla_segment(run: list[Node], needed: set) -> Segment:
-    """The equations of a run as one jaxpr, made by tracing them again."""
+    """The equations of a run as one jaxpr, traced again."""
     eqns = [e for n in run for e in n.eqns]
     made = [v for e in eqns for v in e.outvars]
     reads = list(

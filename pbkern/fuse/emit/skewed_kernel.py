@@ -1,9 +1,8 @@
-"""Wave -> dsl.Kernel: each program moves a front over rows of its own, all steps in one scratch buffer per carry.
+"""Wave -> dsl.Kernel: each program moves a wavefront over its rows, with all steps in one scratch buffer per carry.
 
-Rows are counted from the first that a program reads, and a step's rows from the first that they are made of: row d of a step
-is made of rows d, d + 1, ... d + lag of the step before, and takes the place of row d. So elements are stored over what only
-rows before needed. The scratch holds the rows between the first step and the last, and as many more, after which the front
-goes back to its start.
+Rows count from the first that a program reads; a step's rows count from the first row that they need. Row d of a step needs
+rows d, d + 1, ... d + lag of the step before, and replaces row d: elements are stored over what only earlier rows needed. The
+scratch holds the rows between the first step and the last, and as many more; then the wavefront moves back to its start.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from pbkern.dsl.primitives.grid import ds, program_id, when
 from pbkern.dsl.trace import trace_kernel
 from pbkern.fuse.access.blocks import BodyContext, run_steps
 from pbkern.fuse.access.rules import Access
-from pbkern.fuse.tiling.time_skewing import Reads, Wave
+from pbkern.fuse.tiling.time_skewing import Reads, Wavefront
 
 from .group_kernel import array_type
 
 I32 = np.int32
-# A load waits for a store before it whose address has the same last bits: that of a row near by should not be one of the last
-# few that were stored. (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
+# A load waits for an earlier store whose address has the same last bits (4K aliasing): a neighbouring row must not be among the
+# last few that were stored. (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
 PAGE_BYTES, NEAR_BYTES, NEAR_ROWS = 4096, 576, 5
 
 
-def emit_wave(name: str, wave: Wave, compiler_params: dict) -> Kernel:
-    """The kernel that makes the carries after `wave.steps` steps of `wave.operands`, of which xs have as many elements."""
+def emit_wavefront(name: str, wave: Wavefront, compiler_params: dict) -> Kernel:
+    """The kernel that computes the carries after `wave.steps` steps from `wave.operands`; xs have `wave.steps` elements."""
     return trace_kernel(
-        _Front(wave).body,
+        _Wavefront(wave).body,
         in_types=[_operand_type(wave, v) for v in wave.operands],
         out_types=[array_type(v.aval) for v in wave.carries],
         grid=(wave.programs,),
@@ -48,14 +47,14 @@ def emit_wave(name: str, wave: Wave, compiler_params: dict) -> Kernel:
     )
 
 
-def _operand_type(wave: Wave, v) -> ArrayType:
+def _operand_type(wave: Wavefront, v) -> ArrayType:
     lead = (wave.steps,) if v in wave.elements else ()
     return ArrayType((*lead, *v.aval.shape), np.dtype(v.aval.dtype))
 
 
 @dataclass(frozen=True)
 class _Ring:
-    """Where the front's rows of one carry lie: `first` is the place of its first element, except along the front."""
+    """The wavefront's rows of one carry. `first`: the index of its first element, except along the front."""
 
     v: object
     axis: int
@@ -63,7 +62,7 @@ class _Ring:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, wave: Wave, v) -> _Ring:
+    def of(cls, wave: Wavefront, v) -> _Ring:
         axis, lanes = wave.axis(v), LINE_BYTES // np.dtype(v.aval.dtype).itemsize
         first, shape = [], []
         for d, (n, (low, high)) in enumerate(zip(v.aval.shape, wave.margins(v))):
@@ -72,7 +71,7 @@ class _Ring:
             size = -(-(low + n + high) // lanes) * lanes if last else low + n + high
             first.append(low)
             shape.append(_rows(wave) if d == axis else size)
-        stride = math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize  # of rows, for each element of the last axis
+        stride = math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize  # of rows, per element of the last axis
         wider = range(shape[-1], shape[-1] + PAGE_BYTES // LINE_BYTES * lanes, lanes)
         shape[-1] = next((n for n in wider if not _rows_meet(n * stride)), shape[-1])
         return cls(v, axis, tuple(first), tuple(shape))
@@ -98,31 +97,31 @@ class _Ring:
 
 
 def _rows_meet(stride: int) -> bool:
-    """Whether places in rows near by, `stride` bytes apart, lie near each other within a page."""
+    """Are elements of neighbouring rows, `stride` bytes apart, near each other within a page?"""
     apart = (k * stride % PAGE_BYTES for k in range(1, NEAR_ROWS + 1))
     return any(min(n, PAGE_BYTES - n) < NEAR_BYTES for n in apart)
 
 
-def _panel(wave: Wave) -> int:
-    """Turns, of a few rows each, after which the front goes back to the scratch buffer's start."""
+def _panel(wave: Wavefront) -> int:
+    """Turns, of a few rows each, after which the wavefront moves back to the scratch buffer's start."""
     turns = _turns(wave)
     panel = -(-wave.lag * wave.steps // wave.reads.rows)
     return turns if turns <= 2 * panel else panel
 
 
-def _turns(wave: Wave) -> int:
+def _turns(wave: Wavefront) -> int:
     """Turns until the last step has made all rows of a program."""
     return -(-(wave.height + wave.lag * wave.steps) // wave.reads.rows)
 
 
-def _rows(wave: Wave) -> int:
+def _rows(wave: Wavefront) -> int:
     return wave.lag * wave.steps + _panel(wave) * wave.reads.rows
 
 
-class _Front:
+class _Wavefront:
     """The body of the kernel, as methods that trace its parts."""
 
-    def __init__(self, wave: Wave):
+    def __init__(self, wave: Wavefront):
         self.wave = wave
         self.rings = [_Ring.of(wave, v) for v in wave.carries]
         self.low, _ = wave.reach
@@ -145,7 +144,7 @@ class _Front:
     # ---------------------------------------------------------------- a turn
 
     def turn(self, n, in_panel) -> None:
-        """Rows enter, each step makes some, rows leave. `n`: turns before, `in_panel`: since the front went back."""
+        """Rows enter, each step makes some, rows leave. `n`: turns so far, `in_panel`: since it moved back."""
         wave, rows = self.wave, self.wave.reads.rows
         behind = wave.lag * wave.steps
         entering, slot = n * I32(rows), in_panel * I32(rows) + I32(behind)
@@ -189,7 +188,7 @@ class _Front:
     # ---------------------------------------------------------------- rows in and out
 
     def enter(self, row, slot) -> None:
-        """Reads rows of the carries, those beyond the edges from the other side where borders are periodic."""
+        """Reads rows of the carries; with periodic borders, rows beyond the edges from the other side."""
         wave = self.wave
 
         def read(v, ring, scratch, row, slot, count) -> None:
@@ -213,7 +212,7 @@ class _Front:
             self.by_rows(row, slot, end, lambda *at, r=ring, s=scratch, o=result: write(o, r, s, *at), self.base, wraps=False)
 
     def by_rows(self, row, slot, end, use: Callable, begin=0, wraps: bool = True) -> None:
-        """`use(row, slot, count)` for all rows at once if they lie in [begin, end), else for each that does."""
+        """`use(row, slot, count)` for all rows at once if they are in [begin, end), else for each row that is."""
         rows, inside = self.wave.reads.rows, (row >= begin) & (row + I32(self.wave.reads.rows) <= end)
 
         @when(inside)
@@ -249,7 +248,7 @@ class _Front:
     # ---------------------------------------------------------------- a step
 
     def make(self, k, row, slot) -> None:
-        """Some rows of step k + 1: at once where all that they are made of lies inside, else one by one."""
+        """Some rows of step k + 1: at once if everything that they need is in bounds, else one by one."""
         rows, (low, high) = self.wave.reads.rows, self.inside(self.wave.reads)
         if self.wave.wraps and not self.has_rows_of_others():
             self.store(self.wave.reads, k, row, slot, clipped=False)
@@ -258,7 +257,7 @@ class _Front:
 
         @when(inside)
         def _():
-            # With bounds that are constants, tests of rows fold away.
+            # Constant bounds let tests of rows fold away.
             at = lax.clamp(I32(0), row - I32(low), I32(high - low)) + I32(low)
             self.store(self.wave.reads, k, at, slot, clipped=False)
 
@@ -288,7 +287,7 @@ class _Front:
                    for h in self.wave.reads.hulls(v) for s in h)  # fmt: skip
 
     def store(self, reads: Reads, k, row, slot, clipped: bool) -> None:
-        """Rows of a step, from `row` on, into `slot`."""
+        """Stores rows of a step, from `row` on, into `slot`."""
         wave = self.wave
         blocks = {(v, h): self.block(v, h, k, row, slot, clipped) for v in wave.operands for h in reads.hulls(v)}
         get = run_steps(reads.requests, blocks, BodyContext({0: row}))
@@ -299,7 +298,7 @@ class _Front:
             self.wrap(ring, scratch, slot, reads.rows)
 
     def block(self, v, hull: Access, k, row, slot, clipped: bool):
-        """The block of an operand that rows of step k + 1 from `row` on are made of."""
+        """The block of an operand that rows of step k + 1, from `row` on, need."""
         if v in self.wave.carries:
             ring, scratch = next((r, s) for r, s in zip(self.rings, self.scratch) if r.v is v)
             return scratch[ring.at(slot + I32(hull[ring.axis].start.const - self.low), hull)]
@@ -317,12 +316,12 @@ class _Front:
         return lax.concatenate(lines, axis) if len(lines) > 1 else lines[0]
 
     def nearest(self, row, extent: int):
-        """A row of another operand. What tests of rows leave out may be any of them."""
+        """A row of another operand. Where tests of rows mask it, any row will do."""
         return self.wrapped(row) if self.wave.wraps else jnp.clip(row, I32(0), I32(extent - 1))
 
 
 def _along(rank: int, axis: int, rows) -> tuple:
-    """Index of all that lies in some rows."""
+    """Index of whole rows."""
     return tuple(rows if d == axis else slice(None) for d in range(rank))
 
 

@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with arithmetic and gathers behind gathers instead of before them: only what is picked is made.
+"""ClosedJaxpr -> the same with gathers hoisted before arithmetic and other gathers: only what is picked is computed.
 
     log_p = x - m - log(l);  log_p[labels]   ->   x[labels] - m - log(l)        m, l: one number per row
     rows = x[i];             rows[:, j]      ->   x[i, j]
 
-The same values bit by bit. What has other readers as well stays in front.
+The same values bit by bit. What has other readers stays in front of the gather.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 
-# Picking this part of all elements, at most, from so many arrays, at most, is less work than all of the arithmetic.
+# Picking at most this part of all elements, from at most so many arrays, is less work than all of the arithmetic.
 FEW_PICKED, FEW_ARRAYS = 0.5, 4
 
 
-def pick_early(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites jaxprs in which gathers alone read the results of arithmetic, or of other gathers."""
+def hoist_gathers(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs in which only gathers read results of arithmetic, or of other gathers."""
     wanted = set(_only_picked(closed))
     if not wanted:
         return closed
@@ -32,7 +32,7 @@ def pick_early(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _only_picked(closed: jex.ClosedJaxpr):
-    """Results of arithmetic and gathers that nothing but gathers reads, as their operand."""
+    """Results of arithmetic and gathers that only gathers read, as their operand."""
     jaxpr = closed.jaxpr
     made = {v for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for v in e.outvars}
     picked = {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "gather"} & made if made else set()
@@ -56,7 +56,7 @@ class _Lookups:
         if eqn.primitive.multiple_results or not eqn.outvars[0].aval.shape:
             return None
         value = eqn.primitive.bind(*operands, **eqn.params)
-        self.made[id(value)] = (value, eqn, operands)  # the value is kept alive: its id stays its own
+        self.made[id(value)] = (value, eqn, operands)  # keeps the value alive, so that its id stays unique
         return [value]
 
     def gather(self, eqn, operands):
@@ -77,7 +77,7 @@ class _Lookups:
 
 
 def at_once(first, second, x, i, j):
-    """A gather from what another one gathers, as one: x[i][:, j] -> x[i, j]. None where both look along the same dimension."""
+    """A gather of a gather as one: x[i][:, j] -> x[i, j]. None if both look up the same dimension."""
     a, b = (e.params["dimension_numbers"] for e in (first, second))
     taken, dims, again = list(a.start_index_map), result_dims(first), result_dims(second)
     back = {d: k for k, d in dims.items()}
@@ -109,7 +109,7 @@ def at_once(first, second, x, i, j):
 
 
 def _picks_elements(eqn) -> bool:
-    """Whether single places are looked up, and all other dimensions taken whole."""
+    """Are single places looked up, and all other dimensions taken whole?"""
     dn, sizes, shape = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.invars[0].aval.shape
     if dn.operand_batching_dims or sorted(dn.start_index_map) != sorted(dn.collapsed_slice_dims):
         return False
@@ -121,7 +121,7 @@ def _same(x, y) -> bool:
 
 
 class _Pick:
-    """One gather, applied to the arrays that its operand is made of."""
+    """One gather, applied to the arrays that its operand is computed from."""
 
     def __init__(self, eqn, indices, made: dict) -> None:
         self.eqn, self.indices, self.made, self.dims = eqn, indices, made, result_dims(eqn)
@@ -130,12 +130,12 @@ class _Pick:
         self.known: dict[int, object] = {}
 
     def _maker(self, x) -> tuple | None:
-        """(equation, operands) of arithmetic that can be done behind the gather."""
+        """(equation, operands) of arithmetic that can follow the gather."""
         _, eqn, operands = self.made.get(id(x), (None, None, ()))
         return (eqn, operands) if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.shape == self.source else None
 
     def _repeated(self, x) -> tuple | None:
-        """(array, its dimensions of the operand) if `x` repeats an array along all that is looked up."""
+        """(array, its dimensions of the operand) if `x` repeats an array along everything that is looked up."""
         _, eqn, operands = self.made.get(id(x), (None, None, ()))
         array, dims = x, tuple(range(np.ndim(x)))
         if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1:
@@ -158,7 +158,7 @@ class _Pick:
             maker = self._maker(x)
             waiting += maker[1] if maker else ()
             if maker is None and self._repeated(x) is None:
-                found += 1 if np.shape(x) == self.source else FEW_ARRAYS + 1  # repeated along some of it: left alone
+                found += 1 if np.shape(x) == self.source else FEW_ARRAYS + 1  # repeats along a part of it: left alone
         return found
 
     def __call__(self, x):

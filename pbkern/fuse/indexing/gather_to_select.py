@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with selects of values in place of gathers from a stack of them, which is then not stored.
+"""ClosedJaxpr -> the same with selects in place of gathers from stacks of few values: the stack is not stored.
 
     stack([a, b, c])[i, arange(n)]   ->   select(i >= 2, c, select(i >= 1, b, a))
 
-jnp.choose and take_along_axis of stacked arrays are of this kind: the gather looks up which of a few pieces of size one
-along a dimension it wants, and walks all other dimensions in step with the result. The same values bit by bit.
+jnp.choose and take_along_axis of stacked arrays are such gathers. They look up one of a few pieces of size one along a
+dimension, and walk all other dimensions in step with the result. The same values bit by bit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pbkern.fuse.access.dimension_map import MOVING, moved
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
-# Selects read all pieces, the gather one. On Zen 4 that of 12 numbers is as fast as 11 selects, that of 16 faster; of
-# arrays, which would have to be stacked, selects are faster for longer.
+# Selects read all pieces, a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects, from 16 faster. From
+# arrays, which would have to be stacked, selects are faster for more pieces.
 FEW = 12
 
 
-def choose_pieces(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites gathers from concatenations of at most FEW pieces of size one along the concatenated dimension."""
     names = {e.primitive.name for e in equations(closed.jaxpr)}
     if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
@@ -38,7 +38,7 @@ def choose_pieces(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _times_read(closed: jex.ClosedJaxpr) -> Counter:
-    """How often equations read each value, and results are it, at any depth."""
+    """How often equations and results read each value, at any depth."""
     read = Counter(a for e in equations(closed.jaxpr) for a in e.invars if not isinstance(a, jex.Literal))
     bodies = [closed, *(inner for e in equations(closed.jaxpr) for inner in inner_jaxprs(e))]
     return read + Counter(a for c in bodies for a in c.jaxpr.outvars if not isinstance(a, jex.Literal))
@@ -47,7 +47,7 @@ def _times_read(closed: jex.ClosedJaxpr) -> Counter:
 class _Stacks:
     """Remembers, by value: pieces of stacks; along which dimension a value counts; what is never negative or never true.
 
-    jax.numpy adds the size of a dimension to indices that are negative. Of what counts that is nothing, but hides it.
+    jax.numpy adds the size of a dimension to negative indices. For an iota that adds nothing, but hides it.
     """
 
     def __init__(self, times_read: Counter) -> None:
@@ -57,7 +57,7 @@ class _Stacks:
         return eqn.primitive.bind(*operands, **eqn.params)
 
     def iota(self, eqn, operands):
-        """Noted of what counts: per dimension, 0 for the one along which it does, None for the others."""
+        """Notes what counts: per dimension, 0 for the one along which it counts, None for the others."""
         dim, shape, out = eqn.params["dimension"], eqn.params["shape"], eqn.outvars[0].aval
         if out.dtype.kind not in "iu" or shape[dim] - 1 > np.iinfo(out.dtype).max:
             return None
@@ -65,7 +65,7 @@ class _Stacks:
         return self.notes.note("counts", self._bound(eqn, operands), places)
 
     def moved(self, eqn, operands):
-        if len(operands) > 1:  # of a size that only the run knows
+        if len(operands) > 1:  # of a size known only when the program runs
             return None
         (x,) = operands
         found, stack = self.notes.find("counts", x), self.notes.find("stack", x)
@@ -138,7 +138,7 @@ class _Stacks:
         return [_selected(eqn, which, [_walk(piece, walked, out) for piece in pieces])]
 
     def dynamic_slice(self, eqn, operands):
-        """One piece of a stack that would be stored for this alone, else a slice of it reads less."""
+        """One piece of a stack that nothing else reads; otherwise a slice of the stack reads less."""
         (x, *starts), sizes = operands, eqn.params["slice_sizes"]
         dim, pieces = self.notes.find("stack", x) or (None, ())
         moving = [d for d, n in enumerate(x.shape) if sizes[d] != n]
@@ -147,13 +147,13 @@ class _Stacks:
         return [_one_of(pieces, starts[dim])]
 
     def _column(self, indices, k: int):
-        """Entry `k` of every index vector, as one value if they were put together from such."""
+        """Entry `k` of every index vector, as one value if the vectors were concatenated from such values."""
         last = indices.ndim - 1
         dim, pieces = self.notes.find("stack", indices) or (None, ())
         return pieces[k] if dim == last else lax.slice_in_dim(indices, k, k + 1, axis=last)
 
     def _walked(self, eqn, x, indices, dim: int) -> dict[int, int] | None:
-        """Dimension of the result that walks each dimension of the stack but `dim`; None if one is not walked in step."""
+        """The result's dimension that walks each dimension of the stack except `dim`; None if one is not walked in step."""
         dn, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
         looked_up, batch, dims = list(dn.start_index_map), batch_dims(eqn), result_dims(eqn)
         walked: dict[int, int] = {}
@@ -180,13 +180,13 @@ class _Stacks:
 
 
 def _copies_rows(eqn, walked: dict[int, int]) -> bool:
-    """Whether rows are repeated: the gather copies them from a stack that is small beside the result, and reads one of each."""
+    """Does the gather repeat rows? It copies them from a stack that is small beside the result, and reads one of each."""
     out, sizes = eqn.outvars[0].aval.shape, eqn.params["slice_sizes"]
     return max(sizes) > 1 and any(n > 1 and d not in walked.values() for d, n in enumerate(out))
 
 
 def _walk(piece, walked: dict[int, int], out):
-    """A piece in the result's dimensions; along those that nothing of it is in, and those of size one, it repeats."""
+    """A piece in the result's dimensions. It repeats along dimensions that it lacks, and along those of size one."""
     kept = sorted((d for d in walked if piece.shape[d] > 1), key=walked.__getitem__)
     dropped = [d for d in range(piece.ndim) if d not in kept]
     order = sorted(kept)
@@ -195,7 +195,7 @@ def _walk(piece, walked: dict[int, int], out):
 
 
 def _one_of(pieces, which):
-    """Places outside are moved inside by comparing in this way."""
+    """Selects by comparisons, which clamp places out of bounds."""
     chosen = pieces[0]
     for k, piece in enumerate(pieces[1:], 1):
         chosen = lax.select(lax.ge(which, which.dtype.type(k)), piece, chosen)
@@ -203,7 +203,7 @@ def _one_of(pieces, which):
 
 
 def _selected(eqn, which, pieces):
-    """Places outside give the fill value where the gather has one."""
+    """Places out of bounds give the fill value if the gather has one."""
     chosen = _one_of(pieces, which)
     if not fills(eqn):
         return chosen

@@ -1,10 +1,10 @@
-"""ClosedJaxpr -> the same with repetitions before the reshapes between them: jnp.repeat along two dimensions is one broadcast.
+"""ClosedJaxpr -> the same with broadcasts moved before reshapes: jnp.repeat along two dimensions is one broadcast.
 
     reshape(broadcast(reshape(broadcast(x, (n, 2, m)), (2n, m)), (2n, m, 2)), (2n, 2m))
     ->  reshape(broadcast(broadcast(x, (n, 2, m)), (n, 2, m, 2)), (2n, 2m))
 
-What is repeated and reshaped has no affine place, and is stored, unless the reshape is the last thing done to it. Hence only
-of results: small values that are repeated for arithmetic, such as means of groups, are better stored before they are large.
+A value that is repeated and then reshaped has no affine index, and is stored, unless the reshape comes last. Applies to results
+only: small values that are repeated for arithmetic, such as means of groups, are better stored while they are small.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
 
-def repeat_first(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold broadcasts and reshapes. The same values."""
     if not {"broadcast_in_dim", "reshape"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed
@@ -29,7 +29,7 @@ def repeat_first(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:
-    """Values of which nothing but results is made, by broadcasts and reshapes."""
+    """Values that only broadcasts and reshapes read, on the way to results."""
     read: set = set()
     for e in reversed(jaxpr.eqns):
         moves = e.primitive.name in ("broadcast_in_dim", "reshape") and read.isdisjoint(e.outvars)
@@ -42,7 +42,7 @@ def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:
 
 
 class _Repeats:
-    """Remembers, by value: what repeats, and of what repeating value it is a reshape that joins dimensions."""
+    """Remembers, by value: what repeats, and which reshapes join dimensions of a repeating value."""
 
     def __init__(self, only_moved: set) -> None:
         self.notes, self.only_moved = Notes(), only_moved

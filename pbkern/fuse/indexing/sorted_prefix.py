@@ -1,7 +1,7 @@
 """The first elements of sorted lines as one equation, which bodies of kernels compute by sorting and slicing.
 
-A sort and slices of it apart might become two kernels, with whole sorted lines between them; and what is not sorted, because
-nobody reads it, costs less (targets/cpu/emit/top_k.py).
+Apart, a sort and its slices might become two kernels, with whole sorted lines between them. Elements that nobody reads need not
+be sorted, which costs less (targets/cpu/emit/top_k.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ mlir.register_lowering(first_sorted_p, mlir.lower_fun(_first, multiple_results=T
 
 
 def first_sorted(operands, **params) -> list:
-    """As first_of_sorted."""
+    """The first elements of sorted lines; parameters as above."""
     return first_sorted_p.bind(*operands, **params)
 
 

@@ -1,9 +1,9 @@
 """Simplified ClosedJaxpr -> the same with updates and slices at known places made of pads, selects and slices.
 
-`x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is known, or each
-window is one element wide where it is not, the result is a select on index ranges: blocks of it can be tiled and
-fused, and lowering cuts its nests at the boundaries. Other scatters stay. A gather of one window at a known place is a
-slice. top_k is the first elements of a sort.
+`x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is known, or the window is one
+element wide where it is not, the result is a select on index ranges: it can be tiled and fused, and lowering cuts its nests at
+the boundaries. Other scatters stay. A gather of one window at a known place becomes a slice, top_k the first elements of a
+sort.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pbkern.fuse.simplify.driver import retrace
 
 from .sorted_prefix import first_sorted
 
-# Index arithmetic larger than this is data.
+# Larger index arrays are data.
 SMALL = 4096
 
-# Scatter -> (combine, what leaves an element as it is). Adding -0 keeps the sign of a zero, adding 0 does not.
+# Scatter -> (combine, identity element). Adding -0 keeps the sign of a zero, adding 0 does not.
 COMBINE: dict[str, tuple[Callable, Callable]] = {
     "scatter-add": (lax.add, lambda t: np.asarray(-0.0 if t.kind not in "iub" else 0, t)),
     "scatter-sub": (lax.sub, lambda t: np.zeros((), t)),
@@ -69,12 +69,12 @@ def _iota(dtype, shape, dim):
 
 
 class Constants:
-    """Values of index arithmetic that depends on literals alone, also outside of the body that it is used in."""
+    """Values of index arithmetic that depends on literals only, also on literals outside of the body that uses it."""
 
     def __init__(self, closed: jex.ClosedJaxpr) -> None:
         self.makers: dict = {}
         self.known: dict = {}
-        self.given: dict = {}  # operand of a body, the same in every step -> what it is, wherever the body runs
+        self.given: dict = {}  # operand of a body, the same in every step -> its value, wherever the body runs
         self._walk(closed)
 
     def _walk(self, closed: jex.ClosedJaxpr) -> None:
@@ -110,7 +110,7 @@ class Constants:
 
 
 def _handed_in(eqn) -> Iterator[tuple]:
-    """(operand of a body, the operand of the loop or conditional that it always is)."""
+    """(operand of a body, the operand of the loop or conditional that it always equals)."""
     p = params_of(eqn)
     match eqn.primitive.name:
         case "scan":
@@ -125,12 +125,12 @@ def _handed_in(eqn) -> Iterator[tuple]:
 
 
 def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
-    """The value that all are, if there is one."""
+    """The value that all share, if there is one."""
     first, *others = [*values] or [None]
     return first if first is not None and all(x is not None and np.array_equal(first, x) for x in others) else None
 
 
-def place_updates(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
     names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 
@@ -158,7 +158,7 @@ def place_updates(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _starts(atoms: Sequence, extents, sizes, constants: Constants) -> list[int] | None:
-    """Constant starts, clamped so that the window lies inside; a window over all of a dimension starts at 0."""
+    """Constant starts, clamped so that the window is in bounds; a window over a whole dimension starts at 0."""
     found = []
     for a, n, m in zip(atoms, extents, sizes):
         value = np.zeros((), int) if n == m else constants.value(a)
@@ -169,7 +169,7 @@ def _starts(atoms: Sequence, extents, sizes, constants: Constants) -> list[int] 
 
 
 def _gather(eqn, operands, constants: Constants):
-    """One window, at a constant place inside the array."""
+    """One window, at a constant place in bounds."""
     x, dn, sizes = operands[0], eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     if operands[1].ndim != 1 or (places := constants.value(eqn.invars[1])) is None:
         return None
@@ -202,7 +202,7 @@ def _dynamic_update_slice(eqn, operands, constants: Constants):
 
 
 class _Range:
-    """The window covers `dim` from the constant `start` on."""
+    """The window covers `dim` from a constant `start`."""
 
     def __init__(self, dim: int, start: int):
         self.dim, self.start = dim, start
@@ -220,7 +220,7 @@ class _Range:
 
 
 class _At:
-    """The window is the one element of `dim` that `start`, an array with extents 1 but in batch dimensions, names."""
+    """The window is one element of `dim`, at `start`: an array whose extents are 1 except in batch dimensions."""
 
     def __init__(self, dim: int, start):
         self.dim, self.start = dim, start
@@ -309,7 +309,7 @@ def _box(x, update, dn, batch: dict[int, int]):
 
 
 def _index_column(indices, k: int, rank: int, batch: dict[int, int]):
-    """Entry `k` of every index vector as an i32 array of `rank` dimensions, 1 but for batch dimensions."""
+    """Entry `k` of every index vector as an i32 array of `rank` dimensions, of size 1 except batch dimensions."""
     column = lax.index_in_dim(indices, k, indices.ndim - 1, keepdims=False)
     if column.dtype != np.int32:
         column = lax.convert_element_type(column, np.int32)

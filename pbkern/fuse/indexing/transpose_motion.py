@@ -1,8 +1,8 @@
 """ClosedJaxpr -> the same with transposes moved past convolutions and what surrounds them, so that they cancel.
 
-Images are often turned into the layout that a convolution is written for, and back. Each intermediate value would then
-be stored in an order that its loads do not follow. A convolution takes any layout by its dimension numbers: transposes
-of its input become transposes of its result, pass elementwise operations, pads and slices, and meet their inverses.
+Images are often transposed to the layout that a convolution is written for, and back. Each intermediate value would then be
+stored in another order than it is loaded. A convolution takes any layout by its dimension numbers: transposes of its input
+become transposes of its result, pass elementwise operations, pads and slices, and meet their inverses.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Transposes:
         if order == tuple(range(len(order))):
             return [base]
         value = lax.transpose_p.bind(base, permutation=order)
-        self.known[id(value)] = (value, base, order)  # the value is kept alive: its id stays its own
+        self.known[id(value)] = (value, base, order)  # keeps the value alive, so that its id stays unique
         return [value]
 
     def transpose(self, eqn, operands):
@@ -106,7 +106,7 @@ class _Transposes:
         return self.made(grown, [place[d] for d in range(len(p["shape"]))])
 
     def convolution(self, eqn, operands):
-        """The result lies as the input does, with output channels where input channels were."""
+        """The result gets the input's layout, with output channels in place of input channels."""
         found = self.find(operands[0])
         if found is None:
             return None

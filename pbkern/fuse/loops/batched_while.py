@@ -1,4 +1,4 @@
-"""Loops side by side, as vmap makes them of a while loop whose predicate it batches -> one loop, while any of them runs."""
+"""While loops with a batched predicate, as vmap makes them -> one loop that runs while any of them does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pbkern.fuse.simplify.driver import retrace
 
 
 def loops_as_one(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with scalar predicates of its while loops."""
+    """The same function, whose while loops have scalar predicates."""
     return retrace(closed, {"while": _as_one}) if any(map(_is_batched, equations(closed.jaxpr))) else closed
 
 

@@ -1,7 +1,7 @@
-"""ClosedJaxpr -> the same without carries of scans that nothing reads but themselves, and operands that bodies do not read.
+"""ClosedJaxpr -> the same without dead carries of scans, which only they themselves read, and without unread operands.
 
-The counter of most fori_loops is such a carry: each step would launch a kernel just to count. Such operands are indices of
-updates whose places are known.
+The counter of most fori_loops is a dead carry: each step would launch a kernel just to count. Indices of updates at known
+places are unread operands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _live_carries(body: jex.Jaxpr, n_consts: int, n_carry: int, wanted: set[int]
 
 
 def _needed(body: jex.Jaxpr, n_carry: int, live: set[int]) -> set:
-    """What the live carries and the ys results are computed from."""
+    """Values that live carries and ys need."""
     read = {a for k, a in enumerate(body.outvars) if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)}
     for eqn in reversed(body.eqns):
         if eqn.effects or any(v in read for v in eqn.outvars):
@@ -35,14 +35,14 @@ def _needed(body: jex.Jaxpr, n_carry: int, live: set[int]) -> set:
 
 
 def _read(jaxpr: jex.Jaxpr) -> set:
-    """Values that equations or results read, in the jaxprs of control flow too."""
+    """Values that equations or results read, also inside control flow."""
     atoms = [*jaxpr.outvars, *(a for e in jaxpr.eqns for a in e.invars)]
     own = {a for a in atoms if not isinstance(a, jex.Literal)}
     return own.union(*(_read(inner.jaxpr) for e in jaxpr.eqns for inner in inner_jaxprs(e)))
 
 
 def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Takes carries out of scans that nothing reads but themselves, and then what bodies do not read in any step."""
+    """Removes dead carries of scans, then operands that no step reads."""
     used = _read(closed.jaxpr)
 
     def rewrite(eqn, operands):
@@ -58,7 +58,7 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         read = [*consts, *(n_consts + k for k in kept), *range(n_consts + n_carry, len(types))]
 
         def slim(*args):
-            given = dict(zip(read, args))  # the values of the others are of no consequence
+            given = dict(zip(read, args))  # the values of the others do not matter
             others = {k: jax.numpy.zeros(t.shape, t.dtype) for k, t in enumerate(types) if k not in given}
             results = jex.jaxpr_as_fun(body)(*((given | others)[k] for k in range(len(types))))
             return [results[k] for k in kept] + list(results[n_carry:])

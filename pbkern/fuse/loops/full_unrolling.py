@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with scans of one step, and short ones of element-wise bodies, written out.
+"""ClosedJaxpr -> the same with full unrolling of scans of one step, and of short ones with elementwise bodies.
 
     for c in (3, 2, 1):  y = y * x + c        ->    ((0 * x + 3) * x + 2) * x + 1
 
-Such steps fuse with one another and with what comes before and after: memory is passed over once. Where several steps look at
-their neighbours they stay a loop, whose tiles fuse/time_tiling/overlapped.py chooses.
+Such steps fuse with one another and with their surroundings: one pass over memory. Steps that read neighbours stay a loop,
+which fuse/time_tiling/overlapped.py tiles.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.rewrites import REWRITES
 
-# Equations after writing out. They bound the time of compilation, as MAX_EQUATIONS of fuse/time_tiling/overlapped.py does.
+# Most equations after unrolling. It bounds compile time, as MAX_EQUATIONS of fuse/time_tiling/overlapped.py does.
 MAX_EQUATIONS = 200
 
 
-def write_out_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Writes out scans, at any depth, of one step, and those that stack nothing, whose steps are element-wise, and that are no
-    longer than MAX_EQUATIONS."""
+def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Unrolls, at any depth, scans of one step, and elementwise ones that stack nothing and come to at most MAX_EQUATIONS."""
     short = any(e.primitive.name == "scan" and _is_short(e) for e in equations(closed.jaxpr))
     return retrace(closed, REWRITES | {"scan": _written_out}) if short else closed
 
@@ -39,7 +38,7 @@ def _is_short(eqn) -> bool:
 
 
 def _is_pointwise(eqn) -> bool:
-    """Is each element made of the same element of the operands, or of scalars?"""
+    """Does each element depend on the same element of the operands, or on scalars, only?"""
     repeats = eqn.primitive.name == "broadcast_in_dim" and not getattr(eqn.invars[0].aval, "shape", ())
     return eqn.primitive.name in ELEMENTWISE or repeats
 

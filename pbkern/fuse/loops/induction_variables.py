@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with counted loops as scans, and with their counters as what the scans walk over.
+"""ClosedJaxpr -> the same with counted while loops as scans, and with induction variables as xs of the scans.
 
     while i < n: i = i + c, ...    ->  scan of known length, where n and the first i are constants
     carry i' = i + c               ->  xs = i, i + c, i + 2 c, ...
 
-A scan of known length may take several steps at once, and no step waits for the counter that the one before it made.
+A scan of known length may take several steps at once, and no step waits for the previous counter.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from jax.extend import core as jex
 from pbkern._jax import bind_again, params_of
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
-# comparison -> (sign of the step, what is added to the bound to make it the first counter outside)
+# comparison -> (sign of the step, added to the bound: the first counter past the end)
 CONDITIONS = {"lt": (1, 0), "le": (1, 1), "gt": (-1, 0), "ge": (-1, -1)}
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def count_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Turns while loops of known length into scans, inside control flow too."""
+    """Turns while loops of known length into scans, also inside control flow."""
     return retrace(closed, {"while": _as_scan}) if _holds(closed, "while") else closed
 
 
 def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Takes counters out of the carries of scans, but not of scans inside others: those have no room for constants."""
+    """Moves induction variables from carries to xs of scans, except in nested scans: those have no room for constants."""
     own = {id(e) for e in closed.jaxpr.eqns}
     walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in own else None  # noqa: E731
     return drop_dead(retrace(closed, {"scan": walk})) if _holds(closed, "scan") else closed
@@ -44,7 +44,7 @@ def _constant(x) -> int | None:
 
 
 def _maker(jaxpr: jex.Jaxpr, v):
-    """The equation that makes `v`, looking through conversions that change no more than the weakness of a type."""
+    """The equation that makes `v`, through conversions that only change the weakness of a type."""
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     while v in makers and makers[v].primitive.name == "convert_element_type":
         source = makers[v].invars[0]
@@ -55,7 +55,7 @@ def _maker(jaxpr: jex.Jaxpr, v):
 
 
 def _increment(jaxpr: jex.Jaxpr, old, new) -> int | None:
-    """c where `new` is old + c; None where it is anything else."""
+    """c if `new` is old + c, else None."""
     eqn = None if isinstance(new, jex.Literal) else _maker(jaxpr, new)
     if eqn is None or eqn.primitive.name not in ("add", "sub"):
         return None
@@ -67,7 +67,7 @@ def _increment(jaxpr: jex.Jaxpr, old, new) -> int | None:
 
 
 def _trips(eqn, operands) -> int | None:
-    """How often a while loop runs, if it counts from one constant to another."""
+    """Trip count of a while loop, if it counts from one constant to another."""
     p = eqn.params
     cond, body = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr
     test = None if isinstance(cond.outvars[0], jex.Literal) else _maker(cond, cond.outvars[0])
@@ -92,7 +92,7 @@ def _trips(eqn, operands) -> int | None:
         return None
     trips = max(0, -(-(last + behind - first) // step))
     limits = np.iinfo(counter.aval.dtype)
-    return trips if limits.min <= first + trips * step <= limits.max else None  # else the counter wraps around
+    return trips if limits.min <= first + trips * step <= limits.max else None  # otherwise the counter wraps around
 
 
 def _as_scan(eqn, operands):

@@ -1,9 +1,9 @@
-"""ClosedJaxpr -> the same with dear values that all steps of a loop share computed before it.
+"""ClosedJaxpr -> the same after loop-invariant code motion: expensive values that all steps share are computed before the loop.
 
     for x in xs:  h = exp(dt * -exp(a)) * h + x    ->    b = -exp(a);  for x in xs:  h = exp(dt * b) * h + x
 
-Moved are functions, products and reductions of what a loop never changes, and what is made of them without growing. Cheap
-arithmetic stays, and so do masks: to compute them is cheaper than to read them in every step.
+Functions, products and reductions of loop-invariant values move, and what is computed from them without growing. Cheap
+arithmetic and masks stay: computing them is cheaper than reading them in every step.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
 from pbkern.core.jaxprs import evaluate, inner_jaxprs
-from pbkern.core.machine import Machine
-from pbkern.fuse.cost.equation import CONTRACTIONS, nbytes, operations_per_element
+from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
-# Vector operations for each element from which on a value is dear: more than it takes to read it from L2.
+# A value of this many vector operations per element is expensive: more than it takes to read it from L2.
 DEAR_OPERATIONS = 8
 
 
-def compute_once(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
+def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
     """Loops inside loops give what they share to the outer ones."""
 
     def scan(eqn, operands):
         p, n = params_of(eqn), params_of(eqn)["num_consts"]
-        body = compute_once(p["jaxpr"], machine)
+        body = hoist_invariants(p["jaxpr"], machine)
         moved = _Moved.of(body, n, machine)
         if moved is None:
             return None
@@ -37,7 +37,7 @@ def compute_once(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
 
     def loop(eqn, operands):
         p, first, n = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        body = compute_once(p["body_jaxpr"], machine)
+        body = hoist_invariants(p["body_jaxpr"], machine)
         moved = _Moved.of(body, n, machine)
         if moved is None:
             return None
@@ -51,16 +51,16 @@ def compute_once(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
 
 
 class _Moved:
-    """What moves out of one body. `consts`: how many operands never change; `shared`: values that the body is given instead."""
+    """The invariants of one body. `consts`: number of operands that never change; `shared`: values that become operands."""
 
     def __init__(self, closed: jex.ClosedJaxpr, consts: int, before: set, moved: set, shared: list):
         self.closed, self.consts, self.before, self.moved, self.shared = closed, consts, before, moved, shared
 
     @classmethod
-    def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: Machine) -> _Moved | None:
+    def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: CostModel) -> _Moved | None:
         jaxpr = closed.jaxpr
         fixed, dear = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
-        limit = max([machine.l2_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made anew where it is used
+        limit = max([machine.near_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made anew where it is used
         before: set = set()  # equations that can be computed before the loop, by id
         moved: set = set()
         for eqn in jaxpr.eqns:
@@ -71,7 +71,7 @@ class _Moved:
             fixed.update(eqn.outvars)
             parts = dear.intersection(read)
             follows = bool(parts) and _size(eqn.outvars) <= _size(parts)
-            if follows or _is_dear(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit:
+            if follows or _is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit:
                 moved.add(id(eqn))
                 dear.update(eqn.outvars)
         rest = [a for e in jaxpr.eqns if id(e) not in moved for a in e.invars]
@@ -80,7 +80,7 @@ class _Moved:
         return cls(closed, consts, before, moved, shared) if shared else None
 
     def values(self, consts) -> list:
-        """The shared values, computed of the operands that never change."""
+        """The shared values, computed from the operands that never change."""
         found: dict = {}
 
         def bind(eqn, *operands):
@@ -93,7 +93,7 @@ class _Moved:
         return [found[v] for v in self.shared]
 
     def body(self) -> jex.ClosedJaxpr:
-        """The rest, with the shared values behind the operands that never change."""
+        """The rest of the body, with the shared values behind the operands that never change."""
         jaxpr, n, count = self.closed.jaxpr, self.consts, len(self.shared)
 
         def slim(*args):
@@ -108,10 +108,15 @@ class _Moved:
         return drop_dead(jax.make_jaxpr(slim)(*ins[:n], *(v.aval for v in self.shared), *ins[n:]))
 
 
-def _is_dear(eqn, machine: Machine) -> bool:
+def _bound(eqn, operands) -> list:
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _is_expensive(eqn, machine: CostModel) -> bool:
     name = eqn.primitive.name
     sums = name in CONTRACTIONS or name.startswith("reduce_") and name != "reduce_precision"
-    return sums or operations_per_element(eqn, machine) >= DEAR_OPERATIONS
+    return sums or machine.operations(eqn) >= DEAR_OPERATIONS
 
 
 def _size(values) -> int:

@@ -1,11 +1,10 @@
-"""Masks of indices that a loop is given -> computed in its body.
+"""Masks of indices that are operands of a loop -> sunk into its body.
 
     m = rows >= columns                                  scan(lambda x, w: layer(x, w, where(rows >= columns, ...)), ...)
     scan(lambda x, w: layer(x, w, where(m, ...)), ...)
 
-An operand is a matrix of numbers; a test that the body sees leaves out what it silences
-(fuse/partition/duplicate_producers.py), or cuts code where it changes. Compilers for machines that execute what is written do
-the opposite.
+An operand is a matrix of numbers. A test inside the body lets lowering skip what it masks
+(fuse/partition/duplicate_producers.py), or cut code where it changes. This is the opposite of invariant hoisting, on purpose.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of, source_of
 from pbkern.fuse.access.blocks import literal
-from pbkern.fuse.cost.equation import OF_TESTS
+from pbkern.fuse.cost.kinds import OF_TESTS
 from pbkern.fuse.partition.duplicate_producers import MOST_OF_INDICES
 from pbkern.fuse.simplify.driver import retrace
 
@@ -25,7 +24,7 @@ LEAST_ELEMENTS = 1024
 
 
 def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Moves masks into the bodies of scans, also of those in other scans."""
+    """Sinks masks into bodies of scans, nested ones too."""
     if not any(e.primitive.name == "scan" for e in closed.jaxpr.eqns):
         return closed
     made = _masks(closed.jaxpr)
@@ -45,7 +44,7 @@ def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _masks(jaxpr: jex.Jaxpr) -> dict:
-    """Value -> the few equations, in order, that make it of indices alone."""
+    """Value -> the few equations, in order, that compute it from indices only."""
     made: dict = {}
     for e in jaxpr.eqns:
         if e.primitive.name in OF_TESTS and all(isinstance(a, jex.Literal) or a in made for a in e.invars):
@@ -62,7 +61,7 @@ def _is_mask(aval, eqns) -> bool:
 
 
 def _with_masks(body: jex.ClosedJaxpr, sunk: dict, atoms) -> jex.ClosedJaxpr:
-    """The body of a scan without the operands at positions `sunk`, which it makes by the equations there."""
+    """The body of a scan that computes the operands at positions `sunk` by the equations given there."""
 
     def slim(*args):
         rest = iter(args)

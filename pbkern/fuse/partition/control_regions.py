@@ -1,7 +1,6 @@
-"""Control flow -> a node with the partitions of its bodies, where all that they hold is ours; else a node of XLA's.
+"""Control flow -> a node with the partitions of its bodies, if all that they hold is fused; else a node left to XLA.
 
-Loops whose bodies are stencils take several steps at once (fuse/time_tiling/overlapped.py). What becomes of the node is
-fuse/emit/control_flow.py.
+Loops over stencils take several steps at once (fuse/time_tiling/overlapped.py). fuse/emit/control_flow.py emits the node.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from pbkern.fuse.graph import Inner, Node, order
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
 from pbkern.fuse.split.two_stage import split_reductions
 from pbkern.fuse.tiling.block_search import schedule_at
-from pbkern.fuse.time_tiling.overlapped import block_time
+from pbkern.fuse.time_tiling.overlapped import tile_time
 
 from .donation import scatter_into_carries
 
-# So many updated elements, in place, are less work than starting several programs.
+# Updating this many elements in place is less work than starting several programs.
 FEW_UPDATES = 1 << 14
 
 
 def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
-    """Jaxprs of a control-flow equation by parameter name; those of a tuple are numbered."""
+    """(parameter name, jaxpr) of a control-flow equation; jaxprs of a tuple are numbered."""
     for name, value in eqn.params.items():
         if isinstance(value, jex.ClosedJaxpr):
             yield name, value
@@ -34,7 +33,7 @@ def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
 
 
 def control_node(parts, eqn, partition: Callable) -> Node:
-    """Control flow is ours if all of its body is."""
+    """The node of control flow, fused only if all of its body is."""
     found = {}
     for name, closed in named_jaxprs(eqn):
         closed = operands_as_equations(outputs_as_equations(split_reductions(closed, parts.machine)))
@@ -54,9 +53,7 @@ def control_node(parts, eqn, partition: Callable) -> Node:
 
 
 def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
-    """Whether scatters into operands of a body update them where they lie, as XLA does, instead of copying them once per
-    step.
-    """
+    """Do scatters into operands of a body update in place, as XLA's do, instead of copying once per step?"""
     nodes = inner.partition.nodes
     nested = [g for n in nodes for i in n.inner.values() for g in i.partition.groups()]
     if any(n.scatters() and n.schedule.aliases for n in nested):
@@ -67,7 +64,7 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     scatter_into_carries(eqn, name, inner)
     for n in groups:
         few = all(e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS)
-        if few and n.schedule.aliases:  # nothing is copied: more programs than one would be started for nothing
+        if few and n.schedule.aliases:  # nothing is copied: one program is enough
             made = [v for v, _ in n.schedule.outputs]
             whole = schedule_at(n.eqns, made, made[0].aval.shape, parts.machine)
             n.schedule = n.schedule if whole is None else whole
@@ -76,7 +73,7 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
 
 
 def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
-    """{"jaxpr": several steps of a loop's body in one kernel, "rest": what remains}, where that pays."""
+    """{"jaxpr": several steps of the loop's body in one kernel, "rest": the remaining steps}, if that pays."""
     p = params_of(eqn)
     if eqn.primitive.name != "scan" or parts.options_disable_fusion():
         return {}
@@ -85,7 +82,7 @@ def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
     if len(inner.jaxpr.outvars) != p["num_carry"] or walks and p["reverse"]:
         return {}
     body = jex.ClosedJaxpr(inner.jaxpr, ())
-    blocks = block_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine)
+    blocks = tile_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine)
     if blocks is None:
         return {}
     return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})

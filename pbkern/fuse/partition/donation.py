@@ -1,9 +1,9 @@
-"""Operands that the caller gives up -> kernels that write their results where such operands lay.
+"""Donated operands -> kernels that write their results over such operands (in-place update).
 
-XLA would have the kernel write to memory of its own and copy that into the donated array. A kernel may write there at once
-if its programs read the very blocks of the operand that they write: order within a program is lowering's concern. A stencil
-reads what another program may have overwritten; it keeps its copy. Where more than elementwise arithmetic, or a scatter
-into it, leads from an operand to the results, a program would have to put its block aside first, and the copy stays too.
+XLA would have the kernel write to other memory and copy that into the donated array. A kernel may write there directly if each
+program reads only the blocks of the operand that it writes: order within a program is lowering's concern. A stencil reads what
+another program may have overwritten, so it keeps the copy. Where more than elementwise arithmetic, or a scatter into it, leads
+from an operand to the results, a program would have to save its block first, so the copy stays too.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
 
-def write_in_place(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
-    """Sets `aliases` of the schedules of groups that may write into donated operands of the jaxpr, which nobody else reads, or
-    scatter into the carries of loops.
+def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
+    """Sets `aliases` in schedules of groups that may write into donated operands that nobody else reads, or that scatter into
+    the carries of loops.
     """
     _set_aliases(nodes, nodes, jaxpr, _pairs(jaxpr, donated))
     for node in nodes:
         for name, inner in node.inner.items():
             scatter_into_carries(node.eqns[0], name, inner)
-            write_in_place([n for n in inner.partition.nodes if n.inner], inner.jaxpr, ())
+            use_donated([n for n in inner.partition.nodes if n.inner], inner.jaxpr, ())
 
 
 def scatter_into_carries(eqn, name: str, inner: Inner) -> None:
-    """Sets `aliases` in the body `name` of a loop: where each new carry is the old one with other values scattered into it."""
+    """Sets `aliases` in the body `name` of a loop: if each new carry is the old one with values scattered into it."""
     nodes = inner.partition.nodes
     _set_aliases([n for n in nodes if n.scatters()], nodes, inner.jaxpr, _carried(eqn, name, inner.jaxpr))
 
 
 def in_place(inner: Inner) -> set:
-    """Results that kernels of a body write where an operand lies."""
+    """Results that kernels of a body write over an operand."""
     schedules = [n.schedule for n in inner.partition.nodes if n.kind == "group" and n.schedule is not None]
     return {s.outputs[o][0] for s in schedules for _, o in s.aliases}
 
@@ -54,7 +54,7 @@ def _carried(eqn, name: str, body: jex.Jaxpr) -> dict:
 
 
 def _set_aliases(groups: Sequence[Node], nodes: Sequence[Node], jaxpr: jex.Jaxpr, pairs: dict) -> None:
-    """`pairs`: result -> operand of the jaxpr in whose place it may be written, if no other of `nodes` reads that."""
+    """`pairs`: result -> operand of the jaxpr that it may overwrite, if no other of `nodes` reads that."""
     readers: dict = {}
     for node in nodes:
         for v in node.reads():
@@ -68,7 +68,7 @@ def _set_aliases(groups: Sequence[Node], nodes: Sequence[Node], jaxpr: jex.Jaxpr
 
 
 def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
-    """Result -> the donated operand whose place it takes: as jax.jit pairs them, the first with the first of equal type."""
+    """Result -> the donated operand that it overwrites, paired as jax.jit does: the first with the first of equal type."""
     waiting: dict = {}
     for v, flag in zip(jaxpr.invars, donated):
         if flag:
@@ -95,7 +95,7 @@ def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int,
 
 
 def _stays_in_place(node: Node, v) -> bool:
-    """Is all that the node makes of `v` made by elementwise arithmetic, or by scattering other values into it?"""
+    """Does the node use `v` only for elementwise arithmetic, or to scatter other values into it?"""
     tainted = {v}
     for eqn in node.eqns:
         at = [k for k, a in enumerate(eqn.invars) if not isinstance(a, jex.Literal) and a in tainted]

@@ -1,34 +1,33 @@
-"""Equations that several groups compute -> made by one and read by those that wait for it anyway.
+"""Equations that several groups compute -> shared: one group computes them, and groups that wait for it anyway read them.
 
-Groups grow from their results: x1 = x + f(x), as in a residual network, is copied into every group that adds to it, before
-the group of f is there, which then has to pass on f's result:
+Groups grow from their results: x1 = x + f(x), as in a residual network, is copied into every group that adds to it before the
+group of f exists, and that group then has to pass on f's result:
 
     A: h = f(x), norm(x + h)                       A: x1 = x + f(x), norm(x1)
     B: h2 = g(...), norm(x + h + h2)         ->    B: x2 = x1 + g(...), norm(x2)
     C: h3 = ..., norm(x + h + h2 + h3)             C: x3 = x2 + ..., norm(x3)
 
-Masks and other simple functions of indices are the opposite: what is stored is a matrix of numbers that nobody can foresee,
-but a test that is known leaves out the half of a causal attention that it silences, and costs nothing elsewhere. So every
-reader gets a copy of those.
+Masks and other simple functions of indices are duplicated instead: stored, a mask is a matrix of numbers; as a test, it lets
+lowering skip the dead half of causal attention, and costs nothing elsewhere. So every reader gets a copy.
 
-Works on the groups of partitioner.py, in the order of the program, so that what is passed on is there for the next.
+Works on the groups of partitioner.py in program order, so that a shared value is there for the next group.
 """
 
 from __future__ import annotations
 
 from pbkern.core.jaxprs import leading_to
 from pbkern.fuse.access.rules import ELEMENTWISE
-from pbkern.fuse.cost.equation import VIEWS, is_heavy
+from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-# Equations of a function of indices that every reader computes, and the modelled time of the readers, of what it was.
+# Most equations of a function of indices that is duplicated, and the readers' modelled time afterwards, relative to before.
 MOST_OF_INDICES, SLACK = 16, 1.25
 SIMPLE = ELEMENTWISE | VIEWS | {"iota"}
 
 
-def copy_masks(parts) -> None:
-    """Functions of indices of `parts`, a Partitioner, become part of the groups that read them."""
+def duplicate_masks(parts) -> None:
+    """Duplicates functions of indices of `parts`, a Partitioner, into the groups that read them."""
     for group in [n for n in parts.nodes if n.kind == "group" and not n.reads()]:
         names = {e.primitive.name for e in group.eqns}
         if len(group.eqns) <= MOST_OF_INDICES and names <= SIMPLE and names & ELEMENTWISE:
@@ -49,8 +48,8 @@ def _copy(parts, group: Node) -> None:
             parts.drop(n)
 
 
-def share_copies(parts) -> None:
-    """Takes copies out of groups of `parts`, a Partitioner, where the model does not lose."""
+def share_duplicates(parts) -> None:
+    """Removes copies from groups of `parts`, a Partitioner, where the model does not lose."""
     for eqn in parts.jaxpr.eqns:
         groups = [n for n in parts.nodes_of.get(id(eqn), ()) if n.kind == "group"]
         for maker in groups if len(groups) > 1 else ():
@@ -62,7 +61,7 @@ def share_copies(parts) -> None:
 
 
 def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
-    """`readers`, which wait for the maker as it is, read the results of its copy of `eqn`."""
+    """Lets `readers`, which wait for the maker anyway, read the results of its copy of `eqn`."""
     changed = [(n, leading_to([e for e in n.eqns if e is not eqn], n.outputs), n.outputs) for n in readers]
     still_read = {v: {id(n) for n in parts.users(v)} - {id(n) for n in readers} for v in maker.outputs}
     reads = set().union(*(Node("group", eqns).reads() for _, eqns, _ in changed))
@@ -80,7 +79,7 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
 
 
 def _schedule(parts, eqns: list, outputs: list, current: Schedule | None = None, changed=None) -> Schedule | None:
-    """`current`: what the group has, `changed`: the equation by which it differs now; a cheap one leaves the blocks."""
+    """`current`: the group's schedule. `changed`: the equation by which it differs now; a cheap one keeps the blocks."""
     heavy = sum(is_heavy(e, parts.machine) for e in eqns)
     accept = parts.fits_chain if heavy > 1 else None
     return parts.attempt(eqns, outputs, current, changed or eqns[-1], accept)[0] if eqns else None

@@ -1,7 +1,7 @@
-"""Partitioner -> the same with exponentials, their sums and their products, as of attention's scores, in one group.
+"""Partitioner -> the same with softmax chains (exponentials, their sums, their products, as in attention) in one group.
 
-Sums and products are groups of their own where the model saw no gain in joining either to the other. Taken together they
-need the exponentials no more as a whole (fuse/tiling/online_analysis.py), which none of the steps from one to the other shows.
+Sums and products stay groups of their own where the model sees no gain in joining one to the other. Together they no longer
+need the exponentials as a whole (fuse/tiling/online_analysis.py), which no single step of joining shows.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 from pbkern.core.jaxprs import atoms
 from pbkern.fuse.access.rules import ELEMENTWISE
-from pbkern.fuse.cost.equation import CONTRACTIONS, VIEWS
+from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS
 
 if TYPE_CHECKING:
     from typing import Any
 
     from pbkern.fuse.graph import Node
 
-# Scores stay in one kernel up to this multiple of the modelled time. Measured, two kernels against one, where the model saw 1.2
+# Scores stay in one kernel up to this multiple of the modelled time. Two kernels against one, measured where the model saw 1.2
 # to 1.25: 64 positions of 1 head 64 and 32 us; 512 of 8 heads, 16 wide, 1873 and 1506; causal 2991 and 1067.
 SCORES_SLACK = 2.0
 
 
 def are_scores(values: Iterable, eqns: Sequence) -> bool:
-    """Do values become exponentials, or were made of some, that are both summed up and multiplied? `eqns` in program order."""
+    """Do values become, or come from, exponentials that are both summed and multiplied? `eqns` in program order."""
     weights, ended = set(), set()
     for e in eqns:
         reads = any(x in weights for x in atoms(e))
@@ -43,8 +43,8 @@ def _passes(eqn) -> bool:
     return eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in VIEWS
 
 
-def join_scores(parts: Any) -> None:
-    """Joins a group with all readers of its result where the result is scores."""
+def join_softmax(parts: Any) -> None:
+    """Joins a group with all readers of its result if the result is scores."""
     for group in parts.groups():
         users, aliases = parts.readers(group)
         if len(users) < 2 or any(u.kind != "group" for u in users):
@@ -56,7 +56,7 @@ def join_scores(parts: Any) -> None:
 
 
 def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
-    """Whether others wait for a reader, and another reader for them."""
+    """Do other nodes wait for this reader, and another reader for them?"""
     outside = [n for n in parts.successors(user) if n not in inside]
     return any(parts.reaches(outside, n) for n in inside)
 

@@ -1,10 +1,10 @@
-"""Views, masks and transposes beside operations that are left to XLA: XLA's as well.
+"""Layout operations (views, masks, transposes) beside operations that are left to XLA -> left to XLA as well.
 
-    cholesky (XLA); where(lower, L, 0).T (ours); triangular_solve (XLA)  ->  all of it XLA's
+    cholesky (XLA); where(lower, L, 0).T (fused); triangular_solve (XLA)  ->  all left to XLA
 
-XLA chooses the layouts of arrays that it hands to LAPACK, which wants columns: many a transpose costs it nothing. Measured
-on two cores of Zen 4, of 64 to 1024 rows: solutions of transposed triangular systems take .74 to .94 of the time of transposes
-that are kernels, a Cholesky factor and its transpose .67 to .85. Others gain a call.
+XLA chooses the layouts of arrays that it hands to LAPACK, which wants columns: many transposes cost it nothing. Two cores of
+Zen 4, 64 to 1024 rows, time relative to transposes that are kernels: solutions of transposed triangular systems .74 to .94, a
+Cholesky factor and its transpose .67 to .85. Others save a call. See docs/decisions/032-layouts-beside-lapack.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 from jax.extend import core as jex
 
-from pbkern.fuse.cost.equation import OF_TESTS, VIEWS, nbytes
+from pbkern.fuse.cost.kinds import OF_TESTS, VIEWS, nbytes
 from pbkern.fuse.graph import Node
 
-# Bytes that other kernels than transposes beside LAPACK write, at most: ours are written on all cores.
+# Most bytes written by layout operations other than transposes beside LAPACK: kernels write on all cores.
 MOST_MOVED = 1 << 18
 LAPACK = frozenset((
     "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd triangular_solve"
@@ -25,8 +25,8 @@ LAPACK = frozenset((
 REASON = "it only moves elements, beside operations that are left to XLA"
 
 
-def leave_moves(nodes: Iterable[Node]) -> None:
-    """Makes those nodes XLA's that only move elements, and of which neither operands nor readers are kernels."""
+def leave_layout_ops(nodes: Iterable[Node]) -> None:
+    """Leaves nodes to XLA that only move elements and have no kernel among operands and readers."""
     nodes = list(nodes)
     makers = {v: n for n in nodes for v in n.outputs}
     readers: dict = {}

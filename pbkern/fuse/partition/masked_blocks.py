@@ -1,7 +1,7 @@
-"""Blocks of groups whose scores a mask of indices silences in part, as in causal attention: fewer rows, less masked work.
+"""Blocks of groups whose scores an index mask cuts, as in causal attention: fewer rows per program, less masked work.
 
-Lowering leaves out keys that are masked for all rows of a program, strip by strip. The more rows a program takes, the more
-of what it computes is masked. Works on the groups of partitioner.py once they are what they will be.
+Lowering skips keys that are masked for all rows of a program, strip by strip (dead tiles). The more rows a program takes, the
+more of its work is masked. Works on the final groups of partitioner.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from jax.extend import core as jex
 
 from pbkern.core.machine import MASK_STRIP
 from pbkern.fuse.access.blocks import Requests
-from pbkern.fuse.cost.equation import CONTRACTIONS
+from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.tiling.block_search import Schedule, alternatives
 
-# Schedules that are compared.
+# How many schedules are compared.
 COMPARED = 8
 
 
@@ -31,7 +31,7 @@ def _seconds(schedule: Schedule) -> float:
 
 
 def overhang(requests: Requests) -> float:
-    """Work on masked scores between two products that is not left out, as a part of all scores."""
+    """The part of all scores between two products that is masked but computed."""
     if sum(s.eqn.primitive.name in CONTRACTIONS for s in requests.steps) < 2:
         return 0.0
     indices: set = set()

@@ -1,7 +1,7 @@
-"""Whole groups -> one: producers with the consumer that alone reads them, and groups that read the same arrays.
+"""Whole groups -> one: producers with their only consumer, and siblings that read the same arrays.
 
-After equations have joined the groups of their consumers one by one (partitioner.py), this is how contractions come to share a
-kernel, as in attention, and how one pass over an array serves several reductions.
+After equations have joined the groups of their consumers one by one (partitioner.py), merging lets contractions share a kernel,
+as in attention, and lets one pass over an array serve several reductions.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy, nbytes
+from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Node
 
 from .join_softmax_chains import SCORES_SLACK, are_scores
 
 # One kernel wins a tie with two.
 TIE = 1.002
-# Two contractions with a large value between them share a kernel even at this multiple of the modelled time, and so
-# do others at a smaller one: what is not stored cannot fall out of the cache.
+# Two contractions with a large value between them share a kernel up to this multiple of the modelled time, others up to a
+# smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
-# Where nothing large lies between two contractions, they share what they are made of: at this part of the time apart.
+# Without a large value between them, two contractions share their operands: at this part of the time apart.
 CLEAR_GAIN = 0.75
 # A group expands its inputs if its results are at least this many times as large.
 EXPANSION = 4
 
 
 def merge_producers(parts) -> None:
-    """Pulls producer groups into their only consumer where the value between is dear to store."""
-    refused: set[tuple] = set()  # pairs as they are: one is tried again when it has grown
+    """Pulls producer groups into their only consumer where the value between is expensive to store."""
+    refused: set[tuple] = set()  # pairs in this state: a pair is tried again when one has grown
     changed = True
     while changed:
         changed = False
@@ -57,20 +57,20 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
     before = a.seconds + b.seconds
     between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
     moved = schedule.cost.bytes_moved if schedule is not None else 0
-    # What is made of much smaller arrays or of indices, such as a mask, needs hardly any memory when it is fused.
+    # What is computed from much smaller arrays or from indices, such as a mask, needs hardly any memory when it is fused.
     expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
-    little = are_scores([v for e in a.eqns for v in e.outvars], a.eqns)  # what follows scores is, beside them
+    little = are_scores([v for e in a.eqns for v in e.outvars], a.eqns)  # what follows scores is little beside them
     slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
     ok = schedule is not None and schedule.cost.seconds < before * slack
     scores = are_scores(a.outputs, sorted(eqns, key=lambda e: parts.order[id(e)]))
     if schedule is not None and (scores or _chained(parts, a, b)):
-        # Attention gains, two layers of a network do not: the passes over the value between, which is written and
-        # read, or over what both read must outweigh all other traffic.
+        # Attention gains, two layers of a network do not: writing and reading the value between, or reading what both
+        # read, must outweigh all other traffic.
         shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
         slack = SCORES_SLACK if scores else CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
         twice = set(map(id, heavy)) & set(map(id, a.eqns)) & set(map(id, b.eqns))  # computed once together
         large = 2 * between > moved or shared > 0.5 * moved or scores or twice
-        # Where both only stream their operands, as for a single query, no register tile is at stake.
+        # If both only stream their operands, as for a single query, no register tile is at stake.
         streams = _streams(parts, a) and _streams(parts, b)
         gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
         ok = gains and schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack)
@@ -84,9 +84,9 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
 
 
 def _streams(parts, group: Node) -> bool:
-    """Is its arithmetic little beside its bytes?"""
+    """Is it memory-bound: little arithmetic per byte?"""
     c = group.schedule.cost
-    return 2 * c.flops / parts.machine.flops("float32") < c.bytes_moved / parts.machine.dram_bandwidth
+    return 2 * c.flops / parts.machine.flops("float32") < c.bytes_moved / parts.machine.memory_bandwidth
 
 
 def _chained(parts, a: Node, b: Node) -> bool:
@@ -97,8 +97,8 @@ def _chained(parts, a: Node, b: Node) -> bool:
 
 
 def merge_siblings(parts) -> None:
-    """Groups that read the same array with the same root shape become one where that reads it once; one may read results
-    of the other.
+    """Merges groups that read the same array with the same root shape, if the array is then read once. One may read results of
+    the other.
     """
     groups = [n for n in parts.nodes if n.kind == "group"]
     for a, b in itertools.combinations(groups, 2):

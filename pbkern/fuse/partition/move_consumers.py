@@ -1,19 +1,19 @@
-"""Readers of a large value -> the group that makes it, where a smaller value is left to pass on.
+"""Consumer sinking: readers of a large value move into the group that makes it, if a smaller value is left to pass on.
 
-Groups grow from their results. A mean takes the picking of the log-probabilities along, finds that it cannot be divided
-among programs as their softmax is, and would have all of them stored for it:
+Groups grow from their results. A mean takes the look-up of log-probabilities into its group. It cannot be divided among
+programs as their softmax is, so all of them would be stored for it:
 
     A: p = log_softmax(x)              A: q = log_softmax(x)[labels]
     B: mean(p[labels])          ->     B: mean(q)
 
-Likewise, what follows from a reduction takes along another reduction of the same array, though that need not wait for it. Back
-with the first, one pass over the array is left:
+Likewise, what follows from a reduction takes another reduction of the same array into its group, though that need not wait for
+it. Back with the first, one pass over the array is left:
 
-    A: l = greatest of runs of x                  A: l = greatest of runs of x, s = sums of exp(x - l)
+    A: l = maxima of chunks of x                  A: l = maxima of chunks of x, s = sums of exp(x - l)
     B: m = max(l)                            ->   B: m = max(l)
     C: t = sums of exp(x - l) * exp(l - m)        C: t = s * exp(l - m)
 
-Works on the groups of partitioner.py, once none of them can be pulled into another whole.
+Works on the groups of partitioner.py, once none of them can merge with another as a whole.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from dataclasses import dataclass
 
 from jax.extend import core as jex
 
-from pbkern.fuse.cost.equation import nbytes
+from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-# What is passed on instead is so many times smaller.
+# The value passed on instead is at least this many times smaller.
 SMALLER = 4
 # Values below this part of the private cache are not worth the search.
 LARGE = 0.25
-# The modelled time, of what it was before, that is worth it.
+# A move must reduce the modelled time to this part of what it was.
 GAIN = 0.98
 
 
-def hand_over(parts) -> None:
+def sink_consumers(parts) -> None:
     """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
     for maker in [n for n in parts.nodes if n.kind == "group"]:
-        for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.l2_bytes]:
+        for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.near_bytes]:
             readers = [n for n in parts.users(v) if n is not maker]
             if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
-                _hand_over(parts, maker, readers[0], v)
+                _sink_consumer(parts, maker, readers[0], v)
     for reader in [n for n in parts.nodes if n.kind == "group"]:
         for maker in _makers(parts, reader):
             if any(_is_large(parts, v) for v in maker.reads() & reader.reads()):
-                _hand_back(parts, maker, reader)
+                _restore_consumer(parts, maker, reader)
 
 
 def _makers(parts, reader: Node) -> list[Node]:
-    """Groups whose results a group reads, the last first."""
+    """Groups whose results a group reads, last first."""
     reads = reader.reads()
     eqns = [parts.makers[v] for v in reads if v in parts.makers]
     makers = {id(n): n for e in eqns for n in parts.nodes_of.get(id(e), ()) if n.kind == "group" and reads & set(n.outputs)}
@@ -57,12 +57,12 @@ def _makers(parts, reader: Node) -> list[Node]:
 
 
 def _is_large(parts, v) -> bool:
-    return nbytes(v.aval) > parts.machine.l2_bytes
+    return nbytes(v.aval) > parts.machine.near_bytes
 
 
 @dataclass(frozen=True)
 class _Move:
-    """Two groups after a move: equations, results and schedule of each."""
+    """Two groups after a move: each one's equations, results and schedule."""
 
     maker: tuple[list, list, Schedule]
     reader: tuple[list, list, Schedule]
@@ -72,8 +72,8 @@ class _Move:
         return self.maker[2].cost.seconds + self.reader[2].cost.seconds
 
 
-def _hand_over(parts, maker: Node, reader: Node, v) -> None:
-    """Tries to move the readers of `v`, and what follows while it gets smaller."""
+def _sink_consumer(parts, maker: Node, reader: Node, v) -> None:
+    """Tries to move the readers of `v`, and what follows as long as it gets smaller."""
     before = maker.seconds + reader.seconds
     moves = [m for prefix in _prefixes(reader, v) if (m := _moved(parts, maker, reader, *prefix)) is not None]
     best = min(moves, key=lambda m: m.seconds, default=None)
@@ -84,8 +84,8 @@ def _hand_over(parts, maker: Node, reader: Node, v) -> None:
         parts.edges.append(Edge(parts.makers[v], True, why, nbytes(v.aval), before, best.seconds))
 
 
-def _hand_back(parts, maker: Node, reader: Node) -> None:
-    """Tries to move what does not wait for values that others make of the maker's results."""
+def _restore_consumer(parts, maker: Node, reader: Node) -> None:
+    """Tries to move back what does not wait for values that others compute from the maker's results."""
     late = _made_after(parts, maker, reader)
     moved, rest = [], []
     for e in reader.eqns:
@@ -98,7 +98,7 @@ def _hand_back(parts, maker: Node, reader: Node) -> None:
     if not moved or not rest or not read_later.isdisjoint(shared) or not made.isdisjoint(passed):
         return
     if sum(nbytes(v.aval) for v in passed) > sum(nbytes(v.aval) for v in shared):
-        return  # more would be stored than is read once instead of twice
+        return  # would store more than it saves in reads
     move, before = _moved(parts, maker, reader, moved, passed), maker.seconds + reader.seconds
     if move is not None and move.seconds < GAIN * before and _apply(parts, maker, reader, move):
         why = "it joined the kernel that reads the same array"
@@ -107,7 +107,7 @@ def _hand_back(parts, maker: Node, reader: Node) -> None:
 
 
 def _made_after(parts, maker: Node, reader: Node) -> set:
-    """Results of nodes that the maker leads to, but not through the reader."""
+    """Results of nodes that depend on the maker, but not through the reader."""
     found, seen, waiting = set(), {id(maker), id(reader)}, parts.successors(maker)
     while waiting:
         n = waiting.pop()
@@ -119,7 +119,7 @@ def _made_after(parts, maker: Node, reader: Node) -> set:
 
 
 def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
-    """Makes a move, unless groups would wait for each other then."""
+    """Makes a move, unless groups would then wait for each other."""
     old = [(n, n.eqns, n.outputs, n.schedule) for n in (maker, reader)]
     parts.set_group(maker, *best.maker)
     parts.set_group(reader, *best.reader)
@@ -131,7 +131,7 @@ def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
 
 
 def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move | None:
-    """The groups once the maker does `moved` and gives `passed`; None where either cannot be a kernel."""
+    """The groups once the maker computes `moved` and passes on `passed`; None if either cannot be a kernel."""
     moving = set(map(id, moved))
     rest = [e for e in reader.eqns if id(e) not in moving]
     read_later = _read(rest)
@@ -150,8 +150,8 @@ def _read(eqns: Iterable) -> set:
 
 
 def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
-    """(equations, values that they pass on) of ever longer beginnings of a group that hold all readers of `v` and pass on
-    less and less.
+    """(equations, values that they pass on) of ever longer prefixes of a group. Each holds all readers of `v`, and each passes
+    on less than the one before.
     """
     makers = {w: e for e in reader.eqns for w in e.outvars}
     moved: dict[int, object] = {}
@@ -173,7 +173,7 @@ def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
         read_later = _read(rest)
         passed = [w for e in eqns for w in e.outvars if w in made or w in read_later]
         if not made.isdisjoint(passed):
-            return  # a result of the reader: it has its own place
+            return  # a result of the reader, which has a buffer of its own
         size = sum(nbytes(w.aval) for w in passed)
         if size < smallest:
             smallest = size

@@ -1,10 +1,10 @@
 """Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
 
-Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their
-consumers as long as the modelled time falls. Then whole producer groups are pulled into contractions and
-attention-like chains where storing the value between costs more, and groups that read the same arrays are
-laid side by side (merge_groups.py). Every decision is recorded as an Edge for fuse/emit/explain.py. Prices are
-fuse/cost/kernel.py, blocks fuse/tiling/block_search.py, control flow control_regions.py.
+Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their consumers while the
+modelled time falls. Then whole producer groups merge with contractions and attention-like chains where storing the value
+between costs more, and siblings that read the same arrays merge (merge_groups.py). Every decision is recorded as an Edge for
+fuse/emit/explain.py. Prices are the target's (fuse/cost/model.py), blocks fuse/tiling/block_search.py, control flow
+control_regions.py.
 """
 
 from __future__ import annotations
@@ -16,37 +16,35 @@ from collections.abc import Callable, Iterable
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
-from pbkern.fuse.access import reshape_gather, scatter  # noqa: F401  (their rules are registered when they are imported)
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
 from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
-from pbkern.fuse.cost.equation import CONTRACTIONS, VIEWS, is_heavy, nbytes, operations_per_element
-from pbkern.fuse.cost.kernel import Cost, far_bandwidth
+from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_heavy, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule
-from pbkern.fuse.tiling.search_memo import schedule_more_once, search_once, tall_blocks_once
+from pbkern.fuse.tiling.search_memo import memoised_extension, memoised_search, tall_blocks_once
 
 from .control_regions import control_node
-from .duplicate_producers import copy_masks, share_copies
+from .duplicate_producers import duplicate_masks, share_duplicates
 from .final_reductions import join_last_stages
-from .join_softmax_chains import join_scores
+from .join_softmax_chains import join_softmax
 from .masked_blocks import trim_masked
 from .merge_groups import TIE, merge_producers, merge_siblings
-from .move_consumers import hand_over
-from .rematerialise import recompute_large
+from .move_consumers import sink_consumers
+from .rematerialise import rematerialise_large
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
-# Of the time apart: what must be left together of heavy work with few programs, and what may be where only shapes change.
+# Most time together, relative to apart: of heavy work with few programs, and of mere changes of shape.
 FEW_PROGRAMS, RESHAPED = 0.95, 1.01
 
-# Equations that join a group at once, at most: where that fails, each is asked for alone.
+# Most equations that join a group at once; if that fails, each is tried alone.
 MANY_ALONG = 64
-# Operations per element of what is copied into several groups, at most, and bytes where many equations are at once.
+# Most operations per element of what is duplicated into several groups, and most bytes where many equations are at once.
 MOST_COPIED, SMALL_COPY = 16, 1 << 12
 
 
@@ -74,12 +72,12 @@ def is_alias(eqn) -> bool:
     return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
 
 
-def alone_seconds(eqn, machine: Machine) -> float:
+def alone_seconds(eqn, machine: CostModel) -> float:
     """Time of a kernel that does one equation only."""
     atoms = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
-    far = sum(nbytes(a.aval) / far_bandwidth(nbytes(a.aval), machine) for a in atoms)
-    far += sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in eqn.outvars)
-    work = operations_per_element(eqn, machine) * math.prod(eqn.outvars[0].aval.shape)
+    far = sum(nbytes(a.aval) / machine.far_bandwidth(nbytes(a.aval)) for a in atoms)
+    far += sum(2 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in eqn.outvars)
+    work = machine.operations(eqn) * math.prod(eqn.outvars[0].aval.shape)
     if eqn.primitive.name in CONTRACTIONS:
         compute = work / machine.flops(str(atoms[0].aval.dtype) if atoms else "float32")
     else:
@@ -90,7 +88,7 @@ def alone_seconds(eqn, machine: Machine) -> float:
 class Partitioner:
     """One run over one jaxpr."""
 
-    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine, supports: Callable, options) -> None:
+    def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel, supports: Callable, options) -> None:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
         self.order = {id(e): n for n, e in enumerate(jaxpr.eqns)}
         self.results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
@@ -125,7 +123,7 @@ class Partitioner:
         return [n for n in self.nodes if n.kind == "group"]
 
     def users(self, v) -> list[Node]:
-        """Nodes that read `v`; a node that computes a copy of the consumer counts, unless it makes `v` as well."""
+        """Nodes that read `v`. A node that computes a copy of the consumer counts, unless it makes `v` as well."""
         makers = self.nodes_of.get(id(self.makers.get(v)), ())
         found: dict[int, Node] = {}
         for e in self.consumers.get(v, ()):
@@ -149,7 +147,7 @@ class Partitioner:
         return False
 
     def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
-        """(nodes that read a group's results, reshapes that nobody else reads between them and it)."""
+        """(nodes that read a group's results, reshapes between them and it that nobody else reads)."""
         users, aliases, waiting = {}, [], self.successors(group)
         while waiting:
             n = waiting.pop()
@@ -163,7 +161,7 @@ class Partitioner:
     # -- phase 1: equations in reverse
 
     def run(self) -> Partition:
-        along: list = []  # equations that wait to join the group of their consumers together
+        along: list = []  # equations that will join the group of their consumers together
         for eqn in reversed(self.jaxpr.eqns):
             if len(along) < MANY_ALONG and self.rides_along(eqn, along):
                 along.append(eqn)
@@ -174,14 +172,14 @@ class Partitioner:
         self.place_all(along)
         if not self.options_disable_fusion():
             self.settle()
-            copy_masks(self)
-            share_copies(self)
-            join_scores(self)
+            duplicate_masks(self)
+            share_duplicates(self)
+            join_softmax(self)
             merge_producers(self)
             chains = not getattr(self.options, "disable_reduce_reduce_fusion", False)
             if chains:
-                recompute_large(self)
-            hand_over(self)
+                rematerialise_large(self)
+            sink_consumers(self)
             merge_siblings(self)
             trim_masked(self)
             if chains:
@@ -190,7 +188,7 @@ class Partitioner:
         return Partition(self.nodes, self.edges)
 
     def settle_products(self) -> None:
-        """Searches the blocks of products from a second place, now that what is computed with them is known."""
+        """Searches the blocks of products from a second starting point, now that their groups are final."""
         for g in self.nodes:
             if g.kind == "group" and any(e.primitive.name == "dot_general" for e in g.eqns):
                 tall = tall_blocks_once(g.eqns, g.schedule, self.machine)
@@ -198,12 +196,12 @@ class Partitioner:
                     g.schedule = tall
 
     def settle(self) -> None:
-        """Searches the blocks of whole groups: while they grew, cheap equations kept the blocks so far."""
+        """Searches the blocks of whole groups: while groups grew, cheap equations kept the blocks so far."""
         for g in self.nodes:
             if g.kind == "group" and len(g.eqns) > 1:
                 try:
-                    best = search_once(g.eqns, g.outputs, self.machine)
-                except Unfusable:  # there are no blocks but those that it grew with
+                    best = memoised_search(g.eqns, g.outputs, self.machine)
+                except Unfusable:  # there are no blocks but those that the group grew with
                     continue
                 if best.cost.seconds < g.seconds:
                     g.schedule = best
@@ -233,17 +231,17 @@ class Partitioner:
             for v in eqn.outvars
         ):
             return "xla", f"element type {eqn.outvars[0].aval.dtype}"
-        # They become ordinary reductions and sorts in bodies: they are ours on every target.
+        # They become ordinary reductions and sorts in bodies: every target fuses them.
         reason = None if eqn.primitive in (partial_reduce_p, first_sorted_p) else self.supports(eqn)
         return ("xla", reason) if reason else None
 
     def rides_along(self, eqn, along: list) -> bool:
-        """Whether cheap arithmetic is read only by such of the same shape in one group, or by `along` that is to join it.
-        So may be slices, such as the neighbours of a stencil; of little data, such as random keys, other parts too, and several
-        groups may get copies.
+        """Can cheap arithmetic join its group without being priced? Its readers must be cheap arithmetic of the same shape, in
+        one group or in `along`, which will join it. Slices may, such as the neighbours of a stencil. For little data, such as
+        random keys, other parts may too, and several groups may get copies.
 
-        It costs the group what it costs alone and saves its result. Asked one by one, each would price the whole group
-        anew: quadratic in the length of a generator's, a polynomial's or a filter's arithmetic.
+        It costs the group what it costs alone, and saves its result. Pricing the whole group for each such equation would be
+        quadratic in the length of a generator's, a polynomial's or a filter's arithmetic.
         """
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
@@ -262,16 +260,16 @@ class Partitioner:
         groups = found[0]
         if not groups or any(set(map(id, g)) != set(map(id, groups)) for g in found):
             return False
-        if len(groups) > 1 and not (small and operations_per_element(eqn, self.machine) <= MOST_COPIED):
+        if len(groups) > 1 and not (small and self.machine.operations(eqn) <= MOST_COPIED):
             return False
         return all(g.kind == "group" for g in groups) and not self.waits(eqn, groups)
 
     def readers_of(self, along: list) -> list[Node]:
-        """The groups that equations which ride along are to join: each gets a copy."""
+        """The groups that equations of `along` are to join: each gets a copy."""
         return self.nodes_of[id(self.consumers[along[0].outvars[0]][0])]
 
     def place_all(self, along: list) -> None:
-        """Joins equations that ride along to their groups at once; one by one where that does not gain."""
+        """Joins the equations of `along` to their groups at once; one by one if that does not gain."""
         if len(along) > 1:
             groups = list(self.readers_of(along))
             found = [self.attempt([*along, *g.eqns], g.outputs, g.schedule, along[0])[0] for g in groups]
@@ -307,17 +305,15 @@ class Partitioner:
         self.start(eqn)
 
     def start(self, eqn) -> None:
-        """A group of its own."""
+        """Starts a group with this equation."""
         outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
         try:
-            self.add_node(Node("group", [eqn], outputs, search_once([eqn], outputs, self.machine)))
+            self.add_node(Node("group", [eqn], outputs, memoised_search([eqn], outputs, self.machine)))
         except (Unfusable, UnsupportedOp, NotImplementedError) as e:
             self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
 
     def waits(self, eqn, groups) -> bool:
-        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2
-        decides).
-        """
+        """Elementwise producers of a contraction wait: they may be the epilogue of an earlier one (phase 2 decides)."""
         if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
             return False
         return any(
@@ -328,7 +324,7 @@ class Partitioner:
         )
 
     def through_views(self, v, group: Node) -> Iterable:
-        """Consumers of `v` in a group, looking through views and casts."""
+        """Consumers of `v` in a group, through views and casts."""
         for c in self.consumers.get(v, ()):
             if group in self.nodes_of.get(id(c), ()):
                 if c.primitive.name in VIEWS or c.primitive.name == "convert_element_type":
@@ -345,7 +341,7 @@ class Partitioner:
             return True
         if len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone):
             return True
-        # As one more result of a group that the others do not lead to.
+        # As one more result of a group that does not depend on the others.
         for g in groups if len(groups) > 1 else ():
             others = [*outside, *(n for n in groups if n is not g)]
             if not self.reaches(others, g) and self.try_union(eqn, g, True, alone):
@@ -353,18 +349,18 @@ class Partitioner:
         return False
 
     def alone(self, eqn) -> float:
-        """Time of a kernel of its own: searched where the arithmetic counts, else estimated."""
+        """Time of a kernel of its own: searched if the arithmetic counts, else estimated."""
         if is_heavy(eqn, self.machine):
             try:
-                return search_once([eqn], list(eqn.outvars), self.machine).cost.seconds
+                return memoised_search([eqn], list(eqn.outvars), self.machine).cost.seconds
             except (Unfusable, UnsupportedOp, NotImplementedError):
                 pass
         return alone_seconds(eqn, self.machine)
 
     def tie(self, eqn, schedule: Schedule) -> float:
-        """The part of the time apart that is accepted together. One kernel instead of two wins a tie, but not where heavy
-        work would be left with hardly a program per core: it may find better company further up. A reshape costs nothing
-        apart, and what makes its operand can only follow where it went.
+        """The part of the time apart that is accepted together. One kernel wins a tie with two, but not if heavy work would be
+        left with hardly a program per core: it may fuse better with producers. A reshape costs nothing apart, and its producer
+        can only follow it.
         """
         if is_alias(eqn):
             return RESHAPED
@@ -384,7 +380,7 @@ class Partitioner:
 
     def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
         """A copy in every consumer: for what is cheaper to compute again than to store."""
-        if is_heavy(eqn, self.machine) or operations_per_element(eqn, self.machine) > MOST_COPIED:
+        if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > MOST_COPIED:
             return False
         found = []
         for g in groups:
@@ -404,7 +400,7 @@ class Partitioner:
         return True
 
     def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
-        """Lays the consuming groups side by side, with the producer in front."""
+        """Merges the consuming groups, with the producer in front."""
         if any(self.reaches(self.successors(a), b) for a, b in itertools.permutations(groups, 2)):
             return False
         if any(self.reaches(outside, g) for g in groups):
@@ -437,14 +433,14 @@ class Partitioner:
         try:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
-                kept = schedule_more_once(eqns, current, self.machine)
+                kept = memoised_extension(eqns, current, self.machine)
                 taken = kept is not None and (accept is None or accept(kept.cost))
                 if taken and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""
-            return search_once(eqns, outputs, self.machine, accept), ""
+            return memoised_search(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:
             try:
-                return search_once(eqns, outputs, self.machine, accept), ""
+                return memoised_search(eqns, outputs, self.machine, accept), ""
             except Unfusable as e:
                 return None, str(e)
         except Unfusable as e:
@@ -456,7 +452,7 @@ class Partitioner:
         """Two contractions share a program only while what lies between them, and their operands, stay in
         cache.
         """
-        l2 = self.machine.l2_bytes
+        l2 = self.machine.near_bytes
         return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 
     def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None) -> None:
@@ -466,6 +462,6 @@ class Partitioner:
 
 
 
-def partition(closed: jex.ClosedJaxpr, machine: Machine, supports: Callable, options) -> Partition:
+def partition(closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options) -> Partition:
     """Groups the equations of a simplified jaxpr."""
     return Partitioner(closed.jaxpr, machine, supports, options).run()

@@ -1,9 +1,9 @@
-"""Large values between groups -> computed again in every group that reads them, where that costs less.
+"""Rematerialisation: large values between groups -> computed again in every reader, where that costs less.
 
-A score matrix that a gradient reads three times is written once and read three times; from its operands, which are
-much smaller, each reader can make the blocks that it needs while they are in cache. All groups that make or read such
-values are built anew from small values (operands, statistics of rows), groups that make the same values are joined,
-and the whole is kept if the model likes it. Works on the groups of partitioner.py, which calls it last.
+A score matrix that a gradient reads three times is written once and read three times. From its operands, which are much
+smaller, each reader can compute the blocks that it needs while they are in cache. All groups that make or read such values are
+rebuilt from small values (operands, statistics of rows), groups that make the same values are joined, and the result is kept if
+the model prefers it. Works on the groups of partitioner.py, which calls it last.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Iterable, Iterator
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import atoms, leading_to
-from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy, nbytes
+from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
 from .merge_groups import merge
 
-# A value is computed again only from values of so many times fewer elements.
+# A value is computed again only from values of at least this many times fewer elements.
 SMALLER = 4
-# Values of this part of the last-level cache stay in it between two kernels.
+# Values up to this part of the last-level cache stay in it between two kernels.
 CACHED = 0.25
-# The model overrates chains of products in one kernel beside arrays that go to memory: attention's gradient, predicted
-# to take 1.3 to 1.4 times as long without its score matrices, takes 0.75 to 1.2 times as long. And it needs no memory: 4 heads
-# of 4096 positions, predicted 1.85 times, 517 ms instead of 371 (jax.jit 1398), but 2 MB instead of 528.
+# The model overestimates chains of products in one kernel, compared with arrays that go to memory: attention's gradient without
+# score matrices, predicted at 1.3 to 1.4 times the time, takes 0.75 to 1.2 times. And it needs no memory: 4 heads of 4096
+# positions, predicted at 1.85 times, take 517 ms instead of 371 (jax.jit 1398), but 2 MB instead of 528.
 SLACK = 2.0
 
 
-def recompute_large(parts) -> None:
+def rematerialise_large(parts) -> None:
     """Changes the groups of `parts`, a Partitioner, where the model gains."""
     large = list(_stored(parts))
     for values in [large, *([v] for v in large if len(large) > 1)] if large else []:
@@ -43,7 +43,7 @@ def recompute_large(parts) -> None:
             after = _seconds(parts)
             eqn = next(e for e in parts.jaxpr.eqns if any(v in values for v in e.outvars))
             saved = sum(nbytes(v.aval) for v in values)
-            # Without some of them only, the program still needs the memory.
+            # With only some of them gone, the program still needs the memory.
             if after <= before * (SLACK if len(values) == len(large) else 1.0):
                 parts.edges.append(Edge(eqn, True, "computed again by its readers", saved, before, after))
                 continue
@@ -57,7 +57,7 @@ def _seconds(parts) -> float:
 
 def _stored(parts) -> Iterator:
     """Values too large for the cache that only groups make and read."""
-    limit = CACHED * parts.machine.l3_bytes
+    limit = CACHED * parts.machine.shared_bytes
     for node in parts.nodes:
         for v in node.outputs if node.kind == "group" else ():
             if nbytes(v.aval) > limit and v not in parts.results and all(n.kind == "group" for n in parts.users(v)):
@@ -65,7 +65,7 @@ def _stored(parts) -> Iterator:
 
 
 class _State:
-    """What the partitioner had, to go back to."""
+    """Snapshot of the partitioner, for going back."""
 
     def __init__(self, parts) -> None:
         self.groups = [(n, n.eqns, n.outputs, n.schedule) for n in parts.nodes]
@@ -83,7 +83,7 @@ class _State:
 
 
 def _rebuild(parts, values: set) -> bool:
-    """Builds every group that makes or reads `values` from small values; False where that cannot be."""
+    """Rebuilds every group that makes or reads `values` from small values; False if that is impossible."""
     makers = {v: e for n in parts.nodes if n.kind == "group" for e in n.eqns for v in e.outvars}
     indices = _made_of_indices(parts)
     cones = {v: _cone(v, makers, indices) for v in values}
@@ -92,7 +92,7 @@ def _rebuild(parts, values: set) -> bool:
     touched = [n for n in parts.nodes if n.kind == "group" and (values & n.reads() or values & set(n.outputs))]
     inner = {v for c in cones.values() for e in c for v in e.outvars}
     stops = {a for c in cones.values() for e in c for a in atoms(e)} - inner
-    # Equations of each group, and what it must give the others.
+    # Equations of each group, and the results that others need.
     wanted = []
     for n in touched:
         made = dict.fromkeys(v for e in n.eqns for v in e.outvars)
@@ -104,7 +104,7 @@ def _rebuild(parts, values: set) -> bool:
 
 
 def _made_of_indices(parts) -> set:
-    """Values that follow from no operand at all, such as masks."""
+    """Values that depend on no operand, such as masks."""
     found: set = set()
     for e in parts.jaxpr.eqns:
         if not e.effects and all(isinstance(a, jex.Literal) or a in found for a in e.invars):
@@ -113,8 +113,8 @@ def _made_of_indices(parts) -> set:
 
 
 def _cone(v, makers: dict, indices: set) -> list | None:
-    """Equations that make `v` from much smaller values and indices, products also beside what is in memory anyway, such as
-    biases of scores; None where it takes other large values.
+    """Backward slice: equations that compute `v` from much smaller values and indices. Products may also combine with values
+    that are in memory anyway, such as biases of scores. None if it needs other large values.
     """
     limit, waiting, found, given = math.prod(v.aval.shape) / SMALLER, [v], {}, False
     while waiting:
@@ -131,12 +131,12 @@ def _cone(v, makers: dict, indices: set) -> list | None:
 
 
 def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
-    """Those of `eqns` that lead to `outputs`, in order."""
+    """Those of `eqns` that `outputs` need, in order."""
     return leading_to(sorted(eqns, key=lambda e: parts.order[id(e)]), outputs)
 
 
 def _once(node: Node, outputs: list, wanted: list) -> list:
-    """`outputs` without what an earlier group gives as well."""
+    """`outputs` without those that an earlier group gives."""
     earlier = itertools.takewhile(lambda each: each[0] is not node, wanted)
     given = {v for _, _, vs in earlier for v in vs}
     return [v for v in outputs if v not in given]
@@ -161,11 +161,11 @@ def _apply(parts, wanted: list) -> bool:
     return not any(parts.reaches(parts.successors(n), n) for n in groups)
 
 
-_Group = tuple[list, list, Schedule]  # equations that lead to the outputs, outputs, their schedule
+_Group = tuple[list, list, Schedule]  # equations that the outputs need, outputs, their schedule
 
 
 def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
-    """Groups that make `outputs`: one, or as few as there must be; [] where one of them cannot be made."""
+    """Groups that make `outputs`: one, or as few as possible; [] if one of them cannot be a kernel."""
     together = _scheduled(parts, eqns, outputs)
     if together is not None:
         return [together]
@@ -191,7 +191,7 @@ def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
 
 
 def _join_sharers(parts) -> None:
-    """Joins groups that share dear equations, producers with their consumers or side by side."""
+    """Joins groups that share expensive equations: producers with consumers, or siblings."""
     pairs = itertools.permutations([n for n in parts.nodes if n.kind == "group"], 2)
     for a, b in pairs:
         if a not in parts.nodes or b not in parts.nodes:

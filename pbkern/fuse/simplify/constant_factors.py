@@ -1,7 +1,7 @@
 """Rewrites of products with numbers: (x * c) * d -> x * (c d), also where x * c was written x / (1 / c).
 
 As XLA does it: one operation and one rounding less, and steps of a linspace, i / n * n, are whole numbers where 1 / n * n is 1.
-Only for types that are computed in: of narrower ones the product of c and d would be rounded, which x * c is not.
+Not for storage-only types: there the product of c and d would be rounded, but x * c is not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ TYPES = ("float32", "float64")
 
 
 class Factors:
-    """Remembers, by value, which ones are products with a number. Replaces the rewrites of `mul` and `div` that it is given."""
+    """Remembers, by value, products with a number. Replaces the rewrites of `mul` and `div` that it is given."""
 
     def __init__(self, mul, div) -> None:
         self.notes = Notes()
-        self.made: dict[tuple, object] = {}  # equal products are one value
+        self.made: dict[tuple, object] = {}  # equal products share one value
         self.others = {"mul": mul, "div": div}
 
     def mul(self, eqn, operands):
@@ -32,7 +32,7 @@ class Factors:
         return [self._product(x, operands[number], number)] if jnp.ndim(x) else None
 
     def div(self, eqn, operands):
-        """What has become a product by another rewrite is one here, too."""
+        """A quotient that another rewrite turned into a product counts as a product."""
         found = self.others["div"](eqn, operands)
         x, y = operands
         if found is None or not _is_number(y) or y == 1 or not jnp.ndim(x) or eqn.outvars[0].aval.dtype.name not in TYPES:
@@ -55,7 +55,7 @@ def _is_number(x) -> bool:
 
 
 def _joint(b, c) -> np.ndarray | None:
-    """b c, if x * b overflows only where x * (b c) does as well, and neither is lost to zero."""
+    """b c, if x * b overflows only where x * (b c) does too, and neither underflows to zero."""
     if b is None or not (0 < abs(b) <= 1 or abs(c) >= 1):
         return None
     with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
-"""Convolutions of a dilated input (transposed convolutions, gradients of strided ones) -> one convolution per phase.
+"""Polyphase decomposition: convolution of a dilated input (transposed, or gradient of a strided one) -> one per phase.
 
-With input dilation s, result s q + r meets only the taps k with (s q + r + k - low) divisible by s, which are every s-th:
-a convolution of the input itself with a part of the kernel. The s phases of each dimension are interleaved. Convolving
-with the zeros in between would cost s times as much, per dimension.
+With input dilation s, result s q + r meets only the taps k with (s q + r + k - low) divisible by s: every s-th one. That is a
+convolution of the input itself with a part of the kernel. The s phases of each dimension are interleaved. Convolving with the
+zeros in between would cost s times as much, per dimension.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 
 
-def by_phases(eqn, operands):
-    """Results of a convolution whose input is dilated, or None where it is not, or has strides as well."""
+def polyphase(eqn, operands):
+    """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
     (x, w), p = operands, eqn.params
     plain = all(n == 1 for n in (*p["window_strides"], *p["rhs_dilation"])) and p["batch_group_count"] == 1
     steps = p["lhs_dilation"]
@@ -28,9 +28,10 @@ def by_phases(eqn, operands):
 
 
 def interleave(parts: dict, steps, axes):
-    """Parts by phase, one number per axis of `axes` -> the array whose element s q + r along an axis of step s is element q
-    of the parts of phase r."""
-    for k in reversed(range(len(steps))):  # the last dimension's phases are neighbours first
+    """Parts by phase (one number per axis of `axes`) -> the array whose element s q + r, along an axis of step s, is element q
+    of phase r.
+    """
+    for k in reversed(range(len(steps))):  # the last dimension's phases become neighbours first
         parts = {
             rest: _interleave([parts[*rest, r] for r in range(steps[k])], axes[k])
             for rest in itertools.product(*map(range, steps[:k]))
@@ -49,7 +50,7 @@ def _phase(eqn, x, w, phase, sizes):
         taps = -(-(w.shape[tap] - starts[tap]) // s)
         before = -((r + first - low) // s)
         at = numbers.lhs_spec[2 + k]
-        # At least one tap, so that there is a convolution: it then meets zeros.
+        # At least one tap, so that a convolution remains: it then meets zeros.
         pads[at] = (before, sizes[k] - x.shape[at] - before + max(taps, 1) - 1, 0)
     kernel = lax.slice(w, starts, limits, strides)
     missing = [(0, 0 if n else 1, 0) for n in kernel.shape]

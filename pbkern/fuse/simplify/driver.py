@@ -1,9 +1,8 @@
-"""ClosedJaxpr -> equivalent ClosedJaxpr that fusion reads more easily. Re-traces; never builds jaxprs by
-hand.
+"""ClosedJaxpr -> equivalent ClosedJaxpr that is easier to fuse. Re-traces; never builds jaxprs by hand.
 
-Calls are inlined (also inside control flow), dead code dropped, equal equations merged, identities folded,
-weak types erased. Padding and input dilation of convolutions and windows become `pad`, so that they fuse like
-any producer; `split` becomes slices. The rewrites are rewrites.py; dead carries of loops go in fuse/loops/dead_carries.py.
+Calls are inlined (also inside control flow), dead code dropped, equal equations merged, identities folded, weak types erased.
+Padding and input dilation of convolutions and windows become `pad`, so that they fuse like any producer; `split` becomes
+slices. The rewrites are in rewrites.py. fuse/loops/dead_carries.py drops dead carries.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from pbkern.fuse.access.blocks import literal
 
 from .constant_factors import Factors
 from .rewrites import REWRITES, UNSAFE, Rewrite
-from .splat_operands import Uniform
+from .splat_operands import Splat
 
 CONTROL = ("scan", "while", "cond")
 MANY = 64
 
 
 def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str = "cpu") -> jex.ClosedJaxpr:
-    """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change
-    rounding, but not that of means; of branches for several platforms, that for `platform` stays.
+    """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change rounding, except of
+    means. Of branches for several platforms, only the one for `platform` stays.
     """
     sums = _long_sums(closed.jaxpr) if unsafe_math else set()
 
@@ -49,7 +48,7 @@ def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str
 
 
 def _long_sums(jaxpr: jex.Jaxpr) -> set:
-    """Sums of MANY elements each, at any depth: dividing such few numbers costs nothing, and means keep their last bit."""
+    """Sums of MANY elements each, at any depth. Their results are few: dividing these costs nothing, and means stay exact."""
     found: set = set()
     for e in jaxprs.equations(jaxpr):
         if e.primitive.name == "reduce_sum":
@@ -62,7 +61,7 @@ def _long_sums(jaxpr: jex.Jaxpr) -> set:
 
 
 def _branch_for(platform: str) -> Rewrite:
-    """The number of the platform's branch, or of the default one."""
+    """Rewrite to the number of the platform's branch, or of the default one."""
 
     def rewrite(eqn, operands):
         groups = eqn.params["platforms"]
@@ -84,15 +83,15 @@ def _strong(aval):
 
 
 def _unsharded(params: dict) -> dict:
-    """Without shardings over an empty mesh, which derivatives leave in parameters: they say nothing."""
+    """`params` without shardings over an empty mesh, which derivatives leave behind and which mean nothing."""
     empty = [k for k, v in params.items() if k.endswith("sharding") and getattr(getattr(v, "mesh", None), "empty", False)]
     return params | dict.fromkeys(empty) if empty else params
 
 
 def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
-    """Binds every equation anew, merging equal ones and folding what a rewrite knows."""
+    """Binds every equation anew. Merges equal ones and applies rewrites."""
     seen: dict = {}
-    uniform = Uniform(rewrites)
+    uniform = Splat(rewrites)
 
     def bind(eqn, operands):
         results = uniform.folded(eqn, operands)
@@ -124,9 +123,7 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
 
 
 def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
-    """Binds each equation; one without a user line, inside a library's function, carries the line of the
-    call.
-    """
+    """Binds each equation. One without a user line, inside a library's function, carries the line of the call."""
     env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
@@ -146,7 +143,7 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
 
 
 def _simplify_inner(eqn, rewrites: dict) -> dict:
-    """Parameters with the jaxprs of control flow simplified."""
+    """Parameters with simplified jaxprs of control flow."""
     if eqn.primitive.name not in CONTROL:
         return eqn.params
 
@@ -163,7 +160,7 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
 
 
 def _keep_types(results, atoms) -> list:
-    """Weak types of a control-flow body's results belong to the equation's type: they stay."""
+    """Keeps weak types of a control-flow body's results: they belong to the equation's type."""
     kept = []
     for r, a in zip(results, atoms):
         weak = getattr(a.aval, "weak_type", False)

@@ -1,17 +1,17 @@
-"""What rewrites remember of values while equations are bound anew."""
+"""Facts that rewrites remember about values while equations are bound anew."""
 
 from __future__ import annotations
 
 
 class Notes:
-    """Facts of several kinds about values, which are told apart by identity."""
+    """Facts of several kinds about values, by identity of the value."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], tuple] = {}
 
     def note(self, kind: str, value, *what) -> list:
-        """[value], of which `what` is to be found under `kind`."""
-        self._kept[kind, id(value)] = (value, *what)  # the value is kept alive: its id stays its own
+        """[value], after noting `what` about it under `kind`."""
+        self._kept[kind, id(value)] = (value, *what)  # keeps the value alive, so that its id stays unique
         return [value]
 
     def bound(self, kind: str, eqn, operands, *what) -> list:
@@ -19,6 +19,6 @@ class Notes:
         return self.note(kind, eqn.primitive.bind(*operands, **eqn.params), *what)
 
     def find(self, kind: str, x) -> tuple | None:
-        """What was noted."""
+        """The noted facts, or None."""
         kept = self._kept.get((kind, id(x)))
         return kept and kept[1:]

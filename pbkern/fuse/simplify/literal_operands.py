@@ -1,7 +1,6 @@
-"""Literals in places that want a buffer -> values of their own: operands and results of control flow
-and operands of hand-written kernels.
+"""Literals that need a buffer (operands and results of control flow, operands of hand-written kernels) -> equations.
 
-A HostProgram moves buffers; a literal that enters a loop, or leaves a branch, must be written to one first.
+A HostProgram moves buffers. A literal that enters a loop, or leaves a branch, must be written to one first.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ TAKE_BUFFERS = (*CONTROL, "pbkern_kernel")
 
 
 def _written(x):
-    """A rank-0 constant as the result of an equation that JAX does not fold, of any dtype."""
+    """A rank-0 constant of any dtype as the result of an equation that JAX does not fold."""
     return lax.select_n_p.bind(np.bool_(False), x, x)
 
 
 def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with results that are literals made by equations."""
+    """The same function, with equations for results that are literals."""
     if not any(isinstance(a, jex.Literal) for a in closed.jaxpr.outvars):
         return closed
 
@@ -37,7 +36,7 @@ def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with literals that enter control flow or hand-written kernels made by equations."""
+    """The same function, with equations for literals that enter control flow or hand-written kernels."""
     if not any(
         e.primitive.name in TAKE_BUFFERS and any(isinstance(a, jex.Literal) for a in e.invars)
         for e in closed.jaxpr.eqns

@@ -1,10 +1,9 @@
-"""select_and_scatter_add -> comparisons of strided slices and selects: the gradient of max pooling.
+"""Argmax scatter of max pooling: select_and_scatter_add -> comparisons of strided slices and selects.
 
-Each window's gradient goes to the element that won. The winner's place is found by the same chain of comparisons that
-the primitive defines, so ties and NaN go where JAX sends them; then every element asks the windows that it lies in
-whether it won. Of windows that are s elements apart, elements s q + r lie in the same ones, counted from q: they are
-made together, phase by phase, and the phases are interleaved. Padding is as small as a number can be, and wins where
-all of a window is, as it does for JAX on CPUs.
+Each window's gradient goes to the element that won. The primitive's own chain of comparisons finds the winner's place, so ties
+and NaN go where JAX sends them. Then every element asks the windows that contain it whether it won. For windows s elements
+apart, elements s q + r are in the same windows, counted from q: they are computed together, phase by phase, and the phases are
+interleaved. Padding is the smallest number, and wins where a window is all padding, as in JAX on CPUs.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from pbkern.fuse.access.windows_contractions import greatest, least
 
 from .dilated_convolution import interleave
 
-# Offsets in a window: each is a slice, a comparison and two selects.
+# Most offsets in a window: each is a slice, a comparison and two selects.
 MAX_WINDOW = 16
 
 
-def scatter_to_winners(eqn, operands):
+def scatter_to_argmax(eqn, operands):
     """Rewrite of select_and_scatter_add, see rewrites.py."""
     (source, x), p = operands, eqn.params
     window, strides = tuple(p["window_dimensions"]), tuple(p["window_strides"])
@@ -41,7 +40,7 @@ def scatter_to_winners(eqn, operands):
 
 
 def _winners(x, counts, p):
-    """i32 array: the row-major offset of each window's winner; a later element wins where `select_prim` is false."""
+    """i32 array: the row-major offset of each window's winner; a later element wins if `select_prim` is false."""
     window, strides = p["window_dimensions"], p["window_strides"]
     if any(map(any, p["padding"])):
         loses = least if p["select_prim"] is lax.ge_p else greatest
@@ -60,7 +59,7 @@ def _winners(x, counts, p):
 
 
 def _apart(winner, source, shape, window):
-    """Windows that touch but do not overlap: between every dimension of windows and the next goes one of offsets inside."""
+    """Windows that touch but do not overlap: a dimension of offsets follows every dimension of windows."""
     apart = tuple(n for pair in zip(source.shape, window) for n in pair)
     spread = [lax.broadcast_in_dim(v, apart, tuple(range(0, len(apart), 2))) for v in (winner, source)]
     won = lax.eq(spread[0], _places(apart, window))
@@ -81,7 +80,7 @@ def _places(apart, window):
 
 
 def _phase(winner, source, phase, sizes, window, strides):
-    """Gradients of elements s q + r of the padded array, q below `sizes`: of window q - j, each is element r + s j."""
+    """Gradients of elements s q + r of the padded array, q below `sizes`: element r + s j of window q - j."""
     total = lax.full(sizes, 0, source.dtype)
     earlier = [range(-(-(w - r) // s)) for w, r, s in zip(window, phase, strides)]
     for back in itertools.product(*earlier):

@@ -1,6 +1,6 @@
 """Powers whose exponents are small multiples of a half -> products and square roots: x ** 2.5 is |x| ** 2 * sqrt(x).
 
-Of zeros, infinities and NaN they are what pow makes of them: pow(-0, 1/2) is 0 where sqrt(-0) is -0, pow(-inf, 1/2) is inf.
+Zeros, infinities and NaN keep what pow makes of them: pow(-0, 1/2) is 0 where sqrt(-0) is -0, pow(-inf, 1/2) is inf.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from jax import lax
 
-# Products have half a unit of error each, pow itself has half a unit in all.
+# Each product adds half a unit of error; pow itself has half a unit in all.
 MAX_EXPONENT = 4
 
 
@@ -28,7 +28,7 @@ def write_out(eqn, operands) -> list | None:
 
 def _half(x, exponent: float):
     below = lax.eq(x, np.asarray(-np.inf, x.dtype))
-    positive = lax.add(x, np.zeros((), x.dtype))  # no zero has a sign
+    positive = lax.add(x, np.zeros((), x.dtype))  # zeros lose their sign
     if exponent < 0:
         root = lax.select_n(below, lax.rsqrt(positive), lax.full_like(x, 0))
     else:

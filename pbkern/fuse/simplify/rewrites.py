@@ -1,7 +1,7 @@
-"""(equation, operands) -> cheaper or plainer equations, or None to keep it. Data for driver.py.
+"""Table of rewrites: (equation, operands) -> cheaper or simpler equations, or None to keep it. Data for driver.py.
 
-REWRITES give the same values bit by bit; UNSAFE ones may change rounding and replace their namesakes. NaN,
-infinities and signed zeros are always kept.
+REWRITES give the same values bit by bit. UNSAFE ones may change rounding and replace their namesakes. NaN, infinities and
+signed zeros are always kept.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
 from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as said_otherwise
 from pbkern.fuse.access.windows_contractions import greatest, least
 
-from .dilated_convolution import by_phases
-from .max_pool_gradient import scatter_to_winners
+from .dilated_convolution import polyphase
+from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
@@ -28,7 +28,7 @@ def _is_scalar_constant(x, value) -> bool:
 
 
 def _same(eqn, operands):
-    """The operand itself, if it has the equation's type."""
+    """The operand itself, if it has the result's type."""
     (x, *_), out = operands, eqn.outvars[0].aval
     weak = getattr(jax.typeof(x), "weak_type", False)
     return [x] if not weak and x.shape == out.shape and x.dtype == out.dtype else None
@@ -109,7 +109,7 @@ def _select(eqn, operands):
 
 
 def _quotient(x, y):
-    """Of integers, rounded towards zero; None by zero."""
+    """Integers round towards zero; None for division by zero."""
     if jax.numpy.issubdtype(x.dtype, np.inexact):
         return np.divide(x, y)
     x, y = int(x), int(y)
@@ -117,22 +117,22 @@ def _quotient(x, y):
 
 
 def _remainder(x, y):
-    """Of the sign of x; None of integers by zero."""
+    """Has the sign of x; None for integers by zero."""
     return np.fmod(x, y) if y or jax.numpy.issubdtype(x.dtype, np.inexact) else None
 
 
 def _extremum(choose: Callable) -> Callable:
-    """None for two zeros: of those with two signs, NumPy takes either."""
+    """None for two zeros: if their signs differ, NumPy takes either."""
     return lambda x, y: choose(x, y) if x or y else None
 
 
 def _clamped(low, x, high):
-    """None for zero, whose sign NumPy takes from either."""
+    """None for zero: NumPy takes its sign from either."""
     value = np.clip(x, low, high)
     return value if value or np.issubdtype(x.dtype, np.integer) else None
 
 
-# Values of scalars; None leaves the equation alone.
+# Primitive -> NumPy function of scalars; a result of None keeps the equation.
 FOLDED = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "rem": _remainder, "neg": np.negative,
     "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
@@ -143,7 +143,7 @@ FOLDED = {
 
 
 def _fold_scalars(eqn, operands):
-    """Arithmetic and comparisons of rank-0 constants, by NumPy: evaluated by JAX, each would be compiled by XLA."""
+    """Arithmetic and comparisons of rank-0 constants, by NumPy: with JAX, XLA would compile each one."""
     if any(not isinstance(x, (np.ndarray, np.generic)) or np.ndim(x) for x in operands):
         return None
     try:
@@ -173,7 +173,7 @@ def _reshape(eqn, operands):
 
 
 def _concatenate(eqn, operands):
-    """Empty operands go."""
+    """Drops empty operands."""
     kept = [x for x in operands if 0 not in x.shape]
     if len(kept) == len(operands) or not kept:
         return None
@@ -181,12 +181,12 @@ def _concatenate(eqn, operands):
 
 
 def _pad(eqn, operands):
-    """Around an empty operand there is padding alone: derivatives of jnp.roll by 0 are of this kind."""
+    """Around an empty operand there is only padding: derivatives of jnp.roll by 0 have such pads."""
     x, value = operands
     return [lax.broadcast(value, eqn.outvars[0].aval.shape)] if 0 in x.shape else None
 
 
-# The value that a reduction starts from, where it changes nothing, by the operation that its body is.
+# Operation of a reduction's body -> its identity element.
 MONOIDS = {
     "add": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
     "mul": (lax.reduce_prod_p, lambda t: np.ones((), t)),
@@ -196,7 +196,7 @@ MONOIDS = {
 
 
 def _monoids(eqn, operands):
-    """(equation of the body, operand, start) of reductions side by side whose bodies are one operation each, else None."""
+    """(equation of the body, operand, start) per result of a variadic reduction, if each body is one operation; else None."""
     count, body = len(operands) // 2, eqn.params["jaxpr"]
     body = getattr(body, "jaxpr", body)
     makers = {v: e for e in body.eqns for v in e.outvars}
@@ -228,7 +228,7 @@ WINDOWS = {"add": lax.reduce_window_sum_p, "max": lax.reduce_window_max_p, "min"
 
 
 def _reduce_window(eqn, operands):
-    """Windows of a body that is one operation. The start counts once, as XLA has it on CPUs: padding counts nothing."""
+    """Windows whose body is one operation. The start counts once, as in XLA on CPUs; padding does not count."""
     kept = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
     results = []
     for made, x, init in _monoids(eqn, operands) or ():
@@ -244,7 +244,7 @@ def _reduce_window(eqn, operands):
 
 
 def _padded_windows(primitive, x, params: dict, identity):
-    """Windows whose padding and input dilation are a pad."""
+    """Windows with padding and input dilation as a pad."""
     config = tuple((lo, hi, d - 1) for (lo, hi), d in zip(params["padding"], params["base_dilation"]))
     if any(c != (0, 0, 0) for c in config):
         x = lax.pad_p.bind(x, identity, padding_config=config)
@@ -267,7 +267,7 @@ def _arg_units(eqn, operands):
 
 def _conv(eqn, operands):
     """Padding becomes pad; a dilated input is convolved phase by phase, or the zeros become part of the padding."""
-    phases = by_phases(eqn, operands)
+    phases = polyphase(eqn, operands)
     if phases is not None:
         return phases
     (x, w), p = operands, eqn.params
@@ -313,7 +313,7 @@ REWRITES: dict[str, Rewrite] = {
     "reshape": _reshape,
     "reduce": _reduce,
     "reduce_window": _reduce_window,
-    "select_and_scatter_add": scatter_to_winners,
+    "select_and_scatter_add": scatter_to_argmax,
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
     ),

@@ -1,4 +1,4 @@
-"""Arrays that hold one known scalar everywhere, while equations are bound anew (driver.py).
+"""Splat operands: arrays that hold one known scalar everywhere, while equations are bound anew (driver.py).
 
     a = broadcast_in_dim 500 (1, 1)    b = sub a 0    rem x b    ->    rem x 500
 """
@@ -12,16 +12,16 @@ from .rewrites import FOLDED
 
 # The result holds the operand's scalar.
 SPREADING = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "copy", "copy_p"}
-# Rewrites make a scalar of scalars.
+# Rewrites compute a scalar from scalars.
 FOLDING = {*FOLDED, "convert_element_type", "select_n"}
-# What one such operand makes of the other, whatever that is: of booleans.
+# Results that one such operand decides, whatever the other is: of booleans.
 ABSORBING = {"and": False, "or": True}
 # Comparisons of an unsigned number with 0.
 OF_UNSIGNED = {"lt": False, "ge": True}
 
 
-def _whatever_the_other(eqn, operands, scalars) -> np.bool_ | None:
-    """The result of an operation that one operand decides; remainders of unsigned numbers are compared with 0."""
+def _keeps_other(eqn, operands, scalars) -> np.bool_ | None:
+    """The result, if one operand decides it; remainders of unsigned numbers are compared with 0."""
     name = eqn.primitive.name
     if name in ABSORBING and eqn.outvars[0].aval.dtype == bool:
         decided = any(s is not None and bool(s) == ABSORBING[name] for s in scalars)
@@ -31,34 +31,34 @@ def _whatever_the_other(eqn, operands, scalars) -> np.bool_ | None:
     return None
 
 
-class Uniform:
-    """Which values are known to be uniform."""
+class Splat:
+    """Which values are known to be splats."""
 
     def __init__(self, rewrites: dict):
         self.rewrites = rewrites
         self._known: dict[int, tuple[object, np.generic]] = {}  # id -> (value, which keeps its id, scalar)
 
     def scalar(self, x) -> np.ndarray | np.generic | None:
-        """The scalar that x holds everywhere, if it is known."""
+        """The scalar that x holds everywhere, if known."""
         if isinstance(x, (np.ndarray, np.generic)):
             return x if x.ndim == 0 else None
         return self._known.get(id(x), (None, None))[1]
 
     def note(self, eqn, operands, results) -> None:
-        """Remembers results that hold an operand's scalar."""
+        """Notes results that hold an operand's scalar."""
         if eqn.primitive.name in SPREADING and len(operands) == 1:
             scalar = self.scalar(operands[0])
             if scalar is not None and np.ndim(results[0]):
                 self._known[id(results[0])] = results[0], scalar
 
     def folded(self, eqn, operands) -> list | None:
-        """The result of an operation on uniform values."""
+        """The result of an operation on splats."""
         if eqn.primitive.name not in FOLDING & self.rewrites.keys():
             return None
         out, scalars = eqn.outvars[0].aval, [self.scalar(x) for x in operands]
         if not out.shape:
             return None
-        found = _whatever_the_other(eqn, operands, scalars)
+        found = _keeps_other(eqn, operands, scalars)
         if found is None and not any(s is None for s in scalars):
             results = self.rewrites[eqn.primitive.name](eqn, scalars)
             found = self.scalar(results[0]) if results is not None else None
@@ -69,7 +69,7 @@ class Uniform:
         return [value]
 
     def as_scalars(self, eqn, operands) -> list:
-        """Operands of an elementwise operation, uniform ones as scalars where another one has the result's shape."""
+        """Operands of an elementwise operation, splats as scalars if another operand has the result's shape."""
         name = eqn.primitive.name
         if name == "select_n" and self.scalar(operands[0]) is not None:
             return [self.scalar(operands[0]), *operands[1:]]

@@ -1,4 +1,4 @@
-"""Cutting a dimension into runs of equal length, for work that is done in two stages."""
+"""Cuts a dimension into chunks of equal length, for work in two stages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from jax import lax
 
 
 def near_divisor(n: int, block: int) -> int:
-    """A divisor of n near `block` (within a factor of two), so that no run is ragged; else `block`."""
+    """A divisor of n near `block` (within a factor of two), so that no chunk is ragged; else `block`."""
     found = (
         [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0] if block < 1 << 20 else []
     )
     return min(found, key=lambda b: abs(b - block), default=block)
 
 
-def in_runs(x, axis: int, block: int, fill):
-    """[..., n, ...] -> [..., ceil(n / block), block, ...]; the last run ends in `fill`."""
+def in_chunks(x, axis: int, block: int, fill):
+    """[..., n, ...] -> [..., ceil(n / block), block, ...]; the last chunk ends in `fill`."""
     runs = -(-x.shape[axis] // block)
     missing = runs * block - x.shape[axis]
     if missing:

@@ -1,17 +1,17 @@
-"""Reductions of little parallelism -> partial results over runs of elements, then the rest.
+"""Split reductions: reductions of little parallelism -> partial results of chunks, then the rest.
 
-A reduction whose outputs are few, or whose reduced block outgrows the cache, cannot be tiled by its output alone.
+A reduction with few outputs, or whose reduced block outgrows the cache, cannot be tiled by its output alone.
 
     reduce(x, axes)      ->  reduce(partial_reduce(x, axis, block), 0)
-    sum((x - c)(y - d))  ->  sum over runs of  sum((x - l)(y - m)) + (l - c) sum(y - m) + (m - d) sum(x - l) + n (l - c)(m - d)
-    sum(exp(x - c))      ->  sum over runs of  sum(exp(x - l)) exp(l - c)
-    argmax(x)            ->  the index that the first of the greatest runs has
+    sum((x - c)(y - d))  ->  sum over chunks of sum((x - l)(y - m)) + (l - c) sum(y - m) + (m - d) sum(x - l) + n (l - c)(m - d)
+    sum(exp(x - c))      ->  sum over chunks of sum(exp(x - l)) exp(l - c)
+    argmax(x)            ->  the index that the first of the greatest chunks has
 
-The first stage is parallel over runs of `block` elements along one axis and takes the producers of x with it, the second
-is small. In the form of products, l and m are means of the beginnings of runs of n elements. It is for a c and d that follow
-from sums of x and y, as the means in variances and covariances do: the first stage needs neither, so that one pass reads x
-and y. It holds for any l, m, c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983). In that of
-exponentials, l are the greatest of runs, for a c that follows from the greatest of x (Milakov, Gimelshein 2018). Sums are
+The first stage is parallel over chunks of `block` elements along one axis and takes the producers of x with it; the second is
+small. For products, l and m are means of the beginnings of chunks of n elements. c and d follow from sums of x and y, as the
+means in variances and covariances do. The first stage needs neither, so that one pass reads x and y; the second merges as
+Welford does. The identity holds for any l, m, c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983).
+For exponentials, l are the maxima of chunks, and c follows from the maximum of x (Milakov, Gimelshein 2018). Sums are
 reassociated.
 """
 
@@ -26,34 +26,34 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.windows_contractions import REDUCERS, greatest, least, partial_reduce_p, reducer_params, run_dimensions
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import Rewrite
 from pbkern.fuse.simplify.facts import Notes
 
-from .chunks import in_runs, near_divisor
+from .chunks import in_chunks, near_divisor
 
-# Elements of one program of the first stage, and the fewest.
+# Elements of one program of the first stage: preferred, and fewest.
 RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
 # Below this many bytes a second kernel costs more than one core alone.
 SMALL_BYTES = 1 << 18
-# Parts of far rows that one program reads at least. Of parts of 512 bytes, 14 GB/s came from memory; of a page, 22 of 25.
+# Fewest bytes of a far row that one program reads. In parts of 512 bytes, memory delivered 14 GB/s; of a page, 22 of 25.
 ROW_BYTES = 1 << 12
-# Rows of one result that lie apart are read by programs that read all results' rows, one after the other, unless longer.
+# Rows of one result that are apart: programs read all results' rows, one after the other, unless the rows are longer.
 SHORT_PIECE_BYTES = 1 << 14
-# Means of such a part of a run stand for its mean: while they are found, that part comes into the nearest cache, and the rest
-# is read once. An element that is far from all others and lies there adds up to that many times the rounding of its own square.
+# The mean of this part of a chunk stands for the chunk's mean: finding it brings that part into the nearest cache, and the rest
+# is read once. An outlier in that part adds up to this many times the rounding of its own square.
 BEGINNINGS, LEAST_BEGINNING = 8, 16
-# What a reduction of x is noted as, and what x less it is.
+# Reduction of x -> kind of its result in the notes; that kind -> kind of x less it.
 STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
 DIFFERENCES = {"statistic": "deviation", "greatest": "excess"}
-# What sums are taken of, of x less a statistic.
+# The functions of x less a statistic that are summed.
 SUMMED = ("mul", "square", "integer_pow", "exp")
 ARGS = {"argmax": (lax.reduce_max_p, least), "argmin": (lax.reduce_min_p, greatest)}
 
 
 class Deviation(NamedTuple):
-    """x - c, where c varies along the dimensions `dims` of x, one for each of its own."""
+    """x - c, where c has the dimensions `dims` of x."""
 
     x: jax.Array
     c: jax.Array
@@ -62,8 +62,8 @@ class Deviation(NamedTuple):
     def varies_along(self, axes) -> bool:
         return any(d in axes for d, n in zip(self.dims, np.shape(self.c)) if n > 1)
 
-    def level_less_c(self, runs: Runs, axes, level):
-        """Numbers of runs of x, as `runs` lays them out, less c."""
+    def level_less_c(self, runs: Chunks, axes, level):
+        """One number per chunk of x, laid out by `runs`, less c."""
         kept = runs.kept(axes, self.x.ndim)
         own = [kept.index(d) for d, n in zip(self.dims, np.shape(self.c)) if n > 1]
         units = [j for j, n in enumerate(np.shape(self.c)) if n == 1]
@@ -71,8 +71,8 @@ class Deviation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Runs:
-    """How an operand is cut: along `axis` into runs of `block` elements, for each index of the `outer` reduced dimensions
+class Chunks:
+    """How an operand is cut: along `axis` into chunks of `block` elements, for each index of the `outer` reduced dimensions
     before it.
     """
 
@@ -81,38 +81,38 @@ class Runs:
     block: int
 
     def within(self, axes) -> tuple[int, ...]:
-        """Axes that are reduced within a run."""
+        """Axes that are reduced within a chunk."""
         return tuple(d for d in sorted(axes) if not self.axis - self.outer <= d < self.axis)
 
     def kept(self, axes, rank: int) -> list[int]:
-        """Dimensions of x that results of runs have; along `axis` they have one element for each run."""
+        """Dimensions of x that partial results have; along `axis` they have one element per chunk."""
         return [d for d in range(rank) if d == self.axis or d not in self.within(axes)]
 
     def counted(self, axes) -> tuple[int, ...]:
-        """Dimensions of results of runs that count the runs."""
+        """Dimensions of partial results that count chunks."""
         return tuple(run_dimensions(self.axis, self.within(axes), self.outer))
 
     def divide(self, shape) -> bool:
         return shape[self.axis] % self.block == 0
 
     def _inner(self, axes) -> list[int]:
-        """Axes that are reduced within a run, of the operand cut into runs."""
+        """Axes of the cut operand that are reduced within a chunk."""
         return [d + (d >= self.axis) for d in self.within(axes)]
 
     def cut(self, x, axes, level):
-        """x in runs, less the `level` of each."""
-        x, inner = in_runs(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
+        """x in chunks, less the `level` of each."""
+        x, inner = in_chunks(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
         return x - lax.broadcast_in_dim(level, x.shape, [d for d in range(x.ndim) if d not in inner])
 
     def sums(self, x, axes):
-        """Results of runs: the sums of what was cut into them."""
-        reduced = (self.axis, *self._inner(axes))  # a run is one element along `axis` now
+        """Partial results: sums of each chunk of a cut operand."""
+        reduced = (self.axis, *self._inner(axes))  # a chunk is one element along `axis` now
         return partial_reduce_p.bind(
             x, reducer="reduce_sum", axis=self.axis, block=1, axes=reduced, outer=self.outer, part=None
         )
 
     def beginning(self, shape, axes) -> tuple[tuple[int, int], int]:
-        """((dimension, elements along it) of the first part of each run, along its longest dimension; how many in all)."""
+        """((dimension, elements along it) of the first part of each chunk, along its longest dimension; elements in all)."""
         sizes = {d: self.block if d == self.axis else shape[d] for d in self.within(axes)}
         longest = max(sizes, key=sizes.__getitem__)
         part = max(-(-sizes[longest] // BEGINNINGS), min(sizes[longest], LEAST_BEGINNING))
@@ -122,7 +122,7 @@ class Runs:
 class ReductionStages:
     """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
 
-    def __init__(self, jaxpr: jex.Jaxpr, machine: Machine) -> None:
+    def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel) -> None:
         self.machine = machine
         self.notes = Notes()
         self.reduced_twice = _reduced_twice(jaxpr)
@@ -134,8 +134,8 @@ class ReductionStages:
         noted |= {"select_n": self.greatest, "max": self.greatest, "exp": self.exponential}
         return noted | dict.fromkeys(REDUCERS, self.split) | dict.fromkeys(ARGS, self.split_arg)
 
-    def runs_of(self, eqn) -> Runs | None:
-        """How a reduction's operand is to be cut; None where it needs no second stage, and for other equations."""
+    def runs_of(self, eqn) -> Chunks | None:
+        """How to cut a reduction's operand; None if it needs no second stage, and for other equations."""
         name = eqn.primitive.name
         if name not in REDUCERS and name not in ARGS:
             return None
@@ -145,19 +145,19 @@ class ReductionStages:
             return None
         kept = [n for d, n in enumerate(shape) if d not in axes]
         reduced = math.prod(shape[d] for d in axes)
-        # Neighbouring results of one program, at least, and how much of the operand it may read for them.
+        # Fewest neighbouring results of one program, and how much of the operand it may read for them.
         part = min(shape[-1], ROW_BYTES // itemsize) if len(shape) - 1 not in axes else 1
-        near = math.prod(shape) * itemsize <= self.machine.l3_bytes // 2
+        near = math.prod(shape) * itemsize <= self.machine.shared_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
         again = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in self.reduced_twice
-        room = self.machine.l2_bytes // 2 if near or again else self.machine.l3_bytes // (4 * self.machine.cores)
+        room = self.machine.near_bytes // 2 if near or again else self.machine.shared_bytes // (4 * self.machine.cores)
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
             if near or not _lies_in_short_pieces(shape, axes, itemsize):
                 return None
         return next((r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None)
 
-    def _runs_from(self, low: int, shape, axes, part: int) -> Runs | None:
-        """Runs from dimension `low` on, of which a program takes `part` columns; None where they would be too few."""
+    def _runs_from(self, low: int, shape, axes, part: int) -> Chunks | None:
+        """Chunks from dimension `low` on, with `part` columns per program; None if there would be too few."""
         programs, high = 4 * self.machine.cores, low
 
         def line() -> int:
@@ -171,9 +171,9 @@ class ReductionStages:
             return None
         block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
         if low == high:
-            return Runs(low, 0, near_divisor(size, block))
+            return Chunks(low, 0, near_divisor(size, block))
         block = next(b for b in range(min(block, inner), 0, -1) if inner % b == 0)
-        return Runs(high, high - low, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
+        return Chunks(high, high - low, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
 
     # ---- sums, products, extrema
 
@@ -194,10 +194,8 @@ class ReductionStages:
         return [result]
 
     def is_narrow(self, eqn) -> bool:
-        """Whether only a few elements next to each other are reduced together, but many such groups, as in a group norm of
-        channels last.
-        """
-        if eqn.primitive.name not in REDUCERS or eqn.invars[0].aval.dtype.itemsize < 4:  # columns would be rounded
+        """Are few neighbouring elements reduced together, in many such groups, as in a group norm of channels last?"""
+        if eqn.primitive.name not in REDUCERS or eqn.invars[0].aval.dtype.itemsize < 4:  # sums of columns would be rounded
             return False
         shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
         last, lanes = len(shape) - 1, self.machine.lanes(eqn.invars[0].aval.dtype.itemsize)
@@ -210,8 +208,8 @@ class ReductionStages:
         columns = eqn.primitive.bind(x, **reducer_params(name, tuple(axes)))
         return eqn.primitive.bind(columns, **reducer_params(name, (columns.ndim - 1,)))
 
-    def _partial(self, name: str, x, axes, runs: Runs, part: tuple[int, int] | None = None):
-        """Results of runs. `part`: of each run, as many of the first elements along a dimension."""
+    def _partial(self, name: str, x, axes, runs: Chunks, part: tuple[int, int] | None = None):
+        """Partial results. `part`: (dimension, how many of its first elements of each chunk)."""
         return partial_reduce_p.bind(
             x, reducer=name, axis=runs.axis, block=runs.block, axes=runs.within(axes), outer=runs.outer, part=part
         )
@@ -219,7 +217,7 @@ class ReductionStages:
     # ---- products of deviations
 
     def statistic(self, eqn, operands):
-        """Scaled, reshaped and repeated sums of x, or its greatest; products of deviations."""
+        """Notes scaled, reshaped and repeated sums of x, or its maximum, and products of deviations."""
         if eqn.primitive.name == "mul" and all(self.notes.find("deviation", x) for x in operands):
             return self.notes.bound("product", eqn, operands, *operands)
         kind = "greatest" if any(self.notes.find("greatest", x) for x in operands) else "statistic"
@@ -233,7 +231,7 @@ class ReductionStages:
         return [value]
 
     def greatest(self, eqn, operands):
-        """The greatest of x, or something else: where it is not finite, for example."""
+        """Notes selects and maxima of the maximum of x and something else, such as where it is not finite."""
         found = next((f for x in operands if (f := self.notes.find("greatest", x))), None)
         return found and self.notes.bound("greatest", eqn, operands, *found)
 
@@ -252,13 +250,13 @@ class ReductionStages:
             return None
         return self.notes.bound("product", eqn, operands, *operands * 2)
 
-    def _sum_of_products(self, eqn, x, runs: Runs):
-        """The sum in two stages of which the first reads no c; None where that does not apply."""
+    def _sum_of_products(self, eqn, x, runs: Chunks):
+        """The sum in two stages; the first reads no c. None if that does not apply."""
         found, axes = self.notes.find("product", x), eqn.params["axes"]
         if found is None:
             return None
         parts: list[Deviation] = [part for factor in found for part in self.notes.find("deviation", factor) or ()]
-        if any(p.x.shape != x.shape for p in parts):  # a factor is repeated
+        if any(p.x.shape != x.shape for p in parts):  # a factor repeats
             return None
         if not runs.divide(x.shape) or any(p.varies_along(axes) for p in parts):
             return None
@@ -268,16 +266,16 @@ class ReductionStages:
         def of_runs(y):
             return runs.sums(y, axes)
 
-        # Rounded means leave sums of x - l and y - m that are not quite zero.
+        # With rounded means, sums of x - l and y - m are not quite zero.
         left = apart[0] * of_runs(around[1]) + apart[1] * of_runs(around[0])
         within = _sum(of_runs(around[0] * around[1]), runs.counted(axes)) + _sum(left, runs.counted(axes))
         return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], runs.counted(axes))
 
-    def _around_runs(self, part: Deviation, axes, runs: Runs) -> tuple:
-        """(x in runs, less the level of each; levels of runs less c)."""
+    def _around_runs(self, part: Deviation, axes, runs: Chunks) -> tuple:
+        """(x in chunks, less the level of each; levels less c)."""
         beginning, count = runs.beginning(part.x.shape, axes)
         total = self._partial("reduce_sum", part.x, axes, runs, beginning)
-        # Rounded once: as an operand of a fused multiply-add it would be another number here than there.
+        # Rounded once: as an operand of a fused multiply-add it would be another number in each stage.
         info = jax.numpy.finfo(part.x.dtype)
         level = lax.reduce_precision(total * np.asarray(1 / count, part.x.dtype), info.nexp, info.nmant)
         return runs.cut(part.x, axes, level), part.level_less_c(runs, axes, level)
@@ -288,14 +286,14 @@ class ReductionStages:
         found = self.notes.find("excess", operands[0])
         return found and self.notes.bound("exponential", eqn, operands, *found)
 
-    def _sum_of_exponentials(self, eqn, x, runs: Runs):
-        """The sum in two stages of which the first reads no c; None where that does not apply."""
+    def _sum_of_exponentials(self, eqn, x, runs: Chunks):
+        """The sum in two stages; the first reads no c. None if that does not apply."""
         found, axes = self.notes.find("exponential", x), eqn.params["axes"]
         if found is None or found[0].varies_along(axes) or not runs.divide(x.shape):
             return None
         (part,) = found
         level = self._partial("reduce_max", part.x, axes, runs)
-        # Nothing is taken off a run whose greatest is infinite: its sum is 0, inf or NaN, and so is exp(l - c) then.
+        # A chunk whose maximum is infinite is not shifted: its sum is 0, inf or NaN, and so is exp(l - c).
         finite = lax.select(lax.is_finite(level), level, lax.full_like(level, 0))
         within = runs.sums(lax.exp(runs.cut(part.x, axes, finite)), axes)
         return _sum(within * lax.exp(part.level_less_c(runs, axes, level)), runs.counted(axes))
@@ -308,7 +306,7 @@ class ReductionStages:
         if runs is None or x.shape[axis] > np.iinfo(dtype).max:
             return None
         reducer, worst = ARGS[eqn.primitive.name]
-        cut = in_runs(x, axis, runs.block, worst(x.dtype))
+        cut = in_chunks(x, axis, runs.block, worst(x.dtype))
         best = reducer.bind(cut, axes=(axis + 1,))
         place = eqn.primitive.bind(cut, axes=(axis + 1,), index_dtype=dtype)
         first = eqn.primitive.bind(best, axes=(axis,), index_dtype=dtype)
@@ -323,7 +321,7 @@ def _sum(x: jax.Array, axes) -> jax.Array:
 
 
 def _lies_in_short_pieces(shape, axes, itemsize: int) -> bool:
-    """Whether what one result is made of is short rows that lie apart: the last dimensions are reduced, and earlier ones."""
+    """Does one result reduce short rows that are apart: the last dimensions, and earlier ones?"""
     kept = [d for d in range(len(shape)) if d not in axes and shape[d] > 1]
     if not kept or not any(d < kept[-1] and shape[d] > 1 for d in axes):
         return False
@@ -331,8 +329,8 @@ def _lies_in_short_pieces(shape, axes, itemsize: int) -> bool:
 
 
 def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
-    """Arrays x of which nothing but sums of f(x - c) is made, and the f(x - c): a second pass over x that runs do without."""
-    # Value -> whether all that is made of it are sums, and what they are taken of.
+    """Arrays x that only sums of f(x - c) use, and the f(x - c): chunks save a second pass over x."""
+    # Value -> whether only sums, and the functions summed, use it.
     summed = dict.fromkeys((v for v in jaxpr.outvars if not isinstance(v, jex.Literal)), False)
     statistics: set = set()
     for e in reversed(jaxpr.eqns):

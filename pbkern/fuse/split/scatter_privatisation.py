@@ -1,8 +1,8 @@
-"""Scatters of many updates into little -> private results of runs of the updates, and their sum (product, ...).
+"""Privatisation: scatters of many updates into a small result -> private results of chunks, and their sum (product, ...).
 
-Where indices choose every dimension of a result, as in a histogram, its programs would all go through all updates, and
-one program alone uses one core. Instead, runs of the updates are scattered side by side, each into an array of its own,
-and these are combined with the operand. Sums are reassociated.
+Where indices choose every dimension of a result, as in a histogram, all programs would walk all updates, and one program uses
+one core. Instead, chunks of the updates are scattered in parallel, each into an array of its own, and these are combined with
+the operand. Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import math
 import numpy as np
 from jax import lax
 
-from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.windows_contractions import REDUCERS, reducer_params
-from pbkern.fuse.cost.equation import READ_INDEX_CYCLES, WINDOW_CYCLES
+from pbkern.fuse.cost.model import CostModel
 
-from .chunks import in_runs, near_divisor
+from .chunks import in_chunks, near_divisor
 
-# Runs hold at least this many times as many updates as results: each result is stored and read again once per run.
+# A chunk holds at least this many times more updates than results: each chunk stores every result, which is read again.
 UPDATES_PER_RESULT = 4
-# Less work, in cycles, is not worth a second kernel.
+# Cycles of work below which a second kernel does not pay.
 LITTLE_WORK = 200_000
 
-# Scatter -> (of a run, of the runs' results, of them and the operand).
+# Scatter -> (scatter of a chunk, reduction of the private results, combination with the operand).
 STAGES = {
     "add": (lax.scatter_add, "reduce_sum", lax.add),
     "sub": (lax.scatter_add, "reduce_sum", lax.sub),
@@ -34,19 +33,18 @@ STAGES = {
 }
 
 
-def runs_of(eqn, machine: Machine) -> tuple[int, int] | None:
+def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
     """(dimension of the indices to cut, elements per run) of a scatter to be split, or None."""
     if SCATTERS.get(eqn.primitive.name, "set") == "set":
         return None
     operand, indices, updates = (a.aval for a in eqn.invars)
     dn = eqn.params["dimension_numbers"]
-    count, windows = updates.size, math.prod(indices.shape[:-1])
-    work = windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + count / machine.lanes(updates.dtype.itemsize)
-    if work < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
+    count = updates.size
+    if machine.scatter_cycles(eqn) < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
         return None
     side_by_side = math.prod(operand.shape[d] for d in dn.operand_batching_dims)
     free = [d for d in range(indices.ndim - 1) if d not in dn.scatter_indices_batching_dims]
-    stays_near = operand.size * operand.dtype.itemsize <= machine.l2_bytes // 2
+    stays_near = operand.size * operand.dtype.itemsize <= machine.near_bytes // 2
     wanted = min((4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size))
     if side_by_side >= 2 * machine.cores or wanted < 2 or not free:
         return None
@@ -55,7 +53,7 @@ def runs_of(eqn, machine: Machine) -> tuple[int, int] | None:
     return (cut, block) if 2 * block <= indices.shape[cut] else None
 
 
-def split_scatter(eqn, operands, machine: Machine):
+def split_scatter(eqn, operands, machine: CostModel):
     """Rewrite: the results of the scatter, or None to keep it."""
     choice = runs_of(eqn, machine)
     if choice is None:
@@ -67,14 +65,14 @@ def split_scatter(eqn, operands, machine: Machine):
     along = [d for d in range(updates.ndim) if d not in dn.update_window_dims][cut]
     neutral = identity(np.dtype(operand.dtype))
     private = lax.full((-(-indices.shape[cut] // block), *operand.shape), neutral, operand.dtype)
-    # What is missing in the last run changes nothing wherever it goes.
-    runs = in_runs(indices, cut, block, np.zeros((), indices.dtype)), in_runs(updates, along, block, neutral)
+    # Padding of the last chunk is the identity: it changes nothing wherever it goes.
+    runs = in_chunks(indices, cut, block, np.zeros((), indices.dtype)), in_chunks(updates, along, block, neutral)
     found = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
     return [combine(operand, reduce.bind(found, **reducer_params(reducer, (0,))))]
 
 
 def _batched(dn: lax.ScatterDimensionNumbers, cut: int, along: int) -> lax.ScatterDimensionNumbers:
-    """With a first dimension of the operand that goes with dimension `cut` of the indices and `along` of the updates."""
+    """`dn` with a batch dimension: the operand's first, dimension `cut` of the indices, `along` of the updates."""
 
     def later(dims, start: int) -> tuple[int, ...]:
         return tuple(int(d) + (d >= start) for d in dims)

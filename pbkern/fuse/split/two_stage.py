@@ -1,8 +1,8 @@
-"""Reductions, contractions and scatters of little parallelism -> two stages: partial results over runs, then the rest.
+"""Reductions, contractions and scatters of little parallelism -> two stages: partial results of chunks, then the rest.
 
-Reductions are reductions.py, scatters scatter_privatisation.py. A contraction whose
-result is small beside its operands becomes a batch of contractions over runs of the contracted axis and a sum; where a
-producer reads the same rows of a matrix, as in X^T (X w - y), one pass over it is left. Sums are reassociated.
+Reductions are reductions.py, scatters scatter_privatisation.py. A contraction whose result is small beside its operands becomes
+a batch of contractions over chunks of the contracted axis, and a sum. Where a producer reads the same rows of a matrix, as in
+X^T (X w - y), one pass over it is left. Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.rules import is_long
 from pbkern.fuse.access.windows_contractions import reducer_params
+from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.facts import Notes
 
-from .chunks import in_runs, near_divisor
+from .chunks import in_chunks, near_divisor
 from .reductions import ReductionStages
 from .scatter_privatisation import runs_of, split_scatter
 
-# Bytes of the result of a contraction that is split, at most, and of its operands, at least.
+# A contraction to be split: most bytes of its result, fewest of its operands.
 SPLIT_RESULT_BYTES = 1 << 17
 SPLIT_OPERAND_BYTES = 1 << 20
-# A split contraction is this many times as deep as its result is wide.
+# A split contraction is at least this many times as deep as its result is wide.
 SPLIT_DEPTH = 8
 
 
-def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJaxpr:
+def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
     """Splits what needs it, but no program with arrays that are left to XLA for their length."""
     if any(map(is_long, closed.jaxpr.eqns)):
         return closed
@@ -55,7 +55,7 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: Machine) -> jex.ClosedJax
     return retrace(retrace(closed, rewrites), {})
 
 
-def _choose_depth(eqn, machine: Machine) -> int | None:
+def _choose_depth(eqn, machine: CostModel) -> int | None:
     """Elements per run of the contracted axis of a contraction to be split, or None."""
     if eqn.primitive.name != "dot_general":
         return None
@@ -70,13 +70,13 @@ def _choose_depth(eqn, machine: Machine) -> int | None:
     if operand_bytes < SPLIT_OPERAND_BYTES or result_bytes > SPLIT_RESULT_BYTES or depth < SPLIT_DEPTH * wide:
         return None
     # A run's operands stay in the private cache; partial results are a small part of all traffic.
-    block = max(machine.l2_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
+    block = max(machine.near_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
     block = min(block, -(-depth // (4 * machine.cores)))
     return near_divisor(depth, block) if block else None
 
 
 def _as_stored(x, contracted: int, turned: Notes) -> tuple:
-    """(operand, its contracted dimension) without a transpose, where the other dimensions keep their order."""
+    """(operand, its contracted dimension), without a transpose that keeps the order of the other dimensions."""
     found = turned.find("turned", x)
     if found is None:
         return x, contracted
@@ -86,13 +86,13 @@ def _as_stored(x, contracted: int, turned: Notes) -> tuple:
 
 
 def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
-    """dot(x, y) -> sum over runs of dot(run of x, run of y). Ragged last runs end in zeros.
+    """dot(x, y) -> sum over chunks of dot(chunk of x, chunk of y). A ragged last chunk ends in zeros.
 
     lhs, rhs: operand and contracted dimension.
     """
     out = eqn.outvars[0].aval
     wide = out.dtype if out.dtype.itemsize >= 4 else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
-    (a, l), (b, r) = ((in_runs(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
+    (a, l), (b, r) = ((in_chunks(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
     params = {**eqn.params, "preferred_element_type": wide, "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,)))}
     total = lax.reduce_sum_p.bind(eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,)))
     return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)

@@ -1,1 +1,1 @@
-"""Group, Machine -> Schedule: blocks and grid."""
+"""Group, CostModel -> Schedule: blocks and grid."""

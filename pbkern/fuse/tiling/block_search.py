@@ -1,8 +1,8 @@
-"""Group, Machine -> Schedule: the block of every output and with it the grid. Never changes meaning.
+"""Group, CostModel -> Schedule: the block of every output and with it the grid. Never changes meaning.
 
-One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension come from the
-role that a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch. A few steps of
-descent in the cost model pick among them. Emission is fuse/emit/group_kernel.py, prices are fuse/cost/kernel.py.
+One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension depend on the role that a probe
+with blocks of one element finds: lanes (contiguous), rows, columns, batch. Coordinate descent in the cost model picks among
+them. Emission is fuse/emit/group_kernel.py, prices are the target's (fuse/cost/model.py).
 """
 
 from __future__ import annotations
@@ -16,39 +16,38 @@ from typing import TYPE_CHECKING
 
 from pbkern.core.affine import Affine
 from pbkern.core.jaxprs import atoms
-from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS, ScatterForm
 from pbkern.fuse.access.blocks import Requests, Unfusable, request, request_more, volume
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.access.scatter import owned
 from pbkern.fuse.access.windows_contractions import run_dimensions
-from pbkern.fuse.cost.equation import CONTRACTIONS, is_heavy
-from pbkern.fuse.cost.kernel import Cost, elements_read, evaluate, tables
+from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
+from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.cost.steps import elements_read, tables
 
-from .online_analysis import find, runs_allowed
+from .online_analysis import chunks_allowed, find
 from .online_blocks import Blocks, at
 
 if TYPE_CHECKING:
-    from .time_skewing import Wave
+    from .time_skewing import Wavefront
 
-# Where halos repeat more than this part of the work, or scratch outgrows L2, the descent starts a second time, from
-# square blocks.
+# If halos repeat more than this part of the work, or scratch outgrows L2, the descent starts again from square blocks.
 HALO_RECOMPUTE = 1.1
 SQUARE = 256
-# Results of so few elements are little work, so that the number of programs counts.
+# Results of at most this many elements are little work, so that the number of programs counts.
 SMALL = 1 << 14
-# Programs among which a dimension that the indices of a scatter choose is divided: each goes through all of them.
+# Programs that divide a dimension chosen by the indices of a scatter: each walks all indices.
 OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
-# Scatters that one program may do side by side.
+# Scatters that one program may do together.
 BESIDE = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension of a contraction that one program may take together.
 MOST_OUTER = 64
-# Results per image and channel up to which several images share what a program makes of the filters. More of them only fill
-# its cache: copies of filters are little work beside what is done with them.
+# Results per image and channel up to which several images share a program's copies of filters. More results only fill its
+# cache: copies are then little work beside their use.
 FEW_PLACES = 64
-# Rows and columns of blocks from which products are searched a second time (docs/decisions/031-tall-blocks.md).
+# Rows and columns of blocks from which products are searched a second time (docs/decisions/031-second-block-search.md).
 TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
-# Programs that touch more than this part of L2 take long reductions in runs.
+# Programs that touch more than this part of L2 take long reductions in chunks.
 NEAR = 0.5
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
 FEW = 32
@@ -64,10 +63,10 @@ class Schedule:
       outputs: (value, access) of every result.
       requests: what one program reads and computes.
       cost: prediction.
-      params: fields of the target's CompilerParams that were chosen too (fuse/emit/choices.py), by name.
+      params: chosen fields of the target's CompilerParams, by name (fuse/emit/choices.py).
       aliases: (operand, result) pairs that share one array (fuse/partition/donation.py).
-      wave: the front of rows that makes several steps of a loop, in place of blocks (time_skewing.py).
-      online: how its reductions over a long dimension are taken run by run (online_analysis.py).
+      wave: the wavefront that takes several steps of a loop, in place of blocks (time_skewing.py).
+      online: how reductions over a long dimension are taken in chunks (online_analysis.py).
       semantics: per grid axis; fused kernels are parallel throughout.
     """
 
@@ -78,7 +77,7 @@ class Schedule:
     cost: Cost
     params: tuple[tuple[str, object], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
-    wave: Wave | None = None
+    wave: Wavefront | None = None
     online: Blocks | None = None
 
     @property
@@ -127,7 +126,7 @@ def _follow(v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, reque
 
 
 def _elements(eqns, placed: Sequence) -> float:
-    """Elements that one program computes and reads: fewer, the more the outputs share."""
+    """Elements that one program computes and reads: the more the outputs share, the fewer."""
     try:
         requests = request(eqns, placed)
     except NeedsWhole:
@@ -135,7 +134,7 @@ def _elements(eqns, placed: Sequence) -> float:
     return sum(volume(s.out) for s in requests.steps) + sum(volume(h) for _, h in requests.inputs)
 
 
-def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine) -> Schedule | None:
+def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel) -> Schedule | None:
     """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root
     dimensions).
     """
@@ -154,10 +153,10 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine
     return _priced(eqns, requests, placed, grid, blocks, machine)
 
 
-def schedule_more(eqns, found: Schedule, machine: Machine) -> Schedule | None:
+def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     """What `schedule_at` gives for a group with the blocks that it had before it took in some of `eqns`, all that it has now.
 
-    Where these only make what the others read, no more than their part is worked out. Raises NeedsWhole.
+    If the new ones only make what the others read, only their part is computed. Raises NeedsWhole.
     """
     before = {id(s.eqn) for s in found.requests.steps}
     more = [e for e in eqns if id(e) not in before]
@@ -168,20 +167,20 @@ def schedule_more(eqns, found: Schedule, machine: Machine) -> Schedule | None:
     return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
 
 
-def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: Machine) -> Schedule | None:
-    cost = evaluate(requests, placed, grid, machine)
+def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: CostModel) -> Schedule | None:
+    cost = machine.kernel_cost(requests, placed, grid)
     if cost is None:
         return None
     plain = Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
-    return plain if cost.working_set <= NEAR * machine.l2_bytes else _in_runs(eqns, plain, machine)
+    return plain if cost.working_set <= NEAR * machine.near_bytes else _in_runs(eqns, plain, machine)
 
 
-def _in_runs(eqns, plain: Schedule, machine: Machine) -> Schedule:
+def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
     """The same with long reductions run by run, if that is possible, and no dearer or what a program stores leaves L2."""
     found = find(eqns, [v for v, _ in plain.outputs])
     runs = found and at(found, plain.outputs)
-    cost = runs and evaluate(plain.requests, plain.outputs, plain.grid, machine, runs.parts(), runs.repeated())
-    suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.l2_bytes)
+    cost = runs and machine.kernel_cost(plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated())
+    suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.near_bytes)
     return replace(plain, cost=cost, online=runs) if suits else plain
 
 
@@ -200,13 +199,13 @@ def _even(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
 
 
 class _Least(dict):
-    """Dimension of the root -> the number of elements that its blocks are multiples of."""
+    """Dimension of the root -> its blocks must be multiples of this many elements."""
 
     def whole(self, shape: Sequence[int]) -> set[int]:
         return {d for d, n in self.items() if n >= shape[d]}
 
     def demand(self, e: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
-        """Takes in what an equation needs of `dims`. Raises Unfusable where that is known and did not help."""
+        """Adds what an equation needs of `dims`. Raises Unfusable if that was known and did not help."""
         news = False
         for d in dims:
             old = self.get(d, 1)
@@ -217,7 +216,7 @@ class _Least(dict):
             raise Unfusable(e.why) from None
 
 
-def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
+def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]:
     """(least blocks of the root, dimension -> role in the group's contraction, elements under one)."""
     shape, least = root.aval.shape, _Least()
     while True:
@@ -225,7 +224,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
         access, grid, axes = _tile(shape, blocks)
         try:
             requests = request(eqns, [(root, access)])
-            if not grid or evaluate(requests, [(root, access)], grid, machine) is not None:
+            if not grid or machine.kernel_cost(requests, [(root, access)], grid) is not None:
                 break
             d = _repeats(eqns, root, blocks, axes.values(), machine)
             least[d] = shape[d]
@@ -234,7 +233,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     roles: dict[int, str] = {}
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
-            # A run is one program's work, and so it is for each index of the dimensions before it.
+            # A chunk is one program's work, for each index of the dimensions before it.
             runs = step.out[: run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop]
             roles.update({axes[a]: "run" for s in runs for a in s.start.symbols})
         if step.eqn.primitive.name in SCATTERS:
@@ -244,7 +243,7 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
             names = _contraction_roles(step.eqn)
             if set(names) <= {"batch"}:
-                continue  # sums along rows of an element-wise product
+                continue  # sums along rows of an elementwise product
             for d, s in enumerate(step.out):
                 for axis in s.start.symbols:
                     roles.setdefault(axes[axis], names[d])
@@ -256,14 +255,14 @@ def _roles(eqns, root, machine: Machine) -> tuple[_Least, dict[int, str], int]:
     return least, roles, grain
 
 
-def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Machine) -> int:
+def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: CostModel) -> int:
     """A dimension along which a heavy value would be repeated: the last whose whole is enough, or the last of all."""
     dims = sorted(dims, reverse=True)
     products = any(e.primitive.name in CONTRACTIONS and is_heavy(e, machine) for e in eqns)
     for d in dims if len(dims) > 1 and products else ():
         access, grid, _ = _tile(root.aval.shape, [root.aval.shape[e] if e == d else b for e, b in enumerate(blocks)])
         try:
-            if evaluate(request(eqns, [(root, access)]), [(root, access)], grid, machine) is not None:
+            if machine.kernel_cost(request(eqns, [(root, access)]), [(root, access)], grid) is not None:
                 return d
         except NeedsWhole:
             continue
@@ -271,21 +270,19 @@ def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Ma
 
 
 def _own_elements(access: Access) -> int:
-    """Elements of a block without its halo, which neighbouring programs read as well."""
+    """Elements of a block without its halo."""
     return math.prod(min(s.size, max(abs(c) for _, c in s.start.terms)) if s.start.terms else s.size for s in access)
 
 
 def _contraction_roles(eqn) -> list[str]:
-    """What each output dimension of a contraction is: batch, row, column; for convolutions also space and
-    channel.
-    """
+    """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel."""
     rank = len(eqn.outvars[0].aval.shape)
     if eqn.primitive.name == "dot_general":
         (lc, _), (lb, _) = eqn.params["dimension_numbers"]
         extents, batch = eqn.outvars[0].aval.shape, len(lb)
         rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
         names = ["batch"] * batch + ["outer"] * (rank - batch)
-        # Of several free dimensions of an operand, such as positions and heads, the longest one is tiled.
+        # Among several free dimensions of an operand, such as positions and heads, the longest is tiled.
         if rows:
             names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
         if batch + rows < rank:
@@ -305,9 +302,9 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
     match role:
         case "batch" | "run":
             return [1], 1
-        case "image":  # several share what is made of the filters
+        case "image":  # several share the copies of filters
             return _powers(extent, (1, 4, 16)), 1
-        case "outer":  # whole where an operand or the result is contiguous along it
+        case "outer":  # whole if an operand or the result is contiguous along it
             return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
         case "row":
             return _even(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
@@ -331,7 +328,7 @@ def _options(
             if d not in forced and n > 1:
                 options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
         return options, target
-    # A program that reads a long line for one element of the root tiles the root by rows.
+    # If a program reads a long line for one element of the root, the root is tiled by rows.
     run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
     for d in reversed(range(len(shape))):
         n = shape[d]
@@ -349,7 +346,7 @@ def _options(
             run *= n
             continue
         if d in forced:
-            run *= n if stage == "lanes" else 1  # else counted in the grain
+            run *= n if stage == "lanes" else 1  # otherwise counted in the grain
             stage = "rows" if run >= 256 else stage
             continue
         if stage == "lanes" and run * n <= 8192:
@@ -366,7 +363,7 @@ def _options(
             stage = "outer" if run * n > 4096 else "rows"
             run *= n
         else:
-            # One element at a time, but programs of little work cost more than it, and parts of a short one may share work.
+            # One element at a time; but launching programs of little work costs more, and parts of a short one may share work.
             options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1, n] if n <= FEW else [1]), 1
     return options, target
 
@@ -382,19 +379,19 @@ def root_first(outputs: Sequence) -> list:
 
 
 def search(
-    eqns, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] | None = None
+    eqns, outputs: Sequence, machine: CostModel, accept: Callable[[Cost], bool] | None = None
 ) -> Schedule:
-    """The best schedule found, among those that `accept` takes where it is given. Raises Unfusable."""
+    """The best schedule found, among those that `accept`, if given, takes. Raises Unfusable."""
 
     def at(blocks):
         made = schedule_at(eqns, outputs, blocks, machine)
         return made if made is not None and (accept is None or accept(made.cost)) else None
 
     def stored(blocks):
-        """What runs would leave out is kept in L2, and not computed twice."""
-        with runs_allowed(False):
+        """Schedules without chunks: scores stay in L2 and are not computed twice."""
+        with chunks_allowed(False):
             made = at(blocks)
-        return made if made is not None and made.cost.scratch <= machine.l2_bytes else None
+        return made if made is not None and made.cost.scratch <= machine.near_bytes else None
 
     outputs = root_first(outputs)
     root = outputs[0]
@@ -404,7 +401,7 @@ def search(
         options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
-            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.l2_bytes:
+            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.near_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))
@@ -418,10 +415,10 @@ def search(
         return best
 
 
-def tall_blocks(eqns, found: Schedule, machine: Machine) -> Schedule | None:
+def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     """Another descent for a group with a product, from blocks of many rows and few columns: rows are not copied for those.
 
-    None where the group has no such dimensions, or where that ends at columns that do not fill the tiles of such programs.
+    None if the group has no such dimensions, or if the descent ends at columns that do not fill register tiles.
     """
     outputs = [v for v, _ in found.outputs]
     root = outputs[0]
@@ -440,7 +437,7 @@ def tall_blocks(eqns, found: Schedule, machine: Machine) -> Schedule | None:
 
 
 def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
-    """Another start: blocks as high as they are wide have the smallest halos."""
+    """Another starting point: square blocks have the smallest halos."""
     free = [d for d, o in enumerate(options) if len(o) > 2][-2:]
     return [min(SQUARE, options[d][-1]) if d in free else t for d, t in enumerate(target)]
 
@@ -474,11 +471,11 @@ def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> S
     return known[tuple(place)]
 
 
-# How many schedules are priced for each that `alternatives` returns.
+# Schedules priced per schedule that `alternatives` returns.
 PRICED_PER_RESULT = 5
 
 
-def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: Machine, count: int) -> list[Schedule]:
+def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel, count: int) -> list[Schedule]:
     """Up to `count` schedules, cheapest first by the model, around the one with the given root blocks.
 
     `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes one option up and down.

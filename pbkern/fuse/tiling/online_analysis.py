@@ -1,15 +1,15 @@
-"""Group -> Online: reductions over a long dimension run by run, where exponentials are summed and multiplied.
+"""Group -> Online: reductions over a long dimension in chunks, where exponentials are summed and multiplied.
 
     m = max(x)   p = exp(x - m)   l = sum(p)   o = dot(p, v)
 
-A run of columns gives a new maximum m'. What was summed up before was divided by exp(m) and is to be divided by exp(m'): it is
-multiplied by exp(m - m'), and so is whatever is linear in p. Neither x nor p is then needed as a whole. Source: Milakov &
+A chunk of columns may raise the maximum to m'. The sums so far hold a factor exp(-m) and need exp(-m'): they are multiplied by
+exp(m - m'), and so is whatever is linear in p. Neither x nor p is then needed as a whole. Source: Milakov &
 Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention".
 
-Sums that need the results of these, as of gradients, are a second pass over the columns, which computes x and p again. Where
-maxima are given, as for gradients with respect to keys and values, there is such a pass alone.
+Sums that need these results, as in gradients, are a second pass over the columns, which computes x and p again. Where maxima
+are given, as for gradients with respect to keys and values, there is only the second pass.
 
-Here equations alone are looked at; online_blocks.py does it at their blocks. Emission is fuse/emit/online_kernel.py.
+This file looks at equations only; online_blocks.py works out their blocks. Emission is fuse/emit/online_kernel.py.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pbkern.core.process.context_values import during
 from pbkern.fuse.access.dimension_map import MOVING, Places, moved
 from pbkern.fuse.access.rules import ELEMENTWISE
 
-# Columns of a run: enough for deep products, few enough for a hundred rows of them to stay in L2.
+# Columns of a chunk: enough for deep products, few enough that a hundred rows of them stay in L2.
 COLUMNS = 512
-# Columns of a run at least, and their number divides those of any.
+# Fewest columns of a chunk; the columns of every chunk are a multiple of it.
 LEAST = 32
 EXPONENTIALS = ("exp", "exp2")
 
 _allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
 
 
-def runs_allowed(allowed: bool) -> AbstractContextManager:
-    """In a `with` block, whether sums may be taken in runs: it changes their order."""
+def chunks_allowed(allowed: bool) -> AbstractContextManager:
+    """In a `with` block, whether sums may be taken in chunks: it changes their order."""
     return during(_allowed, allowed)
 
 
@@ -48,17 +48,17 @@ def runs_are_allowed() -> bool:
 
 @dataclass(frozen=True)
 class Online:
-    """What is reduced in runs.
+    """Reductions in chunks.
 
     Attributes:
-      columns: how many elements are reduced; `run` of them at a time.
+      columns: number of reduced elements; `run` of them at a time.
       level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
       function: "exp", or "exp2".
-      sums: equations that are linear in exp(x - m), and for each the dimension of x that each of its result's dimensions is.
-      before: equations that x, and the sums' operands, are made of.
+      sums: equations linear in exp(x - m), each with the dimension of x per dimension of its result.
+      before: equations that x and the sums' operands need.
       totals: equations of the second pass.
-      again: equations that their operands are made of, given m and the sums.
-      after: equations that make the group's results of m, the sums and the totals.
+      again: equations that the totals' operands need, given m and the sums.
+      after: equations from m, the sums and the totals to the group's results.
     """
 
     columns: int
@@ -73,7 +73,7 @@ class Online:
 
     @property
     def first(self) -> list:
-        """The level and the sums, as values."""
+        """The maximum and the sums, as values."""
         return [e.outvars[0] for e in (self.level, *(e for e, _ in self.sums)) if e is not None]
 
     @property
@@ -85,7 +85,7 @@ class Online:
 
 
 def find(eqns: Sequence, outputs: Sequence) -> Online | None:
-    """The reductions of a group, given in program order, that runs can take; None without a contraction."""
+    """The reductions of a group, given in program order, that can be taken in chunks; None without a contraction."""
     names = {e.primitive.name for e in eqns}
     if not _allowed.get() or "dot_general" not in names or names.isdisjoint(EXPONENTIALS):
         return None
@@ -112,7 +112,7 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
 
 
 def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online | None:
-    """With what the second pass, if there is one, and the results are made of. first_pass: (level, function, sums, before)."""
+    """Adds the equations of the second pass, if any, and of the results. first_pass: (level, function, sums, before)."""
     level, _, sums, before = first_pass
     first = {e.outvars[0] for e in (level, *(e for e, _ in sums)) if e is not None}
     needed = {v for e in leading_to(eqns, set(outputs), first) for v in e.outvars}
@@ -128,14 +128,14 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online 
 
 
 def _run_of(columns: int, totals: Sequence) -> int:
-    """Columns of a run: fewer where sums go over other dimensions as well, such as the queries that share a key."""
+    """Columns of a chunk: fewer if sums go over other dimensions as well, such as the queries that share a key."""
     over = [e.params["dimension_numbers"][0][0] if e.primitive.name == "dot_general" else e.params["axes"] for e in totals]
     beside = max((math.prod(e.invars[0].aval.shape[d] for d in dims) // columns for e, dims in zip(totals, over)), default=1)
     return COLUMNS if beside <= 1 else max(COLUMNS // beside // LEAST * LEAST, min(LEAST, COLUMNS))
 
 
 def _totals(eqns: Sequence, root) -> dict[int, list]:
-    """Dimension of `root` -> sums and products over it of what is made of the root element by element."""
+    """Dimension of `root` -> sums and products over it of values that are elementwise functions of the root."""
     known, found = {root: tuple(range(root.aval.ndim))}, {}
     for e in eqns:
         places = [None if isinstance(a, jex.Literal) else known.get(a) for a in e.invars]
@@ -156,7 +156,7 @@ def _totals(eqns: Sequence, root) -> dict[int, list]:
 
 
 def _summed_over(e, places: Sequence) -> list[int]:
-    """The dimensions of the root that a sum or a product goes over, if it goes over no other."""
+    """The dimensions of the root that a sum or product reduces, if it reduces no other."""
     if e.primitive.name == "reduce_sum":
         over = [places[0][d] for d in e.params["axes"] if e.invars[0].aval.shape[d] > 1]
     elif e.primitive.name == "dot_general" and sum(map(bool, places)) == 1:
@@ -168,7 +168,7 @@ def _summed_over(e, places: Sequence) -> list[int]:
 
 
 def _is_long(eqn) -> bool:
-    """Whether an equation is the maximum of floats over one dimension of several runs."""
+    """Is the equation a maximum of floats over one dimension of several chunks?"""
     if eqn.primitive.name != "reduce_max" or len(eqn.params["axes"]) != 1 or isinstance(eqn.invars[0], jex.Literal):
         return False
     aval = eqn.invars[0].aval
@@ -176,10 +176,10 @@ def _is_long(eqn) -> bool:
 
 
 class _Linear:
-    """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with the places of their dimensions.
+    """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with their dimension maps.
 
-    Any other value that is made of the maximum, or of exponentials, is `other`: it changes from run to run. So is a choice
-    between exponentials and zero: of rows of which all is -inf, it leaves some NaN and some not, which sums so far cannot tell.
+    Any other value that depends on the maximum, or on exponentials, is `other`: it changes from chunk to chunk. So is a select
+    between exponentials and zero: in rows that are all -inf it leaves some elements NaN and some not, which sums cannot tell.
     """
 
     def __init__(self, level):
@@ -192,7 +192,7 @@ class _Linear:
         self.found: list[tuple[object, Places]] = []
 
     def sums(self, eqns: Sequence) -> list[tuple[object, Places]]:
-        ended: set = set()  # sums, and what is made of them: it waits for all runs
+        ended: set = set()  # sums, and what depends on them: it waits for all chunks
         for e in eqns:
             if e is self.level:
                 continue
@@ -234,7 +234,7 @@ class _Linear:
         return self._product(e, operands) if name == "dot_general" and sum(map(bool, operands)) == 1 else None
 
     def _fits(self, levels: Places, places: Places) -> bool:
-        """Whether every element meets the maximum of its own row."""
+        """Does every element meet the maximum of its own row?"""
         shape = self.level.invars[0].aval.shape
         return len(levels) == len(places) and all(a == b or a is None or shape[a] == 1 for a, b in zip(levels, places))
 

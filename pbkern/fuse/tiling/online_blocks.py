@@ -1,4 +1,4 @@
-"""Online -> Blocks: the same at the blocks of one program, with what each run reads and computes."""
+"""Online -> Blocks: the same at the blocks of one program, with what each chunk reads and computes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, is_whole
 
 from .online_analysis import Online
 
-# The run's number, beside the grid axes that spans count in.
+# The chunk's number: a symbol beside the grid axes that spans count in.
 RUN = 1 << 16
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a pass: what it reads and computes. Spans may count in RUN.
+    """One chunk of a pass: what it reads and computes. Spans may count in RUN.
 
     Attributes:
-      requests: of the equations that the reductions' operands are made of.
-      products: the steps of the reductions on a run's columns; of the first pass the level's comes first.
+      requests: of the equations that the reductions' operands need.
+      products: steps of the reductions on a chunk's columns; in the first pass, the maximum comes first.
     """
 
     requests: Requests
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Pass:
-    """`count` full runs, and a shorter last one, if any."""
+    """`count` full chunks, and a shorter last one, if any."""
 
     full: Run
     count: int
@@ -50,7 +50,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Blocks:
-    """An Online at the blocks of one program; `after`: what follows the passes."""
+    """An Online at the blocks of one program; `after`: requests of what follows the passes."""
 
     online: Online
     first: Pass | None
@@ -58,7 +58,7 @@ class Blocks:
     after: Requests
 
     def parts(self) -> dict:
-        """Value -> the part of its block that a run holds."""
+        """Value -> the part of its block that a chunk holds."""
         steps = [s for p in (self.first, self.second) if p for s in p.full.steps()]
         read = ((a, access) for s in steps for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal))
         return dict.fromkeys((a for a, access in read if access and moves(access)), self.online.run / self.online.columns)
@@ -72,12 +72,12 @@ class Blocks:
 
 
 def moves(access: Access) -> bool:
-    """Whether a block goes along with the runs."""
+    """Does a block move with the chunks?"""
     return any(RUN in s.start.symbols for s in access)
 
 
 def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | None:
-    """The runs of a program that makes these blocks; None where they do not suit."""
+    """The chunks of a program that makes these blocks; None if they do not suit."""
     try:
         after = request(online.after, outputs)
         asked = [after]
@@ -101,12 +101,12 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
 
 
 def _has_rows(access: Access, columns: int) -> bool:
-    """Whether a run's block is more than a vector along its columns, such as their positions: results need no such value."""
+    """Is a chunk's block more than a vector along its columns, such as their positions? Results need no such value."""
     return moves(access) and volume(access) > columns
 
 
 def _only(asked: Sequence[Requests], v) -> Access | None:
-    """The block that is asked for of a value; None for a value that nothing asks for. Raises Unfusable for several."""
+    """The block that is asked for of a value; None if nothing asks for it. Raises Unfusable for several blocks."""
     hulls = list(dict.fromkeys(h for r in asked for h in r.hulls.get(v, ())))
     if len(hulls) > 1:
         raise Unfusable("a reduction in runs is needed at several places")
@@ -116,7 +116,7 @@ def _only(asked: Sequence[Requests], v) -> Access | None:
 def _pass(
     online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access | None], level=None, of_level: Access | None = None
 ) -> Pass | None:
-    """The runs that make these sums, and the level's. None for no sums at all. Raises Unfusable."""
+    """The chunks that make these sums, and the maximum. None without sums. Raises Unfusable."""
     if not sums:
         return None
     if None in kept:
@@ -130,7 +130,7 @@ def _pass(
 def _run(
     online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, level, of_level: Access | None
 ) -> Run:
-    """What the columns of one run are made of."""
+    """What one chunk reads and computes."""
     products = [_narrowed(e, access, columns, online.columns) for e, access in zip(sums, kept)]
     wanted = [(a, access) for s in products for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal)]
     requests = request(eqns, wanted)
@@ -147,7 +147,7 @@ def _run(
 
 
 def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
-    """A reduction's step on some of `total` columns. Raises Unfusable where it does more than bind its operation."""
+    """A reduction's step on some of `total` columns. Raises Unfusable if it does more than bind its operation."""
     step = step_of(eqn, out)
     pulled = step.pull
     if pulled.compute is not None or step.out != out:
@@ -167,7 +167,7 @@ def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
 
 
 def _check_aligned(level: Access, of_level: Places, access: Access, places: Places) -> None:
-    """Raises Unfusable unless each row of a block of sums belongs to one row of the level's block."""
+    """Raises Unfusable unless each row of a block of sums belongs to one row of the maximum's block."""
     spans = dict(zip(of_level, level))
     alike = all(p is None or spans[p] == s or s.size == 1 == spans[p].size for p, s in zip(places, access))
     if not alike or not all(p in places or spans[p].size == 1 for p in of_level):

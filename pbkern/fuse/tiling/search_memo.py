@@ -1,9 +1,9 @@
-"""Groups of equations that are alike, as those of equal layers, are searched once.
+"""Memoised search: groups of equal structure, such as those of equal layers, are searched once.
 
-What a search (block_search.py) finds depends on what the equations do, on the types of values and on which value is whose
-operand, and on nothing else. A group of which all that is like an earlier one's gets what was found for that, and so does one
-that tries to take in an equation: of the searches for the gradient of eight equal layers, one in six is left. What its programs
-read and compute is worked out again, for its own values, once somebody asks.
+The result of a search (block_search.py) depends only on what the equations do, on the types of values, and on which value is
+whose operand. A group that equals an earlier one in these gets its result, and so does a group that tries to take in an
+equation: one in six of the searches for the gradient of eight equal layers remains. Requests are computed again, for the
+group's own values, on first use.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.blocks import LaterRequests, Unfusable
 from pbkern.fuse.access.rules import Access, NeedsWhole
-from pbkern.fuse.cost.kernel import Cost
+from pbkern.fuse.cost.model import Cost, CostModel
 
 from .block_search import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
 from .online_analysis import runs_are_allowed
@@ -45,22 +44,22 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _InRuns:
-    """A schedule whose reductions are taken in runs, which are worked out for each group."""
+class _InChunks:
+    """A schedule with reductions in chunks, which are computed for each group."""
 
     blocks: tuple[int, ...]
 
 
 @dataclass
 class _Searches:
-    """Those of one plan. `kinds`: what an equation does, by number; `kind_of`: id -> (equation, its kind)."""
+    """Memo of one plan. `kinds`: what an equation does -> its number; `kind_of`: id -> (equation, its number)."""
 
     kinds: dict = field(default_factory=dict)
     kind_of: dict = field(default_factory=dict)
-    found: dict[tuple, _Found | _InRuns | Exception | None] = field(default_factory=dict)
+    found: dict[tuple, _Found | _InChunks | Exception | None] = field(default_factory=dict)
 
     def key(self, eqns: Sequence, outputs: Sequence) -> tuple:
-        """Equal for groups that differ in nothing but the names of values."""
+        """Equal for groups that differ only in the names of values."""
         names: dict = {}
         key: list[int] = []
         for e in eqns:
@@ -76,7 +75,7 @@ class _Searches:
 
 
 def _description(eqn) -> tuple:
-    """Operation, parameters, types and literals; of parameters that cannot be compared, the equation itself."""
+    """Operation, parameters, types and literals; the equation itself if parameters cannot be compared."""
     params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
     types = tuple(v.aval for v in (*eqn.invars, *eqn.outvars))
     literals = tuple((k, np.asarray(a.val).tobytes()) for k, a in enumerate(eqn.invars) if isinstance(a, jex.Literal))
@@ -91,28 +90,28 @@ def _description(eqn) -> tuple:
 _current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar("searches of one plan", default=None)
 
 
-def searches_remembered() -> AbstractContextManager:
-    """In a `with` block, groups that are alike are searched once. The machine stays the same within."""
+def searches_memoised() -> AbstractContextManager:
+    """In a `with` block, groups of equal structure are searched once. The machine must stay the same within."""
     return during(_current, _Searches())
 
 
-def search_once(
-    eqns: Sequence, outputs: Sequence, machine: Machine, accept: Callable[[Cost], bool] | None = None
+def memoised_search(
+    eqns: Sequence, outputs: Sequence, machine: CostModel, accept: Callable[[Cost], bool] | None = None
 ) -> Schedule:
-    """What `search` finds. Raises as that does. Results of one `accept` are told apart from those of another."""
+    """Memoised `search`; raises as it does. Each `accept` has results of its own."""
     outputs = root_first(outputs)
     return _once((accept,), eqns, outputs, lambda: search(eqns, outputs, machine, accept),
                  lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
-def tall_blocks_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
+def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
     """What `tall_blocks` finds."""
     outputs = [v for v, _ in found.outputs]
     return _once(("tall", found.online is None), eqns, outputs, lambda: tall_blocks(eqns, found, machine),
                  lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
-def schedule_more_once(eqns: Sequence, found: Schedule, machine: Machine) -> Schedule | None:
+def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
     """What `schedule_more` finds. Raises as that does."""
     outputs, accesses = zip(*found.outputs)
 
@@ -124,8 +123,8 @@ def schedule_more_once(eqns: Sequence, found: Schedule, machine: Machine) -> Sch
 
 def _once(what: tuple, eqns: Sequence, outputs: Sequence, look: Callable[[], Schedule | None],
           with_runs: Callable[[tuple], Schedule | None]) -> Schedule | None:
-    """look(), or its result for an earlier group that is like this one. `outputs`: as they are placed; `with_runs`: what it
-    gives for known blocks, where reductions are taken in runs.
+    """look(), or its result for an earlier group of equal structure. `outputs`: in placement order; `with_runs`: the schedule
+    for known blocks, if reductions are taken in chunks.
     """  # fmt: skip
     searches = _current.get()
     if searches is None:
@@ -137,13 +136,13 @@ def _once(what: tuple, eqns: Sequence, outputs: Sequence, look: Callable[[], Sch
         except (Unfusable, NeedsWhole) as e:
             searches.found[key] = e
             raise
-        in_runs = made is not None and made.online is not None
-        searches.found[key] = _InRuns(made.blocks) if in_runs else made and _Found.of(made)
+        in_chunks = made is not None and made.online is not None
+        searches.found[key] = _InChunks(made.blocks) if in_chunks else made and _Found.of(made)
         return made
     match searches.found[key]:
         case Exception() as e:
             raise e.with_traceback(None)
-        case _InRuns(blocks):
+        case _InChunks(blocks):
             return with_runs(blocks)
         case known:
             return known and known.schedule(eqns, outputs)

@@ -1,12 +1,11 @@
-"""Steps of a stencil in time as a wavefront: one pass over memory, in which each step follows the one before by a few rows.
+"""Time skewing: steps of a stencil as a wavefront, one pass over memory in which each step follows the previous by a few rows.
 
-    rows of step 1      . . . . . . #              while rows enter the cache, each step computes the next few of its own:
-    rows of step 2      . . . . #                  those of the step before are there already, and as every step stores over
-    rows of step 3      . . #                      what the next rows need no more, all steps share the same rows of cache
+    rows of step 1      . . . . . . #              while rows enter the cache, each step computes its next few rows:
+    rows of step 2      . . . . #                  the rows of the step before are there already. As every step stores over
+    rows of step 3      . . #                      what later rows no longer need, all steps share the same rows of cache
 
 A wavefront takes whole rows, so that only programs that share a border of rows repeat work, and as many steps as the cache
-holds rows for. What becomes of the front here is fuse/emit/skewed_kernel.py; fuse/time_tiling/overlapped.py chooses between
-this and tiles.
+holds rows for. fuse/emit/skewed_kernel.py emits it; fuse/time_tiling/overlapped.py chooses between it and overlapped tiles.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import Requests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
-from pbkern.fuse.cost.equation import itemsize, nbytes
-from pbkern.fuse.cost.kernel import UNOVERLAPPED, Cost, evaluate, far_bandwidth, traffic_limit
+from pbkern.fuse.cost.kinds import UNOVERLAPPED, itemsize, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
 
-# Rows that a step computes at a time: a register tile takes four; more of them repeat less of what a step stores in between.
+# Rows that a step computes at a time: a register tile takes four; more rows repeat less of what a step stores in between.
 ROWS = (4, 8, 16)
-# The part of L2 that the front may fill: rows on their way from and to memory pass through as well.
+# The part of L2 that the wavefront may fill: rows on their way from and to memory pass through as well.
 L2_SHARE = 0.95
-# The part of the steps that there is room for with which a front makes do, if no shorter one need follow the last.
+# A wavefront may take as little as this part of the steps that fit, if then no shorter one must follow the last.
 EVEN_SHARE = 0.5
-# Rows beyond its own, as a part of those, that the first step of a program makes as well as its neighbours.
+# Most rows, relative to its own, that a program's first step computes beyond them, as its neighbours do.
 REPEATED = 0.5
-# Rows are whole in the last dimension, so fronts move along one before it.
+# Rows are whole in the last dimension, so wavefronts move along an earlier one.
 ALONG = (2, 3)  # counted from the end
 ROW = Affine.symbol(0)
 
@@ -64,15 +62,15 @@ def _rows_of(v, along: int, rows: int) -> Access:
 
 
 @dataclass(frozen=True)
-class Wave:
-    """A front of `steps` steps.
+class Wavefront:
+    """A wavefront of `steps` steps.
 
     Attributes:
       body: one step, (*consts, *carries, *elements of xs) -> carries; `counts` of consts and carries.
-      periodic: per operand of the body, the dimensions along which elements beyond an edge are those from the other side.
-      along: the dimension of all carries along which the front moves, counted from the end. Carries need not be equally long
-        (on staggered grids they are not); what a step makes beyond a carry's end nobody reads.
-      height: rows that one program makes; reads: of a few rows of a step; alone: of one row.
+      periodic: per operand of the body, the dimensions along which elements beyond an edge come from the other side.
+      along: the dimension of all carries along which the wavefront moves, counted from the end. Carries may differ in
+        length (on staggered grids they do); nobody reads what a step computes beyond a carry's end.
+      height: rows that one program makes. reads: blocks that a few rows of a step read. alone: blocks that one row reads.
     """
 
     body: jex.ClosedJaxpr
@@ -119,12 +117,12 @@ class Wave:
 
     @cached_property
     def wraps(self) -> bool:
-        """Whether rows beyond the first are the last ones."""
+        """Are the rows before the first one the last ones?"""
         return self.axis(self.carries[0]) in self.periodic[self.counts[0]]
 
     @cached_property
     def reach(self) -> tuple[int, int]:
-        """(low <= 0, high >= 0): a row of a step is made of rows from low to high around it of the step before."""
+        """(low <= 0, high >= 0): a row of a step needs rows from low to high around it of the step before (the halo)."""
         spans = [h[self.axis(v)] for v in self.carries for h in self.reads.hulls(v)]
         low = min([0, *(s.start.const for s in spans)])
         return low, max([0, *(s.start.const + s.size - self.reads.rows for s in spans)])
@@ -145,7 +143,7 @@ class Wave:
                      for d, n in enumerate(v.aval.shape))  # fmt: skip
 
     def margins(self, v) -> list[tuple[int, int]]:
-        """Per dimension of a carry, elements before and behind it that a step reads; of the front's, none."""
+        """Per dimension of a carry, elements before and behind it that a step reads; none along the front."""
         found = [(0, 0)] * len(v.aval.shape)
         for h in self.reads.hulls(v):
             for d, (s, n) in enumerate(zip(h, v.aval.shape)):
@@ -155,10 +153,10 @@ class Wave:
         return found
 
 
-def waves(
-    body: jex.ClosedJaxpr, counts: tuple[int, int], periodic: Sequence[set], length: int, machine: Machine
-) -> Iterator[tuple[Wave, Cost]]:
-    """Fronts of at most `length` steps, with the price of one."""
+def wavefronts(
+    body: jex.ClosedJaxpr, counts: tuple[int, int], periodic: Sequence[set], length: int, machine: CostModel
+) -> Iterator[tuple[Wavefront, Cost]]:
+    """Wavefronts of at most `length` steps, each with its price."""
     for along in ALONG:
         if not _all_have_rows(body.jaxpr, counts, periodic, along):
             continue
@@ -168,14 +166,14 @@ def waves(
                 reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
             except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
                 break
-            wave = Wave(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
-            # Rows that do not depend on others need no front: they are tiles without halos.
-            if wave.lag and all(_is_front(wave, r) for r in (reads, alone)) and _wraps_once(wave):
+            wave = Wavefront(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
+            # Rows that do not depend on others need no wavefront: they are tiles without halos.
+            if wave.lag and all(_is_wavefront(wave, r) for r in (reads, alone)) and _wraps_once(wave):
                 yield from _sized(wave, length, machine)
 
 
 def _all_have_rows(body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[set], along: int) -> bool:
-    """Whether all carries have rows along the front, and wrap around alike, or not at all."""
+    """Do all carries have rows along the front, and all wrap around, or none?"""
     carries = body.invars[counts[0] : sum(counts)]
     if not carries or any(isinstance(v, jex.Literal) or v.aval.ndim < along for v in (*carries, *body.outvars)):
         return False
@@ -184,8 +182,8 @@ def _all_have_rows(body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[
     return len(wrap) == 1 and (len(extents) == 1 or wrap == {False}) and min(v.aval.size for v in carries) > 0
 
 
-def _is_front(wave: Wave, reads: Reads) -> bool:
-    """Whether carries are read by rows, and other operands by rows or at one place."""
+def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
+    """Are carries read by rows, and other operands by rows or at one place?"""
     for k, v in enumerate(wave.body.jaxpr.invars):
         carried = wave.counts[0] <= k < sum(wave.counts)
         for h in reads.hulls(v):
@@ -200,16 +198,16 @@ def _is_front(wave: Wave, reads: Reads) -> bool:
     return True
 
 
-def _wraps_once(wave: Wave) -> bool:
-    """Whether what a step reads beyond an edge where borders are periodic lies within one extent."""
+def _wraps_once(wave: Wavefront) -> bool:
+    """With periodic borders, are reads beyond an edge at most one extent away?"""
     dims = zip(wave.carries, wave.periodic[wave.counts[0] :])
     return all(max(wave.margins(v)[d]) <= v.aval.shape[d] for v, periodic in dims for d in periodic)
 
 
-def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Cost]]:
+def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[Wavefront, Cost]]:
     """With rows for one core or for each, and as many steps as the cache has room for and neighbours may repeat."""
     row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
-    room = int(L2_SHARE * machine.l2_bytes / max(row_bytes, 1)) - wave.reads.rows
+    room = int(L2_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
         shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
@@ -222,42 +220,42 @@ def _sized(wave: Wave, length: int, machine: Machine) -> Iterator[tuple[Wave, Co
 
 
 def _even(most: int, length: int) -> int:
-    """Steps that divide the loop's, if that is not much less than there is room for; else a number that cuts it evenly."""
+    """A number of steps that divides the loop's, if not much less than fit; else one that cuts the loop evenly."""
     divisor = next(n for n in range(most, 0, -1) if length % n == 0)
     return divisor if divisor >= EVEN_SHARE * most else -(-length // -(-length // most))
 
 
-def _row_bytes(wave: Wave, v) -> int:
+def _row_bytes(wave: Wavefront, v) -> int:
     sizes = [n + low + high for n, (low, high) in zip(v.aval.shape, wave.margins(v))]
     return math.prod(n for d, n in enumerate(sizes) if d != wave.axis(v)) * itemsize(v)
 
 
-def price(wave: Wave, machine: Machine) -> Cost | None:
+def price(wave: Wavefront, machine: CostModel) -> Cost | None:
     """One front over the whole array: rows of each step, repeated ones too, against carries from memory and back.
 
-    None where a step repeats what is too dear.
+    None if a step repeats what is too expensive.
     """
     programs = wave.programs
-    one = evaluate(wave.reads.requests, _results(wave), (-(-wave.extent // wave.reads.rows),), machine)
+    one = machine.kernel_cost(wave.reads.requests, _results(wave), (-(-wave.extent // wave.reads.rows),))
     if one is None:
         return None
     shared = programs if wave.wraps else programs - 1
     repeated = 1 + shared * wave.lag * wave.steps / 2 / wave.extent
     idle = machine.cores / min(programs, machine.cores)
-    arithmetic, trips = one.compute, 2 * sum(nbytes(v.aval) for v in wave.carries) / machine.l2_bandwidth
+    arithmetic, trips = one.compute, 2 * sum(nbytes(v.aval) for v in wave.carries) / machine.near_bandwidth
     compute = _overlapped(arithmetic, trips) * idle * wave.steps * repeated
     moved = sum(nbytes(v.aval) for v in (*wave.operands, *wave.carries))
-    memory = sum(3 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in wave.carries)
+    memory = sum(3 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in wave.carries)
     seconds = _overlapped(compute, memory) + machine.launch_seconds
     front = int(sum(_row_bytes(wave, v) for v in wave.carries) * (wave.lag * wave.steps + wave.reads.rows))
     return Cost(seconds, compute, memory, moved, one.flops * wave.steps * repeated, one.recompute * repeated, front, front,
-                programs, max(one.limit * wave.steps, traffic_limit(moved, machine)))  # fmt: skip
+                programs, max(one.limit, moved / machine.memory_bandwidth))  # fmt: skip
 
 
 def _overlapped(a: float, b: float) -> float:
     return max(a, b) + UNOVERLAPPED * min(a, b)
 
 
-def _results(wave: Wave) -> list[tuple[object, Access]]:
+def _results(wave: Wavefront) -> list[tuple[object, Access]]:
     return list(zip(wave.body.jaxpr.outvars, wave.reads.results))
 

@@ -1,1 +1,1 @@
-"""Loops over stencils: several steps in one kernel."""
+"""Loops over stencils -> loops of several steps per kernel: overlapped tiles or wavefronts."""

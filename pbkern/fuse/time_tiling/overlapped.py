@@ -1,9 +1,10 @@
-"""Body of a counted loop that is one cheap kernel -> several steps of it in one kernel, if the model gains.
+"""Overlapped (ghost-zone) time tiling: the body of a counted loop -> several steps in one kernel, if the model gains.
 
-A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache: the tile's halo
-grows step by step (fuse/access/blocks.py), is computed again by the neighbours, and memory is passed over once per `steps`.
-Where borders are periodic, the arrays are first continued beyond their edges, as far as all steps reach (periodic_borders.py).
-fuse/emit/control_flow.py launches the kernel length // steps times, and a shorter one for the rest.
+A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache: the tile's halo grows step
+by step (fuse/access/blocks.py), neighbours compute it again, and `steps` steps take one pass over memory. With periodic
+borders, the arrays are first continued beyond their edges, as far as the halo of all steps (periodic_borders.py).
+fuse/emit/control_flow.py launches the kernel length // steps times, and a shorter one for the rest. A wavefront
+(fuse/tiling/time_skewing.py) may be cheaper.
 """
 
 from __future__ import annotations
@@ -17,38 +18,37 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import Requests, Unfusable
 from pbkern.fuse.access.rules import ELEMENTWISE, NeedsWhole, whole
-from pbkern.fuse.cost.equation import SINGLE_PASS, VIEWS, nbytes
-from pbkern.fuse.cost.kernel import Cost, far_bandwidth
+from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.tiling.block_search import FEW, Schedule, search
-from pbkern.fuse.tiling.time_skewing import Wave, price, waves
+from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
 
-from .periodic_borders import continued, periodic_dimensions, reach, with_rolls
+from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
 from .windows_as_slices import AS_SLICES, is_window
 
-# Steps per kernel that are tried, as long as each gains this much over the one before: more steps compile longer.
+# Steps per kernel that are tried, while each gains this much over the one before: more steps take longer to compile.
 STEPS = (2, 4, 5, 8, 10)
 GAIN = 0.96
-# Code size, and with it compile time, is bounded.
+# Bounds code size and compile time.
 MAX_EQUATIONS = 220
-# Work repeated in halos.
+# Most work repeated in halos.
 MAX_RECOMPUTE = 1.25
 
 
 @dataclass(frozen=True)
 class TimeBlocks:
-    """Several steps of a loop's body as one kernel; `rest`, of the remaining ones, is None where there are none."""
+    """Several steps of a loop's body as one kernel; `rest`: the remaining steps, or None."""
 
     main: Inner
     rest: Inner | None
 
 
 def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
-    """Groups of cheap equations that look no further than a few elements, and make an array."""
+    """Is it groups of cheap equations with small halos that make an array?"""
     local = all(_is_local(e) for n in parts.nodes for e in n.eqns)
     kinds = {n.kind for n in parts.nodes}
     ours = "group" in kinds and kinds <= {"group", "alias"}
@@ -62,20 +62,19 @@ def _is_local(eqn) -> bool:
     return name in ELEMENTWISE or name in VIEWS or is_window(eqn)
 
 
-def block_time(
-    body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: Machine
+def tile_time(
+    body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: CostModel
 ) -> TimeBlocks | None:
-    """The number of steps per kernel that the model likes best, or None for one.
+    """The number of steps per kernel that the model prefers; None for one step.
 
-    `body` maps (*consts, *carries, *elements of xs) to carries, `counts` says how many consts and carries there are, and
-    `parts` is its partition.
+    `body`: (*consts, *carries, *elements of xs) -> carries. `counts`: numbers of consts and carries. `parts`: its partition.
     """
     if not is_stencil(parts, body.jaxpr):
         return None
     step = _step(body, counts)
     seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
-    fronts = [_Front(*found) for found in waves(step.body, counts, step.periodic, length, machine)]
-    # A front of as many steps as a tile ever takes is less work than that: there is no need to search.
+    fronts = [_Wavefront(*found) for found in wavefronts(step.body, counts, step.periodic, length, machine)]
+    # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is needed.
     tiles = not any(f.wave.steps >= min(length, max(STEPS, default=0)) for f in fronts)
     best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
     for front in fronts:
@@ -91,18 +90,18 @@ def block_time(
     return TimeBlocks(best.inner(), rest and rest.inner())
 
 
-def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tuple[_Unrolled | _Front | None, float]:
+def _best_tile(step: _Step, length: int, seconds: float, machine: CostModel) -> tuple[_Unrolled | _Wavefront | None, float]:
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
     for s in (s for s in STEPS if s <= min(length, step.most)):
         found = _unrolled(step, s, machine)
         if found is None:
             break
-        # The rest is priced as a part of a full turn, and as no less than one.
+        # The rest is priced as a part of a full round, and as no less than one.
         turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
         total = turn * (length // s + (1 if length % s else 0))
         if total > seconds * GAIN:
-            # One bad number, such as one that does not divide the length, does not end the search.
+            # One bad number of steps, such as one that does not divide the length, does not end the search.
             if turn / s > seconds / length:
                 break
             continue
@@ -110,12 +109,12 @@ def _best_tile(step: _Step, length: int, seconds: float, machine: Machine) -> tu
     return best, seconds
 
 
-def _copying(body: jex.Jaxpr, machine: Machine) -> float:
+def _copying(body: jex.Jaxpr, machine: CostModel) -> float:
     """Seconds of copying carries after a turn: none if all are computed, so that they alternate (fuse/emit/control_flow.py)."""
     computed = {v for e in body.eqns for v in e.outvars}
     if all(not isinstance(v, jex.Literal) and v in computed for v in body.outvars):
         return 0.0
-    return sum(2 * nbytes(v.aval) / far_bandwidth(nbytes(v.aval), machine) for v in body.outvars)
+    return sum(2 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in body.outvars)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class _Unrolled:
         why = Edge(self.jaxpr.eqns[-1], True, "steps in time share a kernel", after=self.schedule.cost.seconds)
         return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Unrolled | None:
+    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
         return _unrolled(step, steps, machine)
 
 
@@ -145,10 +144,10 @@ def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
 
 
 @dataclass(frozen=True)
-class _Front:
-    """Several steps as one kernel that is not made of blocks."""
+class _Wavefront:
+    """Several steps as one wavefront kernel, without blocks."""
 
-    wave: Wave
+    wave: Wavefront
     cost: Cost
 
     @property
@@ -169,15 +168,15 @@ class _Front:
         why = Edge(eqn, True, f"{wave.steps} steps in time follow each other in one kernel", after=self.cost.seconds)
         return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: Machine) -> _Front | None:
+    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Wavefront | None:
         wave = replace(self.wave, steps=steps)
         cost = price(wave, machine)
-        return _Front(wave, cost) if cost is not None else None
+        return _Wavefront(wave, cost) if cost is not None else None
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A loop's body: `counts` of consts and carries, the dimensions in which each operand is `periodic`, the `most` steps."""
+    """A loop's body: `counts` of consts and carries, dimensions in which each operand is `periodic`, the `most` steps."""
 
     body: jex.ClosedJaxpr
     counts: tuple[int, int]
@@ -187,7 +186,7 @@ class _Step:
 
 def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
     body = retrace(body, AS_SLICES)
-    rolled = with_rolls(body)
+    rolled = with_periodic_halos(body)
     periodic = periodic_dimensions(rolled.jaxpr, counts)
     if periodic is None or not any(periodic):
         return _Step(body, counts, [set() for _ in body.jaxpr.invars], MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1))
@@ -195,7 +194,7 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
     return _Step(rolled, counts, periodic, min(MAX_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)))
 
 
-def _unrolled(one: _Step, steps: int, machine: Machine) -> _Unrolled | None:
+def _unrolled(one: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
     """`steps` steps as one group, which takes as many elements of xs at once; None where they cannot be."""
     body, (first, end) = one.body, (one.counts[0], sum(one.counts))
     step: Callable = jex.jaxpr_as_fun(body)

@@ -1,10 +1,10 @@
-"""Body of a loop with periodic borders -> the same on arrays that go on beyond their edges, without borders inside.
+"""Body of a loop with periodic borders -> the same on arrays with a periodic halo, without borders inside.
 
-jnp.roll and jnp.pad(mode="wrap") are concatenations of slices of one array. Here they become `roll`, whose access rule
-only shifts the block: element -1 of a value stands for its last one, and a block may ask for it like for any other. That
-is right if all that lies between the arrays read and the rolls treats every element along the rolled dimensions alike,
-which `periodic_dimensions` finds out; the arrays read then need to be continued by their own elements (`continued`).
-Only overlapped.py may hold such equations: no lowering knows them.
+jnp.roll and jnp.pad(mode="wrap") are concatenations of slices of one array. Here they become `roll`, whose access rule only
+shifts the block: element -1 of a value stands for its last one, and a block may ask for it like for any other. That is right if
+everything between the arrays read and the rolls treats all elements along the rolled dimensions alike, which
+`periodic_dimensions` checks. The arrays read then need a halo of their own elements (`continued`). Only overlapped.py may hold
+such equations: no lowering knows them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pbkern.core.affine import Affine
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
 from pbkern.fuse.simplify.driver import retrace
 
-roll_p = jex.Primitive("roll")  # x -> x of the same type; params: starts, of element 0 of the result along each dimension
+roll_p = jex.Primitive("roll")  # x -> x of the same type; params: starts, of element 0 of the result per dimension
 
 
 @roll_p.def_abstract_eval
@@ -47,19 +47,19 @@ class _Window:
 
 
 class _Windows:
-    """Rewrites that know which values are windows of another, and replace those as large as their base by a roll."""
+    """Rewrites that know which values are windows of another, and turn windows as large as their base into rolls."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[object, _Window]] = {}  # by identity, with the value so that it stays the only one
+        self.known: dict[int, tuple[object, _Window]] = {}  # by identity; keeps the value alive, so that its id stays unique
 
     def of(self, x) -> _Window:
         return self.known[id(x)][1] if id(x) in self.known else _Window(x, (0,) * x.ndim, x.shape)
 
     def made(self, eqn, operands, window: _Window) -> list:
-        """The equation's results: a roll where the window has its base's shape."""
+        """The equation's results: a roll if the window has its base's shape."""
         base, shape = window.base, window.base.shape
         if window.shape == shape:
-            # The nearer way round.
+            # The shorter way round.
             starts = tuple((s + n // 2) % n - n // 2 if n else 0 for s, n in zip(window.starts, shape))
             result = roll_p.bind(base, starts=starts) if any(starts) else base
         else:
@@ -76,7 +76,7 @@ class _Windows:
         return self.made(eqn, operands, _Window(whole.base, starts, eqn.outvars[0].aval.shape))
 
     def concatenate(self, eqn, operands):
-        """Parts that follow each other in one base are a longer window of it."""
+        """Adjacent parts of one base are a longer window of it."""
         parts, d = [self.of(x) for x in operands], eqn.params["dimension"]
         first = parts[0]
         n, at = first.base.shape[d] if first.base.ndim > d else 0, first.starts[d]
@@ -89,8 +89,8 @@ class _Windows:
         return self.made(eqn, operands, _Window(first.base, first.starts, eqn.outvars[0].aval.shape))
 
 
-def with_rolls(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function with rolls for what wraps around."""
+def with_periodic_halos(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same function with rolls for concatenations that wrap around."""
     windows = _Windows()
     return retrace(body, {"slice": windows.slice, "concatenate": windows.concatenate})
 
@@ -101,8 +101,8 @@ def with_rolls(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[int]] | None:
     """Per operand of the body, the dimensions along which it is read beyond its edges.
 
-    `counts` as in time_blocks.block_time. None if an equation tells elements along such a dimension apart, so that
-    there is no continuing it.
+    `counts` as in overlapped.block_time. None if an equation treats elements along such a dimension differently: it cannot be
+    continued.
     """
     links: defaultdict = defaultdict(set)
     uneven, found = set(), set()
@@ -131,7 +131,7 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
 
 
 def _links(eqn) -> Iterator[tuple[tuple, tuple, bool]]:
-    """((result, dimension), (operand, dimension), is each element made of that with the same index?)."""
+    """((result, dimension), (operand, dimension), does each element depend on the one of the same index?)."""
     shape = eqn.outvars[0].aval.shape
     asked = tuple(Span(Affine.symbol(d), 1) for d in range(len(shape)))
     for atom, access in zip(eqn.invars, pull(eqn, asked).inputs):
@@ -145,18 +145,18 @@ def _links(eqn) -> Iterator[tuple[tuple, tuple, bool]]:
 
 
 def reach(body: jex.Jaxpr) -> int:
-    """Elements beyond an edge that one step reads, or more."""
+    """Halo width: an upper bound of elements beyond an edge that one step reads."""
     return sum(sum(map(abs, e.params["starts"])) for e in body.eqns if e.primitive is roll_p)
 
 
 def continued(x, dims: Collection[int]):
-    """`x`, whose elements beyond its edges along `dims` are those from the other side, up to one extent away."""
+    """`x` with a periodic halo along `dims`: elements beyond its edges come from the other side, up to one extent away."""
     for d in sorted(dims):
         x = continued_p.bind(x, x, x, dimension=d)
     return x
 
 
-continued_p = jex.Primitive("continued")  # x, x, x -> x, with elements of the first before and of the last behind it
+continued_p = jex.Primitive("continued")  # x, x, x -> x with elements of the first before it and of the last behind it
 
 
 @continued_p.def_abstract_eval
@@ -166,7 +166,7 @@ def _continued_type(x, *_, dimension):
 
 @rules.register("continued")
 def _continued(eqn, out: Access) -> Pull:
-    """The middle third of a concatenation. Lines stay whole: where both dimensions of a block move, guards are dear."""
+    """The middle third of a concatenation. Lines stay whole: if both dimensions of a block move, guards are expensive."""
     d = eqn.params["dimension"]
     moving = out[d].start.symbols
     if moving and 0 < d == len(out) - 1:

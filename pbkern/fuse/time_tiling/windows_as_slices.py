@@ -1,4 +1,4 @@
-"""Window reductions, and convolutions that keep channels apart -> arithmetic on slices, which steps in time may share."""
+"""Window reductions, and depthwise convolutions -> arithmetic on slices, which time tiling can take."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from jax import lax
 
 WINDOWS = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_window_min": lax.min}
-# Windows of more elements along their dimensions together, and convolutions of more in all, stay as they are.
+# Windows with more elements (sum over dimensions), and convolutions with more in all, stay as they are.
 MAX_SLICES = 16
 
 
 def is_window(eqn) -> bool:
-    """Whether each result is made of elements of one operand around it, each with a weight of its own or none."""
+    """Does each result depend on elements of one operand around it, with or without weights?"""
     return eqn.primitive.name in WINDOWS or eqn.primitive.name == "conv_general_dilated" and _keeps_channels_apart(eqn)
 
 
@@ -43,7 +43,7 @@ def window_as_slices(eqn, operands):
 
 
 def convolution_as_slices(eqn, operands):
-    """The sum of slices, each by its weight."""
+    """The sum of slices, each times its weight."""
     if not _keeps_channels_apart(eqn):
         return None
     (x, w), p = operands, eqn.params

@@ -31,7 +31,7 @@ class Extent:
     size: int
     length: int
 
-    def lies_inside(self, bounds: Bounds) -> bool | None:
+    def is_in_bounds(self, bounds: Bounds) -> bool | None:
         """Whether it does for every program within `bounds`, for none, or for some, as far as is known (None)."""
         found = interval(self.start, bounds)
         if found is None:
@@ -69,14 +69,14 @@ def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) 
     found = set()
     dynamic = {d for d, _ in kernel.dynamic_grid}
     for e in blocks:
-        if e.lies_inside(bounds) is not None:
+        if e.is_in_bounds(bounds) is not None:
             continue
         if len(e.start.terms) != 1 or not str(e.start.terms[0][0]).startswith("%g"):
             return ()
         symbol = e.start.terms[0][0]
         d = int(symbol[2:])
         before = {symbol: (0, kernel.grid[d] - 2)}
-        if d in dynamic or kernel.grid[d] < 2 or not e.lies_inside(before):
+        if d in dynamic or kernel.grid[d] < 2 or not e.is_in_bounds(before):
             return ()
         found.add(d)
     long = len(found) > 1 and sum(1 for _ in equations(kernel.body.jaxpr)) << len(found) > MOST_EQUATIONS
@@ -89,6 +89,6 @@ def variants(dims: Sequence[int], blocks: Sequence[Extent], bounds: Bounds, kern
     for count in range(len(dims) + 1):
         for last in map(frozenset, itertools.combinations(dims, count)):
             own = {f"%g{d}": (n - 1, n - 1) if d in last else (0, n - 2) for d in dims for n in [kernel.grid[d]]}
-            guarded = any(not e.lies_inside({**bounds, **own}) for e in blocks)
+            guarded = any(not e.is_in_bounds({**bounds, **own}) for e in blocks)
             found.append(Variant({**bounds, **own}, guarded, last))
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pbkern.core import jaxprs
 from pbkern.dsl.kernel import Kernel
+from pbkern.lower.build_options import BuildOptions
 
 from .scratch_resets import restarting_dimension
 
@@ -29,13 +30,9 @@ class GridDimension:
         return f"grid dimension {self.axis} {size}: {'parallel' if self.parallel else 'in order'}, {self.why}"
 
 
-def parallel_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[int, ...]:
-    """Axes of the grid, ascending."""
-    return tuple(d.axis for d in grid_dimensions(kernel, semantics) if d.parallel)
-
-
-def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[GridDimension, ...]:
-    """One entry per grid dimension; `semantics` are the target's dimension_semantics, None if the author gave none."""
+def grid_dimensions(kernel: Kernel, options: BuildOptions) -> tuple[GridDimension, ...]:
+    """One entry per grid dimension."""
+    semantics = options.semantics
     dynamic = {d for d, _ in kernel.dynamic_grid}
     found = []
     for d, size in enumerate(kernel.grid):
@@ -49,7 +46,7 @@ def grid_dimensions(kernel: Kernel, semantics: tuple[str, ...] | None) -> tuple[
             shared = _shared_memory(kernel, d)
             why = shared or _overlap(kernel, d)
             proof = "blocks"
-            if why is not None and not shared and _apart_in_body(kernel, d):
+            if why is not None and not shared and _apart_in_body(kernel, d, options):
                 why, proof = None, "elements"
             found.append(GridDimension(d, size, why is None, why or f"proved: its programs write disjoint {proof}"))
     return tuple(found)
@@ -77,11 +74,11 @@ def _overlap(kernel: Kernel, dim: int) -> str | None:
     return f"because blocks of {mapping.origin} {what}"
 
 
-def _apart_in_body(kernel: Kernel, dim: int) -> bool:
+def _apart_in_body(kernel: Kernel, dim: int, options: BuildOptions) -> bool:
     """Whether the body keeps programs apart that block mappings do not."""
     from .store_disjointness import moves_apart  # builds bodies: too much for `import pbkern`
 
-    return all(m.moves_apart(dim) or moves_apart(kernel, o, dim) for o, m in enumerate(kernel.outputs))
+    return all(m.moves_apart(dim) or moves_apart(kernel, o, dim, options) for o, m in enumerate(kernel.outputs))
 
 
 def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:

@@ -21,6 +21,8 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations
 from pbkern.dsl.kernel import Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
+from pbkern.lower.build_options import BuildOptions
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import interval
 from pbkern.lower.nest.ir import Buf, Let, Nest, Sort, Stmt, every, nodes
 from pbkern.lower.rules.views import index_value
@@ -41,9 +43,9 @@ class _Access:
     bounds: dict[str, tuple[int, int]]
 
 
-def moves_apart(kernel: Kernel, output: int, dim: int) -> bool:
+def moves_apart(kernel: Kernel, output: int, dim: int, options: BuildOptions) -> bool:
     """Whether programs that differ in grid dimension `dim` never access the same element of a result."""
-    found = _accesses(kernel)
+    found = _accesses(kernel, options)
     accesses = None if found is None else found[0].get(output, ())
     if not accesses or any(None in a.index for a in accesses):
         return False
@@ -106,7 +108,7 @@ def _extent(i: Affine, bounds: dict, symbols: dict[str, np.ndarray]) -> tuple[np
 
 
 @functools.lru_cache(maxsize=8)
-def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | None:
+def _accesses(kernel: Kernel, options: BuildOptions) -> tuple[dict[int, list[_Access]], list[Let]] | None:
     """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
     if any(e.primitive.name in IN_ORDER for e in equations(kernel.body.jaxpr)):
         return None
@@ -115,7 +117,7 @@ def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | No
         bufs[len(kernel.inputs) + o].storage = bufs[i]
     results = {b.root: o for o, b in enumerate(bufs[len(kernel.inputs) :])}
     try:
-        builder, stmts = _built(kernel, bufs)
+        builder, stmts = _built(kernel, bufs, options)
     except UnsupportedOp:  # an error when the kernel is compiled
         return None
     found: dict[int, list[_Access]] = {}
@@ -133,8 +135,8 @@ def _accesses(kernel: Kernel) -> tuple[dict[int, list[_Access]], list[Let]] | No
     return found, lets
 
 
-def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
-    builder = BodyBuilder()
+def _built(kernel: Kernel, bufs: list[Buf], options: BuildOptions) -> tuple[BodyBuilder, list[Stmt]]:
+    builder = BodyBuilder(NestContext(options))
     builder.kernel = kernel
     builder.operands = tuple(bufs[: len(kernel.inputs)])
     symbols = _grid_symbols(kernel)
@@ -143,7 +145,7 @@ def _built(kernel: Kernel, bufs: list[Buf]) -> tuple[BodyBuilder, list[Stmt]]:
     unknown = Affine.symbol(builder.names("%unknown"))
     builder.grid_sizes = tuple(index_value((), INT32, lambda ix: unknown, builder) if d in dynamic else Literal((), INT32, n)
                                for d, n in enumerate(kernel.grid))
-    builder.bounds = {g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)}
+    builder.bounds.update({g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)})
     refs = []
     for buf, m in zip(bufs, (*kernel.inputs, *kernel.outputs)):
         starts = [Affine.symbol(builder.names("%unknown")) if s is None else s for s in m.starts]

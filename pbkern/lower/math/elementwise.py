@@ -18,9 +18,8 @@ from pbkern.lower.mlir.element_types import BITS, ELEMENTS, SUB_BYTE, is_float, 
 from pbkern.lower.mlir.ops import Builder, Value
 
 from . import functions
-from .op_cycles import COST
 
-__all__ = ["COST", "RULES", "EqnInfo", "supports"]
+__all__ = ["RULES", "EqnInfo", "supports"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,19 +270,25 @@ def _reduce_precision(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 
 @register("f", "nextafter")
 def _nextafter(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
-    """The neighbour of x towards y: bits + 1 away from zero, bits - 1 towards it."""
+    """The neighbour of x towards y: bits + 1 away from zero, bits - 1 towards it.
+
+    All of it on bits: comparisons of floats may take subnormal numbers for zeros.
+    """
     dtype = eqn.out_dtype
-    x, y = b.round_to(x, dtype), b.round_to(y, dtype)
-    stored = b.to_storage(x, dtype)
-    el = f"i{BITS[stored.el]}"
-    u = b.bitcast(stored, el)
-    up, positive = b.cmp("gt", y, x), b.cmp("gt", x, b.c(0, x.el))
-    grow = b.select(b.xor(up, positive), b.c(-1, el), b.c(1, el))
-    moved = b.from_storage(b.bitcast(b.add(u, grow), stored.el), dtype)
-    smallest = b.from_storage(b.bitcast(b.c(1, el), stored.el), dtype)
-    moved = b.select(b.cmp("eq", x, b.c(0, x.el)), b.copysign(smallest, y), moved)
-    result = b.select(b.cmp("eq", x, y), y, moved)
-    return b.select(b.cmp("uno", x, y), b.add(x, y), result)
+    stored = [b.to_storage(b.round_to(v, dtype), dtype) for v in (x, y)]
+    el = f"i{BITS[stored[0].el]}"
+    size = b.c((1 << (BITS[el] - 1)) - 1, el)
+    u, v = (b.bitcast(s, el) for s in stored)
+    zero, last = b.c(0, el), b.c(BITS[el] - 1, el)
+    before, after = (b.xor(w, b.and_(b.sar(w, last), size)) for w in (u, v))  # rise as the numbers do
+    is_zero = b.cmp("eq", b.and_(u, size), zero)
+    equal = b.or_(b.cmp("eq", u, v), b.and_(is_zero, b.cmp("eq", b.and_(v, size), zero)))
+    towards_zero = b.xor(b.cmp("gt", after, before), b.cmp("gt", u, zero))
+    moved = b.add(u, b.select(towards_zero, b.c(-1, el), b.c(1, el)))
+    smallest = b.or_(b.c(1, el), b.and_(v, b.c(-1 << (BITS[el] - 1), el)))
+    result = b.select(equal, v, b.select(is_zero, smallest, moved))
+    neighbour = b.from_storage(b.bitcast(result, stored[0].el), dtype)
+    return b.select(b.cmp("uno", x, y), b.add(x, y), neighbour)
 
 
 # ---------------------------------------------------------------------- functions of vector_math

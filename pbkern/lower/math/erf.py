@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from pbkern.lower.mlir.ops import Builder, Value
 
-from .avx512 import in_registers
 from .exp_log import exp, exp2_unchecked, log
 from .horner import fit
-from .lookup_tables import by_pieces, odd_by_pieces
 
 
 def erf(b: Builder, x: Value) -> Value:
     """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
     b = b.strict()
-    if b.avx512 and x.el == "f32":
-        return in_registers(b, x, partial(odd_by_pieces, name="erf"))
+    if (own := b.math.lookup("erf", x.el)) is not None:
+        return own(b, x)
     el = x.el
     a, one = b.abs(x), b.c(1, el)
     z = b.mul(x, x)
@@ -33,14 +30,14 @@ def erf(b: Builder, x: Value) -> Value:
 def _erfc_positive(b: Builder, a: Value) -> Value:
     """exp(-a**2) P(t) / (1 + 2 a), t = (a - 2) / (a + 2); the square is kept to twice the digits.
 
-    With AVX-512, in f32, all but the exponential is a table of polynomials.
+    A target may have a version of its own of all but the exponential.
     """
     el = a.el
     square = b.mul(a, a)
     lost = b.fma(a, a, b.neg(square))
-    if b.avx512 and el == "f32":
+    if (erfcx := b.math.lookup("erfcx", el)) is not None:
         e = exp(b, b.neg(square), nonpositive=True)
-        return b.mul(b.fma(b.neg(lost), e, e), by_pieces(b, a, "erfcx"))
+        return b.mul(b.fma(b.neg(lost), e, e), erfcx(b, a))
     two = b.c(2, el)
     t = b.div(b.sub(a, two), b.add(a, two))
     p = fit(b, t, "erfcx_short" if el == "f32" else "erfcx")
@@ -51,10 +48,12 @@ def _erfc_positive(b: Builder, a: Value) -> Value:
 def erfc(b: Builder, x: Value) -> Value:
     """Keeps its relative accuracy in the tail; 2 - erfc(-x) for negative x."""
     b = b.strict()
-    return in_registers(b, x, _erfc) if b.avx512 and x.el == "f32" else _erfc(b, x)
+    own = b.math.lookup("erfc", x.el)
+    return erfc_by_parts(b, x) if own is None else own(b, x)
 
 
-def _erfc(b: Builder, x: Value) -> Value:
+def erfc_by_parts(b: Builder, x: Value) -> Value:
+    """The shared version, of which a target may have parts of its own."""
     el = x.el
     y = _erfc_positive(b, b.at_most(b.abs(x), 10.1 if el == "f32" else 27.4))
     return b.select(b.cmp("lt", x, b.c(0, el)), b.sub(b.c(2, el), y), y)

@@ -9,16 +9,13 @@ the caller's thread flushes subnormals, as XLA's do.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from pbkern.lower.mlir.ops import Builder, Value
 
-from .avx512 import in_registers, lookup, register_lanes, scale, within
 from .horner import fit
-from .lookup_tables import log1p_by_table, log_by_table, odd_by_pieces
 
 
 class Format(NamedTuple):
@@ -90,43 +87,6 @@ def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
     return fit(b, r, "exp_approx" if b.approx else "exp", scale=scale)
 
 
-# With AVX-512, 2**n = s * 2**floor(n) for the n nearest to x among fractions of a power of two, with s from a table that is one
-# register (P. T. P. Tang, "Table-driven implementation of the exponential function", ACM TOMS 15, 1989). What is left of x
-# is so small that half of the polynomial goes. Scaling takes care of results that are infinite, zero or subnormal and of NaN;
-# only the rest has to be kept in range there.
-
-
-def _table(el: str) -> np.ndarray:
-    """2**(k / n) for k < n."""
-    n = register_lanes(el)
-    return np.exp2(np.arange(n) / n)
-
-
-def _exp_by_table(b: Builder, x: Value) -> Value:
-    """`approx` leaves the low part of ln 2 out: relative error 4e-7 (f32), 1e-15 (f64)."""
-    steps, el = register_lanes(x.el), x.el
-    high, low = split(*LN2, el)
-    magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
-    t = b.fma(x, b.c(1 / math.log(2), el), magic)
-    n = b.sub(t, magic)
-    r = b.fma(n, b.c(-high, el), x)
-    r = r if b.approx else b.fma(n, b.c(-low, el), r)
-    r = within(b, r, 0.51 / steps * math.log(2))
-    p = b.fma(b.mul(r, r), fit(b, r, "exp_by_table"), r)
-    s = lookup(b, _table(el), t)
-    return scale(b, b.fma(p, s, s), n)
-
-
-def _exp2_by_table(b: Builder, x: Value) -> Value:
-    steps, el = register_lanes(x.el), x.el
-    magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
-    t = b.add(x, magic)
-    n = b.sub(t, magic)
-    r = within(b, b.sub(x, n), 0.51 / steps)
-    s = lookup(b, _table(el), t)
-    return scale(b, b.fma(b.mul(fit(b, r, "exp2_by_table"), r), s, s), n)
-
-
 def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
 
@@ -134,8 +94,8 @@ def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     `approx`: degree 4, relative error 6e-6 (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
     """
     b, f = b.strict(), FORMATS[x.el]
-    if b.avx512:
-        return in_registers(b, x, _exp_by_table)
+    if (own := b.math.lookup("exp", x.el)) is not None:
+        return own(b, x)
     flushed = math.log(2) * (0.51 - f.bias)  # the least argument's scale has exponent field 0: it is zero
     x = b.at_least(x, flushed if b.approx else f.exp_low)
     if not nonpositive:
@@ -157,8 +117,8 @@ def _exp2_parts(b: Builder, x: Value) -> tuple[Value, Value]:
 
 def exp2(b: Builder, x: Value) -> Value:
     b, f = b.strict(), FORMATS[x.el]
-    if b.avx512:
-        return in_registers(b, x, _exp2_by_table)
+    if (own := b.math.lookup("exp2", x.el)) is not None:
+        return own(b, x)
     x = b.at_most(b.at_least(x, f.exp_low / math.log(2)), f.bias + 1.25)
     scale, p = _exp2_parts(b, x)
     return _lifted(b, x, p, scale, f.subnormal / math.log(2))
@@ -200,8 +160,8 @@ def logistic(b: Builder, x: Value) -> Value:
 def tanh(b: Builder, x: Value) -> Value:
     """e / (e + 2) with e = expm1(2 |x|)."""
     b = b.strict()
-    if b.avx512 and x.el == "f32":
-        return in_registers(b, x, partial(odd_by_pieces, name="tanh"))
+    if (own := b.math.lookup("tanh", x.el)) is not None:
+        return own(b, x)
     a = b.at_most(b.abs(x), 9.5 if x.el == "f32" else 20.0)
     e = _expm1_unclamped(b, b.add(a, a))
     return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
@@ -290,16 +250,16 @@ def log_split(b: Builder, x: Value) -> tuple[Value, Value]:
 
 def log(b: Builder, x: Value) -> Value:
     b = b.strict()
-    if b.avx512 and x.el == "f32":
-        return in_registers(b, x, log_by_table)
+    if (own := b.math.lookup("log", x.el)) is not None:
+        return own(b, x)
     return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
 
 
 def log1p(b: Builder, x: Value) -> Value:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
     b, f = b.strict(), FORMATS[x.el]
-    if b.avx512 and x.el == "f32":
-        return in_registers(b, x, log1p_by_table)
+    if (own := b.math.lookup("log1p", x.el)) is not None:
+        return own(b, x)
     one = b.c(1, x.el)
     u = b.add(x, one)
     back = b.sub(u, one)

@@ -141,12 +141,27 @@ def cos(b: Builder, x: Value) -> Value:
     return _by_quadrant(b, x, finish)
 
 
+def _with_rest(b: Builder, large: Value, small: Value) -> tuple[Value, Value]:
+    """large + small, rounded, and what rounding took from it (T. J. Dekker, 1971)."""
+    total = b.add(large, small)
+    return total, b.sub(small, b.sub(total, large))
+
+
 def tan(b: Builder, x: Value) -> Value:
+    """The quotient of sine and cosine, both with what their rounding took: an error of theirs would count twice."""
     def finish(b: Builder, n: Value, r: Value) -> Value:
-        sine, cosine = _sin_cos(b, r)
+        z, one = b.mul(r, r), b.c(1, r.el)
+        sine = _with_rest(b, r, b.mul(b.mul(r, z), fit(b, z, "sin")))
+        half = b.mul(z, b.c(0.5, r.el))
+        near = b.sub(one, half)
+        cosine = _with_rest(b, near, b.fma(b.mul(z, z), fit(b, z, "cos"), b.sub(b.sub(one, near), half)))
         odd = _odd(b, n)
-        ratio = b.div(b.select(odd, cosine, sine), b.select(odd, sine, cosine))
-        return _flip(b, ratio, _sign_bit(b, n, 0, r.el))
+        (above, above_rest), (below, below_rest) = (
+            [b.select(odd, v, w) for v, w in zip(*pair)] for pair in ((cosine, sine), (sine, cosine)))
+        inverse = b.div(one, below)
+        ratio = b.mul(above, inverse)
+        rest = b.add(b.fma(b.neg(ratio), below, above), b.sub(above_rest, b.mul(ratio, below_rest)))
+        return _flip(b, b.fma(rest, inverse, ratio), _sign_bit(b, n, 0, r.el))
 
     b = b.strict()
     return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
@@ -158,15 +173,20 @@ def tan(b: Builder, x: Value) -> Value:
 def _atan_of_ratio(b: Builder, small: Value, large: Value) -> tuple[Value, Value]:
     """atan(small / large) for 0 <= small <= large -> (multiple of pi / 4, remainder).
 
-    Above tan(pi / 8) it is pi / 4 + atan((small - large) / (small + large)): one division either way.
+    Above tan(pi / 8) it is pi / 4 + atan((small - large) / (small + large)). What rounding takes from numerator, denominator
+    and quotient is added with the terms of the series.
     """
     el = small.el
     steep = b.cmp("gt", small, b.mul(large, b.c(math.sqrt(2) - 1, el)))
-    top = b.select(steep, b.sub(small, large), small)
-    bottom = b.select(steep, b.add(small, large), large)
+    zero = b.c(0, el)
+    (less, less_rest), (more, more_rest) = (_with_rest(b, b.neg(large), small), _with_rest(b, large, small))
+    top, top_rest = b.select(steep, less, small), b.select(steep, less_rest, zero)
+    bottom, bottom_rest = b.select(steep, more, large), b.select(steep, more_rest, zero)
     t = b.div(top, bottom)
+    rest = b.add(b.fma(b.neg(t), bottom, top), b.sub(top_rest, b.mul(t, bottom_rest)))
+    rest = b.select(b.cmp("eq", rest, rest), b.div(rest, bottom), zero)  # of an infinite denominator it is no number
     z = b.mul(t, t)
-    return b.select(steep, b.c(1, el), b.c(0, el)), b.fma(b.mul(t, z), fit(b, z, "atan"), t)
+    return b.select(steep, b.c(1, el), zero), b.add(t, b.fma(b.mul(t, z), fit(b, z, "atan"), rest))
 
 
 def _plus_eighths(b: Builder, k: Value, rest: Value) -> Value:

@@ -39,6 +39,17 @@ BITS = {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16"
 NUMPY_FLOAT = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
+# MLIR type of an element type where its name is not the type. LLVM selects instructions of bfloat16 for few processors, and
+# calls a library's functions on the others even to move such values: memory and registers hold the bits.
+AS_BITS = {"bf16": "i16"}
+
+
+def mlir_type(el: str, lanes: int = 0) -> str:
+    """The MLIR type of a scalar (0 lanes) or a vector."""
+    name = AS_BITS.get(el, el)
+    return f"vector<{lanes}x{name}>" if lanes else name
+
+
 def is_float(el: str) -> bool:
     return "f" in el
 

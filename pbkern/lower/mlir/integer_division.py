@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import fractions
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
 from .element_types import BITS, NUMPY_FLOAT
-
-if TYPE_CHECKING:  # whose methods these are
-    from typing import Any as Builder
-    from typing import Any as Value
+from .value import Value
 
 
-def quotient(b: Builder, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value, Value]:
+class Arithmetic(Protocol):
+    """The operations of ops.Builder from which these are made."""
+
+    lanes: int
+    emit: Callable[[str], str]
+
+    def with_lanes(self, lanes: int) -> Arithmetic: ...
+    def c(self, x: Any, el: str) -> Value: ...
+    def number(self, x: Value) -> Any: ...
+    def same(self, op: str, *xs: Value) -> Value: ...
+    def cast(self, op: str, x: Value, el: str) -> Value: ...
+    def add(self, x: Value, y: Value) -> Value: ...
+    def sub(self, x: Value, y: Value) -> Value: ...
+    def mul(self, x: Value, y: Value) -> Value: ...
+    def neg(self, x: Value) -> Value: ...
+    def and_(self, x: Value, y: Value) -> Value: ...
+    def or_(self, x: Value, y: Value) -> Value: ...
+    def shr(self, x: Value, n: Value) -> Value: ...
+    def sar(self, x: Value, n: Value) -> Value: ...
+    def cmp(self, predicate: str, x: Value, y: Value) -> Value: ...
+    def select(self, mask: Value, x: Value, y: Value) -> Value: ...
+    def int_resize(self, x: Value, el: str, *, unsigned: bool = False) -> Value: ...
+    def int_to_float(self, x: Value, el: str, *, unsigned: bool = False) -> Value: ...
+
+
+def quotient(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value, Value]:
     """(quotient as XLA defines it, divisor without zero, where y is zero).
 
     Up to 32 bits the quotient comes from a float division, which vectors have: if x / y is no integer it
@@ -41,7 +64,7 @@ def quotient(b: Builder, x: Value, y: Value, unsigned: bool) -> tuple[Value, Val
     return b.select(by_zero, b.c(-1, x.el), q), divisor, by_zero
 
 
-def _by_constant(b: Builder, x: Value, y: int, unsigned: bool) -> Value:
+def _by_constant(b: Arithmetic, x: Value, y: int, unsigned: bool) -> Value:
     """x / y for a number y: times its reciprocal, which is rounded away from zero.
 
     Multiples of y then come out right or a little too large. All others lie 1 / |y| away from an integer, and the error is
@@ -58,7 +81,7 @@ def _by_constant(b: Builder, x: Value, y: int, unsigned: bool) -> Value:
     return b.int_resize(b.cast("arith.fptosi", product, "i32"), x.el)
 
 
-def upper_half(b: Builder, x: Value, y: Value, unsigned: bool) -> Value:
+def upper_half(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> Value:
     """The upper half of the double-width product."""
     width = BITS[x.el]
     if width == 64:
@@ -70,7 +93,7 @@ def upper_half(b: Builder, x: Value, y: Value, unsigned: bool) -> Value:
     return b.int_resize(b.shr(product, b.c(width, wide)), x.el)
 
 
-def _upper_half_pairs(whole: Builder, x: Value, y: Value) -> Value:
+def _upper_half_pairs(whole: Arithmetic, x: Value, y: Value) -> Value:
     """Of unsigned 32-bit lanes: the products of even and of odd ones, which one instruction multiplies to 64 bits each."""
     lanes = x.lanes
     b = whole.with_lanes(lanes // 2)
@@ -83,7 +106,7 @@ def _upper_half_pairs(whole: Builder, x: Value, y: Value) -> Value:
     return both._replace(name=name, el="i32", lanes=lanes)
 
 
-def _upper_half_64(b: Builder, x: Value, y: Value, unsigned: bool) -> Value:
+def _upper_half_64(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> Value:
     """From four 32-bit products; a negative factor counts 2**64 too much, which costs the other one."""
     half, low = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64")
     (x0, x1), (y0, y1) = ((b.and_(v, low), b.shr(v, half)) for v in (x, y))

@@ -15,31 +15,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from . import integer_division
-from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, storage_el
+from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, mlir_type, storage_el
+from .math_table import SHARED, MathTable
+from .value import Value
 
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
-
-
-class Value(NamedTuple):
-    """An SSA name, its MLIR element type, and its lanes (0: scalar)."""
-
-    name: str
-    el: str
-    lanes: int
-
-    @property
-    def type(self) -> str:
-        return self.typed(self.el)
-
-    def typed(self, el: str) -> str:
-        """The type with these lanes and another element type."""
-        return f"vector<{self.lanes}x{el}>" if self.lanes else el
 
 
 @dataclass
@@ -75,7 +60,7 @@ class Builder:
       const: the same at the top of the function, once per text.
       approx: vector_math picks cheaper versions, with the bounds stated there.
       contract: mul followed by add may become one fma, as in XLA's CPU code.
-      avx512: the machine has AVX-512F and DQ, and their instructions may be asked for by name (avx512.py).
+      math: the target's own versions of functions.
       known: what is known of values of this function; its builders share it.
     """
 
@@ -87,11 +72,11 @@ class Builder:
         *,
         approx: bool = False,
         contract: bool = True,
-        avx512: bool = False,
+        math: MathTable = SHARED,
         known: Known | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
-        self.approx, self.contract, self.avx512 = approx, contract, avx512
+        self.approx, self.contract, self.math = approx, contract, math
         self.known = Known() if known is None else known
         self._flags = " fastmath<contract>" if contract else ""
 
@@ -106,8 +91,8 @@ class Builder:
         return self if lanes == self.lanes else self._copy(self.emit, self.contract, lanes)
 
     def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
-        options = {"approx": self.approx, "contract": contract, "avx512": self.avx512, "known": self.known}
-        return Builder(self.lanes if lanes is None else lanes, emit, self.const, **options)
+        return Builder(self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract,
+                       math=self.math, known=self.known)
 
     # ------------------------------------------------------------------ constants
 
@@ -130,7 +115,7 @@ class Builder:
         return self._constant(f"0x{pattern:0{width // 4}X}", float(number), el)
 
     def _constant(self, text: str, number, el: str) -> Value:
-        literal = f"dense<{text}> : vector<{self.lanes}x{el}>" if self.lanes else f"{text} : {el}"
+        literal = f"dense<{text}> : {mlir_type(el, self.lanes)}" if self.lanes else f"{text} : {mlir_type(el)}"
         if el == "i1" and not self.lanes:
             literal = text
         value = Value(self.const(f"arith.constant {literal}"), el, self.lanes)
@@ -384,7 +369,9 @@ class Builder:
 
     def bitcast(self, x: Value, el: str) -> Value:
         """The same bits as another type of equal width."""
-        return x if el == x.el else self.cast("arith.bitcast", x, el)
+        if mlir_type(el) == mlir_type(x.el):
+            return x if el == x.el else x._replace(el=el)
+        return self.cast("arith.bitcast", x, el)
 
     # ------------------------------------------------------------------ conversions
 

@@ -6,17 +6,14 @@ block that knows their symbols, so that loops hold additions of constants only.
 
 from __future__ import annotations
 
-import re
-
 from pbkern.core.affine import Affine
 
+from .math_table import SHARED, MathTable
+from .operation import Operation, Region, walk
 from .ops import Builder, Known
 from .ops import Value as Ssa
 
-NAME = re.compile(r"%v\d+")
-BRANCH = re.compile(r"\bscf\.(if|while)\b")
-# Vector constants that choose an instruction: amounts of shifts, and masks of 64-bit factors of 32 bits.
-CHOOSING = re.compile(r"\barith\.(?:sh\w+ \S+, (%v\d+) : vector|andi \S+, (%v\d+) : vector<\d+xi64>)")
+BRANCHES = ("scf.if", "scf.while")
 # Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), and how many:
 # the rest holds values. Loops of few trips leave theirs to the loop around them.
 PINNED = tuple(f" : vector<{bits // int(el[1:])}x{el}>" for bits in (128, 256, 512) for el in ("f32", "f64", "i32", "i64"))
@@ -26,16 +23,24 @@ STACK = "memref.alloca() {alignment = 64 : i64}"
 
 
 class Block:
-    """Lines of one region. `values` maps symbols defined here to SSA index names or ints (single-trip loops)."""
+    """Operations of one region. `values` maps symbols defined here to SSA index names or ints (single-trip loops)."""
 
     def __init__(self, parent: Block | None):
         self.parent = parent
         self.depth = 0 if parent is None else parent.depth + 1
-        self.lines: list[str] = []
+        self.operations: list[Operation] = []
         self.values: dict[str, str | int] = {}
         self.memo: dict = {}
         self.builders: dict[int, Builder] = {}
         self.has_long_loops = False
+
+    def add(self, text: str, *regions: Block, words: tuple[str, ...] = ("", "else")) -> None:
+        """Appends an operation, whose regions hold what is in these blocks."""
+        self.operations.append(Operation(text, tuple(Region(r.operations, w) for r, w in zip(regions, words))))
+
+    def take(self, block: Block) -> None:
+        """Appends what is in another block."""
+        self.operations += block.operations
 
     def lookup(self, symbol: str) -> tuple[Block, str | int]:
         block: Block | None = self
@@ -54,10 +59,13 @@ class Block:
 
 
 class Text:
-    """One function's text: names, constants, blocks."""
+    """One function's text: names, constants, blocks.
 
-    def __init__(self, *, approx: bool, contract: bool, avx512: bool = False):
-        self.approx, self.contract, self.avx512 = approx, contract, avx512
+    `math`: the target's own versions of functions; `pins`: whether vector constants of loops are kept in registers.
+    """
+
+    def __init__(self, *, approx: bool, contract: bool, math: MathTable = SHARED, pins: bool = False):
+        self.approx, self.contract, self.math, self.pins = approx, contract, math, pins
         self._count = 0
         self.constants: dict[str, str] = {}
         self.known = Known()
@@ -82,7 +90,7 @@ class Text:
 
     def put(self, block: Block, text: str) -> str:
         name = self.name()
-        block.lines.append(f"{name} = {text}")
+        block.add(f"{name} = {text}")
         if text.endswith("index") and not text.startswith("arith.cmpi"):
             self.indices.add(name)
         return name
@@ -90,7 +98,7 @@ class Text:
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
-                                            contract=self.contract, avx512=self.avx512, known=self.known)
+                                            contract=self.contract, math=self.math, known=self.known)
         return block.builders[lanes]
 
     def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
@@ -132,7 +140,7 @@ class Text:
         if isinstance(high, int) and high - low <= step:
             inner.values[symbol] = low
             results = fill(inner, list(carried))
-            block.lines += inner.lines
+            block.take(inner)
             return results
         iv = self.name()
         inner.values[symbol] = iv
@@ -147,12 +155,12 @@ class Text:
             name = self.name()
             pairs = ", ".join(f"{a.name} = {c.name}" for a, c in zip(args, carried))
             head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
-            inner.lines.append(f"scf.yield {', '.join(r.name for r in results)} : {types}")
+            inner.add(f"scf.yield {', '.join(r.name for r in results)} : {types}")
             made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
-        if self.avx512 and not inner.has_long_loops and (block.parent is None or not short):
+        if self.pins and not inner.has_long_loops and (block.parent is None or not short):
             self._pin(block, inner)
         block.has_long_loops |= inner.has_long_loops or not short
-        block.lines += [head + " {", *inner.lines, "}"]
+        block.add(head, inner)
         return made
 
     def unrolled(self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]) -> list[Ssa]:
@@ -168,17 +176,19 @@ class Text:
         hottest loop in every step. What an (empty) assembly statement has returned is no constant to it, and one with side
         effects stays where it is. Constants by which LLVM chooses instructions remain constants.
         """
-        if any(BRANCH.search(line) for line in inner.lines):
+        operations = list(walk(inner.operations))
+        if any(op.name in BRANCHES for op in operations):
             return
         vectors = {name: text.rsplit(" : ", 1)[1] for text, name in self.constants.items()
                    if text.startswith("arith.constant dense<") and text.endswith(PINNED)}
-        choosing = {n for line in inner.lines for found in CHOOSING.findall(line) for n in found}
-        used = dict.fromkeys(n for line in inner.lines for n in NAME.findall(line) if n in vectors and n not in choosing)
+        choosing = {op.names[-1] for op in operations if _chooses(op)}
+        used = dict.fromkeys(n for op in operations for n in op.names if n in vectors and n not in choosing)
         if not used or len(used) > MAX_PINNED:
             return
         keep = 'llvm.inline_asm has_side_effects "", "=v,0"'
         pins = {n: self.put(block, f"{keep} {n} : ({vectors[n]}) -> {vectors[n]}") for n in used}
-        inner.lines = [NAME.sub(lambda m: pins.get(m[0], m[0]), line) for line in inner.lines]
+        pinned = lambda op: op.with_names(pins.get(n, n) for n in op.names)  # noqa: E731
+        inner.operations = [op.mapped(pinned) for op in inner.operations]
 
     def when(self, block: Block, condition: str, fill, otherwise=None) -> None:
         """scf.if without results."""
@@ -186,11 +196,20 @@ class Text:
         fill(inner)
         if otherwise is not None:
             otherwise(other)  # both before any line of theirs: they may place code in `block`
-        block.lines += [f"scf.if {condition} {{", *inner.lines, *(["} else {"] if other.lines else []), *other.lines, "}"]
+        block.add(f"scf.if {condition}", inner, *([other] if other.operations else []))
 
     def either(self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa) -> str:
         """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
         name = self.name()
-        block.lines += [f"{name} = scf.if {condition} -> ({x.type}) {{", *inner.lines, f"scf.yield {x.name} : {x.type}",
-                        "} else {", *other.lines, f"scf.yield {y.name} : {y.type}", "}"]  # fmt: skip
+        for region, v in ((inner, x), (other, y)):
+            region.add(f"scf.yield {v.name} : {v.type}")
+        block.add(f"{name} = scf.if {condition} -> ({x.type})", inner, other)
         return name
+
+
+def _chooses(op: Operation) -> bool:
+    """Whether a vector constant as its last operand chooses an instruction: amounts of shifts, masks of 64-bit factors."""
+    behind = op.between[-1]
+    if op.name.startswith("arith.sh"):
+        return behind.startswith(" : vector")
+    return op.name == "arith.andi" and behind.startswith(" : vector<") and behind.endswith("xi64>")

@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import LINE_BYTES
 
 from .addresses import is_written
 from .ir import Expr, For, If, Nest, Pool, Stmt, While
@@ -59,20 +58,24 @@ INTERVALS = {
 }
 
 
-def decide_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds) -> list[Stmt]:
-    """Folds tests and cuts nests, inner statements too. `bounds` of runtime symbols that are known."""
+def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes: int) -> list[Stmt]:
+    """Folds tests and cuts nests, inner statements too.
+
+    `bounds` of runtime symbols that are known; `cut_bytes`: see lower/build_options.py.
+    """
     out: list[Stmt] = []
     for s in stmts:
         match s:
             case Nest():
-                out += [simplified(piece, pool, bounds) for piece in _cut(simplified(s, pool, bounds), pool)]
+                out += [simplified(piece, pool, bounds) for piece in _cut(simplified(s, pool, bounds), pool, cut_bytes)]
             case If(index=i, branches=bs):
-                out.append(If(i, [decide_tests(b, pool, bounds) for b in bs]))
+                out.append(If(i, [decide_index_tests(b, pool, bounds, cut_bytes) for b in bs]))
             case For(counter=c, trips=t, body=b):
                 inner = {**bounds, c: (0, t - 1)} if isinstance(t, int) else bounds
-                out.append(For(c, t, decide_tests(b, pool, inner)))
+                out.append(For(c, t, decide_index_tests(b, pool, inner, cut_bytes)))
             case While(condition=c, predicate=p, body=b):
-                out.append(While(decide_tests(c, pool, bounds), p, decide_tests(b, pool, bounds)))
+                condition, body = (decide_index_tests(x, pool, bounds, cut_bytes) for x in (c, b))
+                out.append(While(condition, p, body))
             case _:
                 out.append(s)
     return out
@@ -299,7 +302,7 @@ class Folder:
 # ---------------------------------------------------------------- cutting
 
 
-def _cut(n: Nest, pool: Pool) -> list[Nest]:
+def _cut(n: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
     """Pieces of the nest between the boundaries of its tests."""
     if n.ordered or math.prod(n.dims.values()) < MIN_POINTS or _carries_between_points(n):
         return [n]
@@ -307,7 +310,7 @@ def _cut(n: Nest, pool: Pool) -> list[Nest]:
     for d in list(n.dims):
         if d in n.rdims:
             continue
-        cuts = _boundaries(n, d)
+        cuts = _boundaries(n, d, cut_bytes)
         if cuts and len(pieces) * (len(cuts) + 1) <= MAX_PIECES:
             edges = [0, *cuts, n.dims[d]]
             pieces = [_piece(p, d, low, high, pool) for p in pieces for low, high in zip(edges, edges[1:])]
@@ -320,7 +323,7 @@ def _carries_between_points(n: Nest) -> bool:
     return any(is_written(e, n) and e.info[1] != written[e.info[0].root].index for e in n.loads())
 
 
-def _boundaries(n: Nest, d: str) -> list[int]:
+def _boundaries(n: Nest, d: str, cut_bytes: int) -> list[int]:
     """Where tests on `d` alone change, if few."""
     cuts: set[int] = set()
     for e in n.nodes():
@@ -330,13 +333,13 @@ def _boundaries(n: Nest, d: str) -> list[int]:
                 cuts |= {low - a.const, high - a.const}
             else:
                 cuts |= {a.const - low + 1, a.const - high + 1}
-    inner = sorted({end for c in cuts if 0 < c < n.dims[d] for end in _around(n, d, c)} - {0, n.dims[d]})
+    inner = sorted({end for c in cuts if 0 < c < n.dims[d] for end in _around(n, d, c, cut_bytes)} - {0, n.dims[d]})
     return inner if len(inner) <= 4 else []
 
 
-def _around(n: Nest, d: str, cut: int) -> tuple[int, ...]:
+def _around(n: Nest, d: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
     """The ends of the vector in which a cut lies, where results are long rows along `d`: those between start at a vector."""
-    lanes = max(LINE_BYTES // max(w.buf.dtype.itemsize for w in n.writes), 1)
+    lanes = max(cut_bytes // max(w.buf.dtype.itemsize for w in n.writes), 1)
     starts = {w.index[-1].const % lanes for w in n.writes if w.index and w.index[-1].coefficient(d) == 1}
     if len(starts) != 1 or n.dims[d] < LONG * lanes:
         return (cut,)

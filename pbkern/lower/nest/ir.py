@@ -236,7 +236,10 @@ class Write:
 
 @dataclass
 class Nest:
-    """for dims: update accumulators, write. `rdims` are reduced; `ordered` keeps them sequential (cumulative ops)."""
+    """for dims: update accumulators, write. `rdims` are reduced; `ordered` keeps them sequential (cumulative ops).
+
+    A point reads all that its writes need before any of them stores: they may read what another one overwrites.
+    """
 
     dims: dict[str, int]
     rdims: tuple[str, ...] = ()

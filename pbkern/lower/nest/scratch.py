@@ -5,7 +5,7 @@ A buffer lives from the first to the last top-level statement that touches it; w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -46,12 +46,12 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
     return placed, end
 
 
-def touched(stmts: list[Stmt]) -> set[Buf]:
+def touched(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements read or write, inner ones too."""
     return read(stmts) | written(stmts) | {s.buf for s in every(stmts) if isinstance(s, Fetch)}
 
 
-def read(stmts: list[Stmt]) -> set[Buf]:
+def read(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements read, inner ones too."""
     found: set[Buf] = set()
     for s in every(stmts):
@@ -67,7 +67,7 @@ def read(stmts: list[Stmt]) -> set[Buf]:
     return found
 
 
-def written(stmts: list[Stmt]) -> set[Buf]:
+def written(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements write, inner ones too."""
     found: set[Buf] = set()
     for s in every(stmts):

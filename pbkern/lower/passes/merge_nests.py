@@ -43,15 +43,15 @@ def _without_writes(stmts: list[Stmt], dead: set[Buf]) -> list[Stmt]:
     return out
 
 
-def merge_all(stmts: list[Stmt], builder) -> list[Stmt]:
+def merge_all(stmts: list[Stmt], context) -> list[Stmt]:
     out: list[Stmt] = []
     effects: list[_Effects] = []  # of each of `out`
     for s in stmts:
-        s = with_bodies(s, lambda inner: merge_all(inner, builder))
+        s = with_bodies(s, lambda inner: merge_all(inner, context))
         if isinstance(s, Nest):
             if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
                 continue
-            joined = _joined_before(out, effects, s, builder.pool)
+            joined = _joined_before(out, effects, s, context.pool)
             if joined is not None:
                 at, out[at] = joined
                 effects[at] = _Effects.of(out[at])

@@ -13,7 +13,7 @@ import numpy as np
 from pbkern.lower.nest.ir import Expr, Nest, Stmt, with_bodies
 
 
-def add_shared_first(stmts: list[Stmt], builder) -> list[Stmt]:
+def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements with such sums, inner ones too."""
 
     def changed(s: Stmt) -> Stmt:
@@ -22,7 +22,7 @@ def add_shared_first(stmts: list[Stmt], builder) -> list[Stmt]:
         shared = _Shared(s)
         if not any(_is_sum(e) and any(map(shared, e.args)) for e in s.nodes()):
             return s
-        return s.mapped(builder.pool.rewriter(lambda e: _regrouped(e, shared, builder)))
+        return s.mapped(context.pool.rewriter(lambda e: _regrouped(e, shared, context)))
 
     return list(map(changed, stmts))
 
@@ -43,7 +43,7 @@ def _is_sum(e: Expr) -> bool:
     return e.kind == "op" and e.info.primitive == "add" and e.dtype.kind in "iu"
 
 
-def _regrouped(e: Expr, shared: _Shared, builder) -> Expr | None:
+def _regrouped(e: Expr, shared: _Shared, context) -> Expr | None:
     """x + (a + b) for (x + a) + b, where a and b are shared and x is not."""
     if not _is_sum(e) or shared(e):
         return None
@@ -51,12 +51,12 @@ def _regrouped(e: Expr, shared: _Shared, builder) -> Expr | None:
         if _is_sum(inner) and shared(b) and not shared(inner):
             for x, a in (inner.args, inner.args[::-1]):
                 if shared(a):
-                    return builder.op("add", e.dtype, x, _sum(a, b, builder))
+                    return context.op("add", e.dtype, x, _sum(a, b, context))
     return None
 
 
-def _sum(a: Expr, b: Expr, builder) -> Expr:
+def _sum(a: Expr, b: Expr, context) -> Expr:
     if a.kind == b.kind == "const":
         with np.errstate(over="ignore"):
-            return builder.const(np.add(a.info, b.info, dtype=a.dtype), a.dtype)
-    return builder.op("add", a.dtype, a, b)
+            return context.const(np.add(a.info, b.info, dtype=a.dtype), a.dtype)
+    return context.op("add", a.dtype, a, b)

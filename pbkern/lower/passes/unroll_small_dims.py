@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, with_bodies
-from pbkern.lower.rules.contractions import IDENTITY
+from pbkern.lower.nest.reductions import IDENTITY
 
 # Components of a dimension that is taken apart, and nodes that a nest may have then.
 MOST, MOST_NODES = 4, 160
@@ -27,16 +27,16 @@ Axis = tuple[Buf, int]
 OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
-def take_apart(stmts: list[Stmt], builder) -> list[Stmt]:
+def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements in which dimensions over components are gone from nests whose neighbours use single components."""
-    out = [with_bodies(s, lambda inner: take_apart(inner, builder)) for s in stmts]
-    out = [sums_as_expressions(s, builder) if isinstance(s, Nest) else s for s in out]
+    out = [with_bodies(s, lambda inner: unroll_dims(inner, context)) for s in stmts]
+    out = [sums_as_expressions(s, context) if isinstance(s, Nest) else s for s in out]
     axes = _axes_of_components(s for s in out if isinstance(s, Nest))
     while axes:
         changed: list[Nest] = []
         for at, s in enumerate(out):
             if isinstance(s, Nest) and (d := _dimension_over(s, axes)) is not None:
-                out[at] = _unrolled(s, d, builder)
+                out[at] = _unrolled(s, d, context)
                 changed.append(out[at])
         axes = _axes_of_components(changed)
     return out
@@ -67,18 +67,18 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
     return None
 
 
-def _unrolled(nest: Nest, d: str, builder) -> Nest:
+def _unrolled(nest: Nest, d: str, context) -> Nest:
     """The nest with a write per component for each of its writes."""
     writes = []
     for k in range(nest.dims[d]):
         at = {d: Affine((), k)}
         for w in nest.writes:
             index = tuple(i.substitute(at.get) for i in w.index)
-            writes.append(w.mapped(builder.pool.renamer(at), index=index))
+            writes.append(w.mapped(context.pool.renamer(at), index=index))
     return Nest({o: n for o, n in nest.dims.items() if o != d}, writes=writes, at=nest.at)
 
 
-def sums_as_expressions(nest: Nest, builder, most: int = MOST, most_nodes: int = MOST_NODES) -> Nest:
+def sums_as_expressions(nest: Nest, context, most: int = MOST, most_nodes: int = MOST_NODES) -> Nest:
     """A nest whose reductions are over `most` elements, at most, as one without."""
     count = math.prod(nest.dims[d] for d in nest.rdims)
     points = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
@@ -91,20 +91,20 @@ def sums_as_expressions(nest: Nest, builder, most: int = MOST, most_nodes: int =
         return nest
     sums = []
     for r in nest.reductions:
-        total = builder.const(IDENTITY[r.op](r.dtype), r.dtype)
+        total = context.const(IDENTITY[r.op](r.dtype), r.dtype)
         for place in itertools.product(*(range(nest.dims[d]) for d in nest.rdims)):
-            term = _term(r, {d: Affine((), k) for d, k in zip(nest.rdims, place)}, builder)
-            total = builder.op(OPERATION.get(r.op, "add"), r.dtype, total, term)
+            term = _term(r, {d: Affine((), k) for d, k in zip(nest.rdims, place)}, context)
+            total = context.op(OPERATION.get(r.op, "add"), r.dtype, total, term)
         sums.append(total)
 
     def replace(e: Expr) -> Expr | None:
         return sums[e.info] if e.kind == "acc" else None
 
-    writes = [w.mapped(builder.pool.rewriter(replace), inner=True) for w in nest.writes]
+    writes = [w.mapped(context.pool.rewriter(replace), inner=True) for w in nest.writes]
     return Nest({d: n for d, n in nest.dims.items() if d not in nest.rdims}, writes=writes, at=nest.at)
 
 
-def _term(r, at: dict, builder) -> Expr:
-    args = [builder.pool.rename(e, at) for e in r.args]
-    return builder.op("mul", r.dtype, *args) if r.op == "dot" else args[0]
+def _term(r, at: dict, context) -> Expr:
+    args = [context.pool.rename(e, at) for e in r.args]
+    return context.op("mul", r.dtype, *args) if r.op == "dot" else args[0]
 

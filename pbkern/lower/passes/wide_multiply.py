@@ -30,9 +30,9 @@ Monomial = tuple[int, ...]  # sorted numbers of unknowns
 Polynomial = dict[Monomial, int]
 
 
-def use_wide_products(stmts: list[Stmt], builder) -> list[Stmt]:
+def use_wide_products(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements whose sums of halves are products where they are, inner statements too."""
-    found = _Products(builder.pool, builder.op)
+    found = _Products(context.pool, context.op)
     return [_rewritten(s, found) for s in stmts]
 
 

@@ -1,1 +1,5 @@
-"""Equation of a body -> value or statements, by family of primitives."""
+"""Equation of a body -> value or statements, by family of primitives. The rules register when this package is imported."""
+
+from . import contractions, control_flow, views
+
+__all__ = ["contractions", "control_flow", "views"]

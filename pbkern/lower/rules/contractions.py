@@ -7,6 +7,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.core.rules import RuleTable
 from pbkern.lower.nest.ir import Expr
+from pbkern.lower.nest.reductions import highest, lowest
 from pbkern.lower.values.values import ZERO, Contract, Index, Lazy, Value, dims_index
 
 # rule(builder, eqn, operands: list[Value]) -> Value
@@ -194,30 +195,8 @@ def _window(op: str, identity):
     return rule
 
 
-def lowest(dtype: np.dtype):
-    """Identity of max."""
-    if dtype.kind == "b":
-        return False
-    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
-
-
-def highest(dtype: np.dtype):
-    """Identity of min."""
-    if dtype.kind == "b":
-        return True
-    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
-
-
 for _name, _op, _identity in (("reduce_window_sum", "sum", lambda d: 0), ("reduce_window_max", "max", lowest),
                               ("reduce_window_min", "min", highest)):
     CONTRACTIONS.register(_name)(_window(_op, _identity))
 
-IDENTITY = {
-    "sum": lambda d: 0, "dot": lambda d: 0, "dot_bf16": lambda d: 0, "dot_i16": lambda d: 0, "dot_i8": lambda d: 0,
-    "prod": lambda d: 1,
-    "max": lowest, "min": highest, "greatest_number": lowest,
-    "and": lambda d: True if d.kind == "b" else -1, "or": lambda d: 0, "xor": lambda d: 0,
-    "logaddexp": lambda d: -np.inf, "argmax": lowest, "argmin": highest,
-}
-
-__all__ = ["CONTRACTIONS", "IDENTITY", "Lazy", "accumulator_dtype"]
+__all__ = ["CONTRACTIONS", "Lazy", "accumulator_dtype"]

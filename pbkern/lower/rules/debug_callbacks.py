@@ -106,7 +106,7 @@ def emit_trace(text: Text, block: Block, s: Trace, memref: Callable) -> None:
 
 def _call(text: Text, block: Block, site: str, operand: int, address: str) -> None:
     k = text.put(block, f"arith.constant {operand} : i64")
-    block.lines.append(f"func.call @_mlir_ciface_{TRACE}({site}, {k}, {address}) : (i64, i64, i64) -> ()")
+    block.add(f"func.call @_mlir_ciface_{TRACE}({site}, {k}, {address}) : (i64, i64, i64) -> ()")
 
 
 DECLARATION = f"func.func private @_mlir_ciface_{TRACE}(i64, i64, i64)"

@@ -59,7 +59,7 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
             why=f"({', '.join(map(str, in_dtypes))}) -> {dtype}; covered dtypes: {', '.join(ELEMENTS)}",
             hint="convert the operands with astype, or leave this operation to XLA",
         )  # fmt: skip
-    info = b.info(name, dtype, in_dtypes, eqn.params, at)
+    info = b.context.info(name, dtype, in_dtypes, eqn.params, at)
 
     def route(ix: Index):
         return [tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else () for v in ins]
@@ -72,7 +72,7 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
     tested = name == "select_n" and is_index_only(ins[0])
     if len(ins) == 3 and tested and (constant := always(b, ins[0])) is not None:
         return ins[2 if constant else 1]
-    cost = elementwise.COST.get(name, 1.0)
+    cost = b.context.options.op_cost(name)
     if index_only and cost <= INDEX_ARITHMETIC:
         cost = 0.0
     elif tested:

@@ -65,7 +65,7 @@ def access(builder, eqn, env: dict) -> None:
     masked = acc.mask is not None
     mask = None if not masked else builder.read(env, acc.mask)
     place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
-    guard = ref.guard or masked and not _lies_inside(builder, acc.indices, place, ref.shape)
+    guard = ref.guard or masked and not _is_in_bounds(builder, acc.indices, place, ref.shape)
     if masked and not place.gathers and always(builder, mask):
         mask = None
     if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
@@ -130,7 +130,7 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
 
 
-def _lies_inside(builder, indices, place: _Place, shape) -> bool:
+def _is_in_bounds(builder, indices, place: _Place, shape) -> bool:
     """Whether an access certainly stays inside the Ref, whatever grid indices and counters are."""
     for index, offset, extent in zip(indices, place.offsets, shape):
         reach = (index.size - 1) * index.stride if isinstance(index, Range) else 0

@@ -2,7 +2,7 @@
 
 One step of the loop is one window: its start is computed, tested against the operand's bounds as `mode` says, and the
 window is a nest of its own, vectors along its last dimension. Indices and updates are read where they are needed, so
-that what makes them is computed there; those of windows of one element are made in strips, as vectors:
+that what makes them is computed there; those of windows of one element are made in strips where the target asks for them:
 
     for i:  a[f(x[i])] += g(y[i])     ->     for each strip:  s[:] = f(x[strip]);  u[:] = g(y[strip])
                                                               for i:  a[s[i]] += u[i]
@@ -19,18 +19,14 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.core.machine import FAR_BYTES
 from pbkern.core.ops.scatter import ScatterForm, scatter_combines
+from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math import elementwise
 from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Stmt, Write
-from pbkern.lower.values.store_hazards import lies_in
+from pbkern.lower.values.store_hazards import is_stored_in
 from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
 BOOL, INDEX = np.dtype(bool), np.dtype(np.int64)
-# Updates between one and the window that it asks for, in results that do not stay in the caches.
-WINDOWS_AHEAD = 16
-# Windows of one element whose indices and updates are made at once. They stay in the nearest cache.
-STRIP = 1024
 # Of a long window the first elements are asked for: prefetchers follow.
 FETCHED_ELEMENTS = 256
 
@@ -56,7 +52,7 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
 
     def make(b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None) -> Stored:
         result = target or b.new_buffer(operand.shape, operand.dtype)
-        if not lies_in(b, operand, result):
+        if not is_stored_in(b, operand, result):
             b.store_value(result, operand, lambda ix: ix)
         b.stmts += _Windows(b, eqn, result, columns, updates).statements()
         return result
@@ -76,6 +72,7 @@ class _Windows:
 
     def __init__(self, b, eqn, result: Stored, columns: Sequence[Value], updates: Value):
         self.b, self.result, self.columns, self.updates = b, result, columns, updates
+        self.options: BuildOptions = b.context.options
         self.form, self.clip = ScatterForm.of(eqn), "CLIP" in str(eqn.params["mode"])
         self.combine, self.line = scatter_combines(eqn), b.line(eqn)
         self.counters = {d: (b.names("%i"), updates.shape[d]) for d in self.form.loops}
@@ -108,7 +105,8 @@ class _Windows:
             return self.step(at)
         *outer, (d, (name, n)) = self.counters.items()
         last = self.b.const(n - 1, INDEX)
-        made = [v for v in (*self.columns, self.updates) if self.is_made(v, at)]
+        strips = self.options.scatter_strip > 0
+        made = [v for v in (*self.columns, self.updates) if self.is_made(v, at)] if strips else []
         stmts = self.in_strips(d, made) if made and n > 1 else [For(name, n, self.fetch(at, d, last) + self.step(at))]
         for _, (name, n) in reversed(outer):
             stmts = [For(name, n, stmts)]
@@ -129,10 +127,10 @@ class _Windows:
 
     def in_strips(self, d: int, made: list[Value]) -> list[Stmt]:
         """The updates along `d`, of which values `made` are stored strip by strip."""
-        (_, n), name = self.counters[d], self.b.names("%i")
-        full, rest = divmod(n, STRIP)
-        stmts: list[Stmt] = [For(name, full, self.strip(d, made, Affine.symbol(name, STRIP), STRIP))] if full else []
-        return stmts + (self.strip(d, made, Affine((), full * STRIP), rest) if rest else [])
+        (_, n), name, size = self.counters[d], self.b.names("%i"), self.options.scatter_strip
+        full, rest = divmod(n, size)
+        stmts: list[Stmt] = [For(name, full, self.strip(d, made, Affine.symbol(name, size), size))] if full else []
+        return stmts + (self.strip(d, made, Affine((), full * size), rest) if rest else [])
 
     def strip(self, d: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
         b, each, step = self.b, self.b.names("%i"), self.b.names("d")
@@ -170,10 +168,11 @@ class _Windows:
 
         The processor looks only some instructions ahead itself.
         """
-        if self.counters[d][1] <= 4 * WINDOWS_AHEAD or math.prod(self.result.shape) * self.result.dtype.itemsize < FAR_BYTES:
+        ahead, nbytes = self.options.fetch_ahead, math.prod(self.result.shape) * self.result.dtype.itemsize
+        if not ahead or self.counters[d][1] <= 4 * ahead or nbytes < self.options.fetch_bytes:
             return []
         name = self.b.names("%s")
-        ahead = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[d] + WINDOWS_AHEAD), last)
+        number = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[d] + ahead), last)
         later = {**at, d: Affine.symbol(name)}
         lets, offsets = self.starts(later)
         # A window outside may be another program's: the first one is asked for instead, and is near.
@@ -183,7 +182,7 @@ class _Windows:
             offsets[d] = Affine.symbol(kept)
         row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
         first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))
-        return [Let(name, ahead), *lets, Fetch(self.result.buf, first, min(row, FETCHED_ELEMENTS))]
+        return [Let(name, number), *lets, Fetch(self.result.buf, first, min(row, FETCHED_ELEMENTS))]
 
 
 def _symbols(counters: dict[int, tuple[str, int]]) -> dict[int, Affine]:

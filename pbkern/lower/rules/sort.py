@@ -11,7 +11,6 @@ from pbkern.core.ops.sort_cost import sorts_in_registers
 from pbkern.lower.nest.ir import Sort
 from pbkern.lower.values.values import Opaque, Stored, Value
 
-from .sort_scratch import scratch
 from .sorting_network import sorted_lines
 from .views import joined
 
@@ -32,7 +31,7 @@ def sorted_values(b, eqn, ins: list[Value], first: int) -> list[Value]:
         for t, o in zip(targets, operands):
             b.store_value(t, o, lambda ix: tuple(ix[k] for k in perm))
         flat = [b.reinterpret(t, (lines, length)) for t in targets]
-        sizes = scratch(length, [o.dtype for o in operands], keys, first)
+        sizes = b.context.options.sort_scratch(length, [o.dtype for o in operands], keys, first)
         spare = [b.new_buffer(shape, dtype) for shape, dtype in sizes]
         b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys, first))
         for t in targets:

@@ -13,16 +13,12 @@ from pbkern.lower.nest.ir import MAX_HEIGHT
 from .affine_index_arrays import row_steps
 from .values import Contract, Joined, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
 
-# Recomputation (vector operations per element) that a store and later loads are worth.
-STORE_WORTH = 4.0
 # Values smaller than this are cheap wherever they are computed.
 SMALL = 64
 # How many of them may be computed from each other: every place that wants one, such as an index, computes it again.
 SMALL_HEIGHT = 24
 # Values that a function of indices may consist of to be computed again wherever it is wanted.
 MOST_OF_INDICES = 16
-# A function of rows this short is cheaper in vectors of rows, stored, than once per row as a scalar.
-SHORT_ROW = 64
 
 
 def uses(item) -> tuple[Value, ...]:
@@ -52,6 +48,7 @@ class _Decision:
 
     def __init__(self, items: list, builder, cuts: set[int]):
         self.builder, self.cuts = builder, cuts
+        self.price, self.short_row = builder.context.options.store_price, builder.context.options.short_row
         self.requests: dict[int, Requests] = {}
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
@@ -214,13 +211,13 @@ class _Decision:
             return True
         if math.prod(v.shape) < SMALL:
             return False
-        if cost * (len(places) - 1) > STORE_WORTH:
+        if cost * (len(places) - 1) > self.price:
             return True
-        if cost > STORE_WORTH and any(root in self.ordered and self._walked_along(root, ix) for root, ix in places):
+        if cost > self.price and any(root in self.ordered and self._walked_along(root, ix) for root, ix in places):
             return True  # one element after the other there, vectors here
-        if cost > 2 * STORE_WORTH and any(0 < self._row(root, ix) <= SHORT_ROW for root, ix in places):
+        if cost > 2 * self.price and any(0 < self._row(root, ix) <= self.short_row for root, ix in places):
             return True
-        return cost > STORE_WORTH and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
+        return cost > self.price and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
 
     def _row(self, root, ix) -> int:
         """Points of the root's last dimensions, in which the value stays the same and is a scalar; 0 for none."""
@@ -263,7 +260,7 @@ class _Decision:
         if r.forced or len(r.places) != 1 or v.ordered:
             return False
         ((root, ix),) = r.places
-        if self.costs.get(root, 0.0) > 2 * STORE_WORTH and math.prod(v.shape) >= SMALL and self._sums_lanes(v):
+        if self.costs.get(root, 0.0) > 2 * self.price and math.prod(v.shape) >= SMALL and self._sums_lanes(v):
             return False  # its results are scalars; what follows is cheaper in vectors of them
         if root in self.contracts or root in self.hosts or isinstance(root, tuple) and root[0] == "let":
             return False  # no nest of its own, or it has a contraction inside already

@@ -29,7 +29,7 @@ class _Use(NamedTuple):
     user: Value | None
 
 
-class Waiting:
+class PendingReads:
     """Uses of values, and which values lie where.
 
     Args:

@@ -58,7 +58,7 @@ def _conflicts(b, item: StoreItem, written: set[Buf]) -> bool:
     return bool(summed) or any(e.kind == "gather" or meets(e) for e in read(nest))
 
 
-def lies_in(b, v: Value, target: Stored) -> bool:
+def is_stored_in(b, v: Value, target: Stored) -> bool:
     """Whether `v` is what `target` holds, element by element."""
     v, probe = b.resolve(v), dims_index([(f"@{k}", n) for k, n in enumerate(target.shape)])
     if not isinstance(v, Stored) or v.shape != target.shape:

@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import re
+from typing import Any
 
 from pbkern.core.machine import DEFAULT_MACHINE, Machine
 
@@ -33,7 +34,7 @@ def detected_machine() -> Machine:
     share = cores / DEFAULT_MACHINE.cores
     rate, rate_from = executed_share(info, bits)
     peak = {k: v * share * rate * bits / DEFAULT_MACHINE.vector_bits for k, v in DEFAULT_MACHINE.peak_flops.items()}
-    known = {f"{level}_bytes": size for level, size in caches.items()}
+    known: dict[str, Any] = {f"{level}_bytes": size for level, size in caches.items()}
     return dataclasses.replace(
         DEFAULT_MACHINE,
         cores=cores,
@@ -90,7 +91,7 @@ def has_bf16_pairs() -> bool:
 
 @functools.cache
 def has_avx512dq() -> bool:
-    """Whether the processor has AVX-512F and AVX512-DQ, whose instructions lower/math/avx512.py asks for by name."""
+    """Whether the processor has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by name."""
     return {"avx512f", "avx512dq"} <= cpu_flags(_read(CPUINFO))
 
 

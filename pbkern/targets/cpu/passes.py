@@ -1,81 +1,124 @@
-"""The CPU's passes over nests, in order: what all targets share first, then caches and vectors."""
+"""CPU_PASSES: the CPU's own passes over nests, after SHARED_PASSES: they use caches and vectors better."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from pbkern.core.passes import Pass
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.collapse_dims import Aliases, collapse
-from pbkern.lower.nest.index_tests import Bounds, decide_tests
+from pbkern.lower.nest.collapse_dims import collapse
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies
-from pbkern.lower.passes.merge_nests import merge_all, without_unread
-from pbkern.lower.passes.reassociate_integers import add_shared_first
-from pbkern.lower.passes.unroll_small_dims import take_apart
-from pbkern.lower.passes.wide_multiply import use_wide_products
-from pbkern.targets.cpu.locality.cache_blocking import keep_near
+from pbkern.targets.cpu.locality.cache_blocking import block_for_caches
 from pbkern.targets.cpu.locality.in_place_stores import store_in_place
-from pbkern.targets.cpu.locality.mask_versioning import choose_unmasked
-from pbkern.targets.cpu.locality.masked_strips import skip_masked
+from pbkern.targets.cpu.locality.mask_versioning import version_masks
+from pbkern.targets.cpu.locality.masked_strips import skip_dead_tiles
 from pbkern.targets.cpu.locality.prefetch import fetch_rows
-from pbkern.targets.cpu.locality.running_maximum import level_exponentials
+from pbkern.targets.cpu.locality.running_maximum import use_running_maximum
 from pbkern.targets.cpu.locality.stage_inlining import inline_stages
 from pbkern.targets.cpu.locality.unswitching import unswitch
-from pbkern.targets.cpu.locality.window_gathers import loop_over_starts
-from pbkern.targets.cpu.packing.narrow_operands import read_narrow
-from pbkern.targets.cpu.packing.operand_copies import Staged
+from pbkern.targets.cpu.locality.window_gathers import scalarise_window_gathers
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.packing.narrow_operands import sink_widening_casts
+from pbkern.targets.cpu.packing.operand_copies import OperandCopies
 from pbkern.targets.cpu.packing.panels import pack
 from pbkern.targets.cpu.packing.row_padding import pad_rows
 from pbkern.targets.cpu.packing.row_tiling import tile_rows
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, choose
 
+Context = NestContext[LowerOptions]
 
-def optimise(stmts: list[Stmt], builder, options, bounds: Bounds, kept: Iterable[Buf] = ()) -> list[Stmt]:
-    """Merges, decides index tests, joins dimensions and packs, on every statement list, inner ones first."""
-    stmts = without_unread(merge_all(take_apart(stmts, builder), builder), {b.root for b in kept})
-    stmts = decide_tests(stmts, builder.pool, bounds)
-    stmts = add_shared_first(use_wide_products(stmts, builder), builder)
-    if options.vnni:
-        stmts = read_narrow(stmts, builder, set(kept))
-    aliases = builder.aliases
-    if options.contract:  # sums are added up strip by strip
-        stmts = skip_masked(stmts, builder, options.vector_bits, set(kept))
-        stmts = inline_stages(stmts, builder, aliases, options.vector_bits, {b.root for b in kept})
-        stmts = keep_near(stmts, builder, aliases, options.vector_bits, options.l1_bytes // 2, set(kept))
-        stmts = level_exponentials(stmts, builder, options.vector_bits, options.l1_bytes // 4, set(kept))
-    stmts = pad_rows(stmts, builder.pool, options.vector_bits, set(kept))
-    stmts = loop_over_starts(stmts, builder, options.vector_bits, bounds)
-    stmts = unswitch(choose_unmasked(stmts, builder, options, bounds), builder, options)
 
+def _sink_widening_casts(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return sink_widening_casts(stmts, context, set(context.kept))
+
+
+def _skip_dead_tiles(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return skip_dead_tiles(stmts, context, context.options.vector_bits, set(context.kept))
+
+
+def _inline_stages(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return inline_stages(stmts, context, context.aliases, context.options.vector_bits, {b.root for b in context.kept})
+
+
+def _block_for_caches(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    options = context.options
+    return block_for_caches(stmts, context, context.aliases, options.vector_bits, options.l1_bytes // 2, set(context.kept))
+
+
+def _use_running_maximum(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return use_running_maximum(stmts, context, context.options.vector_bits, context.options.l1_bytes // 4, set(context.kept))
+
+
+def _pad_rows(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return pad_rows(stmts, context.pool, context.options.vector_bits, set(context.kept))
+
+
+def _scalarise_window_gathers(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return scalarise_window_gathers(stmts, context, context.options.vector_bits, context.bounds)
+
+
+def _version_masks(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return version_masks(stmts, context, context.options, context.bounds)
+
+
+def _unswitch(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return unswitch(stmts, context, context.options)
+
+
+def _store_in_place(stmts: list[Stmt], context: Context) -> list[Stmt]:
     def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:
-        nest = collapse(nest, builder.pool, aliases)
-        return nest, choose(nest, options.vector_bits, reassociate=options.contract)
+        nest = collapse(nest, context.pool, context.aliases)
+        return nest, choose(nest, context.options.vector_bits, reassociate=context.options.contract)
 
-    stmts = store_in_place(stmts, builder.pool, {b.root for b in kept}, scheduled)
-    return _shape_all(stmts, builder, options, aliases, scratch.written(stmts))
+    return store_in_place(stmts, context.pool, {b.root for b in context.kept}, scheduled)
 
 
-def _shape_all(stmts: list[Stmt], builder, options, aliases: Aliases, written: set[Buf]) -> list[Stmt]:
+def _pack(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return _packed(stmts, context, scratch.written(stmts))
+
+
+def _packed(stmts: list[Stmt], context: Context, written: set[Buf]) -> list[Stmt]:
     """Joins dimensions and packs; what several contractions of a list stage alike is staged once."""
     out: list[Stmt] = []
-    staged = Staged(written)
+    staged, options = OperandCopies(written), context.options
     for s in stmts:
-        s = with_bodies(s, lambda inner: _shape_all(inner, builder, options, aliases, written))
+        s = with_bodies(s, lambda inner: _packed(inner, context, written))
         if not isinstance(s, Nest):
             out.append(s)
             continue
-        for nest in tile_rows(collapse(s, builder.pool, aliases), builder, options.vector_bits):
-            joined = collapse(nest, builder.pool, aliases)
-            out += _joined_copies(pack(joined, builder, options, staged), builder, options, aliases)
+        for nest in tile_rows(collapse(s, context.pool, context.aliases), context, options.vector_bits):
+            joined = collapse(nest, context.pool, context.aliases)
+            out += _joined_copies(pack(joined, context, options, staged), context)
     return out
 
 
-def _joined_copies(stmts: list[Stmt], builder, options, aliases: Aliases) -> list[Stmt]:
+def _joined_copies(stmts: list[Stmt], context: Context) -> list[Stmt]:
     """Joins dimensions of nests that packing left without a schedule, also inside its loops."""
     out: list[Stmt] = []
     for s in stmts:
-        s = with_bodies(s, lambda inner: _joined_copies(inner, builder, options, aliases))
+        s = with_bodies(s, lambda inner: _joined_copies(inner, context))
         if isinstance(s, Nest) and s.schedule is None:
-            s = collapse(s, builder.pool, aliases)
-            fetch_rows(s, options.vector_bits)
+            s = collapse(s, context.pool, context.aliases)
+            fetch_rows(s, context.options.vector_bits)
         out.append(s)
     return out
+
+
+def _reassociates(context: Context) -> bool:
+    return context.options.contract
+
+
+CPU_PASSES = (
+    Pass("sink widening casts", _sink_widening_casts, "dot-product instructions take narrow integers",
+         when=lambda context: context.options.vnni),
+    Pass("skip masked strips", _skip_dead_tiles, "strips of keys that a mask silences are not computed", when=_reassociates),
+    Pass("inline stages", _inline_stages, "stencils over stencils keep rows in registers", when=_reassociates),
+    Pass("block for caches", _block_for_caches, "chains of nests take turns on what the nearest cache holds",
+         when=_reassociates),
+    Pass("running maximum", _use_running_maximum, "long rows of a softmax are read once", when=_reassociates),
+    Pass("pad scratch rows", _pad_rows, "rows that follow one another fall into different cache sets"),
+    Pass("loop over window starts", _scalarise_window_gathers, "gathers of windows become loads of whole vectors"),
+    Pass("version masks", _version_masks, "most programs need no mask; before unswitching, which counts copies"),
+    Pass("unswitch", _unswitch, "selects by scalars become branches outside loops"),
+    Pass("store in place", _store_in_place, "copies back are not needed where stores stay behind loads"),
+    Pass("pack", _pack, "operands of contractions lie as the register tile reads them; last, because it schedules"),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The CPU target: CompilerParams and options -> LowerOptions, HostProgram -> code registered with XLA."""
+"""The CPU target: HostProgram -> code registered with XLA, and what this code says of itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pbkern.core import config
+from pbkern.core import config, fallback
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.dsl.build_programs import in_stages, kernel_program
@@ -20,12 +20,13 @@ from pbkern.lower.rules import coverage as support
 from pbkern.targets.cpu.codegen import cache_key as content
 from pbkern.targets.cpu.codegen import compile as cpu_compile
 from pbkern.targets.cpu.codegen import ffi_runtime
-from pbkern.targets.cpu.codegen.kernel import LowerOptions
 
-from .machine import detected_machine, has_avx512dq, has_bf16_pairs, has_vnni
+from .backend import CpuBackend
+from .machine import detected_machine
 from .params import CompilerParams
 
-DEFAULT_PARAMS = CompilerParams()
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
 
 
 class CpuTarget:
@@ -34,13 +35,19 @@ class CpuTarget:
     name = "cpu"
     platform = "cpu"
     POOLED_BYTES = ffi_runtime.POOLED_BYTES
-    STAGES = ("nests", "mlir", "llvm", "asm")
+    STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
-    def __init__(self):
+    def __init__(self) -> None:
+        self.backend = CpuBackend()
         self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
 
     def machine(self) -> Machine:
         return detected_machine()
+
+    def costs(self) -> CostModel:
+        from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
+
+        return CpuCosts.of(self.machine())
 
     def supports(self, eqn) -> str | None:
         return support.supports(eqn)
@@ -58,11 +65,12 @@ class CpuTarget:
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
         program = in_stages(program)
-        lower_options = functools.partial(self.lower_options, options=options)
-        key = content.program_key(program, lower_options, self.threads, None)
-        found = self._compiled.get(key)
+        options_of = functools.partial(self.backend.build_options, options=options, program=program)
+        threads_of = self.backend.threads
+        key = content.program_key(program, options_of, threads_of, None)
+        found = None if fallback.is_failing() else self._compiled.get(key)
         if found is None:
-            compiled = functools.partial(cpu_compile.compile_program, options_of=lower_options, threads_of=self.threads)
+            compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
             try:
                 found = self._compiled[key] = compiled(program, key=key)
             except TargetError:
@@ -78,29 +86,8 @@ class CpuTarget:
     def call_into(self, compiled: cpu_compile.Compiled, operands, places) -> tuple[list, Any]:
         return cpu_compile.call_into(compiled, operands, places)
 
-    def lower_options(self, kernel: Kernel, options) -> LowerOptions:
-        p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
-        fast = not options.mlir_disable_fast_math
-        return LowerOptions(
-            approx_math=p.approx_math and fast,
-            contract=fast,
-            vector_bits=p.vector_width or self.machine().vector_bits,
-            semantics=p.dimension_semantics,
-            prefetch_steps=p.max_concurrent_steps - 1,
-            avx512=self.machine().vector_bits >= 512 and has_avx512dq(),
-            bf16_pairs=fast and has_bf16_pairs(),
-            vnni=has_vnni(),
-            l1_bytes=self.machine().l1_bytes,
-            # With its operands and what others keep there, such a result leaves the last-level cache before it is read. With
-            # its reader counted, 8 MB of 32 lose 13 % if all was in the cache before, gain 20 % if not; 12 MB gain either way.
-            stream_bytes=self.machine().l3_bytes * 3 // 8,
-            # 16 MB of 32 that are made of next to nothing, call after call: 0.20 ms through the cache, 0.43 past it.
-            stream_traffic=self.machine().l3_bytes * 5 // 8,
-        )
-
-    def threads(self, kernel: Kernel) -> int:
-        p = kernel.compiler_params.get(self.name, DEFAULT_PARAMS)
-        return p.num_threads or config.num_threads() or self.machine().cores
+    def lower_again(self, compiled: cpu_compile.Compiled) -> Any:
+        return compiled.lower()
 
     def text(self, compiled: cpu_compile.Compiled, stage: str) -> str:
         match stage:
@@ -125,14 +112,14 @@ def attach_repro(error: Exception, program: HostProgram, compiled: Callable[[Hos
         return
     kernels = program.kernels()
     for kernel in kernels:
-        if len(kernels) == 1 or _fails(lambda k=kernel: compiled(kernel_program(k))):
+        if len(kernels) == 1 or _fails(compiled, kernel):
             repro.attach(error, kernel)
             return
 
 
-def _fails(f: Callable[[], Any]) -> bool:
+def _fails(compiled: Callable[[HostProgram], Any], kernel: Kernel) -> bool:
     try:
-        f()
+        compiled(kernel_program(kernel))
     except Exception:
         return True
     return False

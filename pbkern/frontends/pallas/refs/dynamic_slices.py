@@ -36,16 +36,21 @@ class DynamicSlices:
         slices = [d for d, i in enumerate(self._last.indices) if _jax.is_slice(i)]
         self.dims = [d if _has_size(self._last.indices[d]) else None for d in slices]
 
+    def _place(self, dim: int) -> int:
+        place = self.dims[dim]
+        assert place is not None, "asked of dimensions whose size is a value"
+        return place
+
     def _index(self, dim: int):
-        return self._last.indices[self.dims[dim]]
+        return self._last.indices[self._place(dim)]
 
     def most(self, dim: int) -> int:
         """How many elements of the view's dimension there can be."""
-        return -(-self._last.shape[self.dims[dim]] // self._index(dim).stride)
+        return -(-self._last.shape[self._place(dim)] // self._index(dim).stride)
 
     def count(self, dim: int):
         """i32: how many elements there are of the view's dimension, those outside of the Ref not counted."""
-        i, extent = self._index(dim), self._last.shape[self.dims[dim]]
+        i, extent = self._index(dim), self._last.shape[self._place(dim)]
         room = lax.div(np.int32(extent + i.stride - 1) - jnp.asarray(i.start, np.int32), np.int32(i.stride))
         return lax.min(jnp.asarray(i.size, np.int32), room)
 
@@ -55,5 +60,5 @@ class DynamicSlices:
         for dim, (first, size) in taken.items():
             i = self._index(dim)
             start = jnp.asarray(i.start, np.int32) + jnp.asarray(first, np.int32) * np.int32(i.stride)
-            indices[self.dims[dim]] = _jax.Slice(start, size, i.stride if size > 1 else 1)
+            indices[self._place(dim)] = _jax.Slice(start, size, i.stride if size > 1 else 1)
         return [*self._before, dataclasses.replace(self._last, indices=tuple(indices))]

@@ -43,7 +43,8 @@ def runs(indexer) -> list[Run] | None:
                 return None
             found.append(Run(int(i) if isinstance(i, (int, np.integer)) else i, 1, point=True))
         else:
-            found.append(Run(i.start, i.size, i.stride if i.size > 1 else 1))
+            size = int(i.size)
+            found.append(Run(i.start, size, i.stride if size > 1 else 1))
     return found
 
 

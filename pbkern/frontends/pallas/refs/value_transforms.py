@@ -76,7 +76,7 @@ def _index_value(value, t, fixed: bool, fill: int):
     if has_arrays(t):
         for d, i in enumerate(t.indices):
             if _jax.is_slice(i):
-                span = (i.size - 1) * i.stride + 1 if i.size else 0
+                span = _span(i)
                 value, (start,) = _widened(value, [(d, i, span)], [i.start], fixed, fill)
                 window = lax.dynamic_slice_in_dim(value, start, span, d)
                 value = lax.slice_in_dim(window, 0, span, i.stride, d)
@@ -118,13 +118,18 @@ def _widened(value, slices: Sequence[tuple], starts: Sequence, fixed: bool, fill
     return value, moved
 
 
+def _span(i: _jax.Slice) -> int:
+    """From the first element of a slice of constant size to the end of its last one."""
+    return (int(i.size) - 1) * i.stride + 1 if i.size else 0
+
+
 def _slices(t) -> tuple[list, list[int], list[int], list[int]]:
     """(starts, spans, strides, dimensions to drop) of an indexer without array indices."""
     starts, spans, strides, points = [], [], [], []
     for d, i in enumerate(t.indices):
         if _jax.is_slice(i):
             starts.append(i.start)
-            spans.append((i.size - 1) * i.stride + 1 if i.size else 0)
+            spans.append(_span(i))
             strides.append(i.stride)
         else:
             starts.append(i)

@@ -210,7 +210,8 @@ def view(ref, dtype, transforms: Sequence) -> View:
 
 def _over_words(dtype, transforms: Sequence) -> list:
     """Transforms of a Ref of keys as those of the Ref of their words, whose last dimensions they leave alone."""
-    words, found = words_of(dtype), []
+    words = words_of(dtype)
+    found: list = []
     for t in transforms:
         match t:
             case _jax.NDIndexer():
@@ -257,15 +258,18 @@ class _Access:
 
     def _index(self, entries: Sequence) -> None:
         for d, raw in zip(self.order, entries):
-            self.indices[d] = narrow(self.indices[d], _from_start(raw, self.indices[d].size), add_index, mul_index)
+            outer = self.indices[d]
+            assert isinstance(outer, Range), "the others have no dimension in the order"
+            self.indices[d] = narrow(outer, _from_start(raw, outer.size), add_index, mul_index)
         self.order = [d for d in self.order if isinstance(self.indices[d], Range)]
 
     def _exchanged(self, t) -> tuple[list, list] | None:
         """(indices before the rest, the new rest) with the meaning of the rest, then t."""
         taken = None if self._gathers() else runs(t)
-        if taken is None or not all(isinstance(i, Range) for i in map(self.indices.__getitem__, self.order)):
+        ranges = [i for d in self.order if isinstance(i := self.indices[d], Range)]
+        if taken is None or len(ranges) < len(self.order):
             return None
-        shapes, dtypes = [tuple(self.indices[d].size for d in self.order)], [self.dtype]
+        shapes, dtypes = [tuple(i.size for i in ranges)], [self.dtype]
         for r in self.rest:
             if isinstance(r, _jax.NDIndexer):
                 return None

@@ -19,9 +19,9 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.cpu import machine
+from pbkern.targets.cpu.lower_options import LowerOptions
 
 from . import ffi_runtime
-from .kernel import LowerOptions
 
 PACKAGE = pathlib.Path(__file__).parents[3]
 # What fusion and frontends decide is in the kernels; these decide what becomes of a kernel.
@@ -47,11 +47,11 @@ def environment() -> str:
     return disk_cache.digest((sources(), mlir.installed(), *runtime, processor()))
 
 
-def sources() -> str:
+def sources(package: pathlib.Path = PACKAGE) -> str:
     """Digest of the part of pbkern that turns kernels into code."""
     found = hashlib.sha256()
-    for path in sorted({p for pattern in SOURCES for p in PACKAGE.glob(pattern)}):
-        found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    for path in sorted({p for pattern in SOURCES for p in package.glob(pattern)}):
+        found.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return found.hexdigest()
 
 

@@ -23,18 +23,22 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from pbkern.core import fallback
 from pbkern.core.errors import InternalError
-from pbkern.core.process import disk_cache, gc_pause, progress
+from pbkern.core.process import disk_cache, gc_pause, progress, recursion
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.lower.rules.debug_callbacks import TRACE
 from pbkern.targets import mlir
+from pbkern.targets.backend import device_functions
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.passes import CPU_PASSES
 
 from . import cache_key, callbacks, ffi_runtime, lifetime, object_files
 from . import elf_loader as objects
-from .host import ALIGNMENT, LoweredProgram, default_threads, lower_host
-from .kernel import LoweredKernel, LowerOptions
+from .host import ALIGNMENT, LoweredProgram, default_threads, emit_host
+from .kernel import LoweredKernel, emit
 
 KIND = "code"
 # What progress lines call the stages that may take long.
@@ -150,7 +154,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             progress.step(f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering")
             return options_of(kernel)
 
-        return lower_host(program, announced, threads_of, ready)
+        return emit_host(program, device_functions(program, announced, CPU_PASSES, emit, ready), threads_of)
 
     def make() -> Code:
         mlir.bindings()  # a missing package is reported before any work
@@ -159,7 +163,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             objects = parts.finish(_host_text(program, lowered), "pbk_handler")
         return Code(objects, lowered.arena_bytes)
 
-    with progress.compiling(program.name), gc_pause.paused():
+    with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
         code, image, found = _kept(key, symbols, make, timed)
@@ -173,7 +177,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
 
 def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
     """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored."""
-    store = disk_cache.current()
+    store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
         key = disk_cache.digest((key, timed("environment", cache_key.environment)))
         payload = timed("read", store.get, KIND, key)
@@ -244,8 +248,8 @@ def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
     """See targets.target.Target.call_into. The places are operands that the handler writes to."""
     small = [b.type for b in compiled.program.outputs if b.type.nbytes < ffi_runtime.POOLED_BYTES]
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in small]
-    done = jax.ShapeDtypeStruct((0,), np.uint8)
-    call = jax.ffi.ffi_call(compiled.ffi_name, [*types, done], has_side_effect=True)
+    flag = jax.ShapeDtypeStruct((0,), np.uint8)
+    call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)
     *others, done = call(*operands, *places)
     return others, done
 

@@ -143,7 +143,9 @@ def _symbols(content, sections, table: _Section | None, bases: Mapping[int, int]
     """(names, [(address or None, whether the object defines it)]) in the order of the symbol table."""
     names: list[str] = []
     values: list[tuple[int | None, bool]] = []
-    for name_at, info, _, index, value, _ in struct.iter_unpack("<IBBHQQ", _slice(content, table)) if table else ():
+    if table is None:
+        return names, values
+    for name_at, info, _, index, value, _ in struct.iter_unpack("<IBBHQQ", _slice(content, table)):
         name = _text(content, sections[table.link].offset + name_at)
         names.append(name)
         if index == UNDEFINED:

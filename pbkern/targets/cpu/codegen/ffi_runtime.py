@@ -40,8 +40,9 @@ def check_api_version() -> None:
     path = os.path.join(os.path.dirname(jaxlib.__file__), "include", "xla", "ffi", "api", "c_api.h")
     with open(path) as f:
         text = f.read()
-    found = tuple(int(re.search(rf"XLA_FFI_API_{w} (\d+)", text)[1]) for w in ("MAJOR", "MINOR"))
-    if found[0] != API_VERSION[0] or found[1] < API_VERSION[1]:
+    lines = [re.search(rf"XLA_FFI_API_{w} (\d+)", text) for w in ("MAJOR", "MINOR")]
+    found = tuple(int(m[1]) for m in lines if m is not None)
+    if len(found) < 2 or found[0] != API_VERSION[0] or found[1] < API_VERSION[1]:
         raise TargetError("jaxlib's XLA FFI API is not supported", why=f"version {found}, tested with {API_VERSION}",
                           hint="install a jaxlib from the range in pyproject.toml")
 

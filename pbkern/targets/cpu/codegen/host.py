@@ -7,18 +7,16 @@ text refers to kernels by their lowered signature, so the two modules are lowere
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.dsl.host_program import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.text import repro
 from pbkern.targets.cpu.schedule.task_size import tasks
 
-from .kernel import NEVER, Function, LoweredKernel, LowerOptions, lower_kernel
+from .kernel import Function, LoweredKernel
 
 ALIGNMENT = 64
 # Of functions that nobody outside the module calls. MLIR's execution engine gives all others a second entry point.
@@ -40,27 +38,8 @@ class LoweredProgram:
 
 
 class _Host:
-    def __init__(self, program: HostProgram, options_of: Callable[[Kernel], LowerOptions],
-                 threads_of: Callable[[Kernel], int], ready: Callable[[LoweredKernel], None]):
-        self.program, self.threads_of = program, threads_of
-        self.kernels: dict[int, LoweredKernel] = {}
-        shifted = {id(x.kernel) for x in program.launches() if any(v.offset != Affine() for v in x.results)}
-        made: dict[tuple, LoweredKernel] = {}  # equal kernels, those of equal layers for example, are lowered once
-        for n, k in enumerate(program.kernels()):
-            options = options_of(k)
-            if id(k) in shifted:  # results may start anywhere in a cache line
-                options = dataclasses.replace(options, stream_bytes=NEVER)
-            lowered = made.get((k.content, options))
-            if lowered is None:
-                try:
-                    lowered = lower_kernel(k, f"k{n}_{k.name}", options)
-                except Exception as e:
-                    repro.attach(e, k)
-                    raise
-                ready(lowered)
-                if not lowered.prints:
-                    made[k.content, options] = lowered
-            self.kernels[id(k)] = lowered
+    def __init__(self, program: HostProgram, kernels: Mapping[int, LoweredKernel], threads_of: Callable[[Kernel], int]):
+        self.program, self.kernels, self.threads_of = program, kernels, threads_of
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0
@@ -257,14 +236,17 @@ def module_text(functions: Iterable[Function]) -> str:
     return "\n".join([*sorted(declared), *(f.text for f in functions)])
 
 
-def lower_host(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
-               ready: Callable[[LoweredKernel], None] = lambda kernel: None) -> LoweredProgram:
-    """MLIR of a HostProgram. Raises UnsupportedOp where a kernel body cannot be lowered.
-
-    `ready` is called with each kernel, in order, before the next one is lowered.
-    """
-    host = _Host(program, options_of, threads_of, ready)
+def emit_host(
+    program: HostProgram, kernels: Mapping[int, LoweredKernel], threads_of: Callable[[Kernel], int]
+) -> LoweredProgram:
+    """MLIR of a HostProgram around the functions of its kernels, by id of a kernel."""
+    host = _Host(program, kernels, threads_of)
     host.steps(program.steps)
-    kernels = host.distinct()
-    text = module_text(f for k in kernels for f in k.functions)
-    return LoweredProgram(text, host.text(), host.temp_bytes + host.scratch_bytes, kernels)
+    distinct = host.distinct()
+    text = module_text(f for k in distinct for f in k.functions)
+    return LoweredProgram(text, host.text(), host.temp_bytes + host.scratch_bytes, distinct)
+
+
+def starts_anywhere(kernel: Kernel, program: HostProgram) -> bool:
+    """Whether results of a kernel may start anywhere in a cache line: such are not written past the caches."""
+    return any(x.kernel is kernel and any(v.offset != Affine() for v in x.results) for x in program.launches())

@@ -11,20 +11,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from pbkern.lower.mlir import operation
+from pbkern.lower.mlir.operation import Operation, walk
 from pbkern.lower.mlir.text import STACK
 
-NAME = re.compile(r"%\w+")
-# Lines whose index constants may differ: sums of indices, and reads and writes.
-PLACES = re.compile(r"^%\w+ = arith\.addi .* : index$|\[%\w+\]")
 INDEX = re.compile(r"arith\.constant (-?\d+) : index")
-CALL = "func.call @"
 
 
 @dataclass(frozen=True)
 class Form:
     """What a piece has in common with its twins, and what is its own.
 
-    common: its lines, with names by order of appearance. places: its index constants that may differ, in order.
+    common: its text, with names by order of appearance. places: its index constants that may differ, in order.
     views: its scratch buffers, in order.
     """
 
@@ -33,7 +31,9 @@ class Form:
     views: tuple[str, ...]
 
 
-def form(lines: Iterable[str], constants: Mapping[str, str], views: Mapping[str, str], operands: Iterable[str]) -> Form | None:
+def form(
+    operations: Iterable[Operation], constants: Mapping[str, str], views: Mapping[str, str], operands: Iterable[str]
+) -> Form | None:
     """The form of a piece; None for one that calls others. constants: definitions by name; views: types of scratch buffers."""
     known = {name: name for name in operands}
     places: list[int] = []
@@ -53,23 +53,29 @@ def form(lines: Iterable[str], constants: Mapping[str, str], views: Mapping[str,
         places.append(value)
         return "%place"
 
-    found = []
-    for line in lines:
-        if CALL in line:
-            return None
-        found.append(_renamed(line, constants, place, common))
-    return Form("\n".join(found), tuple(places), tuple(own_views))
+    operations = list(operations)
+    if any(op.name == "func.call" for op in walk(operations)):
+        return None
+    renamed = [op.mapped(lambda op: _renamed(op, constants, place, common)) for op in operations]
+    return Form("\n".join(operation.lines(renamed)), tuple(places), tuple(own_views))
 
 
-def _renamed(line: str, constants: Mapping[str, str], place: Callable[[str, int], str], other: Callable[[str], str]) -> str:
-    """The line with its names replaced: index constants that may differ by place(name, value), others by other(name)."""
-    differs = PLACES.search(line) is not None
+def _renamed(op: Operation, constants: Mapping[str, str], place: Callable[[str, int], str], other: Callable[[str], str]) -> str:
+    """Its text with other names: index constants that may differ are place(name, value), the rest is other(name)."""
+    differs = _has_places(op)
 
-    def rename(match: re.Match) -> str:
-        index = INDEX.fullmatch(constants.get(match[0], "")) if differs else None
-        return place(match[0], int(index[1])) if index else other(match[0])
+    def rename(name: str) -> str:
+        index = INDEX.fullmatch(constants.get(name, "")) if differs else None
+        return place(name, int(index[1])) if index else other(name)
 
-    return NAME.sub(rename, line)
+    return op.with_names(map(rename, op.names))
+
+
+def _has_places(op: Operation) -> bool:
+    """Whether index constants in it may differ: in sums of indices, and in reads and writes."""
+    if op.name == "arith.addi" and op.between[-1] == " : index":
+        return True
+    return any(a.endswith("[") and b.startswith("]") for a, b in zip(op.between, op.between[1:]))
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,13 @@ class Differences:
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.places.values(), *self.views.values()]))
 
-    def lines(self, lines: Iterable[str], constants: Mapping[str, str]) -> list[str]:
-        """Lines of the first twin, in which arguments stand for the places that differ."""
+    def operations(self, operations: Iterable[Operation], constants: Mapping[str, str]) -> list[Operation]:
+        """Operations of the first twin, in which arguments stand for the places that differ."""
         count = iter(range(1 << 62))
-        return [_renamed(line, constants, lambda n, _: self.places.get(next(count), n), lambda n: n) for line in lines]
+        def rename(op: Operation) -> str:
+            return _renamed(op, constants, lambda n, _: self.places.get(next(count), n), lambda n: n)
+
+        return [op.mapped(rename) for op in operations]
 
 
 def differences(twins: list[Form], offsets: Mapping[str, int]) -> Differences:

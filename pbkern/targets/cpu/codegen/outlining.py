@@ -8,16 +8,17 @@ What a piece of text uses from outside are constants, which its function defines
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
+from pbkern.lower.mlir import operation
+from pbkern.lower.mlir.operation import Operation, replaced, walk
 from pbkern.lower.mlir.text import Block, Text
 
-from .merge_functions import CALL, NAME, Differences, Form, differences, form
+from .merge_functions import Differences, Form, differences, form
 
-DEFINED = re.compile(r"(%\w+)(?:(?::\d+)? =|: )")
+CALL = "func.call @"
 # Lines of a piece, and of the shortest one.
 PIECE, SHORT = 4000, 400
 TWIN = 40  # of the shortest that becomes a function because there is one like it
@@ -31,14 +32,15 @@ FRAMED = "attributes {llvm.frame_pointer = #llvm.framePointerKind<all>}"
 
 @dataclass(frozen=True)
 class Segment:
-    """Lines [start, end) of a block, which one statement wrote. scalar: whether they hold scalar loops."""
+    """Operations [start, end) of a block, which one statement wrote. lines: how many they print; scalar: with scalar loops."""
 
     start: int
     end: int
+    lines: int
     scalar: bool
 
     def __len__(self) -> int:
-        return self.end - self.start
+        return self.lines
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Piece:
     """A function that a kernel calls. passed: what it is passed, with types; constants: what it defines."""
 
     name: str
-    lines: tuple[str, ...]
+    operations: tuple[Operation, ...]
     passed: Mapping[str, str]
     constants: Mapping[str, str]
     views: tuple[str, ...]  # scratch buffers that it takes from the arena
@@ -74,7 +76,7 @@ class Outliner:
     def __init__(self, kernel: str, text: Text, operands: Mapping[str, str]):
         self.kernel, self.text, self.operands = kernel, text, operands
         self.pieces: list[Piece] = []
-        self.calls: dict[str, str] = {}  # of pieces, as blocks hold them -> of functions
+        self.calls: dict[str, list[Operation]] = {}  # of pieces, as blocks hold them -> of functions
 
     def outline(self, block: Block, runs: list[list[Segment]], buffers: Callable[[], Mapping[str, str]]) -> bool:
         """Where segments are long together, puts calls in their place: of scalar loops, of twins, and of other long ones.
@@ -88,25 +90,27 @@ class Outliner:
         twins = self._twins(block, [s for run in runs for s in run], constants, scratch)
         groups = [g for run in runs for g in _groups(run, twins)]
         groups = [g for g in groups if g[0].scalar or g[0] in twins or sum(map(len, g)) >= SHORT]
-        calls = [self._piece(_lines(block, g), g[0].scalar, constants, scratch, twins.get(g[0])) for g in groups]
+        calls = [self._piece(_operations(block, g), g[0].scalar, constants, scratch, twins.get(g[0])) for g in groups]
         for g, call in reversed(list(zip(groups, calls))):
-            between = [line for s, after in zip(g, g[1:]) for line in block.lines[s.end : after.start]]
-            block.lines[g[0].start : g[-1].end] = [*between, call]
+            between = [op for s, after in zip(g, g[1:]) for op in block.operations[s.end : after.start]]
+            block.operations[g[0].start : g[-1].end] = [*between, Operation(call)]
         return True
 
     def _twins(self, block: Block, segments: list[Segment], constants, scratch: Mapping[str, str]) -> dict[Segment, Form]:
         """Segments that are alike but for places."""
         alike: dict[str, list[tuple[Segment, Form]]] = {}
         for s in segments:
-            if len(s) >= TWIN and (found := form(_lines(block, [s]), constants, scratch, self.operands)) is not None:
+            if len(s) >= TWIN and (found := form(_operations(block, [s]), constants, scratch, self.operands)) is not None:
                 alike.setdefault(found.common, []).append((s, found))
         return {s: found for same in alike.values() if len(same) > 1 for s, found in same}
 
-    def _piece(self, lines: list[str], scalar: bool, constants, scratch: Mapping[str, str], found: Form | None) -> str:
-        """The call of a new piece. Raises InternalError for lines that use a value from outside which is no index."""
-        used = dict.fromkeys(n for line in lines for n in NAME.findall(line))
-        own = {n for line in lines for n in DEFINED.findall(line)}
-        found = found or form(lines, constants, scratch, self.operands)
+    def _piece(
+        self, operations: list[Operation], scalar: bool, constants, scratch: Mapping[str, str], found: Form | None
+    ) -> str:
+        """The call of a new piece. Raises InternalError for operations that use a value from outside which is no index."""
+        used = dict.fromkeys(n for op in walk(operations) for n in op.names)
+        own = {n for op in walk(operations) for n in op.defined}
+        found = found or form(operations, constants, scratch, self.operands)
         constants = {n: constants[n] for n in used if n in constants}
         views = tuple(n for n in used if n in scratch)
         passed = {}
@@ -115,7 +119,8 @@ class Outliner:
                 raise InternalError(f"a part of kernel {self.kernel} uses {n} of another part, which is no index")
             passed[n] = self.operands.get(n, "index")
         passed = {n: passed[n] for n in used if n in passed} | ({ARENA: ARENA_TYPE} if views or ARENA in used else {})
-        self.pieces.append(Piece(f"{self.kernel}_{len(self.pieces)}", tuple(lines), passed, constants, views, scalar, found))
+        name = f"{self.kernel}_{len(self.pieces)}"
+        self.pieces.append(Piece(name, tuple(operations), passed, constants, views, scalar, found))
         return self.pieces[-1].call
 
     def functions(self, attributes: Mapping[str, str], views: Mapping[str, str], offsets: Mapping[str, int]) -> list[Made]:
@@ -134,20 +139,21 @@ class Outliner:
         places = dict.fromkeys(found.names, "index")
         for p, values in zip(twins, found.values):
             names = {f"%{p.name}_place{k}": v for k, v in enumerate(values)}
-            constants = [f"{n} = arith.constant {v} : index\n" for n, v in names.items()]
-            self.calls[p.call] = "".join(constants) + _call(first.name, {**p.passed, **dict.fromkeys(names, "index")})
+            given = [Operation(f"{n} = arith.constant {v} : index") for n, v in names.items()]
+            self.calls[p.call] = [*given, Operation(_call(first.name, {**p.passed, **dict.fromkeys(names, "index")}))]
         arguments = ", ".join(f"{n}: {t}{attributes.get(n, '')}" for n, t in (*first.passed.items(), *places.items()))
         constants = [f"{n} = {t}" for n, t in first.constants.items()]
         constants += [f"{v}_at = arith.constant {offsets[v]} : index" for v in first.views if v not in found.views]
         taken = [views[v].replace(f"{v}_at", found.views.get(v, f"{v}_at")) for v in first.views]
-        lines = found.lines(first.lines, first.constants) if places else first.lines
+        operations = found.operations(first.operations, first.constants) if places else first.operations
+        lines = operation.lines(replaced(operations, self.calls))
         text = "\n".join([f"func.func @{first.name}({arguments}) {FRAMED} {{", *constants, *taken, *lines, "return", "}"])
         types = ", ".join((*first.passed.values(), *places.values()))
         return Made(first.name, text, f"func.func private @{first.name}({types})", first.scalar)
 
 
-def _lines(block: Block, segments: list[Segment]) -> list[str]:
-    return [line for s in segments for line in block.lines[s.start : s.end]]
+def _operations(block: Block, segments: list[Segment]) -> list[Operation]:
+    return [op for s in segments for op in block.operations[s.start : s.end]]
 
 
 def _call(name: str, passed: Mapping[str, str]) -> str:

@@ -13,11 +13,12 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Reduction
-from pbkern.lower.rules.contractions import IDENTITY
+from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, is_long_point
 
 from .addressing import Point, Tail, Walk
-from .horizontal_reductions import WORD_PRODUCTS, Across, by_halves, is_rounded, lost_in, whole
+from .cumulative import Cumulative
+from .horizontal_reductions import WORD_PRODUCTS, HorizontalReductions, by_halves, is_rounded, lost_in, whole
 from .interleave_chains import interleaved
 
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are joined.
@@ -28,10 +29,12 @@ LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
 
 
-class Accumulators(Across):
-    """Emits reductions. `_value` gives an expression at a point."""
+class Accumulators(HorizontalReductions, Cumulative):
+    """Emits reductions. `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores."""
 
     _value: Callable[..., Ssa]
+    _wide: Callable[..., Ssa]
+    _writes: Callable[..., None]
 
     def _accumulate(
         self, w: Walk, block: Block, loop: tuple[str, int, int, int], terms: int, fill, accs: list[Ssa]
@@ -47,6 +50,8 @@ class Accumulators(Across):
         trips = -(-(high - low) // step)
         if not trips:
             return accs
+        if terms == 1 and self._is_in_runs(w, trips):
+            return self._accumulate_in_runs(w, block, loop, fill, accs)
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
 
@@ -90,7 +95,8 @@ class Accumulators(Across):
             return [a._replace(name=self.text.put(b, f"memref.load {place}")) for a, place in zip(accs, at)]
 
         def store(b: Block, values: list[Ssa]) -> None:
-            b.lines += [f"memref.store {v.name}, {place}" for v, place in zip(values, at)]
+            for v, place in zip(values, at):
+                b.add(f"memref.store {v.name}, {place}")
 
         def whole(length: int):
             def one(outer: Block, _) -> list:
@@ -224,33 +230,33 @@ class Accumulators(Across):
                 count = 2 if r.op in ("argmax", "argmin") else 1
                 old = mine[at : at + count]
                 new = self._combine(b, r, old, args)
-                if masked and not self._adds_zeros(w, r):
+                if tail is not None and masked and not self._adds_zeros(w, r):
                     mask = self._tail_mask(tail, lanes)
                     new = [b.select(mask, n, o) for n, o in zip(new, old)]
                 out.extend(new)
                 at += count
 
-        self._in_turn(w, block, points, point)
+        self._interleave_points(w, block, points, point)
         if any(x.inner for x in w.nest.writes):
-            self._writes(w, block, points, tail, out if w.nest.ordered else [], inner=True)
+            self._writes(w, block, points, tail, self._with_before(w, b, out) if w.nest.ordered else [], inner=True)
         return out
 
-    def _in_turn(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
-        """fill(number, point) for each, with the lines of several points in turn where none reads what another one stores."""
-        lines, filled = block.lines, []
+    def _interleave_points(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
+        """fill(number, point) for each, with the operations of several points in turn where none reads what another stores."""
+        before, filled = block.operations, []
         for k, p in enumerate(points):
-            block.lines = []
+            block.operations = []
             fill(k, p)
-            filled.append(block.lines)
+            filled.append(block.operations)
         free = w.sched.vector is not None and not w.nest.ordered and not w.nest.over and not w.rewrites
-        block.lines = lines + (interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one])
+        block.operations = before + (interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one])
 
     def _adds_zeros(self, w: Walk, r: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
         def zero(e: Expr) -> bool:
             if e.kind != "load" or self._keeps(e.info[0]):
                 return False
-            return flat_coefficient(e.info[0], e.info[1], w.sched.vector) == 1
+            return flat_coefficient(e.info[0], e.info[1], w.sched.along) == 1
 
         return (r.op == "sum" or r.op.startswith("dot")) and r.dtype.kind != "b" and all(map(zero, r.args))
 

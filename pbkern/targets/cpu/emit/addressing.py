@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
@@ -26,7 +26,7 @@ class Tail:
 
     def of(self, p: Point, vector: str | None) -> Tail | None:
         """What of it a point of the register tile has: all vectors of a step but the last are whole."""
-        return self if p.get(vector, 0) >= self.start else None
+        return self if p.get(vector or "", 0) >= self.start else None
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Walk:
     first: int | None = None  # the current step's place along the vector dimension, where it is a constant
     # strided loads of the current step that share vectors (targets/cpu/schedule/interleaved_access.py)
     runs: dict[tuple, dict] = field(default_factory=dict)
+    before: list[Ssa] = field(default_factory=list)  # of ordered reductions in runs: accumulators of the runs before
     turned_rows: int = 0  # points of the transposed dimension in the current step
 
     @cached_property
@@ -62,7 +63,8 @@ class Walk:
 
     def live_lanes(self, load: Expr, p: Point) -> int:
         """How many elements from a load's place on are there to be read, in a step at a constant place."""
-        vector = self.sched.vector
+        vector = self.sched.along
+        assert self.first is not None
         end = self.nest.dims[vector] + self.reaches.get(id(load), {}).get(vector, 0)
         return end - self.first - p.get(vector, 0)
 
@@ -129,4 +131,4 @@ class Places:
 def memref(buf: Buf) -> str:
     """Type of the flat memref that holds a buffer."""
     root = buf.root
-    return f"memref<{max(root.size, 1)}x{storage_el(root.dtype)}>"
+    return f"memref<{max(root.size, 1)}x{mlir_type(storage_el(root.dtype))}>"

@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from pbkern.lower.math.op_cycles import COST
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest, nodes
+from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
 from .accumulators import Accumulators
 from .addressing import Point, Tail, Walk
 from .interleave_chains import GROUP
 
-# Cost (lower/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4: bias and gelu 1.1 times as
-# fast in a loop, roots and tanh alone .92 to .96 times.
+# Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4: bias and gelu 1.1
+# times as fast in a loop, roots and tanh alone .92 to .96 times.
 LONG_EPILOGUE = 16.0
 
 
@@ -50,7 +50,8 @@ class Epilogues(Accumulators):
         """A loop over rows along `dim`, with `each` of the sums in `accs`; `points` are those of the first trip."""
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
-        block.lines += [f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}" for k, a in enumerate(accs)]
+        for k, a in enumerate(accs):
+            block.add(f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}")
         _, first = block.lookup(dim)
         at_once = 1 + max(p[dim] for p in points)
 
@@ -73,7 +74,7 @@ class Epilogues(Accumulators):
         plain = self.kept is None and not w.moves and not w.rewrites and w.sched.vector not in (None, dim)
         if dim is None or not plain or dim == w.sched.transpose:
             return None, 0
-        if _cost_of_point(w.nest, {dim, w.sched.vector}) < LONG_EPILOGUE:
+        if _cost_of_point(w.nest, {dim, w.sched.along}) < LONG_EPILOGUE:
             return None, 0
         rows = [[{d: k for d, k in p.items() if d != dim} for p in row] for _, row in groupby(points, lambda p: p[dim])]
         even = all(row == rows[0] for row in rows) and [p[dim] for p in points[:: len(rows[0])]] == list(range(len(rows)))

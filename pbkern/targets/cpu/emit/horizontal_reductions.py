@@ -32,7 +32,7 @@ WORD_PRODUCTS = {
 BLOCK_BITS = 128
 
 
-class Across(Registers):
+class HorizontalReductions(Registers):
     """Emits what becomes of the lanes of accumulators: `_identity` is what they start with, `_combine` adds values to them."""
 
     _combine: Callable[..., list[Ssa]]
@@ -50,7 +50,7 @@ class Across(Registers):
                 continue
             merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
             merged_parts = by_halves(mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
-            out += self._across(block, r, merged_parts) if count == 1 else self._across_arg(block, r, merged_parts)
+            out += self._reduce_lanes(block, r, merged_parts) if count == 1 else self._reduce_lanes_arg(block, r, merged_parts)
             at += count
         return out
 
@@ -63,12 +63,13 @@ class Across(Registers):
             pair = _with_lost(b, pair, tuple(self._turned(block, v, half) for v in pair))
             half //= 2
         total = whole(b, *pair)
-        return Ssa(self.text.put(block, f"vector.extract {total.name}[0] : {total.el} from {total.type}"), total.el, 0)
+        first = f"vector.extract {total.name}[0] : {total._replace(lanes=0).type} from {total.type}"
+        return Ssa(self.text.put(block, first), total.el, 0)
 
     def _turned(self, block: Block, v: Ssa, by: int) -> Ssa:
         return self._shuffled(block, v, v, [(k + by) % v.lanes for k in range(v.lanes)])
 
-    def _rows_across(self, w: Walk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
+    def _reduced_rows(self, w: Walk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
         """Accumulators of up to as many rows as a vector has lanes -> a vector of each, a row in every lane."""
         lanes, at, out = w.sched.lanes, 0, []
         b = self.text.builder(block, lanes)
@@ -79,18 +80,18 @@ class Across(Registers):
             at += count
             if r.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
                 ordered = [[_ordered(b, r.op, v)] for (v,) in mine]
-                (best,) = self._turned_together(block, ordered, lambda x, y, r=r: [getattr(b, r.op)(x[0], y[0])])
+                (best,) = self._permuted_together(block, ordered, lambda x, y, r=r: [getattr(b, r.op)(x[0], y[0])])
                 out.append(b.bitcast(_turned(b, best), mine[0][0].el))
                 continue
             merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
-            out += self._turned_together(block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
+            out += self._permuted_together(block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
         return out
 
-    def _turned_together(self, block: Block, rows: list[list[Ssa]], join) -> list[Ssa]:
+    def _permuted_together(self, block: Block, rows: list[list[Ssa]], join) -> list[Ssa]:
         """As many vectors as each has lanes -> one, whose lane k has all of row k. `join` adds up accumulators."""
         lanes, done = rows[0][0].lanes, 1
         while done < lanes:
-            low, high = turned_halves(lanes, done, BLOCK_BITS // BITS[rows[0][0].el])
+            low, high = butterfly_halves(lanes, done, BLOCK_BITS // BITS[rows[0][0].el])
             rows = [join(*([self._shuffled(block, x, y, order) for x, y in zip(a, b)] for order in (low, high)))
                     for a, b in zip(rows[::2], rows[1::2])]
             done *= 2
@@ -100,10 +101,10 @@ class Across(Registers):
         both = f"{x.name}, {y.name} {order} : {x.type}, {y.type}"
         return x._replace(name=self.text.put(block, f"vector.shuffle {both}"))
 
-    def _across(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
+    def _reduce_lanes(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         v, sign = x[0], "u" if r.dtype.kind == "u" else "s"
         if r.op in ("max", "min") and v.el in ("f32", "f64"):
-            return [self._extreme_across(block, r.op, v)]
+            return [self._extreme_of_lanes(block, r.op, v)]
         kind = {**dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
                 "prod": "mul", "and": "and", "or": "or", "xor": "xor",
                 "max": f"max{sign}i", "min": f"min{sign}i", "greatest_number": "maxnumf"}[r.op]
@@ -112,16 +113,18 @@ class Across(Registers):
         return [self._reduced(block, kind, v)]
 
     def _reduced(self, block: Block, kind: str, v: Ssa) -> Ssa:
-        return Ssa(self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {v.el}"), v.el, 0)
+        scalar = v._replace(lanes=0)
+        reduced = self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {scalar.type}")
+        return scalar._replace(name=reduced)
 
-    def _extreme_across(self, block: Block, op: str, v: Ssa) -> Ssa:
+    def _extreme_of_lanes(self, block: Block, op: str, v: Ssa) -> Ssa:
         """The extreme of the lanes, found among integers in the order of the floats, NaN behind all: a comparison of floats
         takes four instructions each time, for NaN and zeros of both signs."""
         one = self.text.builder(block, 0)
         best = self._reduced(block, f"{op}si", _ordered(self.text.builder(block, v.lanes), op, v))
         return one.bitcast(_turned(one, best), v.el)
 
-    def _across_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
+    def _reduce_lanes_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         """The best of the lanes, and the smallest of the indices that have it."""
         b, (v, i) = self.text.builder(block, x[0].lanes), x
         op, sign, el = r.op.removeprefix("arg"), "u" if r.args[0].dtype.kind == "u" else "s", v.el
@@ -138,7 +141,7 @@ class Across(Registers):
         return [one.int_resize(best, el), index]
 
 
-def turned_halves(lanes: int, done: int, block: int) -> tuple[list[int], list[int]]:
+def butterfly_halves(lanes: int, done: int, block: int) -> tuple[list[int], list[int]]:
     """Lanes of two vectors that are to be added to one another, those of the second vector counted from `lanes` on.
 
     `done`: how many rows each vector holds side by side. Elements are interleaved within blocks of `block` lanes first, which

@@ -1,4 +1,4 @@
-"""Lines of several points of a tile, one point after the other -> the same lines in turn.
+"""Operations of several points of a tile, one point after the other -> the same operations in turn.
 
     a1; a2; a3; b1; b2; b3   ->   a1; b1; a2; b2; a3; b3
 
@@ -9,51 +9,53 @@ mish and powers 1.2, gelu 1.1; short points, which are under way together anyway
 
 from __future__ import annotations
 
-import re
+from pbkern.lower.mlir.operation import Operation
 
-# Points of fewer lines are left alone. A group has so many points at most, and so many vectors that are still to be read (the
-# processor has 32 registers; the rest comes from the first cache).
-LONG_LINES, GROUP, MOST_LIVE = 20, 4, 48
-NAME = re.compile(r"%\w+")
-DEFINED = re.compile(r"(%\w+) = ")
-STORE = re.compile(r"vector\.(masked)?store ")
+# Points of fewer operations are left alone. A group has so many points at most, and so many vectors that are still to be
+# read (the processor has 32 registers; the rest comes from the first cache).
+LONG_CHAIN, GROUP, MOST_LIVE = 20, 4, 48
+STORES = ("vector.store", "vector.maskedstore")
 
 
-def interleaved(points: list[list[str]]) -> list[str]:
-    """The lines of independent points. Those with branches stay as they are: they end what LLVM schedules together."""
-    plain = all(DEFINED.match(x) and "{" not in x or STORE.match(x) for lines in points for x in lines)
-    if not plain or max(map(len, points)) < LONG_LINES:
-        return [line for lines in points for line in lines]
+def interleaved(points: list[list[Operation]]) -> list[Operation]:
+    """The operations of independent points. Those with branches stay as they are: they end what LLVM schedules together."""
+    if not all(map(_is_plain, (x for operations in points for x in operations))) or max(map(len, points)) < LONG_CHAIN:
+        return [x for operations in points for x in operations]
     size = GROUP
-    found = [_in_turn(points[k : k + size]) for k in range(0, len(points), size)]
+    found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
     while size > 1 and max(map(_most_live, found)) > MOST_LIVE:
         size //= 2
-        found = [_in_turn(points[k : k + size]) for k in range(0, len(points), size)]
-    return [line for group in found for line in group]
+        found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
+    return [x for group in found for x in group]
 
 
-def _in_turn(points: list[list[str]]) -> list[str]:
-    """One line of each point after the other. What a point needs of an earlier one, such as a load, comes before."""
-    defined = {found[1] for lines in points for x in lines if (found := DEFINED.match(x))}
+def _is_plain(op: Operation) -> bool:
+    """Whether it makes one value, or stores a vector."""
+    return op.name in STORES or op.result is not None and not op.regions and "{" not in op.attributes
+
+
+def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
+    """One operation of each point after the other. What a point needs of an earlier one, such as a load, comes before."""
+    defined = {x.result for operations in points for x in operations}
     made: set[str] = set()
-    waiting, order = [list(reversed(lines)) for lines in points], []
+    waiting, order = [list(reversed(operations)) for operations in points], []
     while any(waiting):
-        for lines in filter(None, waiting):
-            own, *needed = NAME.findall(lines[-1])
-            if made.issuperset(defined.intersection(needed if DEFINED.match(lines[-1]) else (own, *needed))):
-                made.add(own)
-                order.append(lines.pop())
+        for operations in filter(None, waiting):
+            op = operations[-1]
+            if made.issuperset(defined.intersection(op.operands)):
+                made.update(op.defined)
+                order.append(operations.pop())
     return order
 
 
-def _most_live(lines: list[str]) -> int:
+def _most_live(operations: list[Operation]) -> int:
     """The most vectors that are made and still to be read."""
-    last = {name: k for k, line in enumerate(lines) for name in NAME.findall(line)}
+    last = {name: k for k, op in enumerate(operations) for name in op.names}
     live: set[str] = set()
     most = 0
-    for k, line in enumerate(lines):
-        if (name := DEFINED.match(line)) and "vector<" in line and not line.endswith("xi1>"):
-            live.add(name[1])
+    for k, op in enumerate(operations):
+        if op.result is not None and "vector<" in op.attributes and not op.between[-1].endswith("xi1>"):
+            live.add(op.result)
         most = max(most, len(live))
         live = {n for n in live if last[n] > k}
     return most

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.element_types import BITS, storage_el
+from pbkern.lower.mlir.element_types import BITS, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf
@@ -15,7 +15,7 @@ from .addressing import Places, Tail, Walk, memref
 Lane = tuple[int, int]  # (number of a vector, lane in it)
 
 
-class Strided(Places):
+class InterleavedLoads(Places):
     """Emits strided accesses."""
 
     def _load_strided(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, tail: Tail | None, lanes: int) -> Ssa:
@@ -45,7 +45,7 @@ class Strided(Places):
         if key not in block.memo or buf.root in w.written:
             el, m = storage_el(buf.dtype), memref(buf)
             _, address = self.text.affine(block, flat, place - flat.const)
-            t = f"vector<{lanes}x{el}>"
+            t = mlir_type(el, lanes)
             load = f"vector.load {buf.root.name}[{address}] : {m}, {t}"
             if live < lanes:
                 mask, zero = self._tail_mask(Tail(live), lanes), self.text.builder(block, lanes).c(0, el)
@@ -83,7 +83,7 @@ class Strided(Places):
             _, address = self.text.affine(block, flat, place + start - flat.const)
             to = f"{buf.root.name}[{address}]"
             if start + v.lanes <= count:
-                block.lines.append(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
+                block.add(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
             else:
                 mask = self._tail_mask(Tail(count - start), v.lanes)
-                block.lines.append(f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}")
+                block.add(f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}")

@@ -16,10 +16,10 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Write
-from pbkern.targets.cpu.schedule.interleaved_access import is_woven, joint_stores
+from pbkern.targets.cpu.schedule.interleaved_access import is_interleaved_row, joint_stores
 
 from .addressing import Point, Tail, Walk
-from .interleaved_loads import Strided
+from .interleaved_loads import InterleavedLoads
 from .promoted_loops import Registers
 
 
@@ -37,19 +37,20 @@ class Rows:
         return isinstance(other, Rows) and self._key == other._key
 
 
-class Woven(Strided, Registers):
+class InterleavedRows(InterleavedLoads, Registers):
     """Emits joint stores. `_value` gives an expression that is the same in all rows, `_operation` one of others."""
 
     _value: Callable[..., Ssa]
     _operation: Callable[..., Ssa]
-    _in_turn: Callable[..., None]
+    _interleave_points: Callable[..., None]
+    _place: Callable[..., Block]
 
-    def _woven_writes(self, w: Walk, joint: set[int]) -> set[int]:
+    def _interleaved_writes(self, w: Walk, joint: set[int]) -> set[int]:
         """Numbers of those joint writes whose vectors are computed as they are stored; registers keep other ones."""
         if not joint or self.kept is not None:
             return set()
-        vector, steps = w.sched.vector, joint_stores(w.nest, w.sched.vector)[1]  # other dimensions may be jammed as well
-        return {n for n in joint if is_woven(w.nest, w.nest.writes[n], vector, steps)}
+        vector, steps = w.sched.along, joint_stores(w.nest, w.sched.along)[1]  # other dimensions may be jammed as well
+        return {n for n in joint if is_interleaved_row(w.nest, w.nest.writes[n], vector, steps)}
 
     def _store_row(self, w: Walk, block: Block, write: Write, run: tuple[Buf, Affine, int], parts: Sequence[Ssa | Point],
                    tail: Tail | None) -> None:  # fmt: skip
@@ -58,12 +59,12 @@ class Woven(Strided, Registers):
         rows = tail.live if tail else w.sched.lanes
         points, vectors = [p for p in parts if isinstance(p, dict)], [v for v in parts if isinstance(v, Ssa)]
         if points:
-            whole = self._woven_rows(w, block, write, Rows(points, rows))
+            whole = self._interleaved_rows(w, block, write, Rows(points, rows))
         else:
             whole = self._interlaced(block, vectors, rows * len(parts))
         self._store_run(block, buf, flat, place, whole, rows * len(parts))
 
-    def _woven_rows(self, w: Walk, block: Block, write: Write, rows: Rows) -> list[Ssa]:
+    def _interleaved_rows(self, w: Walk, block: Block, write: Write, rows: Rows) -> list[Ssa]:
         lanes, found = w.sched.lanes, []
         b = self.text.builder(block, lanes)
 
@@ -71,7 +72,7 @@ class Woven(Strided, Registers):
             v = self._woven(w, block, write.value, rows, k * lanes)
             found.append(b.to_storage(v if v.lanes else b.broadcast(v), write.buf.dtype))
 
-        self._in_turn(w, block, [{}] * -(-rows.size // lanes), vector)
+        self._interleave_points(w, block, [{}] * -(-rows.size // lanes), vector)
         return found
 
     def _woven(self, w: Walk, block: Block, e: Expr, rows: Rows, first: int) -> Ssa:
@@ -82,12 +83,12 @@ class Woven(Strided, Registers):
         key = ("woven", id(e), rows, first)
         if key not in where.memo:
             if e.kind == "load":
-                where.memo[key] = self._load_woven(w, where, e, rows, first)
+                where.memo[key] = self._load_interleaved(w, where, e, rows, first)
             else:
                 where.memo[key] = self._operation(w, where, e, w.sched.lanes, lambda a: self._woven(w, where, a, rows, first))
         return where.memo[key]
 
-    def _load_woven(self, w: Walk, block: Block, e: Expr, rows: Rows, first: int) -> Ssa:
+    def _load_interleaved(self, w: Walk, block: Block, e: Expr, rows: Rows, first: int) -> Ssa:
         """All vectors of the rows share the whole vectors around their elements."""
         buf, index, _ = e.info
         flat, lanes = flat_index(buf, index), w.sched.lanes

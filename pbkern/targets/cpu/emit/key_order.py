@@ -13,13 +13,15 @@ from .addressing import memref
 def below(text: Text, block: Block, s: Sort, x: str, y: str) -> str:
     """Whether the element at address x comes before that at y."""
     b = text.builder(block, 0)
-    less = equal = None
+    less: Ssa | None = None
+    equal: Ssa | None = None
     for buf in s.buffers[: s.num_keys]:
         first, second = (b.from_storage(Ssa(text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"),
                                             storage_el(buf.dtype), 0), buf.dtype) for at in (x, y))
         lt, eq = compare(b, first, second, buf.dtype.kind == "u")
-        less = lt if less is None else b.or_(less, b.and_(equal, lt))
+        less = lt if less is None or equal is None else b.or_(less, b.and_(equal, lt))
         equal = eq if equal is None else b.and_(equal, eq)
+    assert less is not None, "lines are sorted by some key"
     return less.name
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
-from pbkern.lower.mlir.element_types import BITS, compute_el, storage_el
+from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
@@ -22,14 +22,16 @@ from pbkern.targets.cpu.schedule.interleaved_access import is_strided
 from pbkern.targets.cpu.schedule.register_transpose import is_turned
 
 from .addressing import Point, Tail, Walk, memref
-from .interleaved_loads import Strided
+from .interleaved_loads import InterleavedLoads
 from .promoted_loops import Registers
 
 
-class Loads(Strided, Registers):
-    """Emits loads. `_value` gives an expression at a point."""
+class Loads(InterleavedLoads, Registers):
+    """Emits loads. `_value` gives an expression at a point, `_wide` a vector of it, `_place` the block where it is computed."""
 
     _value: Callable[..., Ssa]
+    _wide: Callable[..., Ssa]
+    _place: Callable[..., Block]
 
     def _load(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         buf, index, guard = e.info
@@ -38,7 +40,7 @@ class Loads(Strided, Registers):
         if carried is not None:
             return b.from_storage(carried, buf.dtype)
         turn = w.sched.transpose
-        if lanes and turn and buf.root not in w.written and is_turned(e, w.sched.vector, turn):
+        if lanes and turn and buf.root not in w.written and is_turned(e, w.sched.along, turn):
             return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = flat_index(buf, index)
         if w.moves and w.first is not None and tail is None and lanes and not guard:
@@ -64,7 +66,8 @@ class Loads(Strided, Registers):
 
         Butterfly: in step s, rows that differ in bit s exchange the elements whose index differs in that bit.
         """
-        along, vector = w.sched.transpose, w.sched.vector
+        along, vector = w.sched.transpose, w.sched.along
+        assert along is not None
         corner = {**p, along: 0}
         flat = flat_index(buf, index)
         key = ("square", buf.root.name, flat, tuple(sorted(corner.items())), tail.live if tail else None, w.turned_rows)
@@ -89,11 +92,11 @@ class Loads(Strided, Registers):
 
     def _square_row(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> Ssa:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        step = flat_coefficient(buf, index, w.sched.transpose)
+        step = flat_coefficient(buf, index, w.sched.transpose or "")
         if step > 1:
             return self._spread_row(w, block, buf, flat_index(buf, index), step, p, lanes)
         _, address = self._address(block, buf, index, p)
-        t = f"vector<{lanes}x{el}>"
+        t = mlir_type(el, lanes)
         if w.turned_rows == lanes:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
@@ -125,7 +128,7 @@ class Loads(Strided, Registers):
             root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
             stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
             return self.text.builder(block, lanes).bitcast(stored, wanted)
-        vector = w.sched.vector
+        vector = w.sched.along
         c = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
         if guard:
@@ -140,13 +143,13 @@ class Loads(Strided, Registers):
         live = self._tail_mask(tail, lanes) if tail else None
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
-        t = f"vector<{lanes}x{el}>"
+        t = mlir_type(el, lanes)
         if c == 1 and buf.root in w.nest.fetch and self._leads(w, buf, index):
             self._fetch(w, block, buf, index, p)
         if c == 1 and live is None:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         zero = b.c(0, el).name
-        if c == 1:
+        if c == 1 and live is not None:
             load = f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"
             return Ssa(self.text.put(block, load), el, lanes)
         if c == -1 and not masks:
@@ -158,7 +161,7 @@ class Loads(Strided, Registers):
 
     def _load_backwards(self, block: Block, address: str, name: str, m: str, count: int, b: Builder, el: str) -> Ssa:
         """The element at an address and so many before it."""
-        lanes, t = b.lanes, f"vector<{b.lanes}x{el}>"
+        lanes, t = b.lanes, mlir_type(el, b.lanes)
         low = self.text.put(block, f"arith.subi {address}, {self.text.index(count - 1)} : index")
         load = f"vector.load {name}[{low}] : {m}, {t}"
         if count < lanes:
@@ -177,7 +180,7 @@ class Loads(Strided, Registers):
         flat = flat_index(buf, index)
         offset = sum(flat.coefficient(d) * o for d, o in p.items()) + w.nest.fetch[buf.root]
         _, address = self.text.affine(block, flat, offset)
-        block.lines.append(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
+        block.add(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
 
     def _load_words(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, el: str) -> Ssa:
         """Elements that span several of the buffer they reinterpret: one, or neighbours along the vectors."""
@@ -188,22 +191,23 @@ class Loads(Strided, Registers):
         wide = lanes if lanes and flat.coefficient(w.sched.vector) else 0
         if wide and flat.coefficient(w.sched.vector) != count:
             raise InternalError("words that do not lie side by side in a vector", why=f"{buf}, {flat} along {w.sched.vector}")
-        t = f"vector<{count * max(wide, 1)}x{small}>"
+        t = mlir_type(small, count * max(wide, 1))
         load = f"vector.load {name}[{address}] : {m}, {t}"
         if wide and tail:
             mask = self._tail_mask(Tail(count * tail.live), count * wide)
             zero = self.text.builder(block, count * wide).c(0, small)
             load = f"vector.maskedload {name}[{address}], {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
-        words = f"vector<{max(wide, 1)}x{el}>"
+        words = mlir_type(el, max(wide, 1))
         word = self.text.put(block, f"vector.bitcast {self.text.put(block, load)} : {t} to {words}")
         if wide:
             return Ssa(word, el, wide)
-        v = Ssa(self.text.put(block, f"vector.extract {word}[0] : {el} from {words}"), el, 0)
+        v = Ssa(self.text.put(block, f"vector.extract {word}[0] : {mlir_type(el)} from {words}"), el, 0)
         return self.text.builder(block, lanes).broadcast(v) if lanes else v
 
     def _guarded_address(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""
-        vector, masks, total = w.sched.vector if lanes else None, [], None
+        vector, total = w.sched.along if lanes else "", None
+        masks: list[Ssa] = []
         if any(n == 0 for n in buf.shape):
             return self.text.index(0), masks
         for i, extent, stride in zip(index, buf.shape, buf.strides):
@@ -234,7 +238,8 @@ class Loads(Strided, Registers):
         """Each element by itself."""
         buf, index = e.info
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, args, total, wide = self.text.builder(block, lanes), iter(e.args), None, compute_el(buf.index_dtype)
+        b, args, wide = self.text.builder(block, lanes), iter(e.args), compute_el(buf.index_dtype)
+        total: Ssa | None = None
         for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
@@ -244,13 +249,13 @@ class Loads(Strided, Registers):
                     part = b.max(b.min(part, b.c(max(extent - 1, 0), wide)), b.c(0, wide))
             part = part if stride == 1 else b.mul(part, b.c(stride, wide))
             total = part if total is None else b.add(total, part)
-        if math.prod(buf.shape) == 0:
+        if total is None or math.prod(buf.shape) == 0:
             return b.c(0, compute_el(buf.dtype))
         if not lanes:
             address = self.text.put(block, f"arith.index_cast {total.name} : {wide} to index")
             return b.from_storage(Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0), buf.dtype)
         live = self._tail_mask(tail or Tail(lanes), lanes)
-        t = f"vector<{lanes}x{el}>"
+        t = mlir_type(el, lanes)
         start, zero = self.text.index(0), b.c(0, el).name
         v = self.text.put(block, f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {m}, "
                           f"{total.type}, {live.type}, {t} into {t}")
@@ -260,7 +265,7 @@ class Loads(Strided, Registers):
         """Of a gather whose place moves by one element along the vectors, unless bends show (lower/values/dynamic_strides.py);
         else None."""
         buf, index = e.info
-        vector, args = w.sched.vector, iter(e.args)
+        vector, args = w.sched.along, iter(e.args)
         parts = [steps_along(next(args), vector) if i is None else Steps(i.coefficient(vector)) for i in index]
         moving = [(p, s) for p, s in zip(parts, buf.strides) if p.step != 0]
         if buf.size == 0 or len(moving) != 1 or moving[0][0].step != 1 or moving[0][1] != 1:
@@ -269,13 +274,13 @@ class Loads(Strided, Registers):
 
     def _gather_row(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point, tail: Tail | None, lanes: int) -> Ssa:
         """Whole vectors if the ends of the row tell that no bend shows in it; otherwise element by element."""
-        buf, vector = e.info[0], w.sched.vector
+        buf, vector = e.info[0], w.sched.along
         first, test = self._row_start(w, block, e, steps, {d: o for d, o in p.items() if d != vector})
         inner, other = Block(block), Block(block)
         _, along = self.text.affine(inner, Affine.symbol(vector), p.get(vector, 0))
         address = self.text.put(inner, f"arith.addi {first}, {along} : index")
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, t = self.text.builder(inner, lanes), f"vector<{lanes}x{el}>"
+        b, t = self.text.builder(inner, lanes), mlir_type(el, lanes)
         load = f"vector.load {name}[{address}] : {m}, {t}"
         if tail is not None:
             live, zero = self._tail_mask(tail, lanes), b.c(0, el)
@@ -286,7 +291,7 @@ class Loads(Strided, Registers):
 
     def _row_start(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point) -> tuple[str, str]:
         """(where the row starts, whether it is one), in the shallowest block that knows."""
-        vector, length = w.sched.vector, w.nest.dims[w.sched.vector]
+        vector, length = w.sched.along, w.nest.dims[w.sched.along]
 
         def ends(x: Expr) -> list[Expr]:
             return [self.pool.rename(x, {vector: Affine((), k)}) for k in (0, length - 1)]
@@ -329,7 +334,7 @@ class Loads(Strided, Registers):
     def _is_run(self, w: Walk, e: Expr) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer."""
         buf, index = e.info
-        vector = w.sched.vector
+        vector = w.sched.along
         moving = [(i, n) for i, n in zip(index, buf.shape) if i is not None and vector in i.symbols]
         return (buf.size > 0 and not any(vector in a.symbols for a in e.args) and flat_coefficient(buf, index, vector) == 1
                 and all(self._axis_is_safe(w, i, n) for i, n in moving))
@@ -338,7 +343,8 @@ class Loads(Strided, Registers):
         """A row of a table: one address, contiguous elements."""
         buf, index = e.info
         el, m, args = storage_el(buf.dtype), memref(buf), iter(e.args)
-        affine, address = Affine(), None
+        affine: Affine = Affine()
+        address: str | None = None
         for i, extent, stride in zip(index, buf.shape, buf.strides):
             if i is None:
                 number = self._value(w, block, next(args), p, tail, accs)
@@ -352,7 +358,7 @@ class Loads(Strided, Registers):
             address = part if address is None else self.text.put(block, f"arith.addi {address}, {part} : index")
         _, start = self.text.affine(block, affine, sum(affine.coefficient(d) * o for d, o in p.items()))
         address = self.text.put(block, f"arith.addi {address}, {start} : index")
-        b, t = self.text.builder(block, lanes), f"vector<{lanes}x{el}>"
+        b, t = self.text.builder(block, lanes), mlir_type(el, lanes)
         if tail is None:
             v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {m}, {t}")
         else:

@@ -21,14 +21,15 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, choose, is_long_point
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of
 from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, key_of, moved_loads, parts
 
 from .addressing import Point, Tail, Walk, memref
 from .epilogue_loops import Epilogues
-from .interleaved_rows import Woven
+from .interleaved_rows import InterleavedRows
 from .loads import Loads
 
 # Long points that are added up in one loop, at most: their constants need registers as well.
@@ -37,18 +38,21 @@ LONG_POINTS = 4
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class NestEmitter(Loads, Woven, Epilogues):
+class NestEmitter(Loads, InterleavedRows, Epilogues):
     """Emits nests of one function into blocks of `text`."""
 
     def __init__(self, text: Text, vector_bits: int = 512):
         super().__init__(text, vector_bits)
+        self.plain = False  # scalar loops, in the order of the nest's dimensions
         self.streamed: frozenset[Buf] = frozenset()  # too large for the caches: written past them
         self.streams = False  # whether some store went past the caches
         self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
-        sched = sched or nest.schedule or choose(nest, self.vector_bits, reassociate=self.text.contract)
+        if self.plain:
+            sched = NestSchedule(order=tuple(nest.dims))
+        sched = sched or schedule_of(nest, self.vector_bits, self.text.contract)
         if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
             return sched
         if any(nest.dims[d] == 0 for d in nest.rdims):  # what a reduction starts with is stored
@@ -57,12 +61,12 @@ class NestEmitter(Loads, Woven, Epilogues):
         if nest.over and (self.kept is not None or not walks_ahead(nest, sched)):
             raise InternalError("a nest would store over elements that it still loads")
         top = Block(block)
-        if self.kept is None:  # registers hold vectors that start at one place
+        if self.kept is None and not self.plain:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
         walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=nest.reaches())
         outer = [d for d in sched.order if d not in nest.rdims]
         self._outer(walk, top, outer, [{}])
-        block.lines += top.lines
+        block.take(top)
         return sched
 
     def scalar(self, block: Block, e: Expr, nest: Nest) -> Ssa:
@@ -70,7 +74,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         inner = Block(block)
         walk = Walk(nest, NestSchedule(), inner, set())
         v = self._value(walk, inner, e, {}, None)
-        block.lines += inner.lines
+        block.take(inner)
         return v
 
     # ---------------------------------------------------------------- loops
@@ -105,7 +109,7 @@ class NestEmitter(Loads, Woven, Epilogues):
 
     def _chunk(self, w: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]) -> dict[tuple, Ssa]:
         """Steps along the vector dimension. `known` before, and the result after it: values that steps hand on."""
-        vector, lanes = w.sched.vector, w.sched.lanes
+        vector, lanes = w.sched.along, w.sched.lanes
         step, tail = chunk.vectors * lanes, None if chunk.tail is None else Tail(chunk.tail, (chunk.vectors - 1) * lanes)
         tile = [{**p, vector: lanes * u} for p in points for u in range(chunk.vectors)]
         carried = Visits(w.nest, w.sched, chunk.vectors).carried if w.moves else {}
@@ -126,9 +130,9 @@ class NestEmitter(Loads, Woven, Epilogues):
         if not carried:
             return []
         before = Block(block)
-        before.values[w.sched.vector] = low
+        before.values[w.sched.along] = low
         made = [known[key] if key in known else self._value(w, before, e, p, None) for key, (e, p) in carried.items()]
-        block.lines += before.lines
+        block.take(before)
         return made
 
     def _reduce(self, w: Walk, block: Block, points: list[Point], tail: Tail | None) -> None:
@@ -172,7 +176,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         if w.sched.side_by_side:
             self._side_by_side(w, block, points)
             return
-        nest, vector, lanes = w.nest, w.sched.vector, w.sched.lanes
+        nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
         accs = self._lane_sums(w, block, points)
         width, vectors = len(self._per_accumulator(w, bool)), max(c.vectors for c in chunks(nest, w.sched))
         exact = self._is_exact(w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors)))
@@ -191,12 +195,13 @@ class NestEmitter(Loads, Woven, Epilogues):
             mine = self._lane_sums(w, block, points[at : at + at_once])
             accs += [mine[k : k + width] for k in range(0, len(mine), width)]
         across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
+        across.runs = runs_of_loads(w.nest, rows, points[:1])
         tail = Tail(len(points)) if len(points) < lanes else None
-        self._writes(across, block, points[:1], tail, self._rows_across(w, block, accs), inner=False)
+        self._writes(across, block, points[:1], tail, self._reduced_rows(w, block, accs), inner=False)
 
     def _lane_sums(self, w: Walk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
-        nest, vector, lanes = w.nest, w.sched.vector, w.sched.lanes
+        nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
         others = tuple(d for d in nest.rdims if d != vector)
         cut = chunks(nest, w.sched)
         vectors = max(c.vectors for c in cut)
@@ -226,7 +231,7 @@ class NestEmitter(Loads, Woven, Epilogues):
                 scalar: bool = False) -> None:
         width = len(accs) // len(points) if accs else 0
         joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
-        woven = self._woven_writes(w, {n for n, _ in joint})
+        woven = self._interleaved_writes(w, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         def point(k: int, p: Point) -> None:
@@ -242,7 +247,7 @@ class NestEmitter(Loads, Woven, Epilogues):
                 elif write.inner == inner:
                     self._write(w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar)
 
-        self._in_turn(w, block, points, point)
+        self._interleave_points(w, block, points, point)
 
     def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
         """What a write stores, in the buffer's element type."""
@@ -300,14 +305,14 @@ class NestEmitter(Loads, Woven, Epilogues):
             past = ""
             if write.buf.root in self.streamed and self._fills_lines(w, write, v.lanes, p):
                 past, self.streams = f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}", True
-            block.lines.append(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
-        elif coefficient == 1:
-            block.lines.append(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
+            block.add(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
+        elif coefficient == 1 and live is not None:
+            block.add(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
         else:
             steps = [k * coefficient for k in range(v.lanes)]
             offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{v.lanes}xi32>")
             live = live or self._tail_mask(Tail(v.lanes), v.lanes)
-            block.lines.append(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
+            block.add(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
                                f"vector<{v.lanes}xi32>, {live.type}, {v.type}")
 
     def _fills_lines(self, w: Walk, write: Write, lanes: int, p: Point) -> bool:
@@ -325,16 +330,9 @@ class NestEmitter(Loads, Woven, Epilogues):
 
         def fill(inner: Block) -> None:
             _, address = self._address(inner, write.buf, write.index, p)
-            stored = self._opaque(inner, v) if v.el == "bf16" else v
-            inner.lines.append(f"memref.store {stored.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
+            inner.add(f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
 
         self._under(block, conditions, fill)
-
-    def _opaque(self, block: Block, v: Ssa) -> Ssa:
-        """A 16-bit float that LLVM takes for no constant: it has no instruction to store one that it finds late (LLVM 24)."""
-        b = self.text.builder(block, 0)
-        same = self.text.put(block, f'llvm.inline_asm "", "=r,0" {b.bitcast(v, "i16").name} : (i16) -> i16')
-        return b.bitcast(Ssa(same, "i16", 0), v.el)
 
     # ---------------------------------------------------------------- expressions
 
@@ -359,19 +357,19 @@ class NestEmitter(Loads, Woven, Epilogues):
 
     def _value(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, accs: dict | None = None) -> Ssa:
         if e.kind == "acc":
+            assert accs is not None, "only what follows a reduction reads its result"
             return accs[e.info]
         scalar_epilogue = accs is not None and w.sched.vector in w.nest.rdims
         vector = None if scalar_epilogue else w.sched.vector
         lanes = w.sched.lanes if vector and vector in e.symbols else 0
         where = self._place(w, block, e)
         key = _memo_key(key_of(e, p), lanes, tail if lanes else None)
-        fixed = self._depends_on_acc(w, e)
-        if not fixed and key in where.memo:
-            return where.memo[key]
-        v = self._make(w, where, e, p, tail if lanes else None, lanes, accs)
-        if not fixed:
-            where.memo[key] = v
-        return v
+        if self._depends_on_acc(w, e):
+            assert accs is not None
+            key = (*key, *(a.name for a in accs.values()))
+        if key not in where.memo:
+            where.memo[key] = self._make(w, where, e, p, tail if lanes else None, lanes, accs)
+        return where.memo[key]
 
     def _depends_on_acc(self, w: Walk, e: Expr) -> bool:
         key = ("acc", id(e))
@@ -405,7 +403,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         b = self.text.builder(block, lanes)
         args = [self._wide(b, a, lanes) for a in args]
         if product is None:
-            b = b.strict() if _may_cancel(e) else b
+            b = b.strict() if may_cancel(e) else b
             return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
         x, y, z = args
         if e.info.primitive == "sub":
@@ -418,7 +416,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         LLVM would decide by how often the product is used, which differs from row to row of a block; results must not. Products
         that other loops compute stay there.
         """
-        sums = e.info.primitive in ("add", "add_any", "sub") and not _may_cancel(e)
+        sums = e.info.primitive in ("add", "add_any", "sub") and not may_cancel(e)
         if not self.text.contract or not sums or e.dtype not in FUSED:
             return None
         for k, a in enumerate(e.args):
@@ -434,7 +432,7 @@ class NestEmitter(Loads, Woven, Epilogues):
         if len(found) == 1:
             return found[0]
         low, high = found
-        lane = (p.get(w.sched.vector, 0) + dict(e.info).get(w.sched.vector, 0)) % lanes
+        lane = (p.get(w.sched.along, 0) + dict(e.info).get(w.sched.along, 0)) % lanes
         order = list(range(lane, lane + lanes))
         both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
         return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
@@ -443,25 +441,6 @@ class NestEmitter(Loads, Woven, Epilogues):
 def _terms(w: Walk) -> int:
     """Numbers that a step adds, one after the other, to an accumulator."""
     return w.sched.lanes if w.sched.transpose in w.nest.rdims else 1
-
-
-def _may_cancel(e: Expr) -> bool:
-    """A difference of scaled numbers, such as pixels / 255: equal ones cancel only if both products are rounded."""
-    return e.info.primitive == "sub" and all(map(_is_scaled, e.args))
-
-
-def _is_scaled(e: Expr) -> bool:
-    """A product with a constant, or one of several numbers of which some are."""
-    waiting, seen = [e], {e}
-    while waiting:
-        e = waiting.pop()
-        name = e.info.primitive if e.kind == "op" else None
-        if name == "mul" and any(a.kind == "const" for a in e.args):
-            return True
-        if name in ("max", "min"):
-            waiting += [a for a in e.args if a not in seen]
-            seen.update(e.args)
-    return False
 
 
 def _memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:

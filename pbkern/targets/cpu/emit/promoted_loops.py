@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import scratch
@@ -19,7 +19,7 @@ from .addressing import Places, Point, Tail, memref
 
 
 @dataclass
-class Kept:
+class PromotedBuffers:
     """State while a loop is emitted. outside: the block around it; written: what it changes; room: registers that are left
     for what it only reads; values: of carried elements, by buffer and place."""
 
@@ -32,15 +32,16 @@ class Kept:
 class Registers(Places):
     """Emits loops that keep scratch in registers. `emit` appends a nest."""
 
-    kept: Kept | None = None
+    kept: PromotedBuffers | None = None
     emit: Callable[..., object]
 
-    def loop_in_registers(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
+    def promoted_loop(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
         """Appends a loop of which `made` is the plan. trips: how many, or the name of their number."""
         parts = [(b, at) for b, p in made.carried.items() for at in range(p.start, p.start + p.size, max(p.lanes, 1))]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
-            self.kept = Kept(block, scratch.written(loop.body), REGISTERS - WORKING - len(parts), dict(zip(parts, values)))
+            free = REGISTERS - WORKING - len(parts)
+            self.kept = PromotedBuffers(block, scratch.written(loop.body), free, dict(zip(parts, values)))
             for nest, schedule in zip(loop.body, made.schedules):
                 self.emit(inner, nest, schedule)
             after, self.kept = [self.kept.values[p] for p in parts], None
@@ -55,7 +56,7 @@ class Registers(Places):
         el, m, where = storage_el(buf.dtype), memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
             return Ssa(self.text.put(block, f"memref.load {where} : {m}"), el, 0)
-        t, live = f"vector<{place.lanes}x{el}>", place.live(at)
+        t, live = mlir_type(el, place.lanes), place.live(at)
         if live == place.lanes:
             return Ssa(self.text.put(block, f"vector.load {where} : {m}, {t}"), el, place.lanes)
         mask, zero = self._tail_mask(Tail(live), place.lanes), self.text.builder(block, place.lanes).c(0, el)
@@ -65,12 +66,12 @@ class Registers(Places):
     def _store_part(self, block: Block, buf: Buf, at: int, place: Place, v: Ssa) -> None:
         m, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
-            block.lines.append(f"memref.store {v.name}, {where} : {m}")
+            block.add(f"memref.store {v.name}, {where} : {m}")
         elif place.live(at) == place.lanes:
-            block.lines.append(f"vector.store {v.name}, {where} : {m}, {v.type}")
+            block.add(f"vector.store {v.name}, {where} : {m}, {v.type}")
         else:
             mask = self._tail_mask(Tail(place.live(at)), place.lanes)
-            block.lines.append(f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}")
+            block.add(f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}")
 
     def _carried(self, block: Block, buf: Buf, index: tuple, p: Point) -> Ssa | None:
         """The value of an access, if it is kept."""

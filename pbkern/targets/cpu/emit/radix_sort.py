@@ -15,12 +15,12 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.ops.sort_cost import digit_bits, head_length, key_bits
-from pbkern.lower.mlir.element_types import BITS, int_el, is_float
+from pbkern.lower.mlir.element_types import BITS, int_el, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.lower.rules.sort_scratch import key_lanes, word_dtype, word_dtypes
+from pbkern.targets.cpu.sort_scratch import key_lanes, word_dtype, word_dtypes
 
 from .addressing import memref
 from .top_k import Selection
@@ -58,7 +58,8 @@ class _Line:
         dtypes = [b.dtype for b in s.buffers]
         widths = len(word_dtypes(dtypes, s.num_keys))
         self.counts, self.words = s.spare[0], s.spare[1 : 1 + widths]
-        self.places, *self.kept = s.spare[1 + widths :] or [None]
+        others = s.spare[1 + widths :]
+        self.places, self.kept = others[0] if others else None, others[1:]
         self.count: int | str = length
 
     def sort(self, block: Block, count: int | str) -> None:
@@ -74,11 +75,11 @@ class _Line:
     # ------------------------------------------------------------------ memory
 
     def _load(self, block: Block, buf: Buf, at: str) -> Ssa:
-        el = memref(buf).rstrip(">").rsplit("x", 1)[1]
-        return Ssa(self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"), el, 0)
+        load = self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}")
+        return Ssa(load, storage_el(buf.root.dtype), 0)
 
     def _store(self, block: Block, buf: Buf, at: str, v: Ssa) -> None:
-        block.lines.append(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
+        block.add(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
 
     def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
         """`fill(inner block, index, carried)` for every index below `count`."""
@@ -113,7 +114,7 @@ class _Line:
 
         def fill(b: Block, i: str, _):
             at = self._plus(b, source, i)
-            place = i if first else self._as_index(b, self._load(b, self.places, at))
+            place = i if first else self._as_index(b, self._place_of(b, at))
             key = rising(self.text.builder(b, 0), self._load(b, buf, self._plus(b, self.base, place)), buf.dtype)
             self._store(b, word, at, key)
             if first and self.places is not None:
@@ -202,7 +203,7 @@ class _Line:
         ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
         for p, rank in zip(places, ranks):
             at = self.text.index(p)
-            block.lines.append(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
+            block.add(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
 
     def _move(self, block: Block, n: int, source: str, place_of) -> str:
         """Moves words and places to the other half, from the first element on to the places that `place_of` tells."""
@@ -222,6 +223,11 @@ class _Line:
 
     # ------------------------------------------------------------------ results
 
+    def _place_of(self, b: Block, at: str):
+        """Where the element that is in order at a place of scratch lay before; not kept for the only pass over one key."""
+        assert self.places is not None
+        return self._load(b, self.places, at)
+
     def _write(self, block: Block, source: str) -> None:
         """Puts the elements that are read in their places: of the first `count`, of which there are no fewer."""
         if self.places is None:
@@ -239,7 +245,7 @@ class _Line:
                 self._store(b, spare, i, self._load(b, buf, self._plus(b, self.base, i)))
 
             def pick(b: Block, i: str, _, buf=buf, spare=spare):
-                place = self._as_index(b, self._load(b, self.places, self._plus(b, source, i)))
+                place = self._as_index(b, self._place_of(b, self._plus(b, source, i)))
                 self._store(b, buf, self._plus(b, self.base, i), self._load(b, spare, place))
 
             self._each(block, self.count, keep)

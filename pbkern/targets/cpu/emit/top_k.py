@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Sort
@@ -47,9 +47,9 @@ class Selection:
         """scf.for over a span that carries the number of candidates: body(block, position, number) -> number."""
         inner, at, carried, name = Block(block), self.text.name(), self.text.name(), self.text.name()
         after = body(inner, at, carried)
+        inner.add(f"scf.yield {after} : index")
         head = f"{name} = scf.for {at} = {span[0]} to {span[1]} step {self.text.index(step)}"
-        block.lines += [f"{head} iter_args({carried} = {count}) -> (index) {{", *inner.lines]
-        block.lines += [f"scf.yield {after} : index", "}"]
+        block.add(f"{head} iter_args({carried} = {count}) -> (index)", inner)
         return name
 
     def _chunk(self, block: Block, at: str, count: str) -> str:
@@ -57,18 +57,20 @@ class Selection:
         inner, name = Block(block), self.text.name()
         end = self.text.put(inner, f"arith.addi {at}, {self.text.index(LANES)} : index")
         found = self._loop(inner, (at, end), 1, count, self._element)
-        block.lines += [f"{name} = scf.if {self._some_below(block, at)} -> (index) {{", *inner.lines]
-        block.lines += [f"scf.yield {found} : index", "} else {", f"scf.yield {count} : index", "}"]
+        inner.add(f"scf.yield {found} : index")
+        other = Block(block)
+        other.add(f"scf.yield {count} : index")
+        block.add(f"{name} = scf.if {self._some_below(block, at)} -> (index)", inner, other)
         return name
 
     def _some_below(self, block: Block, at: str) -> str:
         """Whether the first key of one of LANES elements is below the bound's, or equal where there are more keys."""
         text, buf = self.text, self.sort.buffers[0]
         el, b = storage_el(buf.dtype), text.builder(block, LANES)
-        vector = f"vector<{LANES}x{el}>"
+        vector = mlir_type(el, LANES)
         loaded = text.put(block, f"vector.load {buf.root.name}[{self._address(block, at)}] : {memref(buf)}, {vector}")
         bound = text.put(block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}")
-        spread = text.put(block, f"vector.broadcast {bound} : {el} to {vector}")
+        spread = text.put(block, f"vector.broadcast {bound} : {mlir_type(el)} to {vector}")
         x, y = (b.from_storage(Ssa(v, el, LANES), buf.dtype) for v in (loaded, spread))
         less, equal = compare(b, x, y, buf.dtype.kind == "u")
         return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
@@ -79,7 +81,7 @@ class Selection:
         is_below = below(text, block, self.sort, source, self._bound(block))
         for buf in self.sort.buffers:  # nobody needs what is behind the candidates and not behind the element
             v = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
-            block.lines.append(f"memref.store {v}, {buf.root.name}[{target}] : {memref(buf)}")
+            block.add(f"memref.store {v}, {buf.root.name}[{target}] : {memref(buf)}")
         more = text.put(block, f"arith.addi {count}, {text.index(1)} : index")
         found = text.put(block, f"arith.select {is_below}, {more}, {count} : index")
         full = text.put(block, f"arith.cmpi eq, {found}, {text.index(self.head)} : index")

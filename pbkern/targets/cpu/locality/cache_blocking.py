@@ -22,8 +22,8 @@ from pbkern.lower.nest.ir import Buf, Nest, Stmt
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .prefetch import is_far, is_matrix_product
-from .row_fusion import row_by_row
-from .strip_mining import JOINS, Chain, Run, Strips, even_part, inside, runs
+from .row_fusion import fuse_over_rows
+from .strip_mining import JOINS, Chain, Run, StripMinedLoop, even_part, inside, nests_of, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
@@ -40,39 +40,39 @@ class _Shared:
     axes: tuple[dict[int, str] | None, ...]
 
 
-def keep_near(
-    stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
+def block_for_caches(
+    stmts: list[Stmt], context, aliases: Aliases, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
 ) -> list[Stmt]:
     """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, and sums of far rows into a few at a time.
 
     Inner statements too. `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
-    near = _chains_in_strips(stmts, builder, vector_bits, near_bytes, elsewhere)
-    return _far_rows_at_once(near, builder, aliases, vector_bits)
+    near = _chains_in_strips(stmts, context, vector_bits, near_bytes, elsewhere)
+    return _streamed_rows_at_once(near, context, aliases, vector_bits)
 
 
-def _chains_in_strips(stmts: list[Stmt], builder, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
-    out = inside(stmts, elsewhere, lambda body, others: _chains_in_strips(body, builder, vector_bits, near_bytes, others))
+def _chains_in_strips(stmts: list[Stmt], context, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+    out = inside(stmts, elsewhere, lambda body, others: _chains_in_strips(body, context, vector_bits, near_bytes, others))
     for low, high in list(runs(out))[::-1]:
-        run = Run(out[low:high])
+        run = Run(nests_of(out[low:high]))
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
             others = elsewhere | scratch.touched(out[:low] + out[high:])
-            in_turn = row_by_row(found[0], others, builder, vector_bits)
-            out[low:high] = in_turn or _NearStrips(*found, others, builder, vector_bits).statements()
+            in_turn = fuse_over_rows(found[0], others, context, vector_bits)
+            out[low:high] = in_turn or _CacheBlocking(*found, others, context, vector_bits).statements()
     return out
 
 
-def _far_rows_at_once(stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int) -> list[Stmt]:
-    out = inside(stmts, set(), lambda body, _: _far_rows_at_once(body, builder, aliases, vector_bits))
-    collapsed = [collapse(s, builder.pool, aliases) if isinstance(s, Nest) else s for s in out]
-    cut = [_rows_at_once(s, builder, vector_bits) if isinstance(s, Nest) else [s] for s in collapsed]
+def _streamed_rows_at_once(stmts: list[Stmt], context, aliases: Aliases, vector_bits: int) -> list[Stmt]:
+    out = inside(stmts, set(), lambda body, _: _streamed_rows_at_once(body, context, aliases, vector_bits))
+    collapsed = [collapse(s, context.pool, aliases) if isinstance(s, Nest) else s for s in out]
+    cut = [_rows_at_once(s, context, vector_bits) if isinstance(s, Nest) else [s] for s in collapsed]
     return [s for part in cut for s in part]
 
 
-def _rows_at_once(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
+def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
     """A nest with rows that lie far apart a few at a time: all of one sum before those of the next."""
-    d = _far_rows(nest, vector_bits)
+    d = _streamed_rows(nest, vector_bits)
     if d is None:
         return [nest]
     apart = next((o for o in nest.dims if nest.dims[o] > 1 and _is_around(nest, o, d)), None)
@@ -80,10 +80,10 @@ def _rows_at_once(nest: Nest, builder, vector_bits: int) -> list[Stmt]:
     if chain is None:
         return [nest]
     whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
-    cut = Strips(chain, 1 if apart or whole else ROWS_AT_ONCE, set(), builder, vector_bits).statements()
+    cut = StripMinedLoop(chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, vector_bits).statements()
     if not apart:
         return cut
-    return inside(cut, set(), lambda body, _: [s for n in body for s in _rows_at_once(n, builder, vector_bits)])
+    return inside(cut, set(), lambda body, _: [s for n in nests_of(body) for s in _rows_at_once(n, context, vector_bits)])
 
 
 def _is_around(nest: Nest, outer: str, rows: str) -> bool:
@@ -92,7 +92,7 @@ def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     return outer not in nest.rdims and all(far >= step * nest.dims[rows] for far, step in steps if step)
 
 
-def _far_rows(nest: Nest, vector_bits: int) -> str | None:
+def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     """The dimension of a reduction over rows that lie far apart, of which each element is used once.
 
     Columns in registers would be added up one line of memory after the other, rows apart: a few rows at a time, along their
@@ -126,7 +126,7 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
             break
         for seeds in s.axes:
             chain = Chain.find(run, seeds) if seeds else None
-            if chain is None or not _pays(chain, seeds, vector_bits):
+            if chain is None or not seeds or not _pays(chain, seeds, vector_bits):
                 continue
             length = max(near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1)
             if length < chain.size:
@@ -202,7 +202,7 @@ def _bytes_per_index(chain: Chain) -> int:
     return max(sum(total.values()), 1)
 
 
-class _NearStrips(Strips):
+class _CacheBlocking(StripMinedLoop):
     """Strips that fetch the next one."""
 
     def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:

@@ -38,6 +38,13 @@ class Row:
             return None
         return Row(nest, live[0])
 
+    @staticmethod
+    def known(nest: Nest) -> Row:
+        """That of a nest that is known to walk one."""
+        row = Row.of(nest)
+        assert row is not None
+        return row
+
     @property
     def size(self) -> int:
         return self.nest.dims[self.d]
@@ -53,7 +60,7 @@ class Row:
 
 
 @dataclass
-class Excess:
+class ExpOfDifference:
     """Nest `at` of a run finds the greatest x with its reduction `which`, nest `later` adds what is proportional to exp(x - c).
 
     weighted: those sums; scaled: buffers that it fills with what is proportional; telling: a sum that is NaN exactly if one of
@@ -71,14 +78,16 @@ class Excess:
 
     @property
     def greatest(self) -> Row:
-        return Row.of(self.run[self.at])
+        return Row.known(self.run[self.at])
 
     @property
     def sums(self) -> Row:
-        return Row.of(self.run[self.later])
+        return Row.known(self.run[self.later])
 
 
-def find_excess(run: list[Nest], least_bytes: int, pool: Pool, vector_bits: int, elsewhere: set[Buf]) -> Iterator[Excess]:
+def find_exp_of_difference(
+    run: list[Nest], least_bytes: int, pool: Pool, vector_bits: int, elsewhere: set[Buf]
+) -> Iterator[ExpOfDifference]:
     """Pairs of nests over rows of `least_bytes` or more. `elsewhere`: buffers that statements outside the run touch too."""
     for at, nest in enumerate(run):
         row = Row.of(nest)
@@ -98,12 +107,14 @@ class _Pair:
     """One reduction of a nest, and a later nest."""
 
     def __init__(self, run: list[Nest], at: int, which: int, later: int, pool: Pool):
-        self.run, self.pool, self.sums = run, pool, Row.of(run[later])
-        of = pool.rename(run[at].reductions[which].args[0], Row.of(run[at]).places(ROW))
+        self.run, self.pool, self.sums = run, pool, Row.known(run[later])
+        of = pool.rename(run[at].reductions[which].args[0], Row.known(run[at]).places(ROW))
         # Elements of which the greatest is not: where a test chooses the branch that is a constant.
         self.left_out = {(of.args[0], k) for k in range(2) if _is_choice(of) and of.args[1 + k].kind == "const"}
         self.everywhere = True  # whether the exponential is of what the greatest is of, where that is a constant too
-        self.found = Excess(run, at, which, later, self._exponential(of))
+        exponential = self._exponential(of)
+        self.has_exponential = exponential is not None
+        self.found = ExpOfDifference(run, at, which, later, of if exponential is None else exponential)
 
     def _normal(self, e: Expr) -> Expr:
         return self.pool.rename(e, self.sums.places(ROW))
@@ -127,7 +138,7 @@ class _Pair:
     def holds(self, elsewhere: set[Buf]) -> bool:
         """Whether the two nests may be taken together; completes what was found."""
         found, nest = self.found, self.sums.nest
-        if found.exponential is None:
+        if not self.has_exponential:
             return False
         for k, r in enumerate(nest.reductions):
             if r.op == "sum" and self._is_proportional(r.args[0], self.everywhere):

@@ -20,7 +20,7 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
 from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Point, Visits, chunks, key_of, moved_loads, parts
 
-from .strip_mining import inside
+from .strip_mining import inside, nests_of
 
 # A nest and the schedule with which it is emitted; where a store goes.
 Scheduled = tuple[Nest, NestSchedule]
@@ -31,10 +31,10 @@ def store_in_place(stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Cal
     """Statements with fewer copies. `kept`: root buffers that others touch."""
     out = inside(stmts, kept, lambda body, others: store_in_place(body, pool, others, scheduled))
     for at in range(len(out) - 1, 0, -1):
-        beside = _copied(out[at])
-        if beside and not beside & kept:
+        copy, beside = out[at], _copied(out[at])
+        if isinstance(copy, Nest) and beside and not beside & kept:
             makers = _makers(out, at, beside)
-            joined = _joined(makers, out[at], pool, scheduled) if makers else None
+            joined = _joined(makers, copy, pool, scheduled) if makers else None
             if joined is not None:
                 out[at - len(makers) : at + 1] = joined
     return out
@@ -58,7 +58,7 @@ def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
         first -= 1
     if first == at or beside & scratch.touched([*stmts[:first], *stmts[at + 1 :]]):
         return []
-    return stmts[first:at]
+    return nests_of(stmts[first:at])
 
 
 def _makes(s: Stmt, beside: set[Buf]) -> bool:
@@ -79,8 +79,8 @@ def _steps(w: Write) -> list:
 
 def _joined(makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]) -> list[Stmt] | None:
     """The same with the largest maker in place: after the others, before the copies of what those made."""
-    placed = [_placed(n, copy) for n in makers]
-    if any(p is None for p in placed) or sum(map(_points, makers)) != _points(copy):
+    placed = [p for n in makers if (p := _placed(n, copy)) is not None]
+    if len(placed) < len(makers) or sum(map(_points, makers)) != _points(copy):
         return None
     if not all(_store_apart(a, b) for k, a in enumerate(makers) for b in makers[:k]):
         return None
@@ -115,8 +115,14 @@ def _load(w: Write, pool: Pool) -> Expr:
 def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
     """Where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
     by_buffer = {w.value.info[0]: w for w in copy.writes}
-    found = [(by_buffer[w.buf].buf, _place(w, maker, by_buffer[w.buf], copy)) for w in maker.writes]
-    return None if any(place is None for _, place in found) else found
+    found: list[tuple[Buf, Place]] = []
+    for w in maker.writes:
+        copied = by_buffer[w.buf]
+        place = _place(w, maker, copied, copy)
+        if place is None:
+            return None
+        found.append((copied.buf, place))
+    return found
 
 
 def _place(made: Write, maker: Nest, w: Write, copy: Nest) -> Place | None:
@@ -146,9 +152,13 @@ def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
     if sched.vector is None or sched.transpose or not all(_steps_along_axes(nest, w, sched.vector) for w in nest.writes):
         return False
     stores = {w.buf.root: w for w in nest.writes}
-    distances = {id(e): _distance(e, stores[e.info[0].root]) for e in nest.loads() if e.info[0].root in nest.over}
-    if any(d is None or min(d[:-1], default=0) < 0 for d in distances.values()):
-        return False
+    distances = {}
+    for e in nest.loads():
+        if e.info[0].root in nest.over:
+            apart_by = _distance(e, stores[e.info[0].root])
+            if apart_by is None or min(apart_by[:-1], default=0) < 0:
+                return False
+            distances[id(e)] = apart_by
     return _Row(nest, sched, distances).is_safe()
 
 
@@ -173,8 +183,10 @@ class _Row:
     """
 
     def __init__(self, nest: Nest, sched: NestSchedule, distances: dict[int, tuple[int, ...]]):
-        self.nest, self.sched, self.distances = nest, sched, distances
-        self.walked_by = {w.buf: [next(iter(i.symbols & nest.dims.keys()), None) for i in w.index[:-1]] for w in nest.writes}
+        assert sched.vector is not None
+        self.nest, self.sched, self.vector, self.distances = nest, sched, sched.vector, distances
+        # "": an axis that no dimension walks
+        self.walked_by = {w.buf: [next(iter(i.symbols & nest.dims.keys()), "") for i in w.index[:-1]] for w in nest.writes}
 
     def is_safe(self) -> bool:
         at_hand: set = set()
@@ -190,7 +202,8 @@ class _Row:
 
     def _loads_before_stores(self, visits: Visits, chunk: Chunk, at_hand: set, done: int) -> bool:
         """Whether one step loads nothing that it, or the `done` elements of these rows before it, have stored."""
-        lanes, loaded, stored = self.sched.lanes, set(at_hand), set()
+        lanes, loaded = self.sched.lanes, set(at_hand)
+        stored: set[tuple] = set()
         for p in visits.points:
             for w in self.nest.writes:
                 for key, e, q in self._needed(w.value, p, at_hand):
@@ -200,7 +213,7 @@ class _Row:
                             return False
                     if chunk.tail is None:  # masked loads are not shared
                         loaded.add(key)
-                stored.add((w.buf, *(p.get(d, 0) for d in self.walked_by[w.buf]), p[self.sched.vector]))
+                stored.add((w.buf, *(p.get(d, 0) for d in self.walked_by[w.buf]), p[self.vector]))
         return True
 
     def _needed(self, value: Expr, p: Point, at_hand: set) -> Iterator[tuple[tuple, Expr, Point]]:
@@ -213,7 +226,7 @@ class _Row:
                 continue
             if id(e) in self.distances:
                 yield key, e, q
-            places = parts(e, q, self.sched.vector, self.sched.lanes) if e.kind == "moved" else [q]
+            places = parts(e, q, self.vector, self.sched.lanes) if e.kind == "moved" else [q]
             waiting += [(a, place) for a in e.args for place in places]
 
     def _place(self, e: Expr, q: Point) -> tuple | None:
@@ -225,4 +238,4 @@ class _Row:
             if at >= self.sched.jam.get(d, 1):
                 return None
             found.append(at)
-        return e.info[0], *found, q.get(self.sched.vector, 0) + column
+        return e.info[0], *found, q.get(self.vector, 0) + column

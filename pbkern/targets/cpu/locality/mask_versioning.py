@@ -21,9 +21,11 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import BOOL, FAR, MIN_POINTS, Bounds, Folder, simplified
 from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
+from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.schedule import register_promotion
 
 # Tests and operations of a nest that is worth a second copy of its code.
@@ -31,16 +33,16 @@ MOST_TESTS, MOST_NODES = 6, 120
 INT32 = np.dtype(np.int32)
 
 
-def choose_unmasked(stmts: list[Stmt], builder, options, bounds: Bounds) -> list[Stmt]:
+def version_masks(stmts: list[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds) -> list[Stmt]:
     """Cuts nests with masks in two variants, inner statements too."""
-    chooser = _Chooser(builder, options, bounds)
+    chooser = _Chooser(context, options, bounds)
     return chooser.statements(stmts, bounds)
 
 
 @dataclass
 class _Chooser:
-    builder: object
-    options: object
+    context: NestContext
+    options: LowerOptions
     bounds: Bounds
 
     def statements(self, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
@@ -50,19 +52,19 @@ class _Chooser:
                 out.append(s)  # it keeps scratch in registers, which branches would end
                 continue
             inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
-            s = with_bodies(s, lambda body, inner=inner: self.statements(body, inner))
+            s = with_bodies(s, functools.partial(self.statements, bounds=inner))
             out += self.variants(s, bounds) if isinstance(s, Nest) else [s]
         return out
 
     def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
-        tests, fold = self.tests(nest), Folder(self.builder.pool, bounds)
+        tests, fold = self.tests(nest), Folder(self.context.pool, bounds)
         conditions = list(dict.fromkeys(fold(c) for t in tests for c in self.conditions(t, nest)))
         if not tests or any(c.kind == "const" and not c.info for c in conditions):  # they hold for no program
             return [nest]
-        name = self.builder.names("%s")
-        all_hold = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), conditions)
-        plain = simplified(nest, self.builder.pool, bounds, tests)
-        return [Let(name, self.builder.clamped(all_hold, None)), If(name, [[nest], [plain]])]
+        name = self.context.names("%s")
+        all_hold = functools.reduce(lambda a, b: self.context.op("and", BOOL, a, b), conditions)
+        plain = simplified(nest, self.context.pool, bounds, tests)
+        return [Let(name, self.context.clamped(all_hold, None)), If(name, [[nest], [plain]])]
 
     def tests(self, nest: Nest) -> list[Expr]:
         """Those that move with the nest's points and with what is around it; none where a second copy is not worth it."""
@@ -79,23 +81,30 @@ class _Chooser:
         sign = _direction(test)
         if sign == 0:
             return None
-        corner = {}
+        corner: dict[str, Affine] = {}
         for d, n in nest.extents().items():
             step = _step(test, d)
             if step is None:
                 return None
             corner[d] = Affine((), n - 1 if step * sign > 0 else 0)
-        around = self.builder.pool.rename(test, corner)
+        around = self.context.pool.rename(test, corner)
         return corner if around.symbols or around.kind == "op" else None
 
     def conditions(self, test: Expr, nest: Nest) -> list[Expr]:
         """Scalars under which a test holds at all points."""
-        found = [self.builder.pool.rename(test, self.hardest(test, nest))]
+        hardest = self.hardest(test, nest)
+        assert hardest is not None, "the others are no tests of the nest"
+        found = [self.context.pool.rename(test, hardest)]
         for x in (a for a in test.args if a.symbols & nest.dims.keys()):  # which must not wrap around in between
-            low, high = ({d: Affine((), n - 1 if (steps_along(x, d).step > 0) is up else 0) for d, n in nest.extents().items()}
-                         for up in (False, True))
-            found.append(self.builder.op("le", BOOL, self.builder.pool.rename(x, low), self.builder.pool.rename(x, high)))
+            rises = {d: (steps_along(x, d).step or 0) > 0 for d in nest.dims}
+            least, greatest = (self.context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True))
+            found.append(self.context.op("le", BOOL, least, greatest))
         return found
+
+
+def _corner(nest: Nest, rises: dict[str, bool], up: bool) -> dict[str, Affine]:
+    """Where what rises, or falls, along each dimension is greatest; least if not `up`."""
+    return {d: Affine((), n - 1 if rises[d] is up else 0) for d, n in nest.extents().items()}
 
 
 def _overlaps(test: Expr) -> bool:

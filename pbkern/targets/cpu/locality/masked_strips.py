@@ -24,7 +24,7 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.nest.mask_intervals import Span, live_span, outside
 
-from .strip_mining import JOINS, Chain, Run, Strips, Trips, inside, runs
+from .strip_mining import JOINS, Chain, Run, StripMinedLoop, Trips, inside, nests_of, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
 # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
@@ -33,31 +33,31 @@ STRIP = MASK_STRIP
 MIN_STRIPS = 4
 
 
-def skip_masked(stmts: list[Stmt], builder, vector_bits: int, elsewhere: set[Buf]) -> list[Stmt]:
+def skip_dead_tiles(stmts: list[Stmt], context, vector_bits: int, elsewhere: set[Buf]) -> list[Stmt]:
     """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too.
 
     `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
-    out = inside(stmts, elsewhere, lambda body, others: skip_masked(body, builder, vector_bits, others))
+    out = inside(stmts, elsewhere, lambda body, others: skip_dead_tiles(body, context, vector_bits, others))
     for low, high in list(runs(out))[::-1]:
-        masks = _masks(out[low:high])
+        masks = _masks(nests_of(out[low:high]))
         if masks:
-            run, others = Run(out[low:high]), elsewhere | scratch.touched(out[:low] + out[high:])
-            ways = (_without_masked(run, seeds, span, others, builder, vector_bits) for seeds, span in masks)
+            run, others = Run(nests_of(out[low:high])), elsewhere | scratch.touched(out[:low] + out[high:])
+            ways = (_without_masked(run, seeds, span, others, context, vector_bits) for seeds, span in masks)
             out[low:high] = next((way for way in ways if way is not None), run)
     return out
 
 
 def _without_masked(
-    run: Run, seeds: dict[int, str], span: Span, elsewhere: set[Buf], builder, vector_bits: int
+    run: Run, seeds: dict[int, str], span: Span, elsewhere: set[Buf], context, vector_bits: int
 ) -> list[Stmt] | None:
     chain = Chain.find(run, seeds)
     if chain is None or not all(_is_private(b, elsewhere) for b in _written_along(chain)):
         return None  # where all of a result is wanted, nothing can be left out
-    outer = _Outside(chain, span, builder.pool)
+    outer = _DeadTiles(chain, span, context.pool)
     if not outer.settle():
         return None
-    strips = _LiveStrips(chain, outer, elsewhere, builder, vector_bits)
+    strips = _LiveTiles(chain, outer, elsewhere, context, vector_bits)
     return None if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list)) else strips.statements()
 
 
@@ -84,7 +84,7 @@ def _is_private(buf: Buf, elsewhere: set[Buf]) -> bool:
 # ---------------------------------------------------------------- what lies outside
 
 
-class _Outside:
+class _DeadTiles:
     """Values of a chain beyond the span of its masks.
 
     needs: position -> values that must be zero for the nest to do without what lies outside.
@@ -145,11 +145,11 @@ class _Outside:
 # ---------------------------------------------------------------- the loops
 
 
-class _LiveStrips(Strips):
+class _LiveTiles(StripMinedLoop):
     """Strips whose number is known when the program runs."""
 
-    def __init__(self, chain: Chain, outer: _Outside, elsewhere: set[Buf], builder, vector_bits: int):
-        super().__init__(chain, STRIP, elsewhere, builder, vector_bits)
+    def __init__(self, chain: Chain, outer: _DeadTiles, elsewhere: set[Buf], context, vector_bits: int):
+        super().__init__(chain, STRIP, elsewhere, context, vector_bits)
         self.span, self.outer = outer.span, outer
 
     def missed(self, at: int, k: int) -> Expr | None:
@@ -171,8 +171,8 @@ class _LiveStrips(Strips):
         def unless(normal: Expr, otherwise: int) -> Expr:
             if everywhere is None:
                 return normal
-            test = self.builder.op("eq", bool, everywhere, self._number(0))
-            return self.builder.select(test, normal, self._number(otherwise))
+            test = self.context.op("eq", bool, everywhere, self._number(0))
+            return self.context.select(test, normal, self._number(otherwise))
 
         low = self._strip_of(self._extreme("max", self.span.lows), 0) if self.span.lows else None
         high = self._number(self.full)
@@ -191,17 +191,17 @@ class _LiveStrips(Strips):
         test = self.pool.make("range", BOOL, (Affine.symbol(count), self.full, self.full + 1))
         if not isinstance(rest, str):
             return test
-        return self.builder.op("and", bool, test, self.pool.make("range", BOOL, (Affine.symbol(rest), 1, 2)))
+        return self.context.op("and", bool, test, self.pool.make("range", BOOL, (Affine.symbol(rest), 1, 2)))
 
     def _test_needs(self, needs: list[Expr], group: list[int]) -> Expr:
         """1 if one of the values is not zero at some point (NaN is not), as a scalar; else 0."""
         flags = []
         sizes = {d: n for at in group for d, n in self.run[at].dims.items()}
         for e in dict.fromkeys(needs):
-            dims = {d: sizes[d] for d in sizes if d in e.symbols} or {self.builder.names("d"): 1}
-            buf = self.builder.new_buffer((1,), INT32).buf
-            test = self.builder.op("ne", bool, e, self.builder.const(0, e.dtype))
-            value = self.builder.select(test, self._number(1), self._number(0))
+            dims = {d: sizes[d] for d in sizes if d in e.symbols} or {self.context.names("d"): 1}
+            buf = self.context.new_buffer((1,), INT32)
+            test = self.context.op("ne", bool, e, self.context.const(0, e.dtype))
+            value = self.context.select(test, self._number(1), self._number(0))
             result = Write(buf, (Affine(),), self.pool.make("acc", INT32, 0), inner=False)
             self.out.append(Nest(dims, tuple(dims), [Reduction("max", (value,), INT32)], [result]))
             flags.append(self.pool.make("load", INT32, (buf, (Affine(),), False)))
@@ -210,13 +210,13 @@ class _LiveStrips(Strips):
         return flags[0]
 
     def _op(self, name: str, *args: Expr) -> Expr:
-        return self.builder.op(name, INT32, *args)
+        return self.context.op(name, INT32, *args)
 
     def _number(self, n: int) -> Expr:
-        return self.builder.const(n, INT32)
+        return self.context.const(n, INT32)
 
     def _let(self, value: Expr) -> str:
-        name = self.builder.names("%s")
+        name = self.context.names("%s")
         self.out.append(Let(name, value))
         return name
 

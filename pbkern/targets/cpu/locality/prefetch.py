@@ -39,12 +39,12 @@ def fetch_rows(nest: Nest, vector_bits: int) -> None:
     if nest.fetch or any(is_matrix_product(nest, r) for r in nest.reductions):
         return
     schedule = choose(nest, vector_bits)
-    vector = schedule.vector
+    vector = schedule.along
     for e in nest.loads() if vector else ():
         if e.kind != "load" or flat_coefficient(e.info[0], e.info[1], vector) != 1:
             continue
         steps = {d: abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in nest.dims if d != vector}
-        row = min((d for d, step in steps.items() if step), key=steps.get, default=None)
+        row = min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
         if row is None:
             continue
         # Columns of a sum over rows are a register tile wide: one row's part is read after the other's.

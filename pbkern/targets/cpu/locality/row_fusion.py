@@ -16,42 +16,42 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, MAX_COLUMN_VECTORS, choose
 
-from .strip_mining import Chain, Run, Strips, even_part, runs
+from .strip_mining import Chain, Run, StripMinedLoop, even_part, runs
 
 # Rows of one loop: the additions to one accumulator in a row. Several loops join their sums.
 LONGEST = LONGEST_CHAIN_OF_FEW_PRODUCTS
 
 
-class _Rows(Strips):
+class _Rows(StripMinedLoop):
     """Strips of one row: a sum over all of them is as exact as one of an accumulator."""
 
     many = LONGEST
 
 
-def row_by_row(chain: Chain, elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt] | None:
+def fuse_over_rows(chain: Chain, elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt] | None:
     """The statements of a chain; None where it does not suit. elsewhere: buffers that others touch too."""
     if not _suits(chain, vector_bits):
         return None
     if chain.size <= LONGEST:
-        return _Rows(chain, 1, elsewhere, builder, vector_bits).statements()
-    out = Strips(chain, even_part(LONGEST, chain.size), elsewhere, builder, vector_bits).statements()
+        return _Rows(chain, 1, elsewhere, context, vector_bits).statements()
+    out = StripMinedLoop(chain, even_part(LONGEST, chain.size), elsewhere, context, vector_bits).statements()
     for k, s in enumerate(out):
         if isinstance(s, For):
             others = elsewhere | scratch.touched(out[:k] + out[k + 1:])
-            out[k] = replace(s, body=_rows_of(s.body, others, builder, vector_bits))
+            out[k] = replace(s, body=_rows_of(s.body, others, context, vector_bits))
     for low, high in list(runs(out))[::-1]:  # the rows that are left
         others = elsewhere | scratch.touched(out[:low] + out[high:])
-        out[low:high] = _rows_of(out[low:high], others, builder, vector_bits)
+        out[low:high] = _rows_of(out[low:high], others, context, vector_bits)
     return out
 
 
-def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], builder, vector_bits: int) -> list[Stmt]:
+def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt]:
     """A run of nests with those that make sums of rows in turn with what makes the rows."""
     run = Run(s for s in stmts if isinstance(s, Nest))
     for at, nest in enumerate(run):
         chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
         if chain is not None and chain.size > 1 and _suits(chain, vector_bits):
-            return _Rows(chain, 1, elsewhere, builder, vector_bits).statements()
+            return _Rows(chain, 1, elsewhere, context, vector_bits).statements()
     return stmts
 
 

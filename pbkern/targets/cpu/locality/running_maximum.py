@@ -26,9 +26,9 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Reduction, Stmt, Write
 
-from .exp_of_difference import Excess, Row, find_excess
+from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
-from .strip_mining import inside, runs
+from .strip_mining import inside, nests_of, runs
 
 # Strips of the shortest row that is cut, and how many ahead the next ones are asked for.
 FEWEST_STRIPS, STRIPS_AHEAD = 2, 2
@@ -38,26 +38,27 @@ WHOLE = 64
 NEAR = 4.0
 # The first level is the greatest of such a part of the first strip.
 FIRST_PART = 4
-HERE = Affine()  # the place of a scalar
+HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
 
-def level_exponentials(stmts: list[Stmt], builder, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+def use_running_maximum(stmts: list[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
     """Rewrites runs of nests over long rows, inner statements too, with strips of about `strip_bytes`.
 
     `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
     out = inside(stmts, elsewhere,
-                 lambda body, others: level_exponentials(body, builder, vector_bits, strip_bytes, others))
+                 lambda body, others: use_running_maximum(body, context, vector_bits, strip_bytes, others))
     touched = [scratch.touched([s]) for s in out]
     times = Counter(b for found in touched for b in found)
     for low, high in list(runs(out))[::-1]:
         mine = Counter(b for found in touched[low:high] for b in found)
         others = elsewhere.union(b for b, n in times.items() if n > mine[b])
-        found = next(find_excess(out[low:high], FEWEST_STRIPS * strip_bytes, builder.pool, vector_bits, others), None)
+        run = nests_of(out[low:high])
+        found = next(find_exp_of_difference(run, FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others), None)
         if found is not None:
-            out[low:high] = _Levels(found, strip_bytes, builder).statements()
+            out[low:high] = _RunningMaxima(found, strip_bytes, context).statements()
     return out
 
 
@@ -95,27 +96,27 @@ class _Strip:
     size: int
 
 
-class _Levels:
+class _RunningMaxima:
     """Statements in place of a run of nests."""
 
-    def __init__(self, excess: Excess, strip_bytes: int, builder):
-        self.excess, self.builder, self.pool = excess, builder, builder.pool
+    def __init__(self, excess: ExpOfDifference, strip_bytes: int, context):
+        self.excess, self.context, self.pool = excess, context, context.pool
         self.cut = _Cut.of(excess.greatest, strip_bytes)
         self.found, self.added = self._partials(excess.greatest), self._partials(excess.sums)
         dtype = self.found[excess.which].dtype  # half precision is carried in float32
-        self.level = builder.new_buffer((1,), dtype).buf
+        self.level = context.new_buffer((1,), dtype)
         self.levels, self.weights = self._buffer(dtype), self._buffer(dtype)
 
     def statements(self) -> list[Stmt]:
         e, out = self.excess, []
         for at, nest in enumerate(e.run):
             if at == e.at:
-                out += [*self._first_level(), *self._strips(self._one_pass)]
+                out += [*self._first_maximum(), *self._strips(self._one_pass)]
                 out.append(self._joined(e.greatest, self._greatest_of_strips()))
             elif at == e.later:
                 out.append(self._weighed_sums())
             elif any(load.info[0] in e.scaled for load in nest.loads()):
-                out += self._reader(Row.of(nest))
+                out += self._reader(Row.known(nest))
             else:
                 out.append(nest)
         return out
@@ -123,7 +124,7 @@ class _Levels:
     # ---- small makers
 
     def _buffer(self, dtype) -> Buf:
-        return self.builder.new_buffer((self.cut.count,), np.dtype(dtype)).buf
+        return self.context.new_buffer((self.cut.count,), np.dtype(dtype))
 
     def _partials(self, row: Row) -> list[Buf]:
         return [self._buffer(r.dtype) for r in row.nest.reductions]
@@ -140,7 +141,7 @@ class _Levels:
 
     def _strips(self, make: Callable[[_Strip], list[Stmt]]) -> list[Stmt]:
         """A loop over statements on strips, and those on the rest."""
-        cut, counter = self.cut, self.builder.names("%i")
+        cut, counter = self.cut, self.context.names("%i")
         number = Affine.symbol(counter)
         loop = For(counter, cut.full, make(_Strip(number * cut.length, number, cut.length)))
         if not cut.rest:
@@ -149,14 +150,14 @@ class _Levels:
 
     # ---- the pass over the row
 
-    def _first_level(self) -> list[Stmt]:
+    def _first_maximum(self) -> list[Stmt]:
         """The greatest of a part of the first strip; below everything where it is infinite."""
-        e, dtype, step = self.excess, self.level.dtype, self.builder.names("d")
+        e, dtype, step = self.excess, self.level.dtype, self.context.names("d")
         r = e.greatest.nest.reductions[e.which]
         of = self.pool.rename(r.args[0], e.greatest.places(Affine.symbol(step)))
         greatest = self.pool.make("acc", dtype, 0)
-        finite = self.builder.op("is_finite", BOOL, greatest)
-        first = self.builder.select(finite, greatest, self.builder.const(np.finfo(dtype).min, dtype))
+        finite = self.context.op("is_finite", BOOL, greatest)
+        first = self.context.select(finite, greatest, self.context.const(np.finfo(dtype).min, dtype))
         write = Write(self.level, (HERE,), first, inner=False)
         size = self.cut.length // FIRST_PART
         return [Nest({step: size}, (step,), [Reduction("greatest_number", (of,), dtype)], [write], at=e.greatest.nest.at)]
@@ -167,12 +168,12 @@ class _Levels:
         level, greatest = self._load(self.level, HERE), self._load(self.found[e.which], strip.number)
         sums = self._on_strip(e.sums, strip, self.added, lambda x: self._less(x, level))
         both = _side_by_side(self._found_on(strip), sums, self.pool)
-        above = self.builder.op("sub", dtype, greatest, level)
-        near = self.builder.op("le", BOOL, above, self.builder.const(NEAR, dtype))
-        zero, one = (self.builder.const(n, INT32) for n in range(2))
-        test = self.builder.names("%s")
+        above = self.context.op("sub", dtype, greatest, level)
+        near = self.context.op("le", BOOL, above, self.context.const(NEAR, dtype))
+        zero, one = (self.context.const(n, INT32) for n in range(2))
+        test = self.context.names("%s")
         raised = self._set(self.level, HERE, self._finite(greatest))
-        return [both, Let(test, self.builder.select(near, zero, one)), If(test, [[], [raised, sums]]),
+        return [both, Let(test, self.context.select(near, zero, one)), If(test, [[], [raised, sums]]),
                 self._set(self.levels, strip.number, level)]
 
     def _found_on(self, strip: _Strip) -> Nest:
@@ -183,7 +184,7 @@ class _Levels:
         return nest
 
     def _finite(self, x: Expr) -> Expr:
-        return self.builder.select(self.builder.op("is_finite", BOOL, x), x, self.builder.const(0, x.dtype))
+        return self.context.select(self.context.op("is_finite", BOOL, x), x, self.context.const(0, x.dtype))
 
     def _less(self, e: Expr, level: Expr) -> Expr:
         """An expression of the sums, its exponential of x less the level."""
@@ -196,7 +197,7 @@ class _Levels:
         self, row: Row, strip: _Strip, partials: list[Buf], change: Callable[[Expr], Expr] = lambda e: e
     ) -> Nest:
         """A nest on one strip of its row. What its reductions find goes to `partials`."""
-        nest, step = row.nest, self.builder.names("d")
+        nest, step = row.nest, self.context.names("d")
         writes = [w for w in nest.writes if w.inner or not nest.rdims]
         places = row.places(strip.start + Affine.symbol(step))
         rename = self.pool.renamer(places)
@@ -217,7 +218,7 @@ class _Levels:
 
     def _joined(self, row: Row, parts: list[Expr], inner: Iterable[Write] = ()) -> Nest:
         """A nest's results from those of strips, and `inner` writes for each strip; both are given at STRIP."""
-        d = self.builder.names("d")
+        d = self.context.names("d")
         places = row.places(HERE) | {"%strip": Affine.symbol(d)}
         rename = self.pool.renamer(places)
         writes = [_moved(w, places, rename) for w in (*inner, *(w for w in row.nest.writes if not w.inner))]
@@ -231,15 +232,15 @@ class _Levels:
         parts = self._parts(self.found)
         if self.excess.telling is not None:  # these are numbers: a sum says whether there was NaN
             told = self._load(self.added[self.excess.telling], STRIP)
-            is_nan = self.builder.op("ne", BOOL, told, told)
-            parts[self.excess.which] = self.builder.select(is_nan, told, parts[self.excess.which])
+            is_nan = self.context.op("ne", BOOL, told, told)
+            parts[self.excess.which] = self.context.select(is_nan, told, parts[self.excess.which])
         return parts
 
     def _weighed_sums(self) -> Nest:
         e, exp = self.excess, self.excess.exponential
         (difference,) = exp.args
         weight = self._again(exp, self._again(difference, self._load(self.levels, STRIP), difference.args[1]))
-        parts = [self.builder.op("mul", p.dtype, p, weight) if k in e.weighted else p
+        parts = [self.context.op("mul", p.dtype, p, weight) if k in e.weighted else p
                  for k, p in enumerate(self._parts(self.added))]
         return self._joined(e.sums, parts, [Write(self.weights, (STRIP,), weight)] if e.scaled else [])
 
@@ -252,7 +253,7 @@ class _Levels:
 
             def weighed(x: Expr) -> Expr | None:
                 read = x.kind == "load" and x.info[0] in self.excess.scaled
-                return self.builder.op("mul", x.dtype, x, weight) if read else None
+                return self.context.op("mul", x.dtype, x, weight) if read else None
 
             return [self._on_strip(row, strip, partials, self.pool.rewriter(weighed))]
 

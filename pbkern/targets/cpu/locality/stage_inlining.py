@@ -34,14 +34,14 @@ WORTH = 0.8
 FAR = 6.0
 
 
-def inline_stages(stmts: list[Stmt], builder, aliases: Aliases, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
+def inline_stages(stmts: list[Stmt], context, aliases: Aliases, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
     """Statements with nests taken into their only reader, where that is less work. `kept`: root buffers that others touch."""
-    return _Inliner(builder, aliases, vector_bits).all(stmts, kept)
+    return _Inliner(context, aliases, vector_bits).all(stmts, kept)
 
 
 class _Inliner:
-    def __init__(self, builder, aliases: Aliases, vector_bits: int):
-        self.builder, self.pool, self.aliases, self.vector_bits = builder, builder.pool, aliases, vector_bits
+    def __init__(self, context, aliases: Aliases, vector_bits: int):
+        self.context, self.pool, self.aliases, self.vector_bits = context, context.pool, aliases, vector_bits
 
     def all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
         """A list of statements and those inside them; others touch `kept`."""
@@ -59,7 +59,7 @@ class _Inliner:
 
     def _written_out(self, nest: Nest) -> Nest:
         """A nest of sums over a few elements as one of expressions."""
-        return sums_as_expressions(nest, self.builder, MOST_TERMS, MOST_NODES)
+        return sums_as_expressions(nest, self.context, MOST_TERMS, MOST_NODES)
 
     def _joined(self, body: _Body, at: int) -> tuple[int, Nest] | None:
         """(position of a nest, the one at `at` with it inside)."""
@@ -187,8 +187,8 @@ def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, s
             if (c, n) != (1, 1) or d not in reader.dims or dims.setdefault(d, m) != m:
                 return None
     live = {d for d, n in reader.dims.items() if n > 1}
-    theirs = {d for d, n in maker.dims.items() if n > 1}
-    return dims if dims.keys() >= live and theirs <= set(dims.values()) and len(set(dims.values())) == len(dims) else None
+    made_live = {d for d, n in maker.dims.items() if n > 1}
+    return dims if dims.keys() >= live and made_live <= set(dims.values()) and len(set(dims.values())) == len(dims) else None
 
 
 def _unit(maker: Nest) -> dict[str, Affine]:

@@ -13,7 +13,7 @@ strip. masked_strips.py and cache_blocking.py say when this pays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
-from pbkern.lower.rules.contractions import IDENTITY
+from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import choose, register_bits
 
 # reduction -> the operation that joins two states
@@ -57,6 +57,13 @@ def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
             if at - low >= 2:
                 yield low, at
             low = at + 1 if ends else at
+
+
+def nests_of(stmts: Sequence[Stmt]) -> list[Nest]:
+    """The statements of a run, which are nests."""
+    found = [s for s in stmts if isinstance(s, Nest)]
+    assert len(found) == len(stmts)
+    return found
 
 
 def even_part(length: int, size: int) -> int:
@@ -131,7 +138,7 @@ class Chain:
         self.axes[buf], writers = axis, 0
         for at, (other, i, written) in self.run.touching[buf.root]:
             n = self.run[at]
-            d = next(iter(i[axis].symbols), None) if other is buf and i[axis] is not None else None
+            d = next(iter(i[axis].symbols), "") if other is buf and i[axis] is not None else ""
             if d not in n.dims or n.dims[d] != self.size or n.ordered or axis_of(i, d) != axis:
                 return False
             if self.dims.setdefault(at, d) != d:
@@ -192,7 +199,7 @@ class Trips:
     all_live: Expr | None = None
 
 
-class Strips:
+class StripMinedLoop:
     """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too.
 
     many: strips beyond which sums keep what rounding loses.
@@ -200,9 +207,9 @@ class Strips:
 
     many = MANY_STRIPS
 
-    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], builder, vector_bits: int):
+    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], context, vector_bits: int):
         self.run, self.chain, self.length, self.elsewhere = chain.run, chain, length, elsewhere
-        self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
+        self.context, self.pool, self.vector_bits = context, context.pool, vector_bits
         self.full, self.rest = divmod(chain.size, length)
         self.out: list[Stmt] = []
 
@@ -232,13 +239,13 @@ class Strips:
         nests = [_StripNest(self, at, small, trips) for at in group]
         for n in nests:
             self.out += n.before()
-        counter = self.builder.names("%i")
+        counter = self.context.names("%i")
         start = (Affine.symbol(counter) + trips.first) * self.length
-        self.out.append(For(counter, trips.count, self.bodies(group, [n.body(start, self.length) for n in nests])))
+        self.out.append(For(counter, trips.count, [*self.bodies(group, [n.body(start, self.length) for n in nests])]))
         if self.rest:
             start = Affine((), self.full * self.length)
-            rest = [n.body(start, self.rest) for n in nests]
-            self.out += rest if trips.rest == 1 else [For(self.builder.names("%i"), trips.rest, rest)]
+            rest: list[Stmt] = [n.body(start, self.rest) for n in nests]
+            self.out += rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
         for n in nests:
             self.out += n.after()
 
@@ -252,7 +259,7 @@ class Strips:
             users = [at for at, a in self.run.touching[buf.root] if a[0] is buf]
             if inside.issuperset(users) and _fills(self.run[users[0]], buf):
                 shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
-                found[buf] = self.builder.new_buffer(shape, buf.dtype).buf
+                found[buf] = self.context.new_buffer(shape, buf.dtype)
         return found
 
 
@@ -265,9 +272,9 @@ def _fills(nest: Nest, buf: Buf) -> bool:
 class _StripNest:
     """One nest of a chain: its state between strips, its form on a strip, and its results."""
 
-    def __init__(self, strips: Strips, at: int, small: dict[Buf, Buf], trips: Trips):
+    def __init__(self, strips: StripMinedLoop, at: int, small: dict[Buf, Buf], trips: Trips):
         self.nest, self.d, self.at = strips.run[at], strips.chain.dims[at], at
-        self.strips, self.builder, self.pool = strips, strips.builder, strips.pool
+        self.strips, self.context, self.pool = strips, strips.context, strips.pool
         self.small, self.axes, self.trips = small, strips.chain.axes, trips
         self.states: list[Buf] = []
         self.lost: dict[int, Buf] = {}  # reduction -> what its state lacks, where that is kept
@@ -290,20 +297,20 @@ class _StripNest:
         """The states' starting values: what a reduction has seen of the masked elements that are skipped."""
         if not self.reduces:
             return []
-        lane = self.builder.names("d")
+        lane = self.context.names("d")
         dims = self.outer | ({lane: self.lanes} if self.lanes else {})
         writes = []
         for k, r in enumerate(self.nest.reductions):
-            buf, index = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf, self._state_index(Affine.symbol(lane))
+            buf, index = self.context.new_buffer(tuple(dims.values()), r.dtype), self._state_index(Affine.symbol(lane))
             self.states.append(buf)
-            start = self.builder.const(IDENTITY[r.op](r.dtype), r.dtype)
+            start = self.context.const(IDENTITY[r.op](r.dtype), r.dtype)
             missed = self.strips.missed(self.at, k)
             if missed is not None:
-                start = self.builder.select(self.trips.all_live, start, missed)
+                start = self.context.select(self.trips.all_live, start, missed)
             writes.append(Write(buf, index, start))
             if self._keeps_lost(r):
-                self.lost[k] = self.builder.new_buffer(tuple(dims.values()), r.dtype).buf
-                writes.append(Write(self.lost[k], index, self.builder.const(0, r.dtype)))
+                self.lost[k] = self.context.new_buffer(tuple(dims.values()), r.dtype)
+                writes.append(Write(self.lost[k], index, self.context.const(0, r.dtype)))
         return [Nest(dims, writes=writes, at=self.nest.at)]
 
     def _keeps_lost(self, r: Reduction) -> bool:
@@ -317,7 +324,7 @@ class _StripNest:
         r, state = self.nest.reductions[k], self.states[k]
 
         def op(name: str, x: Expr, y: Expr) -> Expr:
-            return self.builder.op(name, r.dtype, x, y)
+            return self.context.op(name, r.dtype, x, y)
 
         before, strip = self._load(state, index), self.pool.make("acc", r.dtype, k)
         joined = op(JOINS[r.op], before, strip)
@@ -333,12 +340,12 @@ class _StripNest:
         if k not in self.lost:
             return state
         lost, dtype = self._load(self.lost[k], index), state.dtype
-        finite = self.builder.op("eq", np.dtype(bool), lost, lost)
-        return self.builder.select(finite, self.builder.op("add", dtype, state, lost), state)
+        finite = self.context.op("eq", np.dtype(bool), lost, lost)
+        return self.context.select(finite, self.context.op("add", dtype, state, lost), state)
 
     def body(self, start: Affine, size: int) -> Nest:
         """The nest on elements start .. start + size - 1."""
-        lane, step = self.builder.names("d"), self.builder.names("d")
+        lane, step = self.context.names("d"), self.context.names("d")
         rdims = tuple(step if x == self.d else x for x in self.nest.rdims)
         if not self.lanes or size % self.lanes:
             return self._renamed(start, Affine.symbol(step), {step: size}, rdims, Affine())
@@ -373,8 +380,8 @@ class _StripNest:
         dims: dict[str, int] = {}
         for d, n in nest.dims.items():
             dims |= named if d == self.d else {d: n}
-        whole = Nest(dims, rdims, reductions, writes, at=nest.at)
-        return self._of_one_element(whole) if reductions and all(dims[d] == 1 for d in rdims) else whole
+        strip = Nest(dims, rdims, reductions, writes, at=nest.at)
+        return self._of_one_element(strip) if reductions and all(dims[d] == 1 for d in rdims) else strip
 
     def _of_one_element(self, nest: Nest) -> Nest:
         """The same without accumulators, of reductions of a single element."""
@@ -384,7 +391,7 @@ class _StripNest:
             r = nest.reductions[e.info]
             if r.op in ("argmax", "argmin"):
                 return r.args[1]  # the place, not the element
-            return self.builder.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
+            return self.context.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
 
         rewrite = self.pool.rewriter(term)
         writes = [w.mapped(rewrite, inner=True) for w in nest.writes]
@@ -394,7 +401,7 @@ class _StripNest:
         """The nest's results from the states."""
         if not self.reduces:
             return []
-        lane = self.builder.names("d")
+        lane = self.context.names("d")
         index = self._state_index(Affine.symbol(lane))
         states = [self._final(k, index) for k in range(len(self.states))]
         finals = [w for w in self.nest.writes if not w.inner]

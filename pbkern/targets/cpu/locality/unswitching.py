@@ -22,30 +22,30 @@ from pbkern.targets.cpu.schedule import register_promotion
 MOST_NODES, MOST_COPIES = 120, 12
 
 
-def unswitch(stmts: list[Stmt], builder, options) -> list[Stmt]:
+def unswitch(stmts: list[Stmt], context, options) -> list[Stmt]:
     """Copies nests, inner ones too, for the sides of their selects by scalars."""
     out: list[Stmt] = []
     for s in stmts:
         if isinstance(s, For) and register_promotion.plan(s, options.vector_bits, options.contract) is not None:
             out.append(s)  # it keeps scratch in registers, which branches would end
             continue
-        s = with_bodies(s, lambda body: unswitch(body, builder, options))
-        out += _copies(s, builder, MOST_COPIES)[0] if isinstance(s, Nest) else [s]
+        s = with_bodies(s, lambda body: unswitch(body, context, options))
+        out += _copies(s, context, MOST_COPIES)[0] if isinstance(s, Nest) else [s]
     return out
 
 
-def _copies(nest: Nest, builder, most: int) -> tuple[list[Stmt], int]:
+def _copies(nest: Nest, context, most: int) -> tuple[list[Stmt], int]:
     """(statements in the nest's place, how many copies of it they hold)."""
-    select = _choice(nest, builder.pool) if most > 1 else None
+    select = _choice(nest, context.pool) if most > 1 else None
     if select is None:
         return [nest], 1
-    test, name = select.args[0], builder.names("%s")
+    test, name = select.args[0], context.names("%s")
     bodies, room = [], most
     for taken in range(2):
-        body, count = _copies(_settled(nest, test, taken, builder.pool), builder, room - (taken == 0))
+        body, count = _copies(_settled(nest, test, taken, context.pool), context, room - (taken == 0))
         bodies.append(body)
         room -= count
-    return [Let(name, builder.clamped(test, None)), If(name, bodies)], most - room
+    return [Let(name, context.clamped(test, None)), If(name, bodies)], most - room
 
 
 def _choice(nest: Nest, pool: Pool) -> Expr | None:

@@ -35,37 +35,37 @@ class _Start:
         return self.within + Affine.symbol(names[self.start])
 
 
-def loop_over_starts(stmts: list[Stmt], builder, vector_bits: int, bounds: Bounds) -> list[Stmt]:
+def scalarise_window_gathers(stmts: list[Stmt], context, vector_bits: int, bounds: Bounds) -> list[Stmt]:
     """Makes the loops, in inner statements too. `bounds` of runtime symbols that are known."""
     out: list[Stmt] = []
     for s in stmts:
         inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
-        s = with_bodies(s, lambda body, inner=inner: loop_over_starts(body, builder, vector_bits, inner))
-        out.append(_loop(s, builder, vector_bits, bounds) if isinstance(s, Nest) else s)
+        s = with_bodies(s, functools.partial(scalarise_window_gathers, context=context, vector_bits=vector_bits, bounds=inner))
+        out.append(_loop(s, context, vector_bits, bounds) if isinstance(s, Nest) else s)
     return out
 
 
-def _loop(nest: Nest, builder, vector_bits: int, bounds: Bounds) -> Stmt:
-    windows = _windows(nest, builder, vector_bits, bounds)
+def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
+    windows = _windows(nest, context, vector_bits, bounds)
     if not windows:
         return nest
     outer = _outer(nest, windows)
-    counters = {d: builder.names("%w") for d in outer}
+    counters = {d: context.names("%w") for d in outer}
     places = {d: Affine.symbol(c) for d, c in counters.items()}
-    rename = builder.pool.renamer(places)
+    rename = context.pool.renamer(places)
     names: dict[Expr, str] = {}
     for starts in windows.values():
         for s in starts:
-            names.setdefault(s.start, builder.names("%s"))
+            names.setdefault(s.start, context.names("%s"))
 
     def loaded(e: Expr) -> Expr | None:
         if e not in windows:
             return None
         starts = iter(windows[e])
         index = tuple(next(starts).named(names) if i is None else i for i in e.info[1])
-        return builder.pool.make("load", e.dtype, (e.info[0], index, False))
+        return context.pool.make("load", e.dtype, (e.info[0], index, False))
 
-    body = nest.mapped(builder.pool.rewriter(loaded)).mapped(rename)
+    body = nest.mapped(context.pool.rewriter(loaded)).mapped(rename)
     writes = [replace(w, index=tuple(i.substitute(places.get) for i in w.index)) for w in body.writes]
     body = replace(body, dims={d: n for d, n in nest.dims.items() if d not in counters}, writes=writes)
     found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
@@ -74,12 +74,12 @@ def _loop(nest: Nest, builder, vector_bits: int, bounds: Bounds) -> Stmt:
     return found[0]
 
 
-def _windows(nest: Nest, builder, vector_bits: int, bounds: Bounds) -> dict[Expr, list[_Start]]:
+def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Expr, list[_Start]]:
     """Gathers of windows -> the starts along their gathered axes. Empty where a loop would not pay."""
     if nest.ordered or nest.moves() or any(is_written(e, nest) for e in nest.loads()):
         return {}
-    fold = Folder(builder.pool, {**bounds, **{d: (0, max(n - 1, 0)) for d, n in nest.dims.items()}})
-    found = {e: _starts(e, fold, builder) for e in nest.nodes() if e.kind == "gather"}
+    fold = Folder(context.pool, {**bounds, **{d: (0, max(n - 1, 0)) for d, n in nest.dims.items()}})
+    found = {e: _starts(e, fold, context) for e in nest.nodes() if e.kind == "gather"}
     windows = {e: starts for e, starts in found.items() if starts}
     outer = _outer(nest, windows)
     inner = [d for d in nest.dims if d not in outer]
@@ -97,7 +97,7 @@ def _outer(nest: Nest, windows: dict[Expr, list[_Start]]) -> list[str]:
     return [d for d in nest.dims if d in symbols]
 
 
-def _starts(gather: Expr, fold: Folder, builder) -> list[_Start]:
+def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
     """The starts of a gather that certainly stays inside of its array; empty for others."""
     buf, index = gather.info
     extents = [n for i, n in zip(index, buf.shape) if i is None]
@@ -110,8 +110,8 @@ def _starts(gather: Expr, fold: Folder, builder) -> list[_Start]:
         rest = [t for t in terms if t.kind != "index"]
         if not rest:
             return []
-        within = sum((t.info for t in terms if t.kind == "index"), Affine())
-        starts.append(_Start(within, functools.reduce(lambda a, b: builder.op("add", a.dtype, a, b), rest)))
+        within: Affine = sum((t.info for t in terms if t.kind == "index"), Affine())
+        starts.append(_Start(within, functools.reduce(lambda a, b: context.op("add", a.dtype, a, b), rest)))
     return starts
 
 

@@ -27,7 +27,7 @@ MIN_DEPTH, MAX_DEPTH = 16, 8192
 MIN_REUSE = 8
 
 
-def read_narrow(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
+def sink_widening_casts(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     """Statements whose products of converted integers read narrow ones, where they come from if they are mere copies.
 
     `kept`: buffers that are touched around `stmts`, or keep their values between programs.
@@ -35,7 +35,7 @@ def read_narrow(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
     narrow = _narrow_scratch(stmts, kept)
     if not narrow:
         return stmts
-    return _without_copies(_stored_narrow(stmts, _Twins(narrow, builder)), builder, kept)
+    return _without_copies(_stored_narrow(stmts, _WidenedPairs(narrow, context)), context, kept)
 
 
 # ---------------------------------------------------------------- scratch of narrow integers
@@ -48,7 +48,7 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     for w in (w for n in nests for w in n.writes):
         if w.buf.root.arena and w.buf.root.dtype == INT32 and w.buf.root not in kept:
             found.setdefault(w.buf.root, set()).add(_narrow_type(w))
-    types = {b: np.dtype(*names) for b, names in found.items() if len(names) == 1 and names <= set(NARROW)}
+    types = {b: np.dtype(next(iter(names))) for b, names in found.items() if len(names) == 1 and names <= set(NARROW)}
     views = {b.root for n in nests for b in _other_accesses(n)} | _touched_by_others(stmts)
     types = {b: t for b, t in types.items() if b not in views}
     read = set().union(*(_operands(n) for n in nests if _suits(n, types)))
@@ -95,32 +95,32 @@ def _suits(s: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(s.reuse(e) >= MIN_REUSE for e in args)
 
 
-class _Twins:
+class _WidenedPairs:
     """Narrow buffers in place of wide ones, and of views of them."""
 
-    def __init__(self, types: dict[Buf, np.dtype], builder):
-        self.types, self.builder, self.made = types, builder, dict[Buf, Buf]()
+    def __init__(self, types: dict[Buf, np.dtype], context):
+        self.types, self.context, self.made = types, context, dict[Buf, Buf]()
 
     def of(self, buf: Buf) -> Buf:
         if buf not in self.made:
             if buf.storage is None:
-                self.made[buf] = self.builder.new_buffer(buf.shape, self.types[buf]).buf
+                self.made[buf] = self.context.new_buffer(buf.shape, self.types[buf])
             else:
                 self.made[buf] = replace(buf, dtype=self.types[buf.root], storage=self.of(buf.storage))
         return self.made[buf]
 
 
-def _stored_narrow(stmts: list[Stmt], twins: _Twins) -> list[Stmt]:
-    builder = twins.builder
+def _stored_narrow(stmts: list[Stmt], twins: _WidenedPairs) -> list[Stmt]:
+    context = twins.context
 
     def widened(e: Expr) -> Expr | None:
         if e.kind != "load" or e.info[0].root not in twins.types:
             return None
         buf = twins.of(e.info[0])
-        load = builder.pool.make("load", buf.dtype, (buf, *e.info[1:]))
-        return builder.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
+        load = context.pool.make("load", buf.dtype, (buf, *e.info[1:]))
+        return context.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
 
-    rewrite = builder.pool.rewriter(widened)
+    rewrite = context.pool.rewriter(widened)
 
     def written(w: Write) -> Write:
         if w.buf.root not in twins.types:
@@ -139,22 +139,22 @@ def _stored_narrow(stmts: list[Stmt], twins: _Twins) -> list[Stmt]:
 # ---------------------------------------------------------------- copies
 
 
-def _without_copies(stmts: list[Stmt], builder, kept: set[Buf]) -> list[Stmt]:
+def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     """Products read narrow integers where they come from, not copies of them."""
-    stmts = inside(stmts, kept, lambda body, others: _without_copies(body, builder, others))
+    stmts = inside(stmts, kept, lambda body, others: _without_copies(body, context, others))
     stmts = [part for s in stmts for part in _apart(s)]
     copies = {w.buf: w for s in stmts if (w := _copy(s)) is not None and w.buf not in kept}
     written = scratch.written(stmts)
     copies = {b: w for b, w in copies.items() if w.value.info[0].root not in written and _writers(stmts, b) == 1}
-    out = [_from_source(s, copies, builder) for s in stmts]
-    read = [s for s in out if _copy(s) is None or _copy(s).buf not in copies]
+    out = [_from_source(s, copies, context) for s in stmts]
+    read = [s for s in out if (w := _copy(s)) is None or w.buf not in copies]
     unread = copies.keys() - scratch.touched(read)
-    return [s for s in out if _copy(s) is None or _copy(s).buf not in unread]
+    return [s for s in out if (w := _copy(s)) is None or w.buf not in unread]
 
 
 def _apart(s: Stmt) -> list[Stmt]:
     """Copies of one nest as a nest each: those of operands of one shape have been merged."""
-    parts = [replace(s, writes=[w]) for w in s.writes] if isinstance(s, Nest) else []
+    parts: list[Stmt] = [replace(s, writes=[w]) for w in s.writes] if isinstance(s, Nest) else []
     return parts if len(parts) > 1 and all(_copy(p) is not None for p in parts) else [s]
 
 
@@ -176,7 +176,7 @@ def _copy(s: Stmt) -> Write | None:
     return w if whole and known else None
 
 
-def _from_source(s: Stmt, copies: dict[Buf, Write], builder) -> Stmt:
+def _from_source(s: Stmt, copies: dict[Buf, Write], context) -> Stmt:
     if not isinstance(s, Nest) or not _suits(s, {}):
         return s
 
@@ -184,7 +184,7 @@ def _from_source(s: Stmt, copies: dict[Buf, Write], builder) -> Stmt:
         if e.kind != "load" or e.info[0] not in copies or e.info[2]:
             return None
         w = copies[e.info[0]]
-        return builder.pool.rename(w.value, {i.terms[0][0]: at for i, at in zip(w.index, e.info[1]) if i.terms})
+        return context.pool.rename(w.value, {i.terms[0][0]: at for i, at in zip(w.index, e.info[1]) if i.terms})
 
-    args = tuple(builder.pool.rewrite(e, source) for e in s.reductions[0].args)
+    args = tuple(context.pool.rewrite(e, source) for e in s.reductions[0].args)
     return replace(s, reductions=[replace(s.reductions[0], args=args)])

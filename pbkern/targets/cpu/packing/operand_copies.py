@@ -27,7 +27,7 @@ PADDING = 16
 
 
 @dataclass
-class Staged:
+class OperandCopies:
     """Copies of operands that were made earlier in a list of statements; `written` buffers may have changed since."""
 
     written: set[Buf]
@@ -44,17 +44,17 @@ class _Span:
     place: Affine
 
 
-def copied_as(dtype: np.dtype) -> np.dtype:
+def copy_dtype(dtype: np.dtype) -> np.dtype:
     """Elements of a copy: small floats in the type that they are multiplied in."""
     return np.dtype(np.float32) if compute_el(dtype) == "f32" else dtype
 
 
-def is_dear(e: Expr) -> bool:
+def is_expensive(e: Expr) -> bool:
     """A load that converts its elements, or that may lie outside its array and is tested."""
-    return e.kind == "load" and (copied_as(e.info[0].dtype) != e.info[0].dtype or e.info[2])
+    return e.kind == "load" and (copy_dtype(e.info[0].dtype) != e.info[0].dtype or e.info[2])
 
 
-def stage(nest: Nest, load: Expr, dtype: np.dtype, builder, out: list[Stmt], staged: Staged) -> Expr | None:
+def stage(nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], staged: OperandCopies) -> Expr | None:
     """The load from a copy, made by a statement that is added to `out` if there is none yet. None where places are diagonal."""
     spans = _spans(load, nest)
     if not spans:
@@ -63,10 +63,10 @@ def stage(nest: Nest, load: Expr, dtype: np.dtype, builder, out: list[Stmt], sta
     rows, row = _split(spans, nest)
     sizes = [s.size for s in rows]
     shape = (*sizes, math.prod(s.size for s in row) + (PADDING if rows else 0))
-    names = [builder.names("d") for _ in spans]
+    names = [context.names("d") for _ in spans]
 
     def within(places: list[Affine]) -> tuple[Affine, ...]:
-        flat = Affine()
+        flat: Affine = Affine()
         for s, place in zip(row, places[len(rows) :]):
             flat = flat * s.size + place
         return *places[: len(rows)], flat
@@ -75,18 +75,18 @@ def stage(nest: Nest, load: Expr, dtype: np.dtype, builder, out: list[Stmt], sta
     key = (source, guard, dtype, tuple(start), tuple((s.axis, s.step, s.size) for s in spans), len(rows))
     buf = staged.copies.get(key)
     if buf is None:
-        buf = builder.new_buffer(shape, dtype).buf
+        buf = context.new_buffer(shape, dtype)
         for s, name in zip(spans, names):
             start[s.axis] += Affine.symbol(name, s.step)
-        copied = builder.pool.make("load", load.dtype, (source, tuple(start), guard))
+        copied = context.pool.make("load", load.dtype, (source, tuple(start), guard))
         write = Write(buf, within([*map(Affine.symbol, names)]), copied)
         out.append(Nest(dict(zip(names, (s.size for s in spans))), writes=[write], at=nest.at))
         if source.root not in staged.written:
             staged.copies[key] = buf
-    return builder.pool.make("load", load.dtype, (buf, within([s.place for s in spans]), False))
+    return context.pool.make("load", load.dtype, (buf, within([s.place for s in spans]), False))
 
 
-def rows_collide(nest: Nest, load: Expr, reuse: int) -> bool:
+def rows_conflict(nest: Nest, load: Expr, reuse: int) -> bool:
     """Whether the rows of a broadcast operand fall into few cache sets, and are read so often that a copy of them pays."""
     spans = _spans(load, nest)
     if not spans:

@@ -48,17 +48,19 @@ class Words:
         return math.prod(self.nest.dims[d] for d in self.nest.rdims)
 
 
-def pair_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Words | None:
+def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
     """None if the operands are not of 16 bits, or cannot be widened to them, or of odd depth."""
     r, k = nest.reductions[0], depth_dim(nest, still, 2)
     if k is None:
         return None
     if options.bf16_pairs and r.dtype == np.float32 and _is_plain_bfloat16(moving) and _is_plain_bfloat16(still):
-        broadcast = _words_in_place(still, k, builder)
-        return broadcast and _over_pairs(nest, BFLOAT16, k, still, _interleaved(moving, k, builder), broadcast, [])
+        broadcast = _words_in_place(still, k, context)
+        if broadcast is None:
+            return None
+        return _over_pairs(nest, BFLOAT16, k, still, _interleaved(moving, k, context), broadcast, [])
     if options.vnni and r.dtype == INT32 and is_narrow_integer(moving) and is_narrow_integer(still):
-        copy, broadcast = _staged_words(nest, still, k, builder)
-        return _over_pairs(nest, INT16, k, still, _integer_pair(moving, k, builder), broadcast, [copy])
+        copy, broadcast = _staged_words(nest, still, k, context)
+        return _over_pairs(nest, INT16, k, still, _integer_pair(moving, k, context), broadcast, [copy])
     return None
 
 
@@ -76,20 +78,20 @@ def over_words(nest: Nest, k: str, count: int) -> tuple[dict[str, int], tuple[st
     return {d: n for d, n in nest.dims.items() if d != k} | {k: nest.dims[k] // count}, (*(d for d in nest.rdims if d != k), k)
 
 
-def in_whole_words(nest: Nest, count: int, builder) -> Nest:
+def in_whole_words(nest: Nest, count: int, context) -> Nest:
     """A product of integers whose depth words of `count` elements divide: what is left over is added to the sums."""
     r, inner = nest.reductions[0], [d for d in nest.rdims if nest.dims[d] > 1]
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
     if not rest or nest.dims[inner[0]] < SHALLOW * count or r.dtype != INT32 or any(w.inner for w in nest.writes):
         return nest
     depth = nest.dims[inner[0]] - rest
-    places = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
-    terms = [builder.op("mul", INT32, *(builder.pool.rename(a, at) for a in r.args)) for at in places]
+    places: list[dict[str, Affine]] = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
+    terms = [context.op("mul", INT32, *(context.pool.rename(a, at) for a in r.args)) for at in places]
 
     def added(e: Expr) -> Expr | None:
-        return functools.reduce(lambda x, y: builder.op("add", INT32, x, y), terms, e) if e.kind == "acc" else None
+        return functools.reduce(lambda x, y: context.op("add", INT32, x, y), terms, e) if e.kind == "acc" else None
 
-    whole = builder.pool.rewriter(added)
+    whole = context.pool.rewriter(added)
     writes = [replace(w, value=whole(w.value), mask=w.mask and whole(w.mask)) for w in nest.writes]
     return replace(nest, dims=nest.dims | {inner[0]: depth}, writes=writes)
 
@@ -104,7 +106,7 @@ def _over_pairs(nest: Nest, op: str, k: str, still: Expr, packed: Expr, broadcas
 # ---------------------------------------------------------------- bfloat16
 
 
-def _words_in_place(still: Expr, k: str, builder) -> Expr | None:
+def _words_in_place(still: Expr, k: str, context) -> Expr | None:
     """The pair at 2k, read as one word, if pairs start at even places."""
     flat = flat_index(*still.info[:2])
     rest = flat - Affine.symbol(k, flat.coefficient(k))
@@ -112,24 +114,24 @@ def _words_in_place(still: Expr, k: str, builder) -> Expr | None:
         return None
     words = Buf(f"{still.info[0].name}.words", (max(still.info[0].root.size // 2, 1),), INT32, storage=still.info[0].root)
     half = Affine.make({s: c // 2 for s, c in rest.terms}, rest.const // 2) + Affine.symbol(k)
-    return builder.pool.make("load", INT32, (words, (half,), False))
+    return context.pool.make("load", INT32, (words, (half,), False))
 
 
 def _is_plain_bfloat16(e: Expr) -> bool:
     return e.kind == "load" and not e.info[2] and e.info[0].dtype.name == "bfloat16" and e.info[0].root.dtype.name == "bfloat16"
 
 
-def _interleaved(moving: Expr, k: str, builder) -> Expr:
+def _interleaved(moving: Expr, k: str, context) -> Expr:
     """moving[2k] in the lower half of a word, moving[2k + 1] in the upper one."""
-    buf, pool = moving.info[0], builder.pool
+    buf, pool = moving.info[0], context.pool
     bits = Buf(f"{buf.name}.bits", buf.shape, UINT16, storage=buf)
     halves = []
     for offset in (0, 1):
         index = tuple(i.substitute({k: Affine.symbol(k, 2) + offset}.get) for i in moving.info[1])
         e = pool.make("load", UINT16, (bits, index, False))
-        halves.append(builder.op("convert_element_type", UINT32, e, params={"new_dtype": UINT32}))
-    upper = builder.op("shift_left", UINT32, halves[1], builder.const(16, UINT32))
-    return builder.op("or", UINT32, halves[0], upper)
+        halves.append(context.op("convert_element_type", UINT32, e, params={"new_dtype": UINT32}))
+    upper = context.op("shift_left", UINT32, halves[1], context.const(16, UINT32))
+    return context.op("or", UINT32, halves[0], upper)
 
 
 # ---------------------------------------------------------------- narrow integers
@@ -141,18 +143,18 @@ def is_narrow_integer(e: Expr) -> bool:
             and e.args[0].dtype.name in NARROW)
 
 
-def _integer_pair(e: Expr, k: str, builder) -> Expr:
+def _integer_pair(e: Expr, k: str, context) -> Expr:
     """e[2k] in the lower half of a word, e[2k + 1] in the upper one, both as int16."""
-    low, high = (builder.pool.rename(e, {k: Affine.symbol(k, 2) + offset}) for offset in (0, 1))
-    low = builder.op("and", INT32, low, builder.const(0xFFFF, INT32))
-    return builder.op("or", INT32, low, builder.op("shift_left", INT32, high, builder.const(16, INT32)))
+    low, high = (context.pool.rename(e, {k: Affine.symbol(k, 2) + offset}) for offset in (0, 1))
+    low = context.op("and", INT32, low, context.const(0xFFFF, INT32))
+    return context.op("or", INT32, low, context.op("shift_left", INT32, high, context.const(16, INT32)))
 
 
-def _staged_words(nest: Nest, still: Expr, k: str, builder) -> tuple[Nest, Expr]:
+def _staged_words(nest: Nest, still: Expr, k: str, context) -> tuple[Nest, Expr]:
     """A copy of the broadcast operand as words, and the word at its place."""
     dims = {d: n // 2 if d == k else n for d, n in nest.dims.items() if d in still.symbols and d != k} | {k: nest.dims[k] // 2}
     *rows, depth = dims.values()
-    buf = builder.new_buffer((*rows, depth + PADDING), INT32).buf
+    buf = context.new_buffer((*rows, depth + PADDING), INT32)
     index = tuple(map(Affine.symbol, dims))
-    copy = Nest(dims, writes=[Write(buf, index, _integer_pair(still, k, builder))], at=nest.at)
-    return copy, builder.pool.make("load", INT32, (buf, index, False))
+    copy = Nest(dims, writes=[Write(buf, index, _integer_pair(still, k, context))], at=nest.at)
+    return copy, context.pool.make("load", INT32, (buf, index, False))

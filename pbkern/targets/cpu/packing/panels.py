@@ -19,10 +19,10 @@ from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, w
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, contraction_tile, register_bits
 
-from .operand_copies import Staged, copied_as, is_dear, rows_collide, stage
+from .operand_copies import OperandCopies, copy_dtype, is_expensive, rows_conflict, stage
 from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
-from .swap_operands import summed_apart, turned
+from .swap_operands import summed_in_scratch, turned
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
@@ -41,67 +41,67 @@ MIN_COLUMNS, FEW_COLUMNS = 8, 15
 SIDE_BY_SIDE = 6, 4
 
 
-def pack(nest: Nest, builder, options, staged: Staged, turn: bool = True) -> list[Stmt]:
+def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True) -> list[Stmt]:
     """The nest alone, or with copies of operands before it. `options`: LowerOptions; `turn`: vectors may be moved."""
     found = product_operands(nest)
     if found is not None and options.contract:  # lanes would be partial sums: only where sums may be reassociated
         vector, moving, still = found
-        narrow = _along_reduction(*_in_pairs(nest, moving, still, builder, options), vector, builder, options.vector_bits)
+        narrow = _along_reduction(*_in_pairs(nest, moving, still, context, options), vector, context, options.vector_bits)
         if narrow is not None:
             return narrow
-    other = turned(nest, found and found[0], builder, options, staged) if turn else None
+    other = turned(nest, found and found[0], context, options, staged) if turn else None
     if other is not None:
         products, copy = other
-        return [*_packed(products, builder, options, staged), copy]
+        return [*_packed(products, context, options, staged), copy]
     if found is None:
         return [nest]
     vector, moving, still = found
     if nest.dims[vector] < MIN_COLUMNS:
         out = list[Stmt]()
-        nest, _ = _stage_still(nest, still, True, builder, out, staged)
+        nest, _ = _stage_still(nest, still, True, context, out, staged)
         return [*out, nest]
-    return _along_columns(nest, vector, moving, still, builder, options, staged)
+    return _along_columns(nest, vector, moving, still, context, options, staged)
 
 
-def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, builder, options, staged: Staged) -> list[Stmt]:
+def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, options, staged: OperandCopies) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they lie."""
     width, _ = contraction_tile(nest, vector, options.vector_bits)
-    out, trial = list[Stmt](), Staged(staged.written, dict(staged.copies))
-    spread, apart = _stage_still(nest, still, False, builder, out, trial)
-    words = _in_words(spread, moving, apart, vector, width, builder, options)
+    out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
+    spread, apart = _stage_still(nest, still, False, context, out, trial)
+    words = _in_words(spread, moving, apart, vector, width, context, options)
     if words is not None:
         staged.copies = trial.copies
-        panels = _panels(words.nest, words.packed, vector, width, builder, options.vector_bits, words.shift)
+        panels = _panels(words.nest, words.packed, vector, width, context, options.vector_bits, words.shift)
         return out + words.before + panels
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     pays, fits = _panel_pays(nest, moving, vector, depth), depth * width * 4 <= PANEL_BYTES
     if pays and not fits and options.contract and not any(w.inner for w in nest.writes):
-        products, copy = summed_apart(nest, vector, builder, options)
-        return [*_packed(products, builder, options, staged), copy]
+        products, copy = summed_in_scratch(nest, vector, context, options)
+        return [*_packed(products, context, options, staged), copy]
     out = []
-    nest, _ = _stage_still(nest, still, True, builder, out, staged)
+    nest, _ = _stage_still(nest, still, True, context, out, staged)
     if pays and fits:
-        return out + _panels(nest, moving, vector, width, builder, options.vector_bits)
+        return out + _panels(nest, moving, vector, width, context, options.vector_bits)
     if out:
         nest.schedule = contraction_tile(nest, vector, options.vector_bits)[1]
     return [*out, nest]
 
 
-def _packed(stmts: list[Stmt], builder, options, staged: Staged) -> list[Stmt]:
+def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
     """The statements with every product in them packed."""
     out = []
     for s in stmts:
-        s = with_bodies(s, lambda inner: _packed(inner, builder, options, staged))
-        out += pack(s, builder, options, staged, turn=False) if isinstance(s, Nest) and s.reductions else [s]
+        s = with_bodies(s, lambda inner: _packed(inner, context, options, staged))
+        out += pack(s, context, options, staged, turn=False) if isinstance(s, Nest) and s.reductions else [s]
     return out
 
 
-def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, builder, options) -> Words | None:
+def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, context, options) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
     if nest.reuse(moving) < 4:
         return None
     for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
-        found = words(in_whole_words(nest, count, builder), moving, still, builder, options)
+        found = words(in_whole_words(nest, count, context), moving, still, context, options)
         if found is None or found.depth * width * 4 > PANEL_BYTES:
             continue
         if _panel_pays(found.nest, found.packed, vector, found.depth):
@@ -125,15 +125,15 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     return vector, moving, still
 
 
-def _in_pairs(nest: Nest, moving: Expr, still: Expr, builder, options) -> tuple[Nest, Expr, Expr]:
+def _in_pairs(nest: Nest, moving: Expr, still: Expr, context, options) -> tuple[Nest, Expr, Expr]:
     """A product and its operands, over words where `still` can be read so in place."""
-    paired = pair_products(nest, moving, still, builder, options) if still.dtype.name == "bfloat16" else None
+    paired = pair_products(nest, moving, still, context, options) if still.dtype.name == "bfloat16" else None
     if paired is None:
         return nest, moving, still
     return paired.nest, paired.packed, paired.still
 
 
-def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, builder, vector_bits: int) -> list[Stmt] | None:
+def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, context, vector_bits: int) -> list[Stmt] | None:
     """A product with few columns: vectors along the reduction, on the columns' transpose. None where that does not suit.
 
     Each row of the other operand, contiguous along the reduction, is then read once in whole vectors.
@@ -153,9 +153,9 @@ def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, builder
     for last in [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]:  # made along rows, then turned
         sizes = {d: nest.dims[d] for d in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
-        buf, index = builder.new_buffer((*outer, length + PADDING), moving.dtype).buf, tuple(map(Affine.symbol, sizes))
+        buf, index = context.new_buffer((*outer, length + PADDING), moving.dtype), tuple(map(Affine.symbol, sizes))
         copies.append(Nest(sizes, writes=[Write(buf, index, turned)], at=nest.at))
-        turned = builder.pool.make("load", moving.dtype, (buf, index, False))
+        turned = context.pool.make("load", moving.dtype, (buf, index, False))
     product = _replace_operand(nest, moving, turned)
     jammed = -(-columns // -(-columns // SIDE_BY_SIDE[1]))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], SIDE_BY_SIDE[0])}
@@ -181,7 +181,7 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
     reuse = nest.reuse(moving)
     if moving.kind != "load":
         return reuse > 1
-    if is_dear(moving) and reuse >= MIN_REUSE:
+    if is_expensive(moving) and reuse >= MIN_REUSE:
         return True
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
@@ -195,14 +195,16 @@ def _row_bytes(load: Expr, dim: str) -> int:
     return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
 
 
-def _stage_still(nest: Nest, still: Expr, converted: bool, builder, out: list[Stmt], staged: Staged) -> tuple[Nest, Expr]:
+def _stage_still(
+    nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
+) -> tuple[Nest, Expr]:
     """The product with a copy of its broadcast operand, and that, where its rows collide in the cache, or, with `converted`,
     where reading it is dear; else as they are."""
     if still.kind != "load":
         return nest, still
     reuse, dtype = nest.reuse(still), still.info[0].dtype
-    pays = rows_collide(nest, still, reuse) or converted and is_dear(still) and reuse >= MIN_ROW_REUSE
-    copy = stage(nest, still, copied_as(dtype) if converted else dtype, builder, out, staged) if pays else None
+    pays = rows_conflict(nest, still, reuse) or converted and is_expensive(still) and reuse >= MIN_ROW_REUSE
+    copy = stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged) if pays else None
     return (nest, still) if copy is None else (_replace_operand(nest, still, copy), copy)
 
 
@@ -213,20 +215,20 @@ def _replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
 
 
 def _panels(
-    nest: Nest, moving: Expr, vector: str, width: int, builder, vector_bits: int, shift: Reduction | None = None
+    nest: Nest, moving: Expr, vector: str, width: int, context, vector_bits: int, shift: Reduction | None = None
 ) -> list[Stmt]:
     """for batch..., for group of panels: pack the group, then the contraction over each; a last, narrower panel.
 
     `shift`: a reduction of packed elements that is subtracted from the results.
     """
     outer = [d for d in nest.dims if d in moving.symbols and d != vector and d not in nest.rdims and nest.dims[d] > 1]
-    counters = {d: builder.names("%i") for d in outer}
+    counters = {d: context.names("%i") for d in outer}
     full, rest = divmod(nest.dims[vector], width)
-    panels = _Panels(nest, moving, vector, counters, builder, vector_bits, shift)
+    panels = _Panels(nest, moving, vector, counters, context, vector_bits, shift)
     size = _group_size(moving, vector, full)
     stmts: list[Stmt] = []
     if full // size:
-        group = builder.names("%i")
+        group = context.names("%i")
         stmts.append(For(group, full // size, panels.group(Affine.symbol(group) * (size * width), size, width)))
     if full % size:
         stmts += panels.group(Affine((), full // size * size * width), full % size, width)
@@ -253,11 +255,11 @@ class _Panels:
     """The statements of one contraction's panels."""
 
     def __init__(
-        self, nest: Nest, moving: Expr, vector: str, counters: dict[str, str], builder, vector_bits: int,
+        self, nest: Nest, moving: Expr, vector: str, counters: dict[str, str], context, vector_bits: int,
         shift: Reduction | None,
     ):  # fmt: skip
         self.nest, self.moving, self.vector, self.counters, self.shift = nest, moving, vector, counters, shift
-        self.builder, self.pool, self.vector_bits = builder, builder.pool, vector_bits
+        self.context, self.pool, self.vector_bits = context, context.pool, vector_bits
         self.reduced = [d for d in nest.rdims if nest.dims[d] > 1]
         self.tile = 0  # vectors of a full panel's register tile; full panels come first
 
@@ -265,8 +267,8 @@ class _Panels:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
         moving, sizes = self.moving, {d: self.nest.dims[d] for d in self.reduced}
         dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
-        buf: Buf = self.builder.new_buffer((count, *sizes.values(), width), copied_as(dtype)).buf
-        panel, column = self.builder.names("d"), self.builder.names("d")
+        buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copy_dtype(dtype))
+        panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         place = self._renaming(start + at * width + Affine.symbol(column))
         copied = Write(buf, self._index(at, column), self.pool.rename(moving, place))
@@ -279,17 +281,18 @@ class _Panels:
             before.append(sums)
         if count == 1:
             return [*before, self._product(buf, Affine(), start, width, shifts)]
-        counter = self.builder.names("%i")
+        counter = self.context.names("%i")
         at = Affine.symbol(counter)
         return [*before, For(counter, count, [self._product(buf, at, start + at * width, width, shifts)])]
 
     def _shifts(self, buf: Buf, count: int, width: int) -> tuple[Nest, Buf]:
         """What is subtracted from the results, by panel and column."""
-        panel, column = self.builder.names("d"), self.builder.names("d")
+        panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))
+        assert self.shift is not None
         r = replace(self.shift, args=tuple(packed if a is self.moving else a for a in self.shift.args))
-        shifts = self.builder.new_buffer((count, width), r.dtype).buf
+        shifts = self.context.new_buffer((count, width), r.dtype)
         value = self.pool.make("acc", r.dtype, 0)
         write = Write(shifts, (at, Affine.symbol(column)), value, inner=False)
         dims = ({panel: count} if count > 1 else {}) | {column: width} | {d: self.nest.dims[d] for d in self.reduced}
@@ -301,11 +304,12 @@ class _Panels:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)
 
     def _renaming(self, column: Affine) -> dict[str, Affine]:
-        single = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}  # panels have no such dimensions
+        # Panels have no dimensions of one element.
+        single: dict[str, Affine] = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}
         return single | {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
 
     def _product(self, buf: Buf, panel: Affine, start: Affine, width: int, shifts: Buf | None) -> Nest:
-        nest, pool, column = self.nest, self.pool, self.builder.names("d")
+        nest, pool, column = self.nest, self.pool, self.context.names("d")
         rename = self._renaming(start + Affine.symbol(column))
         packed = pool.make("load", self.moving.dtype, (buf, self._index(panel, column), False))
 
@@ -313,7 +317,7 @@ class _Panels:
             if e.kind != "acc" or shifts is None:
                 return None
             shift = pool.make("load", e.dtype, (shifts, (panel, Affine.symbol(column)), False))
-            return self.builder.op("sub", e.dtype, e, shift)
+            return self.context.op("sub", e.dtype, e, shift)
 
         def renamed(e: Expr) -> Expr:
             return pool.rewrite(pool.rename(e, rename), shifted)

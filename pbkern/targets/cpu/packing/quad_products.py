@@ -30,7 +30,7 @@ SIGN_BITS = 0x80808080 - (1 << 32)
 PADDING = 64
 
 
-def quad_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Words | None:
+def quad_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
     k = depth_dim(nest, still, QUAD)
     if not options.vnni or k is None or nest.reductions[0].dtype != INT32:
@@ -39,22 +39,23 @@ def quad_products(nest: Nest, moving: Expr, still: Expr, builder, options) -> Wo
         return None
     flipped = moving.args[0].dtype == still.args[0].dtype
     load, before = still.args[0], []
-    words = None if flipped or load.info[2] else _words(load, k, builder)
+    words = None if flipped or load.info[2] else _words(load, k, context)
     if words is None:
-        copy, load = _copy(nest, load, k, flipped, builder)
-        before, words = [copy], _words(load, k, builder)
-    packed = _interleaved(moving.args[0], k, builder)
+        copy, load = _copy(nest, load, k, flipped, context)
+        before, words = [copy], _words(load, k, context)
+        assert words is not None, "copies are made of whole words"
+    packed = _interleaved(moving.args[0], k, context)
 
     def product(first: Expr) -> Reduction:
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
         return Reduction(DOT, (packed, first) if moving.args[0].dtype == UINT8 else (first, packed), INT32)
 
-    shift = product(builder.const(SIGN_BITS, INT32)) if flipped else None
+    shift = product(context.const(SIGN_BITS, INT32)) if flipped else None
     quads = Nest(*over_words(nest, k, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at)
     return Words(before, quads, packed, words, shift)
 
 
-def _words(load: Expr, k: str, builder) -> Expr | None:
+def _words(load: Expr, k: str, context) -> Expr | None:
     """The word of bytes 4k to 4k + 3, if words start at every fourth byte."""
     buf, index = load.info[:2]
     flat = flat_index(buf, index)
@@ -63,20 +64,21 @@ def _words(load: Expr, k: str, builder) -> Expr | None:
         return None
     words = Buf(f"{buf.name}.words", (max(buf.root.size // QUAD, 1),), INT32, buf.arena, storage=buf.root)
     place = Affine.make({s: c // QUAD for s, c in rest.terms}, rest.const // QUAD) + Affine.symbol(k)
-    return builder.pool.make("load", INT32, (words, (place,), False))
+    return context.pool.make("load", INT32, (words, (place,), False))
 
 
-def _interleaved(load: Expr, k: str, builder) -> Expr:
+def _interleaved(load: Expr, k: str, context) -> Expr:
     """Bytes 4k to 4k + 3 along the depth as one word, the first lowest."""
-    buf, pool = load.info[0], builder.pool
+    buf, pool = load.info[0], context.pool
     bits = buf if buf.dtype == UINT8 else Buf(f"{buf.name}.bits", buf.shape, UINT8, buf.arena, storage=buf)
-    word = None
+    word: Expr | None = None
     for byte in range(QUAD):
         index = tuple(i.substitute({k: Affine.symbol(k, QUAD) + byte}.get) for i in load.info[1])
         e = pool.make("load", UINT8, (bits, index, load.info[2]))
-        e = builder.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
-        e = builder.op("shift_left", INT32, e, builder.const(8 * byte, INT32)) if byte else e
-        word = e if word is None else builder.op("or", INT32, word, e)
+        e = context.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
+        e = context.op("shift_left", INT32, e, context.const(8 * byte, INT32)) if byte else e
+        word = e if word is None else context.op("or", INT32, word, e)
+    assert word is not None
     return word
 
 
@@ -92,17 +94,17 @@ class _Box:
     index: tuple[Affine, ...]
 
 
-def _copy(nest: Nest, load: Expr, k: str, flipped: bool, builder) -> tuple[Stmt, Expr]:
+def _copy(nest: Nest, load: Expr, k: str, flipped: bool, context) -> tuple[Stmt, Expr]:
     """A copy of what a nest loads whose words start at every fourth byte, and the load from it."""
     dims = {d: nest.dims[d] for d in nest.dims if d in load.symbols and d != k} | {k: nest.dims[k]}
     box = _touched(load, nest)
     if math.prod(box.shape) <= 2 * math.prod(dims.values()):
-        symbols = [builder.names("d") for _ in box.shape]
+        symbols = [context.names("d") for _ in box.shape]
         source = tuple(s + Affine.symbol(d) for s, d in zip(box.start, symbols))
-        copy, copied = _bytes(load, dict(zip(symbols, box.shape)), source, box.index, flipped, nest, builder)
-        if _words(copied, k, builder) is not None:
+        copy, copied = _bytes(load, dict(zip(symbols, box.shape)), source, box.index, flipped, nest, context)
+        if _words(copied, k, context) is not None:
             return copy, copied
-    return _bytes(load, dims, load.info[1], tuple(map(Affine.symbol, dims)), flipped, nest, builder)
+    return _bytes(load, dims, load.info[1], tuple(map(Affine.symbol, dims)), flipped, nest, context)
 
 
 def _touched(load: Expr, nest: Nest) -> _Box:
@@ -117,13 +119,13 @@ def _touched(load: Expr, nest: Nest) -> _Box:
     return _Box(tuple(start), tuple(shape), tuple(index))
 
 
-def _bytes(load: Expr, dims: dict[str, int], source, place, flipped: bool, nest: Nest, builder) -> tuple[Nest, Expr]:
+def _bytes(load: Expr, dims: dict[str, int], source, place, flipped: bool, nest: Nest, context) -> tuple[Nest, Expr]:
     """(nest over `dims` that copies the buffer at `source`, load of the copy at `place`)."""
     buf, _, guard = load.info
     *outer, length = dims.values()
-    copied = builder.new_buffer((*outer, -(-length // QUAD) * QUAD + PADDING), buf.dtype).buf
-    value = builder.pool.make("load", buf.dtype, (buf, source, guard))
+    copied = context.new_buffer((*outer, -(-length // QUAD) * QUAD + PADDING), buf.dtype)
+    value = context.pool.make("load", buf.dtype, (buf, source, guard))
     if flipped:
-        value = builder.op("xor", buf.dtype, value, builder.const(np.uint8(128).view(buf.dtype), buf.dtype))
+        value = context.op("xor", buf.dtype, value, context.const(np.uint8(128).view(buf.dtype), buf.dtype))
     copy = Nest(dict(dims), writes=[Write(copied, tuple(map(Affine.symbol, dims)), value)], at=nest.at)
-    return copy, builder.pool.make("load", buf.dtype, (copied, place, False))
+    return copy, context.pool.make("load", buf.dtype, (copied, place, False))

@@ -24,7 +24,7 @@ def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) ->
     nests = [s for s in every(stmts) if isinstance(s, Nest)]
     stencils = {e.info[0] for n in nests for e in overlapping(n, vector_bits)}
     found = {b for b in stencils if _row_bytes(b) % VECTOR_BYTES}
-    found |= {w.buf for n in nests for w in n.writes if w.buf.arena and w.buf.storage is None and _collides(w.buf)}
+    found |= {w.buf for n in nests for w in n.writes if w.buf.arena and w.buf.storage is None and _conflicts_in_sets(w.buf)}
     new = {b: _padded(b) for b in found - kept - _otherwise_used(stmts)}
     return _replace(stmts, new, pool) if new else stmts
 
@@ -33,12 +33,12 @@ def _row_bytes(buf: Buf) -> int:
     return buf.shape[-1] * buf.dtype.itemsize
 
 
-def _collides(buf: Buf) -> bool:
+def _conflicts_in_sets(buf: Buf) -> bool:
     return math.prod(buf.shape[:-1]) >= MANY_ROWS and _row_bytes(buf) % SET_PERIOD == 0
 
 
 def _padded(buf: Buf) -> Buf:
-    vectors = -(-_row_bytes(buf) // VECTOR_BYTES) + _collides(buf)
+    vectors = -(-_row_bytes(buf) // VECTOR_BYTES) + _conflicts_in_sets(buf)
     return Buf(buf.name, (*buf.shape[:-1], vectors * VECTOR_BYTES // buf.dtype.itemsize), buf.dtype, arena=True)
 
 

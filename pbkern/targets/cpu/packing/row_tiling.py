@@ -22,7 +22,7 @@ MAX_VECTORS = 4
 FEWEST_READS = 8
 
 
-def tile_rows(nest: Nest, builder, vector_bits: int) -> list[Nest]:
+def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
     """[copies, whole groups of rows, rows that are left] in place of a nest, or the nest itself."""
     dims = list(nest.dims)
     if nest.rdims or nest.ordered or nest.schedule is not None or len(dims) < 2 or 0 in nest.dims.values():
@@ -32,7 +32,7 @@ def tile_rows(nest: Nest, builder, vector_bits: int) -> list[Nest]:
     size, rows = nest.dims[column], nest.dims[row]
     if size < 2 or size % lanes == 0 or size > MAX_VECTORS * lanes or rows < FEWEST_READS * lanes:
         return [nest]
-    shared = _Shared(nest, row, column, lanes, builder)
+    shared = _Shared(nest, row, column, lanes, context)
     if not shared.values or not shared.rest_is_contiguous():
         return [nest]
     return [*shared.copies(), *shared.nests()]
@@ -41,25 +41,25 @@ def tile_rows(nest: Nest, builder, vector_bits: int) -> list[Nest]:
 class _Shared:
     """`values`: the largest expressions that are the same in all rows, and the buffer of the copies of each."""
 
-    def __init__(self, nest: Nest, row: str, column: str, lanes: int, builder):
-        self.nest, self.row, self.column, self.lanes, self.builder = nest, row, column, lanes, builder
+    def __init__(self, nest: Nest, row: str, column: str, lanes: int, context):
+        self.nest, self.row, self.column, self.lanes, self.context = nest, row, column, lanes, context
         self.values: dict[Expr, Buf] = {}
         self._memo: dict[Expr, Expr] = {}
         self.writes = [replace(w, value=self._without(w.value), mask=w.mask and self._without(w.mask)) for w in nest.writes]
-        self.step = builder.names("d")
+        self.step = context.names("d")
 
     def _without(self, e: Expr) -> Expr:
         """The expression with loads from the copies."""
         if e not in self._memo:
             moving = e.symbols & self.nest.dims.keys()
             if moving == {self.column} and e.kind in ("load", "gather", "op", "index", "range"):
-                buf = self.values[e] = self.builder.new_buffer((self.lanes, self.nest.dims[self.column]), e.dtype).buf
+                buf = self.values[e] = self.context.new_buffer((self.lanes, self.nest.dims[self.column]), e.dtype)
                 index = (Affine.symbol(self.row), Affine.symbol(self.column))  # of a row: its place in the group
-                self._memo[e] = self.builder.pool.make("load", e.dtype, (buf, index, False))
+                self._memo[e] = self.context.pool.make("load", e.dtype, (buf, index, False))
             else:
                 args = tuple(map(self._without, e.args))
                 same = all(a is b for a, b in zip(args, e.args))
-                self._memo[e] = e if same else self.builder.pool.make(e.kind, e.dtype, e.info, args)
+                self._memo[e] = e if same else self.context.pool.make(e.kind, e.dtype, e.info, args)
         return self._memo[e]
 
     def rest_is_contiguous(self) -> bool:
@@ -84,7 +84,7 @@ class _Shared:
 
     def nests(self) -> list[Nest]:
         groups, left = divmod(self.nest.dims[self.row], self.lanes)
-        group = self.builder.names("d")
+        group = self.context.names("d")
         outer = {d: n for d, n in self.nest.dims.items() if d not in (self.row, self.column)}
         inner = {self.row: self.lanes, self.column: self.nest.dims[self.column]}
         whole = self._moved(outer | {group: groups} | inner, Affine.symbol(group, self.lanes))
@@ -92,7 +92,7 @@ class _Shared:
 
     def _moved(self, dims: dict[str, int], start: Affine) -> Nest:
         """The nest over other rows, from `start` on. Copies are read where they are."""
-        copies, pool = set(self.values.values()), self.builder.pool
+        copies, pool = set(self.values.values()), self.context.pool
         place = {self.row: start + Affine.symbol(self.row)}
 
         def move(index):

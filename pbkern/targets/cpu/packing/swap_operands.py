@@ -20,7 +20,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write
 from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile, is_product, product_cycles
 
-from .operand_copies import Staged, copied_as, stage
+from .operand_copies import OperandCopies, copy_dtype, stage
 
 # Cycles per element that is copied from between others, one by one.
 COPY = 1.5
@@ -34,7 +34,7 @@ LESS = 0.95
 PANEL_BYTES = 192 << 10
 
 
-def turned(nest: Nest, usual: str | None, builder, options, staged: Staged) -> tuple[list[Stmt], Nest] | None:
+def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopies) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     if not is_product(nest) or any(w.inner for w in nest.writes):
         return None
@@ -42,30 +42,30 @@ def turned(nest: Nest, usual: str | None, builder, options, staged: Staged) -> t
     if not all(e.kind == "load" and e.dtype.itemsize >= FEWEST_BYTES for e in (a, b)):
         return None
     rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims and (d in a.symbols) != (d in b.symbols)]
-    others = {d: _cycles(_product(nest, d, builder.pool), d, options.vector_bits) for d in rows if d != usual}
+    others = {d: _cycles(_product(nest, d, context.pool), d, options.vector_bits) for d in rows if d != usual}
     vector = min(others, key=others.__getitem__, default=None)
     results = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
     if vector is None or others[vector] + TURN_CYCLES * results > LESS * _usual_cycles(nest, usual, options):
         return None
     moving, before = a if vector in a.symbols else b, list[Stmt]()
     if not _is_run(nest, moving):
-        copy = stage(nest, moving, copied_as(moving.info[0].dtype), builder, before, staged)
+        copy = stage(nest, moving, copy_dtype(moving.info[0].dtype), context, before, staged)
         (r,) = nest.reductions
         nest = replace(nest, reductions=[replace(r, args=tuple(copy or e if e is moving else e for e in r.args))])
-    products, behind = summed_apart(nest, vector, builder, options)
+    products, behind = summed_in_scratch(nest, vector, context, options)
     return before + products, behind
 
 
-def summed_apart(nest: Nest, vector: str, builder, options) -> tuple[list[Stmt], Nest]:
+def summed_in_scratch(nest: Nest, vector: str, context, options) -> tuple[list[Stmt], Nest]:
     """(products whose sums lie in an array of their own, contiguous along `vector`, the copy behind them)."""
-    product = _product(nest, vector, builder.pool)
-    sums = builder.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype).buf
+    product = _product(nest, vector, context.pool)
+    sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)
     product.writes = [replace(w, buf=sums) for w in product.writes]
-    value = builder.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
-    rewrite = builder.pool.rewriter(lambda e: value if e.kind == "acc" else None)
+    value = context.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
+    rewrite = context.pool.rewriter(lambda e: value if e.kind == "acc" else None)
     writes = [replace(w, value=rewrite(w.value), inner=True, mask=w.mask and rewrite(w.mask)) for w in nest.writes]
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
-    return _in_runs(product, vector, builder, options), Nest(free, writes=writes, at=nest.at)
+    return _in_runs(product, vector, context, options), Nest(free, writes=writes, at=nest.at)
 
 
 def _product(nest: Nest, vector: str, pool) -> Nest:
@@ -105,27 +105,27 @@ def _usual_cycles(nest: Nest, usual: str | None, options) -> float:
     return chosen if usual is None else min(chosen, _cycles(nest, usual, options.vector_bits))
 
 
-def _in_runs(product: Nest, vector: str, builder, options) -> list[Stmt]:
+def _in_runs(product: Nest, vector: str, context, options) -> list[Stmt]:
     """The product itself, or runs of its outermost reduced dimension, whose panels stay near. Each adds to the sums."""
     (write,), (r,) = product.writes, product.reductions
     width, _ = contraction_tile(product, vector, options.vector_bits)
     depth = math.prod(product.dims[d] for d in product.rdims)
-    outer = next(d for d in product.rdims if product.dims[d] > 1)
-    size = product.dims[outer]
+    outer = next((d for d in product.rdims if product.dims[d] > 1), None)
+    size = product.dims[outer] if outer else 1
     trips = min(-(-depth * width * r.dtype.itemsize // PANEL_BYTES), size)
-    if trips == 1 or not options.contract:
+    if outer is None or trips == 1 or not options.contract:
         return [product]
     length = -(-size // trips)
     free = {d: n for d, n in product.dims.items() if d not in product.rdims}
-    zero = Nest(free, writes=[replace(write, value=builder.const(0, r.dtype), inner=True)], at=product.at)
-    before = builder.pool.make("load", r.dtype, (write.buf, write.index, False))
-    added = replace(write, value=builder.op("add", r.dtype, before, write.value))
+    zero = Nest(free, writes=[replace(write, value=context.const(0, r.dtype), inner=True)], at=product.at)
+    before = context.pool.make("load", r.dtype, (write.buf, write.index, False))
+    added = replace(write, value=context.op("add", r.dtype, before, write.value))
 
     def run(start: Affine, length: int) -> Nest:
-        moved = builder.pool.renamer({outer: start + Affine.symbol(outer) if length > 1 else start})
+        moved = context.pool.renamer({outer: start + Affine.symbol(outer) if length > 1 else start})
         args = tuple(map(moved, r.args))
         return replace(product, dims=product.dims | {outer: length}, reductions=[replace(r, args=args)], writes=[added])
 
-    counter = builder.names("%i")
+    counter = context.names("%i")
     out: list[Stmt] = [zero, For(counter, size // length, [run(Affine.symbol(counter, length), length)])]
     return out + ([run(Affine((), size - size % length), size % length)] if size % length else [])

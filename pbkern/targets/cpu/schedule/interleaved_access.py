@@ -72,7 +72,7 @@ def runs_of_stores(
             for k, point in enumerate(points):
                 (place,) = places(flat, [point])
                 found.setdefault((write.buf.root, flat.linear()), {})[place] = n, k
-    joint = {}
+    joint: dict[tuple[int, int], tuple[Buf, Affine, int]] = {}
     for (buf, flat), writes in found.items():
         step = flat.coefficient(vector)
         joint |= {writes[p]: (buf, flat, run[0]) for run in _grouped(sorted(writes), step) if len(run) == step for p in run}
@@ -101,7 +101,7 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
     return strided, steps
 
 
-def is_woven(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
+def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
     """Whether vectors of a joint store can be computed as they are stored, each with elements of several points
     (targets/cpu/emit/interleaved_rows.py).
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Nest, Write
 
-from .register_tiles import MAX_COLUMN_VECTORS, MAX_TILE_NODES, NestSchedule, choose
+from .register_tiles import MAX_COLUMN_VECTORS, MAX_TILE_NODES, NestSchedule, schedule_of
 
 # Registers that the arithmetic of a round needs beside what is kept; accumulators of one sum, whose rounds overlap.
 WORKING, SUM_ACCUMULATORS = 6, 4
@@ -49,7 +49,7 @@ def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
     if not all(isinstance(s, Nest) and all(s.dims.values()) and not s.moves() for s in loop.body):
         return None
     nests: list[Nest] = [s for s in loop.body if isinstance(s, Nest)]
-    schedules = [choose(n, vector_bits, reassociate) if n.schedule is None else n.schedule for n in nests]
+    schedules = [schedule_of(n, vector_bits, reassociate) for n in nests]
     carried: dict[Buf, Place] = {}
     for buf in _changed(nests):
         places = {p for n, s in zip(nests, schedules) for p in _places(n, s, buf)}
@@ -88,7 +88,7 @@ def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place 
         return None
     if not moving:
         return Place(flat.const, 1, 0)
-    vector = schedule.vector
+    vector = schedule.along
     if moving != [vector] or vector in nest.rdims or flat.coefficient(vector) != 1 or not _is_straight(nest, schedule):
         return None
     place = Place(flat.const, nest.dims[vector], schedule.lanes)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from pbkern.lower.math.op_cycles import COST
 from pbkern.lower.mlir.element_types import BITS, compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest, nodes
+from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import fit, rows_apart
-from .interleaved_access import MAX_STEP, is_strided, is_woven, joint_stores
+from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_stores
 from .register_transpose import is_turned, turned_dim, turning_dims
 from .short_rows import SHORTEST_ROW, rows_beside
 
@@ -90,6 +90,11 @@ class NestSchedule:
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
 
     @property
+    def along(self) -> str:
+        """The vectorised dimension; in scalar code "", which no dimension is called."""
+        return self.vector or ""
+
+    @property
     def tile(self) -> int:
         """Vectors of a full tile. What lies in the rest behind the last one is added up like the others."""
         return self.cut_as or math.prod(self.jam.values()) * self.unroll
@@ -110,6 +115,14 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
     return max([w for w in widths if w > 1], default=8)
 
 
+def schedule_of(nest: Nest, vector_bits: int, reassociate: bool) -> NestSchedule:
+    """The schedule that was decided with the nest, or the one that suits it."""
+    if nest.schedule is None:
+        return choose(nest, vector_bits, reassociate)
+    assert isinstance(nest.schedule, NestSchedule)
+    return nest.schedule
+
+
 # Reductions of floats whose results depend on the order of the elements.
 ROUNDED = ("sum", "dot", "prod")
 
@@ -128,7 +141,7 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     inner = nest_frequency(nest)
     joint_writes, steps = joint_stores(nest, dim)
     joint = {id(w) for w in joint_writes}
-    woven = bool(joint) and all(is_woven(nest, w, dim, steps) for w in nest.writes)
+    woven = bool(joint) and all(is_interleaved_row(nest, w, dim, steps) for w in nest.writes)
     if woven and math.prod(steps.values()) * register_bits(nest) % WIDEST:
         score += PARTLY_FILLED
     for e in nest.loads():
@@ -266,7 +279,7 @@ def _accesses(e: Expr, sched: NestSchedule) -> int:
     inside = [x for x in nodes([e]) if x.kind in ("load", "gather") and sched.vector in x.symbols]
     if sched.transpose:
         return 2 + sched.lanes.bit_length()
-    neighbours = (flat_coefficient(x.info[0], x.info[1], sched.vector) == 1 for x in inside)
+    neighbours = (flat_coefficient(x.info[0], x.info[1], sched.along) == 1 for x in inside)
     return max((1 if near else 2 * sched.lanes for near in neighbours), default=1)
 
 
@@ -282,21 +295,21 @@ def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, Ne
 
 
 def _vectors(nest: Nest, sched: NestSchedule) -> int:
-    return -(-nest.dims[sched.vector] // sched.lanes)
+    return -(-nest.dims[sched.along] // sched.lanes)
 
 
 def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
-    _, sched.jam = joint_stores(nest, sched.vector)
+    _, sched.jam = joint_stores(nest, sched.along)
     if sched.jam:
         return
-    turned = turned_dim(nest, sched.vector)
+    turned = turned_dim(nest, sched.along)
     if turned is not None:
         sched.transpose, step = turned
         sched.lanes = min(sched.lanes, REGISTERS // 2 // step)  # squares of each of the elements between fill the registers
         sched.jam = {sched.transpose: sched.lanes}
         return
     sched.unroll = min(_points_in_turn(nest), _vectors(nest, sched))
-    dim = _stencil_dim(nest, sched.vector)
+    dim = _stencil_dim(nest, sched.along)
     if dim is not None:
         rows = STENCIL_ROWS if _halo(nest, dim) <= STENCIL_ROWS // 2 else 2 * STENCIL_ROWS
         sched.jam, sched.unroll = {dim: min(rows, nest.dims[dim])}, 1
@@ -356,7 +369,7 @@ def _put_side_by_side(nest: Nest, sched: NestSchedule, full: int) -> None:
 
     Values with their places are many operations to compare: those of half a register are found row by row.
     """
-    rows = rows_beside(nest, sched.vector)
+    rows = rows_beside(nest, sched.along)
     if rows is None or _vectors(nest, sched) > FEW_VECTORS or nest.dims[rows] < sched.lanes:
         return
     if sched.lanes == full or all(r.op not in ("argmax", "argmin") for r in nest.reductions):
@@ -396,19 +409,20 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     vectors, count = _vectors(nest, sched), len(nest.reductions)
     pair = 2 if any(r.op in ("argmax", "argmin") for r in nest.reductions) else 1
     room = max(ACCUMULATOR_REGISTERS // (count * pair), 1)
-    jam = _jam_dim(nest, sched.vector)
+    jam = _jam_dim(nest, sched.along)
     if jam is None:
         few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
         sched.unroll = min(FEW_COLUMN_VECTORS if few else MAX_COLUMN_VECTORS, vectors, room)
         _jam_chains(nest, sched, room // sched.unroll)
         return
-    rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.vector)
+    rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
     operands, best = _operand_registers(nest, sched), None
     for unroll in range(1, min(4, vectors) + 1):
         for j in range(1, min(room // unroll, (REGISTERS - operands) // unroll - 1, rows) + 1):
             cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v, apart)))
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
+    assert best is not None, "there is room for one accumulator"
     cost, j, sched.unroll = best
     sched.jam = {jam: j} if j > 1 else {}
     if j == rows:
@@ -432,7 +446,7 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
 def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> None:
     """Points of one more dimension in a tile that holds all of the first: windows of a few rows and columns."""
     first, vectors = nest.dims[jam], _vectors(nest, sched)
-    others = [d for d in _sharing_dims(nest, sched.vector) if d != jam]
+    others = [d for d in _sharing_dims(nest, sched.along) if d != jam]
     if not others:
         return
     second = others[-1]
@@ -451,7 +465,7 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
 def _operand_registers(nest: Nest, sched: NestSchedule) -> int:
     """Registers that a step needs beside accumulators and vectors: one element that is broadcast, and for a partial vector the
     zeros that it is filled with and what is loaded of it."""
-    return 3 if nest.dims[sched.vector] % sched.lanes else 1
+    return 3 if nest.dims[sched.along] % sched.lanes else 1
 
 
 def _tiled(size: int, tile: int, cost) -> float:
@@ -494,7 +508,7 @@ def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
 
 
 def _cap(nest: Nest, sched: NestSchedule) -> None:
-    if sched.transpose is not None or joint_stores(nest, sched.vector)[1]:
+    if sched.transpose is not None or joint_stores(nest, sched.along)[1]:
         return
     nodes = max(len(nest.nodes()), 1)
     limit = MAX_TILE_NODES if any(r.op.startswith("dot") for r in nest.reductions) else MAX_POINT_NODES

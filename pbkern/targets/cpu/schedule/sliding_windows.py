@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pbkern.core.affine import Affine
-from pbkern.lower.math.op_cycles import COST
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
+from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
 from .register_tiles import NestSchedule, choose, is_long_point
@@ -43,7 +43,7 @@ def parts(e: Expr, p: Point, vector: str | None, lanes: int) -> list[Point]:
     place = dict(p)
     for d, k in e.info:
         place[d] = place.get(d, 0) + k
-    if not lanes or vector not in e.symbols:
+    if not lanes or vector is None or vector not in e.symbols:
         return [place]
     first, lane = divmod(place.get(vector, 0), lanes)
     return [{**place, vector: q * lanes} for q in ((first, first + 1) if lane else (first,))]
@@ -68,7 +68,7 @@ class Visits:
 
     @cached_property
     def points(self) -> list[Point]:
-        jam, vector, lanes = self.sched.jam, self.sched.vector, self.sched.lanes
+        jam, vector, lanes = self.sched.jam, self.sched.along, self.sched.lanes
         rows = [dict(zip(jam, p)) for p in itertools.product(*(range(n) for n in jam.values()))]
         return [{**p, vector: lanes * u} for p in rows for u in range(self.vectors)]
 
@@ -80,7 +80,8 @@ class Visits:
     @cached_property
     def carried(self) -> dict[tuple, tuple[Expr, Point]]:
         """Operands of moved values that the step before has made."""
-        vector, found = self.sched.vector, {}
+        vector = self.sched.along
+        found: dict[tuple, tuple[Expr, Point]] = {}
         for e, p in self.made.values():
             for place in parts(e, p, vector, self.sched.lanes) if e.kind == "moved" else ():
                 (arg,) = e.args
@@ -138,7 +139,7 @@ def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
 
     The partial vector of a register tile joins the whole ones before it, which share the other operand with it.
     """
-    size, lanes, unroll = nest.dims[sched.vector], sched.lanes, sched.unroll
+    size, lanes, unroll = nest.dims[sched.along], sched.lanes, sched.unroll
     full, tail = divmod(size, lanes)
     main = full // unroll * unroll
     if nest.moves():
@@ -147,7 +148,7 @@ def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
     while full - main > unroll:
         found.append(Chunk(main * lanes, (main + unroll) * lanes, unroll))
         main += unroll
-    if tail and full > main and _is_register_tile(nest, sched.vector):
+    if tail and full > main and _is_register_tile(nest, sched.along):
         return [*found, Chunk(main * lanes, size, full - main + 1, tail)]
     if full > main:
         found.append(Chunk(main * lanes, full * lanes, full - main))
@@ -170,7 +171,7 @@ def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int
 
     Of scratch, whose place and size are whole lines, the rest of an aligned vector may be read too.
     """
-    vector, lanes = visits.sched.vector, visits.sched.lanes
+    vector, lanes = visits.sched.along, visits.sched.lanes
     size = visits.nest.dims[vector]
     most = size
     for e, p in visits.made.values():
@@ -213,7 +214,8 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
     chosen = [g for g in _groups(nest, sched) if _pays(g, sched.unroll)]
     if not chosen:
         return nest
-    pool, new = Pool(), {}
+    pool = Pool()
+    new: dict[int, Expr] = {}
     for g in chosen:
         new |= _as_moved(g, nest, vector, pool)
     moved = nest.mapped(pool.rewriter(lambda e: new.get(id(e))))  # of nests without reductions
@@ -221,7 +223,7 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
 
 
 def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
-    vector, lanes = sched.vector, sched.lanes
+    vector, lanes = sched.along, sched.lanes
     found: dict[tuple, list[Expr]] = {}
     for e in _candidates(nest, vector):
         found.setdefault((e.info[0], *(i.linear() for i in e.info[1])), []).append(e)

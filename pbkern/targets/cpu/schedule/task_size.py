@@ -7,9 +7,10 @@ import math
 from jax.extend import core as jex
 
 from pbkern.core import jaxprs
+from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.sort_cost import line_cycles
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.math.op_cycles import COST
+from pbkern.targets.cpu.math.op_cycles import COST
 
 CYCLES_PER_NS = 3.5
 LANES = 16
@@ -34,15 +35,15 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
             total += trips * sum(_cycles(j.jaxpr) for j in inner)
         elif name == "dot_general":
             (lhs_k, _), _ = eqn.params["dimension_numbers"]
-            total += size * math.prod(eqn.invars[0].aval.shape[a] for a in lhs_k) / (2 * LANES)
+            total += size * math.prod(array_aval(eqn.invars[0]).shape[a] for a in lhs_k) / (2 * LANES)
         elif name == "conv_general_dilated":
             spec = eqn.params["dimension_numbers"].rhs_spec
-            total += size * math.prod(eqn.invars[1].aval.shape[a] for a in spec[1:]) / (2 * LANES)
+            total += size * math.prod(array_aval(eqn.invars[1]).shape[a] for a in spec[1:]) / (2 * LANES)
         elif name == "sort":
-            length = max(eqn.outvars[0].aval.shape[eqn.params["dimension"]], 1)
-            total += size / length * line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
+            length = max(array_aval(eqn.outvars[0]).shape[eqn.params["dimension"]], 1)
+            total += size / length * line_cycles(length, [array_aval(a).dtype for a in eqn.invars], eqn.params["num_keys"])
         elif name.startswith(("reduce", "arg", "cum")):
-            total += math.prod(eqn.invars[0].aval.shape) / LANES
+            total += math.prod(array_aval(eqn.invars[0]).shape) / LANES
         else:
             total += size * COST.get(name, 1.0) / LANES
     return total

@@ -1,0 +1,103 @@
+"""pbkern.simulate: functions and kernels as PTX for an NVIDIA GPU, run on this machine and checked while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from pbkern.core import fallback
+from pbkern.core.options import CompileOptions
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.trace import KernelFunction
+from pbkern.simulate.counts import Counts
+
+from .decorators import JitFunction
+from .pipeline import build_kernel, compile_programs
+
+if TYPE_CHECKING:  # lowering is imported when something is compiled
+    from pbkern.targets.nvgpu.program import Compiled
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a simulated call did.
+
+    Attributes:
+      results: as the function returns them, of NumPy arrays; of a kernel, a list.
+      kernels: those that ran, in launch order. ptx: their texts, in the same order.
+      counts: what all launches together would have cost a GPU, see simulate/counts.py.
+    """
+
+    results: Any
+    kernels: list[Kernel]
+    ptx: list[str]
+    counts: Counts = field(default_factory=Counts)
+
+
+def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool = True, **kwargs) -> Simulation:
+    """Runs a function or a kernel as the code of an NVIDIA GPU, on NumPy, without a GPU.
+
+    Args:
+      f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
+      device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100". Default "sm_90a".
+      check: races, and reads of shared memory before a store, are found. Default True.
+    Raises SimulationError where threads race, wait for ever, are not together, or leave their arrays; UnsupportedOp,
+    OptionError.
+    """
+    options = CompileOptions(target="nvgpu", device=device)
+    if isinstance(f, KernelFunction):
+        f = f.trace(*args, **kwargs)
+    if isinstance(f, Kernel):
+        return _kernel(f, args, options, check)
+    if isinstance(f, JitFunction):
+        given = f._options.differing() | {"target": "nvgpu", "device": device}
+        f, options = f.__wrapped__, CompileOptions(**given)
+    traced: JitFunction = JitFunction(f, options, {})
+    with fallback.strictly(True):  # what XLA would run in a kernel's place is not simulated
+        build, _ = traced.build(args, kwargs)
+        compile_programs(build, options)
+    counts: list[Counts] = []
+
+    def run(program: HostProgram, operands) -> list:
+        compiled: Compiled = build.compiled[program.name]
+        found, cost = compiled.simulated([np.asarray(o) for o in operands], check)
+        counts.append(cost)
+        return found
+
+    flat = traced.trace(*args, **kwargs)
+    leaves = [np.asarray(a) if not jax.dtypes.issubdtype(jax.typeof(a).dtype, jax.dtypes.extended) else a
+              for a in jax.tree.leaves(_dynamic(options, args, kwargs))]
+    results = build.fused.evaluate(leaves, run)
+    tree = jax.tree.structure(flat.out_info)
+    compiled = list(build.compiled.values())
+    return Simulation(jax.tree.unflatten(tree, results), build.fused.kernels(), _texts(compiled), sum(counts, Counts()))
+
+
+def ptx(f: Callable, *args, device: str | None = None) -> list[str]:
+    """PTX of a plain function's kernels, for arguments like these; nothing is run."""
+    options = CompileOptions(target="nvgpu", device=device)
+    build = compile_programs(JitFunction(f, options, {}).build(args, {})[0], options)
+    return _texts(list(build.compiled.values()))
+
+
+def _dynamic(options: CompileOptions, args: tuple, kwargs: dict) -> tuple:
+    """Arguments without those that are compile-time constants."""
+    positions = {p % len(args) for p in options.static_argnums} if args else set()
+    return [a for k, a in enumerate(args) if k not in positions], {n: v for n, v in kwargs.items()
+                                                                   if n not in options.static_argnames}
+
+
+def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -> Simulation:
+    build = compile_programs(build_kernel(kernel), options)
+    (compiled,) = build.compiled.values()
+    results, counts = compiled.simulated([np.asarray(a) for a in args], check)
+    return Simulation(results, [kernel], _texts([compiled]), counts)
+
+
+def _texts(compiled: list[Compiled]) -> list[str]:
+    return [c.codes[id(k)].ptx for c in compiled for k in c.program.kernels()]

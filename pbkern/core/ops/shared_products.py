@@ -1,0 +1,52 @@
+"""Products that several sums read: each is rounded once, so that all of them see one number.
+
+A sum may take a product unrounded, as a fused multiply-add does, only where it is the product's one reader in the whole
+function: otherwise `x * y - max(x * y)` is never 0, and `max(x * y, 0) - x * y` may be negative. Recomputing a product in
+several kernels does not change how often it is read.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import inner_jaxprs
+
+PRODUCTS = frozenset({"mul", "square", "integer_pow"})
+SUMS = frozenset({"add", "add_any", "sub", "reduce_sum", "cumsum", "reduce_window_sum"})
+# What reads elements as they are, or with the other sign: its readers are the product's.
+VIEWS = frozenset(
+    "broadcast_in_dim reshape squeeze expand_dims slice transpose rev neg copy copy_p dynamic_slice".split()
+)
+
+
+def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
+    """Products of floats that have several readers, of which some are sums; also those within loops and branches."""
+    found = {v for e in jaxpr.eqns for inner in inner_jaxprs(e) for v in shared_products(inner.jaxpr)}
+    products = {v for e in jaxpr.eqns if e.primitive.name in PRODUCTS for v in e.outvars if _is_float(v)}
+    if not products:
+        return frozenset(found)
+    reads: dict[jex.Var, int] = collections.Counter(v for v in jaxpr.outvars if isinstance(v, jex.Var))
+    added: set[jex.Var] = set()
+    for eqn in reversed(jaxpr.eqns):
+        through = eqn.primitive.name in VIEWS
+        count = max(sum(reads[v] for v in eqn.outvars), 1) if through else 1
+        for a in eqn.invars:
+            if isinstance(a, jex.Var):
+                reads[a] += count
+                if eqn.primitive.name in SUMS or through and not added.isdisjoint(eqn.outvars):
+                    added.add(a)
+    return frozenset(found | {v for v in products if reads[v] > 1 and v in added})
+
+
+def rounded(x):
+    """The value as a number of its own dtype: no operation that reads it may use it unrounded."""
+    info = np.finfo(x.dtype)
+    return lax.reduce_precision(x, info.nexp, info.nmant)
+
+
+def _is_float(v: jex.Var) -> bool:
+    return getattr(v.aval, "dtype", None) in (np.float32, np.float64)

@@ -1,0 +1,64 @@
+"""Kinds of equations that prices and choices tell apart, and sizes of values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.access.blocks import Step, volume
+
+from .model import CostModel
+
+# Equations that only rename elements: they emit no code, or very little.
+VIEWS = frozenset(
+    "broadcast_in_dim reshape squeeze slice roll transpose rev iota concatenate continued pad copy stop_gradient".split()
+)
+CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
+# Equations that read few elements of their first operand, at places that are data.
+LOOKUPS = frozenset(("gather", "dynamic_slice"))
+# Reductions that take each element once, in any order.
+SINGLE_PASS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor partial_reduce".split()
+)
+# Views whose elements are read where they are needed.
+RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
+# Operations that comparisons of indices, and combinations of those, consist of.
+OF_TESTS = VIEWS | {"iota", "add", "sub", "convert_element_type", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"}
+# The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
+UNOVERLAPPED = 0.25
+# A value that costs this many operations per element is heavy: not computed again beyond the limit of the target's costs.
+HEAVY_OPERATIONS = 128
+
+
+def nbytes(aval) -> int:
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+
+
+def itemsize(v) -> int:
+    return np.dtype(v.aval.dtype).itemsize
+
+
+def contracted_size(eqn) -> int:
+    """Multiply-adds per output element of a contraction."""
+    lhs, rhs = (a.aval.shape for a in eqn.invars[:2])
+    if eqn.primitive.name == "dot_general":
+        (lc, _), _ = eqn.params["dimension_numbers"]
+        return math.prod(lhs[d] for d in lc)
+    return math.prod(rhs) // max(rhs[eqn.params["dimension_numbers"].rhs_spec[0]], 1)
+
+
+def is_heavy(eqn, costs: CostModel) -> bool:
+    """Is one element so dear that computing it twice is worse than storing it?"""
+    name = eqn.primitive.name
+    if name in SCATTERS:
+        return True
+    return (name in CONTRACTIONS or name.startswith("reduce_") or name in ("sort", "first_sorted")) and (
+        costs.operations(eqn) >= HEAVY_OPERATIONS
+    )
+
+
+def recompute_of(step: Step, programs: int) -> float:
+    full = math.prod(step.eqn.outvars[0].aval.shape)
+    return programs * volume(step.out) / max(full, 1)

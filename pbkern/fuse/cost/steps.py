@@ -1,0 +1,121 @@
+"""Steps of a kernel with their prices: what a program stores, looks up, and reads of its inputs. The same for every target."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jax.extend import core as jex
+
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.fuse.access.blocks import Requests, Step, volume
+from pbkern.fuse.access.rules import Access
+from pbkern.fuse.access.scatter import share
+
+from .kinds import LOOKUPS, SINGLE_PASS, VIEWS
+from .model import CostModel, Price, price_of
+
+
+@dataclass(frozen=True)
+class PricedSteps:
+    """The steps of a kernel, each with its price."""
+
+    steps: list[tuple[Step, Price]]
+
+    @classmethod
+    def of(cls, requests: Requests, costs: CostModel) -> PricedSteps:
+        return cls([(step, price_of(step, costs)) for step in requests.steps])
+
+    @cached_property
+    def scatters(self) -> bool:
+        return any(price.own_updates is not None for _, price in self.steps)
+
+    def evaluated_shares(self, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
+        """id of a step -> the part of its block that a program evaluates, where that is not all: of updates that a scatter
+        reads, its own.
+        """
+        wanted = {v: 1.0 for v, _ in outputs}
+        shares: dict[int, float] = {}
+        for step, price in reversed(self.steps) if self.scatters else ():
+            made = step.eqn.outvars
+            share = max([wanted.get(v, 0.0) for v in made], default=1.0) if price.light else 1.0
+            shares[id(step)] = share
+            for v in price.read:
+                part = share * price.own_updates if price.own_updates is not None and v is step.eqn.invars[2] else share
+                if part > wanted.get(v, 0.0):
+                    wanted[v] = part
+        return shares
+
+    def stored_values(self, results: set) -> set:
+        """Values that a program keeps in scratch.
+
+        Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
+        another order or from several places (windows, contractions, reductions, shifted slices).
+        """
+        moving = [(step.eqn, price) for step, price in self.steps if not price.in_place]
+        stored = {v for e, price in moving if price.own_updates is not None for v in e.outvars if v not in results}
+        if not moving:
+            return stored
+        makers = {v: step.eqn for step, _ in self.steps for v in step.eqn.outvars}
+        readers = Counter(a for _, price in self.steps for a in price.read)
+        chosen_by = self.index_values()
+        for e, price in moving:
+            name = e.primitive.name
+            if name == "concatenate" and e.outvars[0] in chosen_by:
+                continue  # each index vector is read one number at a time
+            once = name in SINGLE_PASS or price.own_updates is not None
+            for atom in price.read:
+                if once and readers[atom] == 1:
+                    continue  # reduced or scattered while it is made
+                while not isinstance(atom, jex.Literal) and atom in makers:
+                    maker = makers[atom]
+                    if maker.primitive.name not in VIEWS or not maker.invars:
+                        stored.add(atom)
+                        break
+                    atom = maker.invars[0]  # a view of what is stored
+        return stored
+
+    def index_values(self) -> set:
+        """The indices of scatters, and what they are made of by arithmetic and views."""
+        found: set = set()
+        for step, price in reversed(self.steps) if self.scatters else ():
+            if price.own_updates is not None:
+                found.add(step.eqn.invars[1])
+            elif price.light and not found.isdisjoint(step.eqn.outvars):
+                found.update(price.read)
+        return found
+
+    def tables(self) -> set:
+        """Values that a program looks up, or scatters."""
+        return {price.table for _, price in self.steps if price.table is not None}
+
+
+def tables(requests: Requests, costs: CostModel) -> set:
+    """Values that a program looks up, or scatters."""
+    return PricedSteps.of(requests, costs).tables()
+
+
+def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:
+    """Elements of an input that one program reads: of a table that is only looked up, those it finds there. `among`: tables."""
+    if v not in among:
+        return volume(access)
+    looked_up = [s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
+    scattered = [s for s in requests.steps if s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v]
+    readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
+    if scattered and len(scattered) == len(readers):
+        return math.ceil(volume(access) * min(1.0, sum(share(s.eqn, s.out) for s in readers)))
+    if len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
+        return volume(access)
+    return min(volume(access), sum(volume(s.out) for s in looked_up))
+
+
+def covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
+    """Elements of the part of an array in which the blocks of all programs lie."""
+    found = 1
+    for s, extent in zip(access, shape):
+        low, high = s.start.bounds(grid.__getitem__)
+        found *= max(min(high + s.size, extent) - max(low, 0), 0)
+    return found

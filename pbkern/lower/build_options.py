@@ -1,0 +1,64 @@
+"""BuildOptions: what a target decides before there is a nest. Defaults suit any device; a target gives its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+
+class SortScratch(Protocol):
+    """What a target's Sort statements need beside their operands. Its repr is part of the keys of the disk cache."""
+
+    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys` operands, of which `first`
+        elements are read."""
+
+
+@dataclass(frozen=True)
+class NoScratch:
+    """Of targets that sort in place."""
+
+    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+        return []
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What building nests and the shared passes may know of a target. Plain data: it is part of the keys of the disk cache.
+
+    Attributes:
+      semantics: dimension_semantics of the kernel for this target; None: derived (lower/grid/parallelism.py).
+      contract: sums may be reassociated, products and sums contracted.
+      op_costs: primitive -> what one costs, in additions; 1 where absent. Part of the sources, not of a key.
+      store_price: additions per element that a store and the loads of it are worth.
+      short_row: a costly function of rows up to this length is stored for many rows, rather than computed in each.
+      sort_scratch: what lines need that are not sorted in registers.
+      scatter_strip: updates of one element that are made together before they are combined one by one; 0: each by itself.
+      fetch_ahead: updates between one and the window that it asks for by a Fetch; 0: there are none.
+      fetch_bytes: results of a scatter from this size on are asked for.
+      cut_bytes: long rows are cut at index tests in multiples of this, so that what lies between starts at one; 1: where
+        the test is.
+      may_shift: the last block of a ragged dimension may be moved back (lower/grid/block_shift.py), so that some elements are
+        computed twice, and none under a mask.
+      plain: no pass is run that is not required, and emission takes the way that always works: what is left when a special
+        way has failed (core/fallback.py).
+    """
+
+    semantics: tuple[str, ...] | None = None
+    contract: bool = True
+    op_costs: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
+    store_price: float = 4.0
+    short_row: int = 8
+    sort_scratch: SortScratch = NoScratch()
+    scatter_strip: int = 0
+    fetch_ahead: int = 0
+    fetch_bytes: int = 0
+    cut_bytes: int = 1
+    may_shift: bool = True
+    plain: bool = False
+
+    def op_cost(self, primitive: str) -> float:
+        return self.op_costs.get(primitive, 1.0)

@@ -1,0 +1,385 @@
+"""Kernel -> KernelNests: all of a kernel that every target shares, before threads, vectors, memories are chosen.
+
+A body is lowered for one case or for several, of which each program finds its own (lower/grid/edge_variants.py): for blocks
+that lie inside their arrays, without masks, and for those at the ends. Where blocks do not divide an array, the last block is
+moved back if the body allows it (lower/grid/block_shift.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pbkern.core.affine import Affine
+from pbkern.core.errors import UnsupportedKernel
+from pbkern.core.ops.shared_products import shared_products
+from pbkern.core.passes import Pass, run_passes
+from pbkern.dsl.interpret import poison
+from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
+from pbkern.lower.build import BodyBuilder
+from pbkern.lower.build_options import BuildOptions
+from pbkern.lower.grid import block_shift, edge_variants
+from pbkern.lower.grid.edge_variants import Extent, Variant
+from pbkern.lower.grid.parallelism import GridDimension, grid_dimensions
+from pbkern.lower.grid.scratch_resets import restarting_dimension
+from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
+from pbkern.lower.nest import interpret, ir
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.index_tests import Bounds
+from pbkern.lower.nest.interpret import Memory
+from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
+from pbkern.lower.passes.dead_points import Body, trim
+from pbkern.lower.passes.uniform_axes import narrow, narrowed_buffers, uniform_axes
+from pbkern.lower.rules import debug_callbacks
+from pbkern.lower.rules.views import index_value
+from pbkern.lower.values.items import RefView
+from pbkern.lower.values.values import Literal, Value
+
+INT32 = np.dtype(np.int32)
+
+
+def grid_symbol(dim: int) -> str:
+    """By which statements call a program's index along a grid dimension."""
+    return f"%g{dim}"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One array of the kernel.
+
+    Attributes:
+      buf: the whole array. Nests index it by absolute places: `starts` and the place in the block.
+      mapping: which block of it each program sees.
+      starts: first element of the block per array axis, affine in grid symbols, starts of shifted blocks, and names that
+        the prologue defines.
+      aliased: of a result, the operand whose memory it takes; else None.
+    """
+
+    buf: Buf
+    mapping: BlockMapping
+    starts: tuple[Affine, ...]
+    aliased: int | None = None
+
+    @property
+    def axes(self) -> tuple[int | None, ...]:
+        """Per array axis the axis of the Ref, None where it is squeezed."""
+        kept = iter(range(len(self.mapping.dims)))
+        return tuple(None if isinstance(d, Squeezed) else next(kept) for d in self.mapping.dims)
+
+    @property
+    def extents(self) -> list[Extent]:
+        """The block's extent along each array axis."""
+        return edge_variants.extents(self.starts, self.mapping.dims, self.mapping.array.shape)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Statements, and what passes over them may ask for."""
+
+    statements: tuple[Stmt, ...]
+    context: NestContext
+
+
+@dataclass(frozen=True)
+class Case(Section):
+    """The body for some of the programs: those inside, those at each end."""
+
+    variant: Variant
+
+    def __str__(self) -> str:
+        return self.variant.title + ir.show(list(self.statements))
+
+
+@dataclass(frozen=True)
+class KernelNests:
+    """A kernel without last stage, as nests over whole arrays and scratch. No text, no place in memory, no schedule.
+
+    Attributes:
+      grid: per dimension, whether its programs are parallel and why. A target maps parallel ones to tasks or to blocks of
+        threads; the others are loops inside, in order.
+      shifts: dimension -> where its blocks start: at symbol `block_shift.symbol(dimension)`, which is
+        min(grid index * block, limit).
+      prologue: scalars of index maps that are not affine, before any case.
+      operands: inputs, then outputs. scratch: as the kernel has it; kept along dimensions that are not parallel.
+      copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
+      ragged: grid dimensions at whose last index a case of its own runs.
+      crossing: extents by which two cases differ: the first is for programs where all of them lie inside.
+      cases: at least one, unless the grid has no programs; `case_of` tells which holds for a program.
+    """
+
+    kernel: Kernel
+    grid: tuple[GridDimension, ...]
+    shifts: Mapping[int, block_shift.Shift]
+    prologue: Section
+    operands: tuple[Operand, ...]
+    scratch: tuple[Buf, ...]
+    copies: Mapping[int, Buf]
+    ragged: tuple[int, ...]
+    crossing: tuple[Extent, ...]
+    cases: tuple[Case, ...]
+
+    @property
+    def parallel(self) -> tuple[int, ...]:
+        """Grid dimensions whose programs may run at the same time."""
+        return tuple(d.axis for d in self.grid if d.parallel)
+
+    def case_of(self, symbols: Mapping[str, int]) -> Case:
+        """The one for a program with these values of grid symbols, starts of shifted blocks and names of the prologue."""
+        if self.ragged:
+            last = {d for d in self.ragged if symbols[grid_symbol(d)] == self.kernel.grid[d] - 1}
+            return next(c for c in self.cases if c.variant.last == last)
+        starts = ((e, e.start.evaluate(symbols)) for e in self.crossing)
+        return self.cases[0 if all(0 <= at <= e.length - e.size for e, at in starts) else -1]
+
+    @property
+    def options(self) -> BuildOptions:
+        """The target's, by which these were built."""
+        return self.prologue.context.options
+
+    def after(self, passes: Sequence[Pass]) -> KernelNests:
+        """The nests after passes over statements, (statements, context) -> statements: all of them on the prologue, then all
+        on each case."""
+
+        def passed(s: Any, what: str, symbols: frozenset[str]) -> Any:
+            if not s.statements:
+                return s
+            found = run_passes("nests", passes, list(s.statements), s.context, of=f"{self.kernel.name}{what}", show=ir.show,
+                               verify=lambda stmts: ir.verify(stmts, symbols))
+            return replace(s, statements=tuple(found))
+
+        prologue = passed(self.prologue, ", prologue", self._symbols())
+        known = replace(self, prologue=prologue)._symbols(inside=True)
+        titles = [f", {title.strip(':')}" if (title := c.variant.title.strip()) else "" for c in self.cases]
+        return replace(self, prologue=prologue, cases=tuple(passed(c, t, known) for c, t in zip(self.cases, titles)))
+
+    def _symbols(self, inside: bool = False) -> frozenset[str]:
+        """What statements know: those of the prologue, or those of cases (`inside`)."""
+        symbols = {grid_symbol(d) for d in range(len(self.kernel.grid))} | set(map(block_shift.symbol, self.shifts))
+        return frozenset(symbols | {s.name for s in self.prologue.statements if inside and isinstance(s, Let)})
+
+    def verify(self) -> None:
+        """Checks ranks, known symbols and static bounds of accesses. Raises InternalError."""
+        ir.verify(list(self.prologue.statements), self._symbols())
+        for c in self.cases:
+            ir.verify(list(c.statements), self._symbols(inside=True))
+
+    def interpret(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Runs every program in order on NumPy arrays, one per input; the results.
+
+        The oracle between the kernel's body (dsl/interpret.py) and what a target emits. Scratch is poisoned where programs that
+        may run at the same time follow one another. Raises InternalError for accesses outside buffers.
+        """
+        return _Run(self, arrays).results()
+
+    def __str__(self) -> str:
+        rows = [f"{self.kernel.name}:", *map(str, self.grid)]
+        rows += [f"block of grid dimension {d} starts at {block_shift.symbol(d)} = min({grid_symbol(d)} * {s.block}, {s.limit})"
+                 for d, s in self.shifts.items()]
+        for o in self.operands:
+            block = ", ".join(f"{start} .. + {d.size}" for start, d in zip(o.starts, o.mapping.dims))
+            rows.append(f"{o.buf}, block [{block}]" + ("" if o.aliased is None else f", in place of %a{o.aliased}"))
+        rows += [f"scratch {b}" for b in self.scratch]
+        rows += [ir.show(list(self.prologue.statements))] if self.prologue.statements else []
+        return "\n".join([*rows, *map(str, self.cases)])
+
+
+def kernel_nests(kernel: Kernel, options: BuildOptions) -> KernelNests:
+    """The nests of a kernel that has no last stage.
+
+    Raises UnsupportedOp for equations without a rule, and for dtypes that have no register type.
+    """
+    check_dtypes(kernel)
+    try:
+        return _Building(kernel, options, block_shift.find(kernel) if options.may_shift else {}).nests()
+    except block_shift.CannotShift:
+        return _Building(kernel, options, {}).nests()
+
+
+class _Run:
+    """KernelNests on NumPy arrays."""
+
+    def __init__(self, nests: KernelNests, arrays: Sequence[np.ndarray]):
+        self.nests, count = nests, len(nests.kernel.inputs)
+        self.outputs = nests.operands[count:]
+        kept = {o.buf: np.array(a).reshape(-1) for o, a in zip(nests.operands, arrays)}
+        kept |= {buf: kept[nests.operands[i].buf].copy() for i, buf in nests.copies.items()}
+        kept |= {o.buf: np.full(o.buf.size, poison(o.buf.dtype), o.buf.dtype) for o in self.outputs if o.aliased is None}
+        self.whole = Memory(kept)
+
+    def results(self) -> list[np.ndarray]:
+        kernel, parallel = self.nests.kernel, self.nests.parallel
+        sizes = {d: int(self.whole.read(self.nests.operands[k].buf)) for d, k in kernel.dynamic_grid}
+        together, scratch = None, Memory()
+        for index in itertools.product(*(range(sizes.get(d, n)) for d, n in enumerate(kernel.grid))):
+            if together != (together := tuple(index[d] for d in parallel)):
+                scratch = Memory()
+            kept = {b: scratch.flat(b) for b in self.nests.scratch}
+            self._program(Memory(self.whole.arrays | kept), index)
+        return [self.whole.read(o.buf) for o in self.outputs]
+
+    def _program(self, memory: Memory, index: tuple[int, ...]) -> None:
+        nests = self.nests
+        symbols = {grid_symbol(d): i for d, i in enumerate(index)}
+        symbols |= {block_shift.symbol(d): min(index[d] * s.block, s.limit) for d, s in nests.shifts.items()}
+        interpret.run(nests.prologue.statements, memory, symbols, self._trace)
+        interpret.run(nests.case_of(symbols).statements, memory, symbols, self._trace)
+
+    def _trace(self, number: int, values: list[np.ndarray]) -> None:
+        """What compiled code would hand to the process, handed to it."""
+        site = debug_callbacks.SITES[number]
+        site.receive(values[: len(site.types)], lambda: values[len(site.types) :])
+
+
+class _Building:
+    """State of building one kernel's nests."""
+
+    def __init__(self, kernel: Kernel, options: BuildOptions, shifts: dict[int, block_shift.Shift]):
+        self.kernel, self.options, self.shifts = kernel, options, shifts
+        self.names = Names()
+        self.bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate((*kernel.inputs, *kernel.outputs))]
+        for i, o in kernel.aliases:
+            self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
+        # What failed checks hand over; of operands that the kernel updates, the copy that the launch makes before.
+        handed = kernel.in_types if debug_callbacks.hands_over_operands(kernel) else ()
+        self.copies = {i: Buf(f"%before{i}", handed[i].shape, handed[i].dtype) for i, _ in kernel.aliases if handed}
+        self.handed = tuple(self.copies.get(i, self.bufs[i]) for i in range(len(handed)))
+        self.scratch = tuple(Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch)
+
+    def nests(self) -> KernelNests:
+        kernel = self.kernel
+        operands, prologue = self._operands()
+        blocks = list(dict.fromkeys(e for o in operands for e in o.extents))
+        bounds = self._bounds()
+        ragged = edge_variants.ragged_dimensions(blocks, bounds, kernel)
+        crossing: tuple[Extent, ...] = ()
+        if ragged:
+            variants = edge_variants.variants(ragged, blocks, bounds, kernel)
+        else:
+            states = {e: e.is_in_bounds(bounds) for e in blocks}
+            variants = [Variant(bounds, False in states.values())]
+            if None in states.values() and False not in states.values():
+                crossing = tuple(e for e, state in states.items() if state is None)
+                variants = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
+        scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants)
+        grid = grid_dimensions(kernel, self.options)
+        return KernelNests(kernel, grid, self.shifts, prologue, operands, scratch, self.copies, ragged, crossing, cases)
+
+    # ---------------------------------------------------------------- where blocks start
+
+    def _operands(self) -> tuple[tuple[Operand, ...], Section]:
+        context = self._context()
+        statements: list[Stmt] = []
+        aliased = {o: i for i, o in self.kernel.aliases}
+        found = []
+        for k, (m, buf) in enumerate(zip((*self.kernel.inputs, *self.kernel.outputs), self.bufs)):
+            starts = self._starts(m, context, statements)
+            found.append(Operand(buf, m, starts, aliased.get(k - len(self.kernel.inputs))))
+        return tuple(found), Section(tuple(statements), context)
+
+    def _starts(self, m: BlockMapping, context: NestContext, statements: list[Stmt]) -> tuple[Affine, ...]:
+        """First element per array axis, affine in grid symbols; other index maps become statements that compute scalars."""
+        if all(s is not None for s in m.starts):
+            starts = (block_shift.moved(s, self.shifts) for s in m.starts)
+            return tuple(s.substitute(lambda g: Affine.symbol(grid_symbol(g)) if isinstance(g, int) else None) for s in starts)
+        builder = BodyBuilder(context)
+        jaxpr, rank = m.index_map.jaxpr, len(self.kernel.grid)
+        env = {v: self._grid_value(builder, d) for d, v in enumerate(jaxpr.invars[:rank])}
+        for k, v in enumerate(jaxpr.invars[rank:]):
+            builder.refs[v] = _whole(self.bufs[k])
+        found: list[Affine] = []
+        statements += builder.region(jaxpr, env, lambda e: found.extend(
+            builder.index_symbol(builder.read(e, o)) for o in jaxpr.outvars))
+        return tuple(i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims))
+
+    def _context(self) -> NestContext:
+        context = NestContext(self.options, self.names)
+        context.kept = frozenset(self.scratch)
+        return context
+
+    def _grid_value(self, builder: BodyBuilder, d: int) -> Value:
+        return index_value((), INT32, lambda ix: Affine.symbol(grid_symbol(d)), builder)
+
+    def _bounds(self) -> dict[str, tuple[int, int]]:
+        """(smallest, largest) of grid indices and shifted starts."""
+        bounds = {grid_symbol(d): (0, n - 1) for d, n in enumerate(self.kernel.grid)}
+        return bounds | {block_shift.symbol(d): (0, s.limit) for d, s in self.shifts.items()}
+
+    # ---------------------------------------------------------------- the body
+
+    def _cases(self, operands: Sequence[Operand], variants: list[Variant]) -> tuple[tuple[Buf, ...], tuple[Case, ...]]:
+        """The scratch, and the body for each variant; they agree about uniform scratch, which all of them use."""
+        built = [self._build(operands, v) for v in variants]
+        axes = uniform_axes([stmts for _, stmts in built])
+        made = narrowed_buffers(axes)
+        scratch = tuple(made.get(b, b) for b in self.scratch)
+        narrowed = [narrow(stmts, axes, made, context.pool) for context, stmts in built]
+        if any(v.guarded for v in variants):
+            narrowed = trim([Body(stmts, context.pool, context.bounds, self._handed_on(v, made))
+                             for (context, _), stmts, v in zip(built, narrowed, variants)])
+        for (context, _), v in zip(built, variants):
+            context.kept = frozenset(scratch)
+            context.bounds.update(v.bounds)
+        return scratch, tuple(Case(tuple(stmts), c, v) for (c, _), stmts, v in zip(built, narrowed, variants))
+
+    def _handed_on(self, variant: Variant, made: Mapping[Buf, Buf]) -> dict[Buf, tuple]:
+        """Scratch -> what is equal for cases whose programs may hand it to each other: their place before its dimension."""
+        found = {}
+        for n, (s, buf) in enumerate(zip(self.kernel.scratch, self.scratch)):
+            first = len(self.kernel.grid) if s.scoped else restarting_dimension(self.kernel, n)
+            found[made.get(buf, buf)] = (n, frozenset(d for d in variant.last if d < first))
+        return found
+
+    def _build(self, operands: Sequence[Operand], variant: Variant) -> tuple[NestContext, list[Stmt]]:
+        context = self._context()
+        context.bounds.update(variant.bounds)
+        builder = BodyBuilder(context)
+        builder.kernel, builder.operands = self.kernel, self.handed
+        builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
+        dynamic = dict(self.kernel.dynamic_grid)
+        builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
+                                   for d, n in enumerate(self.kernel.grid))
+        refs = [RefView(o.buf, o.mapping.ref_shape, o.mapping.array.dtype, o.starts, o.axes,
+                        variant.guarded and any(not e.is_in_bounds(variant.bounds) for e in o.extents)) for o in operands]
+        refs += map(_whole, self.scratch)
+        jaxpr = self.kernel.body.jaxpr
+        builder.refs = dict(zip(jaxpr.invars, refs))
+        builder.shared_products = shared_products(jaxpr) if self.options.contract else frozenset()
+        return context, block_shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+
+
+def _whole(buf: Buf) -> RefView:
+    """A Ref to all of a buffer."""
+    rank = len(buf.shape)
+    return RefView(buf, buf.shape, buf.dtype, (Affine(),) * rank, tuple(range(rank)))
+
+
+def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
+    """What is left of the bounds where all blocks lie inside."""
+    found = dict(bounds)
+    for e in blocks:
+        if len(e.start.terms) == 1 and e.start.terms[0][1] > 0 and e.start.terms[0][0] in found:
+            symbol, c = e.start.terms[0]
+            low, high = found[symbol]
+            found[symbol] = (max(low, -(e.start.const // c)), min(high, (e.length - e.size - e.start.const) // c))
+    return found
+
+
+def check_dtypes(kernel: Kernel) -> None:
+    """Raises UnsupportedKernel for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
+    arrays = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
+    found = arrays + [(f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)]
+    for what, array in found:
+        if array.dtype.name not in ELEMENTS:
+            raise UnsupportedKernel(
+                f"{what} of kernel `{kernel.name}` has a dtype that this target lacks", at=kernel.defined_at or None,
+                why=f"{array}; covered: {', '.join(ELEMENTS)}",
+                hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
+            )  # fmt: skip
+    for what, array in arrays:
+        if array.dtype.name in SUB_BYTE:
+            raise UnsupportedKernel(f"{what} of kernel `{kernel.name}` has elements smaller than a byte",
+                                at=kernel.defined_at or None, why=str(array), hint="pass int8 and convert in the body")

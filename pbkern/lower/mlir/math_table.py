@@ -1,0 +1,30 @@
+"""MathTable: a target's own versions of functions, which take the place of the shared polynomials.
+
+    shared:  exp(b, x) is a polynomial                    a target:  lookup("exp", "f32") is a function (b, x) -> exp(x)
+
+The names are those of functions in lower/math/exp_log.py and lower/math/erf.py that ask: exp, exp2, tanh, log, log1p, erf,
+erfc, and erfcx, which is exp(x**2) erfc(x) for x >= 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class MathTable(Protocol):
+    def lookup(self, function: str, el: str) -> Callable[[Any, Any], Any] | None:
+        """The target's (builder, value) -> value for an element type in registers, f32 or f64; None: the shared one.
+
+        The builder does not contract; the value may have any number of lanes.
+        """
+
+
+class SharedMath:
+    """A target without versions of its own."""
+
+    def lookup(self, function: str, el: str) -> None:
+        return None
+
+
+SHARED = SharedMath()

@@ -1,0 +1,70 @@
+"""NestContext: what passes over nests may ask for: fresh names, interned expressions, scratch, the target's options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from pbkern.lower.build_options import BuildOptions
+from pbkern.lower.math.elementwise import EqnInfo
+
+from .collapse_dims import Aliases
+from .ir import Buf, Expr, Names, Pool
+
+BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
+Options = TypeVar("Options", bound=BuildOptions)
+
+
+class NestContext(Generic[Options]):
+    """Belongs to the statements of one body, from which no expression goes to another's.
+
+    Attributes:
+      options: the target's; the shared passes read of it what BuildOptions has.
+      pool, names: where expressions and names of this body come from.
+      bounds: (smallest, largest) value of symbols that are known: grid indices, counters, Lets.
+      kept: scratch whose contents outlive the statements.
+      aliases: buffers under other shapes.
+    """
+
+    def __init__(self, options: Options, names: Names | None = None):
+        self.options = options
+        self.pool, self.names = Pool(), names or Names()
+        self.bounds: dict[str, tuple[int, int]] = {}
+        self.kept: frozenset[Buf] = frozenset()
+        self.aliases = Aliases()
+        self._infos: dict[tuple, EqnInfo] = {}
+
+    def info(self, primitive: str, out_dtype: Any, in_dtypes: Iterable, params: Mapping | None = None,
+             at: str | None = None) -> EqnInfo:
+        """Facts of an operation, one object for equal ones: expressions are interned by it."""
+        params = dict(params or {})
+        key = (primitive, np.dtype(out_dtype), tuple(in_dtypes), str(sorted(params.items(), key=lambda t: t[0])))
+        if key not in self._infos:
+            self._infos[key] = EqnInfo(primitive, params, tuple(in_dtypes), np.dtype(out_dtype), at)
+        return self._infos[key]
+
+    def op(self, primitive: str, dtype: Any, *args: Expr, params: Mapping | None = None) -> Expr:
+        return self.pool.make("op", dtype, self.info(primitive, dtype, [a.dtype for a in args], params), args)
+
+    def const(self, value: Any, dtype: Any) -> Expr:
+        return self.pool.make("const", np.dtype(dtype), np.asarray(value, dtype)[()])
+
+    def select(self, test: Expr, true: Expr, false: Expr) -> Expr:
+        return self.op("select_n", true.dtype, test, false, true)
+
+    def clamped(self, e: Expr, limit: int | None) -> Expr:
+        """An integer kept in [0, limit], for use as an index; a bool as 0 or 1; without a limit as it is."""
+        if e.dtype == BOOL:
+            e = self.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
+        if limit is None:
+            return e
+        if e.dtype.kind == "i":
+            e = self.op("max", e.dtype, e, self.const(0, e.dtype))
+        limit = min(limit, np.iinfo(e.dtype).max)
+        return self.op("min", e.dtype, e, self.const(limit, e.dtype))
+
+    def new_buffer(self, shape: Sequence[int], dtype: Any) -> Buf:
+        """Scratch of a program, from here to its last use."""
+        return Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)

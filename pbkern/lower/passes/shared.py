@@ -1,0 +1,35 @@
+"""SHARED_PASSES: what every target runs first on the statements of a kernel, in this order.
+
+Each is a function (statements, NestContext) -> statements, of the prologue and of each case by itself. A target goes on from
+here with passes of its own (targets/cpu/passes.py).
+"""
+
+from __future__ import annotations
+
+from pbkern.core.passes import Pass
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.index_tests import decide_index_tests
+from pbkern.lower.nest.ir import Stmt
+
+from .merge_nests import merge_all, without_unread
+from .reassociate_integers import reassociate_shared_sums
+from .unroll_small_dims import unroll_dims
+from .wide_multiply import use_wide_products
+
+
+def _drop_unread(stmts: list[Stmt], context: NestContext) -> list[Stmt]:
+    return without_unread(stmts, {b.root for b in context.kept})
+
+
+def _decide_index_tests(stmts: list[Stmt], context: NestContext) -> list[Stmt]:
+    return decide_index_tests(stmts, context.pool, context.bounds, context.options.cut_bytes)
+
+
+SHARED_PASSES = (
+    Pass("unroll small dimensions", unroll_dims, "small sums become expressions, which merge with what reads them"),
+    Pass("merge nests", merge_all, "what is read where it was written needs no memory between"),
+    Pass("drop unread stores", _drop_unread, "merging has left scratch that nothing reads"),
+    Pass("decide index tests", _decide_index_tests, "nests are cut where tests change, so that most points need no mask"),
+    Pass("wide products", use_wide_products, "products of halves, as random numbers have them, are one operation"),
+    Pass("reassociate integers", reassociate_shared_sums, "sums of what all points share are made once"),
+)

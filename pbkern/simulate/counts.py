@@ -1,0 +1,116 @@
+"""What a run has cost a GPU: instructions, traffic, conflicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+SECTOR = 32  # bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
+BANKS, WORD = 32, 4  # of shared memory. Source: CUDA C++ Programming Guide, shared memory
+WARP = 32
+
+
+@dataclass
+class Counts:
+    """Of one launch or of several.
+
+    Attributes:
+      instructions: of warps. barriers: that blocks have passed.
+      global_bytes: that lanes loaded and stored. sectors: of 32 bytes that warps asked for at a time; fewest_sectors: those
+        that so many different bytes take.
+      shared_accesses: of warps, in passes of 32 banks. bank_conflicts: passes beyond the fewest.
+    """
+
+    instructions: int = 0
+    barriers: int = 0
+    global_bytes: int = 0
+    sectors: int = 0
+    fewest_sectors: int = 0
+    shared_accesses: int = 0
+    bank_conflicts: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
+
+    def add_global(self, addresses: np.ndarray, mask: np.ndarray | None, size: int, repeats: int, memo: Memo) -> None:
+        """One access of `size` bytes per lane at int64 addresses [rows, lanes], `repeats` times. `memo`: of the instruction."""
+        lanes, sectors, different = memo.get(addresses, mask, SECTOR, lambda: _traffic(addresses, mask, size))
+        self.global_bytes += lanes * size * repeats
+        self.sectors += sectors * repeats
+        self.fewest_sectors += different * repeats
+
+    def add_shared(self, offsets: np.ndarray, mask: np.ndarray | None, size: int, memo: Memo) -> None:
+        """One access of `size` bytes per lane at offsets in a block's memory [rows, lanes]."""
+        passes, fewest = memo.get(offsets, mask, BANKS * WORD, lambda: _passes(offsets, mask, size))
+        self.shared_accesses += fewest
+        self.bank_conflicts += passes - fewest
+
+
+class Memo:
+    """What one instruction cost before, by the distances between its lanes' addresses and the first one's place in a period."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple] = {}
+
+    def get(self, addresses: np.ndarray, mask: np.ndarray | None, period: int, count: Callable[[], tuple]) -> tuple:
+        taking = addresses if mask is None else addresses[mask]
+        first = int(taking.flat[0])
+        distances = taking - first
+        before = self.known.get(first % period)
+        if before is not None and before[0].shape == distances.shape and (before[0] == distances).all():
+            if before[1] is mask or before[1] is not None and mask is not None and (before[1] == mask).all():
+                return before[2]
+        found = count()
+        self.known[first % period] = distances, mask, found
+        return found
+
+
+def _traffic(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int, int]:
+    """(lanes, sectors that they touch, those that as many different bytes would take)."""
+    return addresses.size if mask is None else int(np.count_nonzero(mask)), *_distinct(addresses, mask, size)
+
+
+def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """[warps, 32]; lanes that do not take part repeat the first that does; warps without any are left out."""
+    rows, lanes = values.shape
+    if lanes % WARP:
+        values = np.concatenate([values, np.repeat(values[:, -1:], -lanes % WARP, 1)], 1)
+        mask = None if mask is None else np.concatenate([mask, np.zeros((rows, -lanes % WARP), bool)], 1)
+    values = np.ascontiguousarray(values).reshape(-1, WARP)
+    if mask is None:
+        return values
+    mask = np.ascontiguousarray(np.broadcast_to(mask, (rows, mask.shape[1]))).reshape(-1, WARP)
+    some = mask.any(1)
+    values, mask = values[some], mask[some]
+    first = values[np.arange(len(values)), mask.argmax(1)]
+    return np.where(mask, values, first[:, None])
+
+
+def _distinct(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
+    """(sectors that warps touch, those that as many different bytes would take)."""
+    a = _warps(addresses, mask)
+    if not len(a):
+        return 0, 0
+    if (a[:, 1:] < a[:, :-1]).any():
+        a = np.sort(a, 1)
+    step = a[:, 1:] != a[:, :-1]
+    unique = 1 + np.count_nonzero(step, 1)
+    first, last = a // SECTOR, (a + size - 1) // SECTOR
+    touched = np.count_nonzero(first[:, 1:] != last[:, :-1], 1) + 1 + (last - first).sum(1)
+    return int(touched.sum()), int((-(-unique * size // SECTOR)).sum())
+
+
+def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
+    """(passes that warps take, the fewest for so many different words). Lanes of 8 (16) bytes come in halves (quarters)."""
+    a = _warps(offsets, mask)
+    if not len(a):
+        return 0, 0
+    share = max(size // WORD, 1)
+    words = np.sort((a // WORD if share == 1 else a // size).reshape(-1, WARP // min(share, WARP)), 1)
+    fresh = np.concatenate([np.ones((len(words), 1), bool), words[:, 1:] != words[:, :-1]], 1)
+    banks = words % (BANKS // min(share, BANKS))
+    rows = np.repeat(np.arange(len(words)), words.shape[1]).reshape(words.shape)
+    tally = np.bincount((rows * BANKS + banks)[fresh], minlength=len(words) * BANKS).reshape(-1, BANKS)
+    return int(tally.max(1).sum()), len(words)

@@ -1,0 +1,421 @@
+"""Instructions as functions of a gang of lanes: those of the table in ops.py, and those that touch memory or other lanes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pbkern.core.errors import InternalError
+
+from . import ops
+from .counts import WARP, Memo
+from .memory import Arrays, BlockMemory, Fault
+from .operands import Reader, as_type, operand
+from .parse import SIZES, Instruction, Program
+
+Mask = np.ndarray | None
+Step = Callable[[Any, Mask], None]
+INT64 = np.dtype(np.int64)
+SPACES = ("global", "shared", "local", "param")
+_ADDRESS = re.compile(r"\[\s*([\w%$.]+)\s*(?:\+\s*(-?\w+))?\s*\]")
+_VECTOR = {"v2": 2, "v4": 4, "v8": 8}
+
+
+def compiled(program: Program, c: Instruction) -> Step:
+    """An instruction as a function of a gang and the lanes that take part. Raises InternalError for unknown ones."""
+    try:
+        return _MAKERS.get(c.op[0], _table)(program, c)
+    except (ops.Unknown, KeyError, IndexError) as e:
+        raise InternalError(f"PTX instruction `{'.'.join(c.op)}` is not simulated", why=f"line {c.line}: {c.text} ({e})",
+                            hint="add it to the table in simulate/ops.py") from None
+
+
+# ---------------------------------------------------------------- computing
+
+
+def _table(program: Program, c: Instruction) -> Step:
+    """Of ops.TABLE."""
+    name, t = c.op[0], ops.TYPES[c.op[-1]]
+    if name not in ops.TABLE:
+        raise ops.Unknown(name)
+    if name == "mov" and c.operands[0].startswith("{"):
+        return _unpacked(program, c, t)
+    if name == "mov" and c.operands[1].startswith("{"):
+        return _packed(program, c, t)
+    f, dst = ops.TABLE[name](c.op, t), c.operands[0]
+    counts = ops.COUNTS.get(name, set())
+    wide = np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}") if "wide" in c.op else t
+    types = [ops.TYPES["u32"] if k in counts else wide if k == 2 else t for k in range(len(c.operands) - 1)]
+    read = [operand(program, o, u) for o, u in zip(c.operands[1:], types)]
+    if "cc" in c.op or name in ("addc", "subc"):
+        raise ops.Unknown("carries")
+    match read:
+        case [x]:
+            return lambda g, mask: g.put(dst, f(x(g)), mask)
+        case [x, y]:
+            return lambda g, mask: g.put(dst, f(x(g), y(g)), mask)
+    return lambda g, mask: g.put(dst, f(*(r(g) for r in read)), mask)
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"[^\s,{}]+", text)
+
+
+def _unpacked(program: Program, c: Instruction, t: np.dtype) -> Step:
+    """mov {a, b}, x: parts of a register, the low one first."""
+    names, whole = _names(c.operands[0]), ops.unsigned(t.itemsize)
+    part, read = ops.unsigned(t.itemsize // len(names)), operand(program, c.operands[1], whole)
+
+    def step(g: Any, mask: Mask) -> None:
+        x = read(g)
+        for k, n in enumerate(names):
+            g.put(n, (x >> whole.type(8 * part.itemsize * k)).astype(part), mask)
+
+    return step
+
+
+def _packed(program: Program, c: Instruction, t: np.dtype) -> Step:
+    whole, names = ops.unsigned(t.itemsize), _names(c.operands[1])
+    part = ops.unsigned(t.itemsize // len(names))
+    reads = [operand(program, n, part) for n in names]
+
+    def step(g: Any, mask: Mask) -> None:
+        total = reads[0](g).astype(whole)
+        for k, read in enumerate(reads[1:], 1):
+            total = total | read(g).astype(whole) << whole.type(8 * part.itemsize * k)
+        g.put(c.operands[0], total, mask)
+
+    return step
+
+
+def _setp(program: Program, c: Instruction) -> Step:
+    t = ops.TYPES[c.op[-1]]
+    f = ops.comparison(c.op[1], t)
+    x, y, dst = operand(program, c.operands[1], t), operand(program, c.operands[2], t), c.operands[0]
+    if "|" in dst or len(c.operands) > 3 or c.op[2] in ("and", "or", "xor"):
+        return _setp_and(program, c, f, t)
+    return lambda g, mask: g.put(dst, f(x(g), y(g)), mask)
+
+
+def _setp_and(program: Program, c: Instruction, f: Callable, t: np.dtype) -> Step:
+    """setp with a second result, or combined with a predicate."""
+    names = c.operands[0].split("|")
+    x, y = (operand(program, o, t) for o in c.operands[1:3])
+    joins = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+    join = joins[c.op[2]] if c.op[2] in joins else None
+    third = c.operands[3].lstrip("!") if join else ""
+    other = operand(program, third, np.dtype(bool)) if join else None
+
+    def step(g: Any, mask: Mask) -> None:
+        found = f(x(g), y(g))
+        both = [found, ~found]
+        if join is not None and other is not None:
+            p = ~other(g) if c.operands[3].startswith("!") else other(g)
+            both = [join(b, p) for b in both]
+        for n, b in zip(names, both):
+            g.put(n, b, mask)
+
+    return step
+
+
+def _selp(program: Program, c: Instruction) -> Step:
+    t, dst = ops.TYPES[c.op[-1]], c.operands[0]
+    x, y, p = (operand(program, o, u) for o, u in zip(c.operands[1:], (t, t, np.dtype(bool))))
+    return lambda g, mask: g.put(dst, np.where(p(g), x(g), y(g)), mask)
+
+
+def _cvt(program: Program, c: Instruction) -> Step:
+    if len(c.operands) != 2:
+        raise ops.Unknown("two operands")
+    to, source, f = ops.conversion(c.op)
+    x, dst = operand(program, c.operands[1], source), c.operands[0]
+    signed = to.kind == "i" and to.itemsize < 8
+    return lambda g, mask: g.put(dst, _widened(f(x(g)), True) if signed else f(x(g)), mask)
+
+
+def _cvta(program: Program, c: Instruction) -> Step:
+    """Addresses are the same in every space: see _space_of."""
+    x, dst = operand(program, c.operands[1], ops.TYPES[c.op[-1]]), c.operands[0]
+    return lambda g, mask: g.put(dst, x(g), mask)
+
+
+def _nothing(program: Program, c: Instruction) -> Step:
+    """Order of memory, hints: lanes here see memory in the order of the program."""
+    return lambda g, mask: None
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _address(program: Program, text: str) -> Reader:
+    found = _ADDRESS.match(text)
+    if found is None:
+        raise ops.Unknown(f"address {text}")
+    offset = int(found[2], 0) if found[2] else 0
+    width = ops.TYPES["u64"]
+    base = operand(program, found[1], width)
+
+    def read(g: Any) -> np.ndarray:
+        a = base(g).view(np.int64)
+        return a + offset if offset else a
+
+    return read
+
+
+def _param(program: Program, c: Instruction, dtype: np.dtype) -> Step:
+    found = _ADDRESS.match(c.operands[1])
+    if found is None or found[2]:
+        raise ops.Unknown("a part of a parameter")
+    position, _ = program.parameters[found[1]]
+    dst = c.operands[0]
+
+    def step(g: Any, mask: Mask) -> None:
+        bits = np.array([[g.launch.arguments[position] & ((1 << 64) - 1)]], np.uint64)
+        g.put(dst, as_type(bits, dtype), mask)
+
+    return step
+
+
+def _space(c: Instruction) -> str:
+    return next((s for s in SPACES if s in c.op or f"{s}::cta" in c.op), "generic")
+
+
+def _load(program: Program, c: Instruction) -> Step:
+    dtype, space, signed = ops.unsigned(SIZES[c.op[-1]]), _space(c), c.op[-1].startswith("s")
+    if space == "param":
+        return _param(program, c, dtype)
+    names = _names(c.operands[0])
+    address, count, memo = _address(program, c.operands[1]), len(names), Memo()
+
+    def step(g: Any, mask: Mask) -> None:
+        a = address(g)
+        if mask is None:
+            a = a if space == "global" and not _is_watched(g, a) else np.broadcast_to(a, g.shape)
+            found = _widened(read(g, a, None, space, dtype, count, memo), signed)
+            parts = [found] if count == 1 else [np.ascontiguousarray(found[..., k]) for k in range(count)]
+            for n, p in zip(names, parts):
+                g.put(n, p, None)
+            return
+        if not mask.any():
+            return
+        found = _widened(read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count, memo), signed)
+        for k, n in enumerate(names):
+            whole = np.zeros(g.shape, found.dtype)
+            whole[mask] = found if count == 1 else found[..., k]
+            g.put(n, whole, mask)
+
+    return step
+
+
+def _widened(found: np.ndarray, signed: bool) -> np.ndarray:
+    """What a register holds of a smaller integer: the sign in all bits above."""
+    return found.view(f"int{8 * found.itemsize}").astype(np.int64) if signed else found
+
+
+def _is_watched(g: Any, addresses: np.ndarray) -> bool:
+    """Whether who reads is noted: not of arrays that the kernel never stores to."""
+    return bool(g.launch.arrays.shadows)
+
+
+def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo) -> np.ndarray:
+    """Elements at addresses, flat if there is a mask; rows of `count`. Raises Fault."""
+    size = dtype.itemsize * count
+    a = addresses if mask is None else addresses[mask]
+    if space == "generic":
+        space = "global" if int(a.max()) >= Arrays.address(0) >> 1 else "shared"
+    if space == "global":
+        number, offsets = g.launch.arrays.find(a, size)
+        every = np.broadcast_to(addresses, (len(addresses), g.threads))
+        g.counts.add_global(every, mask, size, g.blocks // len(addresses) if mask is None else 1, memo)
+        shadow = g.launch.arrays.shadows.get(number)
+        if shadow is not None:
+            _note(g, shadow, np.broadcast_to(addresses, g.shape) - Arrays.address(number), mask, size, store=False)
+        view = g.launch.arrays.view(number, dtype, count)
+        return view.take(offsets // size, 0, mode="clip")
+    memory: BlockMemory = g.shared if space == "shared" else g.local
+    rows = (g.rows if space == "shared" else g.lanes) if mask is None else (g.rows if space == "shared" else g.lanes)[mask]
+    places = memory.find(a, rows, size)
+    if space == "shared":
+        g.counts.add_shared(addresses, mask, size, memo)
+        if memory.shadow is not None:
+            cells = _note(g, memory.shadow, addresses + g.rows * memory.stride, mask, size, store=False)
+            memory.check_written(cells)
+    return memory.view(dtype, count).take(places // size, 0, mode="clip")
+
+
+def _note(g: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, store: bool) -> np.ndarray:
+    """Marks the cells of an access. Returns them."""
+    pick = (lambda v: v.reshape(-1)) if mask is None else (lambda v: v[mask])
+    cells, base, marks = pick(offsets) // shadow.size, pick(g.base), pick(g.mark)
+    for k in range(max(size // shadow.size, 1)):
+        (shadow.store if store else shadow.load)(cells + k, base, marks)
+    return cells
+
+
+def _store(program: Program, c: Instruction) -> Step:
+    dtype, space = ops.unsigned(SIZES[c.op[-1]]), _space(c)
+    names, address = _names(c.operands[1]), _address(program, c.operands[0])
+    values, memo = [operand(program, n, dtype) for n in names], Memo()
+
+    def step(g: Any, mask: Mask) -> None:
+        if mask is not None and not mask.any():
+            return
+        found = [np.broadcast_to(v(g), g.shape) for v in values]
+        found = [f.reshape(-1) if mask is None else f[mask] for f in found]
+        write(g, np.broadcast_to(address(g), g.shape), mask, space, dtype, found, memo)
+
+    return step
+
+
+def write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, values: list[np.ndarray],
+          memo: Memo) -> None:
+    """Stores rows of values, flat. Raises Fault."""
+    view, places, size = _view_to_write(g, addresses, mask, space, dtype, len(values), memo)
+    if len(values) == 1:
+        view[places // size] = values[0]
+    else:
+        view[places // size] = np.stack(values, -1)
+
+
+def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo):
+    """(memory, places in bytes, bytes of an access), checked, counted and marked."""
+    size = dtype.itemsize * count
+    a = addresses.reshape(-1) if mask is None else addresses[mask]
+    if space == "generic":
+        space = "global" if int(a.max()) >= Arrays.address(0) >> 1 else "shared"
+    if space == "global":
+        number, places = g.launch.arrays.find(a, size)
+        g.counts.add_global(addresses, mask, size, 1, memo)
+        shadow = g.launch.arrays.shadows.get(number)
+        if shadow is not None:
+            _note(g, shadow, addresses - Arrays.address(number), mask, size, store=True)
+        return g.launch.arrays.view(number, dtype, count), places, size
+    memory: BlockMemory = g.shared if space == "shared" else g.local
+    rows = g.rows if space == "shared" else g.lanes
+    places = memory.find(a, rows.reshape(-1) if mask is None else rows[mask], size)
+    if space == "shared":
+        g.counts.add_shared(addresses, mask, size, memo)
+        if memory.shadow is not None:
+            _note(g, memory.shadow, addresses + g.rows * memory.stride, mask, size, store=True)
+    return memory.view(dtype, count), places, size
+
+
+# ---------------------------------------------------------------- atomics
+
+_ATOMICS: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+                                 "or": np.bitwise_or,
+                                 "xor": np.bitwise_xor, "exch": lambda old, new: new}  # fmt: skip
+
+
+def _atomic(program: Program, c: Instruction) -> Step:
+    """atom and red: lanes one after the other, in the order of their numbers. Atomic accesses do not race with each other."""
+    t, space, returns = ops.TYPES[c.op[-1]], _space(c), c.op[0] == "atom"
+    if t.kind == "u" and c.op[-1].startswith("b") and "min" in c.op:
+        raise ops.Unknown("type")
+    kind = next(m for m in c.op[1:] if m in (*_ATOMICS, "cas"))
+    first = 1 if returns else 0
+    address = _address(program, c.operands[first])
+    values, memo = [operand(program, o, t) for o in c.operands[first + 1 :]], Memo()
+
+    def step(g: Any, mask: Mask) -> None:
+        here = np.ones(g.shape, bool) if mask is None else mask
+        if not here.any():
+            return
+        a = np.broadcast_to(address(g), g.shape)
+        found = [np.broadcast_to(v(g), g.shape)[here] for v in values]
+        watched, g.launch.arrays.shadows = g.launch.arrays.shadows, {}
+        near, g.shared.shadow = g.shared.shadow, None
+        view, places, size = _view_to_write(g, a, here, space, ops.unsigned(t.itemsize), 1, memo)
+        g.launch.arrays.shadows, g.shared.shadow = watched, near
+        flat, old = view.view(t), np.zeros(len(places), t)
+        for k, at in enumerate(places // size):
+            old[k] = flat[at]
+            if kind == "cas":
+                flat[at] = found[1][k] if old[k] == found[0][k] else old[k]
+            else:
+                flat[at] = _ATOMICS[kind](old[k], found[0][k])
+        if returns:
+            whole = np.zeros(g.shape, t)
+            whole[here] = old
+            g.put(c.operands[0], whole, here)
+
+    return step
+
+
+# ---------------------------------------------------------------- other lanes
+
+
+def _shfl(program: Program, c: Instruction) -> Step:
+    kind = c.op[2]
+    names, u32 = c.operands[0].split("|"), ops.TYPES["u32"]
+    value, by, limits = (operand(program, o, u32) for o in c.operands[1:4])
+
+    def step(g: Any, mask: Mask) -> None:
+        lane = g.tid % np.uint32(WARP)
+        b, limit = by(g), limits(g)
+        high, segment = limit & np.uint32(31), (limit >> np.uint32(8)) & np.uint32(31)
+        low = lane & segment
+        top = low | (high & ~segment)
+        lane, b, low, top = (v.astype(np.int64) for v in (lane, b, low, top))
+        other = {"bfly": lane ^ b, "up": lane - b, "down": lane + b, "idx": low | (b & ~segment.astype(np.int64) & 31)}[kind]
+        inside = other >= top if kind == "up" else other <= top
+        source = np.where(inside, other, lane) + (g.tid.astype(np.int64) - g.tid.astype(np.int64) % WARP)
+        source, inside = (np.broadcast_to(v, g.shape) for v in (source, inside))
+        _check_present(g, mask, source)
+        v = np.broadcast_to(value(g), g.shape)
+        g.put(names[0], np.take_along_axis(v, np.minimum(source, g.threads - 1), 1), mask)
+        if len(names) > 1:
+            g.put(names[1], inside, mask)
+
+    return step
+
+
+def _check_present(g: Any, mask: Mask, source: np.ndarray) -> None:
+    """Raises Fault where a lane asks one that does not take part."""
+    if int(source.max()) >= g.threads:
+        raise Fault("divergence", "a lane asks for the register of a thread that the block does not have")
+    if mask is None:
+        return
+    absent = mask & ~np.take_along_axis(np.broadcast_to(mask, g.shape), source, 1)
+    if absent.any():
+        block, thread = (int(k) for k in np.argwhere(absent)[0])
+        raise Fault("divergence", f"thread {thread} of block {g.numbers[block]} asks for the register of thread "
+                    f"{int(source[block, thread])}, which does not take part")
+
+
+def _vote(program: Program, c: Instruction) -> Step:
+    kind, dst = c.op[2], c.operands[0]
+    p = operand(program, c.operands[1].lstrip("!"), np.dtype(bool))
+
+    def step(g: Any, mask: Mask) -> None:
+        here = np.ones(g.shape, bool) if mask is None else mask
+        v = np.broadcast_to(~p(g) if c.operands[1].startswith("!") else p(g), g.shape)
+        lanes, votes = g._by_warp(here), g._by_warp(v & here)
+        some, every = votes.any(-1, keepdims=True), (votes | ~lanes).all(-1, keepdims=True)
+        if kind == "ballot":
+            bits = (votes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(-1, keepdims=True, dtype=np.uint32)
+        else:
+            bits = {"any": some, "all": every, "uni": every | ~some}[kind]
+        g.put(dst, np.broadcast_to(bits, lanes.shape).reshape(g.blocks, -1)[:, : g.threads], mask)
+
+    return step
+
+
+def _activemask(program: Program, c: Instruction) -> Step:
+    def step(g: Any, mask: Mask) -> None:
+        lanes = g._by_warp(np.ones(g.shape, bool) if mask is None else mask)
+        bits = (lanes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(-1, keepdims=True, dtype=np.uint32)
+        g.put(c.operands[0], np.broadcast_to(bits, lanes.shape).reshape(g.blocks, -1)[:, : g.threads], mask)
+
+    return step
+
+
+_MAKERS: dict[str, Callable[[Program, Instruction], Step]] = {
+    "setp": _setp, "selp": _selp, "cvt": _cvt, "cvta": _cvta, "ld": _load, "ldu": _load,
+    "st": _store, "atom": _atomic, "red": _atomic,
+    "shfl": _shfl, "vote": _vote, "activemask": _activemask,
+    **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "nanosleep", "pragma"), _nothing),
+}  # fmt: skip

@@ -1,0 +1,102 @@
+"""Launches of PTX on NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from pbkern.core.errors import KernelError
+
+from .counts import Counts
+from .machine import Launch
+from .memory import Arrays
+from .parse import Program, parse
+
+MOST_THREADS = 1024  # of a block. Source: CUDA C++ Programming Guide, technical specifications
+_REGISTER = re.compile(r"%[\w$]+")
+_parsed = functools.lru_cache(maxsize=256)(parse)
+
+
+def simulate_ptx(text: str, grid: int, block: int, arrays: Sequence[np.ndarray], *, shared_bytes: int = 0,
+                 check: bool = True) -> Counts:
+    """Runs the one kernel of a PTX text on NumPy arrays, which it updates.
+
+    Args:
+      grid, block: number of blocks, and of threads in each.
+      arrays: per parameter an array, which must be contiguous, or a NumPy scalar.
+      shared_bytes: shared memory that the launch adds to what the text declares.
+      check: races and reads of shared memory before a store are found. Accesses outside of memory, threads that are not
+        together and waits without end always are.
+    Returns what it has cost. Raises SimulationError; KernelError for arguments that do not fit; InternalError for
+    instructions that are not simulated.
+    """
+    program = _parsed(text)
+    values, held = _arguments(program, arrays)
+    if not 1 <= block <= MOST_THREADS or program.threads not in (None, block):
+        raise KernelError(f"kernel `{program.name}` cannot run with {block} threads in a block",
+                          why=f"it takes {program.threads or f'1 to {MOST_THREADS}'}")
+    if grid <= 0:
+        return Counts()
+    numbers = {values.index(Arrays.address(k)): k for k in range(len(held))}  # position of a parameter -> array
+    stored = {numbers[p] for p in written_parameters(program) if p in numbers}
+    launch = Launch(program, grid, block, values, Arrays(held, stored, check), _shared(program, shared_bytes), check)
+    launch.run()
+    return launch.counts
+
+
+def _shared(program: Program, dynamic: int) -> int:
+    return (-(-program.shared_bytes // 16) * 16 if dynamic else program.shared_bytes) + dynamic
+
+
+def _arguments(program: Program, arrays: Sequence[np.ndarray]) -> tuple[list[int], list[np.ndarray]]:
+    """(bits per parameter, arrays by number)."""
+    if len(arrays) != len(program.parameters):
+        raise KernelError(f"kernel `{program.name}` takes {len(program.parameters)} arguments", why=f"{len(arrays)} are given")
+    values: list[int] = []
+    held: list[np.ndarray] = []
+    for k, a in enumerate(arrays):
+        if isinstance(a, np.generic):
+            values.append(int(a.view(f"uint{8 * a.itemsize}")))
+            continue
+        if not isinstance(a, np.ndarray) or not a.flags.c_contiguous:
+            raise KernelError(f"argument {k} of kernel `{program.name}` is no contiguous NumPy array", why=str(type(a)),
+                              hint="numpy.ascontiguousarray")
+        values.append(Arrays.address(len(held)))
+        held.append(a)
+    return values, held
+
+
+@functools.lru_cache(maxsize=256)
+def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
+    sources: dict[str, set[int]] = {}
+    found: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for op, operands in code:
+            names = [_REGISTER.findall(o) for o in operands]
+            if op[0] == "ld" and "param" in op:
+                position = next((p for n, p in parameters if n in operands[1]), None)
+                mine = set() if position is None else {position}
+            elif op[0] in ("st", "red", "atom"):
+                address = operands[1 if op[0] == "atom" else 0]
+                found |= set().union(*(sources.get(r, set()) for r in _REGISTER.findall(address)))
+                continue
+            elif op[0] == "ld":
+                continue
+            else:
+                mine = set().union(*(sources.get(r, set()) for rs in names[1:] for r in rs))
+            for r in names[0] if names else ():
+                if not mine <= sources.setdefault(r, set()):
+                    sources[r] |= mine
+                    changed = True
+    return frozenset(found)
+
+
+def written_parameters(program: Program) -> frozenset[int]:
+    """Positions of the parameters from which addresses of stores come."""
+    code = tuple((c.op, c.operands) for c in program.code)
+    return _written(program.name, code, tuple((n, p) for n, (p, _) in program.parameters.items()))

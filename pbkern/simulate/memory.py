@@ -1,0 +1,153 @@
+"""Memory of a launch: arrays at addresses far apart, shared and local memory of blocks, and who has touched what.
+
+Each cell of memory that a kernel writes to has two marks: who wrote it last, and who has read it since. A mark is block,
+number of
+barriers that the block had passed, thread. Two accesses, of which one is a store, race if they are by different threads of one
+block with no barrier between, or by different blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# Bits of an address below its array's number; an array begins in the middle, so that places before it are seen as well.
+ARRAY_BITS = 40
+MIDDLE = 1 << (ARRAY_BITS - 1)
+THREAD_BITS, EPOCH_BITS = 12, 28
+BLOCK_SHIFT = THREAD_BITS + EPOCH_BITS
+MANY_THREADS = (1 << THREAD_BITS) - 1
+MANY_BLOCKS = np.int64(1 << 62)
+
+
+class Fault(Exception):
+    """What is wrong with an access: `kind` of errors.SimulationError, and a sentence; `lane`: (row, column) where it is."""
+
+    def __init__(self, kind: str, what: str):
+        super().__init__(what)
+        self.kind, self.what = kind, what
+
+
+class Shadow:
+    """Marks of cells of `size` bytes."""
+
+    def __init__(self, cells: int, size: int):
+        self.size = size
+        self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+
+    def store(self, cells: np.ndarray, base: np.ndarray, marks: np.ndarray) -> None:
+        """Raises Fault if another has touched a cell. `base`: marks of thread 0 of the lanes' blocks at this time."""
+        for before, deed in ((self.written[cells], "wrote"), (self.read[cells], "read")):
+            _check(before, base, marks, f"stores what another {deed}")
+        self.written[cells] = marks
+        if (self.written[cells] != marks).any():
+            raise Fault("race", "threads store to one element at the same time")
+
+    def load(self, cells: np.ndarray, base: np.ndarray, marks: np.ndarray) -> None:
+        """Raises Fault if another has written a cell."""
+        _check(self.written[cells], base, marks, "loads what another wrote")
+        before = self.read[cells]
+        fresh = before < base  # of an earlier time, or of another block
+        other = (before >> BLOCK_SHIFT != marks >> BLOCK_SHIFT) & (before != 0)
+        new = np.where(fresh | (before == marks), marks, base + MANY_THREADS)
+        new = np.where(other, MANY_BLOCKS, new)
+        self.read[cells] = new
+        lost = self.read[cells] != new  # several lanes, one cell
+        if lost.any():
+            both = np.where((self.read[cells] >> BLOCK_SHIFT) != (new >> BLOCK_SHIFT), MANY_BLOCKS, base + MANY_THREADS)
+            self.read[cells[lost]] = both[lost]
+
+
+def _check(before: np.ndarray, base: np.ndarray, marks: np.ndarray, deed: str) -> None:
+    block = before >> BLOCK_SHIFT != marks >> BLOCK_SHIFT
+    bad = (before != 0) & (before != marks) & (block | (before >= base))
+    if bad.any():
+        k = int(np.argmax(bad))
+        other = "a thread of another block" if block[k] else "another thread of its block, with no barrier between"
+        raise Fault("race", f"thread {_thread(marks[k])} {deed}: {other}")
+
+
+def _thread(mark: np.int64) -> str:
+    return f"{int(mark) & MANY_THREADS} of block {(int(mark) >> BLOCK_SHIFT) - 1}"
+
+
+class Arrays:
+    """Global memory: NumPy arrays, by numbers from 0. `written`: those to which the kernel may store."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], written: set[int], check: bool):
+        self.flat = [a.reshape(-1).view(np.uint8) for a in arrays]
+        self.views: dict[tuple[int, np.dtype, int], np.ndarray] = {}
+        self.shadows = {k: Shadow(a.nbytes // max(a.itemsize, 1) + 1, max(a.itemsize, 1))
+                        for k, a in enumerate(arrays) if check and k in written}
+
+    @staticmethod
+    def address(number: int) -> int:
+        """Where an array begins."""
+        return ((number + 1) << ARRAY_BITS) + MIDDLE
+
+    def find(self, addresses: np.ndarray, size: int) -> tuple[int, np.ndarray]:
+        """(number of the array that all of the addresses are in, their offsets in bytes). Raises Fault."""
+        low, high = int(addresses.min()), int(addresses.max())
+        number = (low >> ARRAY_BITS) - 1
+        if not 0 <= number < len(self.flat):
+            raise Fault("bounds", f"address {low:#x} is in no array")
+        start = self.address(number)
+        if low < start or high + size > start + len(self.flat[number]):
+            at = low - start if low < start else high - start
+            raise Fault("bounds", f"byte {at} of array {number}, which has {len(self.flat[number])}")
+        offsets = addresses - start
+        _check_alignment(offsets, size)
+        return number, offsets
+
+    def view(self, number: int, dtype: np.dtype, count: int) -> np.ndarray:
+        """The array as elements, or as rows of `count` of them."""
+        key = (number, dtype, count)
+        if key not in self.views:
+            flat, whole = self.flat[number], dtype.itemsize * count
+            flat = flat[: len(flat) // whole * whole].view(dtype)
+            self.views[key] = flat.reshape(-1, count) if count > 1 else flat
+        return self.views[key]
+
+
+def _check_alignment(offsets: np.ndarray, size: int) -> None:
+    if size > 1 and int(np.bitwise_or.reduce(offsets, axis=None)) & (size - 1):
+        raise Fault("bounds", f"an access of {size} bytes is not at a multiple of {size}")
+
+
+class BlockMemory:
+    """Memory of which every row, a block or a thread, has its own `size` bytes."""
+
+    def __init__(self, what: str, rows: int, size: int, cell: int, check: bool):
+        self.what, self.size = what, size
+        self.stride = -(-max(size, 1) // 16) * 16
+        self.flat = np.zeros(rows * self.stride, np.uint8)
+        self.shadow = Shadow(len(self.flat) // cell, cell) if check else None
+
+    def find(self, offsets: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
+        """Places in bytes. Raises Fault."""
+        low, high = int(offsets.min()), int(offsets.max())
+        if low < 0 or high + size > self.size:
+            raise Fault("bounds", f"byte {low if low < 0 else high} of {self.what} memory, which has {self.size}")
+        _check_alignment(offsets, size)
+        return offsets + rows * self.stride
+
+    def part(self, blocks: np.ndarray) -> BlockMemory:
+        """A copy of the memory of some blocks, given as a mask."""
+        found = BlockMemory(self.what, 0, self.size, 1, False)
+        found.flat = self.flat.reshape(len(blocks), -1)[blocks].reshape(-1)
+        if self.shadow is not None:
+            found.shadow = Shadow(0, self.shadow.size)
+            found.shadow.written = self.shadow.written.reshape(len(blocks), -1)[blocks].reshape(-1)
+            found.shadow.read = self.shadow.read.reshape(len(blocks), -1)[blocks].reshape(-1)
+        return found
+
+    def view(self, dtype: np.dtype, count: int) -> np.ndarray:
+        flat = self.flat.view(dtype) if len(self.flat) % dtype.itemsize == 0 else self.flat[:0].view(dtype)
+        return flat.reshape(-1, count) if count > 1 else flat
+
+    def check_written(self, cells: np.ndarray) -> None:
+        """Raises Fault for cells that nobody has written."""
+        assert self.shadow is not None
+        if (self.shadow.written[cells] == 0).any():
+            raise Fault("uninitialised", f"{self.what} memory is read before anything is stored there")

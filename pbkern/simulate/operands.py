@@ -1,0 +1,78 @@
+"""Operands of instructions: registers, numbers, special registers, addresses of variables; and bits under another type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from . import ops
+from .counts import WARP
+from .memory import Fault
+from .parse import Program
+
+# Reads an operand of a gang of lanes (machine.py): an array that broadcasts to [blocks, threads].
+Reader = Callable[[Any], np.ndarray]
+
+
+def as_type(v: np.ndarray, t: np.dtype) -> np.ndarray:
+    """The bits of a register as another type; the low ones of a wider register."""
+    if v.dtype == t:
+        return v
+    if v.dtype.itemsize == t.itemsize and v.dtype.kind != "b" and t.kind != "b":
+        return v.view(t)
+    if v.dtype.kind == "b" or t.kind == "b":
+        return v.astype(t)
+    return v.view(ops.unsigned(v.dtype.itemsize)).astype(ops.unsigned(t.itemsize)).view(t)
+
+
+def operand(program: Program, text: str, t: np.dtype) -> Callable[[Any], np.ndarray]:
+    """Reads an operand as a type: a register, a number, a special register, the address of a variable."""
+    special = _SPECIAL.get(text)
+    if special is not None:
+        return lambda g: as_type(special(g), t)
+    if text.startswith("%"):
+        def register(g: Any) -> np.ndarray:
+            v = g.registers.get(text)
+            if v is None:
+                raise Fault("uninitialised", f"register {text} is read before it is written")
+            return as_type(v, t)
+
+        return register
+    value = np.full((1, 1), _number(program, text, t), t)
+    return lambda g: value
+
+
+def _number(program: Program, text: str, t: np.dtype):
+    if text in program.shared:
+        return program.shared[text]
+    if text == program.dynamic_shared and text:
+        return -(-program.shared_bytes // 16) * 16
+    if text in program.local:
+        return program.local[text]
+    if text[:2].lower() in ("0f", "0d"):
+        bits = 32 if text[1] in "fF" else 64
+        pattern = int(text[2:], 16)
+        return np.array(pattern, f"uint{bits}").view(f"float{bits}").astype(t) if ops.is_float(t) else pattern
+    try:
+        n = int(text.rstrip("U"), 0)
+    except ValueError:
+        raise ops.Unknown(f"operand {text}") from None
+    if t.kind == "b" or ops.is_float(t):
+        return n
+    return np.array(n % (1 << 8 * t.itemsize), ops.unsigned(t.itemsize)).view(t)
+
+
+def _constant(n: int) -> Callable[[Any], np.ndarray]:
+    return lambda g: np.full((1, 1), n, np.uint32)
+
+
+_SPECIAL: Mapping[str, Callable[[Any], np.ndarray]] = {
+    "%tid.x": lambda g: g.tid, "%ctaid.x": lambda g: g.ctaid,
+    "%ntid.x": lambda g: np.full((1, 1), g.threads, np.uint32), "%nctaid.x": lambda g: np.full((1, 1), g.launch.grid,
+                                                                                               np.uint32),
+    **{f"%{n}.{d}": _constant(0) for n in ("tid", "ctaid") for d in "yz"},
+    **{f"%{n}.{d}": _constant(1) for n in ("ntid", "nctaid") for d in "yz"},
+    "%laneid": lambda g: g.tid % np.uint32(WARP), "WARP_SZ": _constant(WARP),
+}  # fmt: skip

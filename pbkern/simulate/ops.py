@@ -1,0 +1,382 @@
+"""The table of PTX's instructions that compute: name -> function of NumPy arrays, a lane per element. Source: PTX ISA 8.7,
+section 9.
+
+What touches memory, branches, or waits for other lanes is in machine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+TYPES = {
+    **{f"{kind}{n}": np.dtype(f"{'int' if kind == 's' else 'uint'}{n}") for kind in "sub" for n in (8, 16, 32, 64)},
+    "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
+    "pred": np.dtype(bool),
+}  # fmt: skip
+Function = Callable[..., np.ndarray]
+
+
+class Unknown(Exception):
+    """No instruction of this name and these modifiers."""
+
+
+def unsigned(n: int) -> np.dtype:
+    return np.dtype(f"uint{8 * n}")
+
+
+def is_float(t: np.dtype) -> bool:
+    return t.kind == "f" or t == TYPES["bf16"]
+
+
+def _wide(t: np.dtype) -> np.dtype:
+    return np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}")
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def _zeroed(x: np.ndarray) -> np.ndarray:
+    """Subnormal numbers as zeros."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+
+def _flushed(f: Function, op: tuple[str, ...], t: np.dtype) -> Function:
+    """Modifiers .ftz and .sat of floats."""
+    if not is_float(t) or not {"ftz", "sat"} & set(op):
+        return f
+
+    def modified(*xs: np.ndarray) -> np.ndarray:
+        flush = "ftz" in op and t == np.float32
+        found = f(*map(_zeroed, xs)) if flush else f(*xs)
+        found = _zeroed(found) if flush else found
+        return np.nan_to_num(np.clip(found, t.type(0), t.type(1)), nan=0) if "sat" in op else found
+
+    return modified
+
+
+def fma(t: np.dtype) -> Function:
+    """x * y + z, rounded once. In float64 products of float32 are exact; of ties, what their sum with z loses decides."""
+    if t == np.float64:
+        return _fma64
+    if t.itemsize == 2:
+        return lambda x, y, z: (x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)).astype(t)
+
+    def single(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        p = np.multiply(x, y, dtype=np.float64)
+        s = p + z
+        ties = (s.view(np.int64) & _BELOW_F32) == _HALF_F32
+        return (_untied(p, z, s, ties) if ties.any() else s).astype(np.float32)
+
+    return single
+
+
+# Bits of a float64 that a float32 lacks, and their value halfway between two of the latter.
+_BELOW_F32, _HALF_F32 = np.int64((1 << 29) - 1), np.int64(1 << 28)
+
+
+def _untied(p: np.ndarray, z: np.ndarray, s: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """s = p + z moved off the middle between two float32, to the side on which the exact sum lies."""
+    t = s - p
+    lost = (p - (s - t)) + (z - t)
+    return np.where(ties & (lost != 0) & np.isfinite(s), np.nextafter(s, np.where(lost > 0, np.inf, -np.inf)), s)
+
+
+def _fma64(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    p = x * y
+    split = lambda v: (h := v * 134217729.0, h - (h - v))[1]  # noqa: E731
+    (xh, yh) = split(x), split(y)
+    xl, yl = x - xh, y - yh
+    lost = ((xh * yh - p) + xh * yl + xl * yh) + xl * yl
+    s = p + z
+    t = s - p
+    lost = lost + ((p - (s - t)) + (z - t))
+    return np.where(np.isfinite(lost), s + lost, s)
+
+
+def _mul(op: tuple[str, ...], t: np.dtype) -> Function:
+    if is_float(t):
+        return _flushed(np.multiply, op, t)
+    if "wide" in op:
+        return lambda x, y: x.astype(_wide(t)) * y.astype(_wide(t))
+    return _high(t) if "hi" in op else np.multiply
+
+
+def _high(t: np.dtype) -> Function:
+    if t.itemsize == 8:
+        return _high64(t)
+    wide, bits = _wide(t), 8 * t.itemsize
+    return lambda x, y: ((x.astype(wide) * y.astype(wide)) >> wide.type(bits)).astype(t)
+
+
+def _high64(t: np.dtype) -> Function:
+    def high(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        a, b = x.view(np.uint64), y.view(np.uint64)
+        low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+        a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
+        middle = a1 * b0 + (a0 * b0 >> half)
+        other = a0 * b1 + (middle & low)
+        found = a1 * b1 + (middle >> half) + (other >> half)
+        if t.kind == "i":
+            found = found - np.where(x < 0, b, np.uint64(0)) - np.where(y < 0, a, np.uint64(0))
+        return found.view(t)
+
+    return high
+
+
+def _mad(op: tuple[str, ...], t: np.dtype) -> Function:
+    if is_float(t):
+        return _flushed(fma(t), op, t)
+    product = _mul(op, t)
+    return lambda x, y, z: product(x, y) + z
+
+
+def _div(op: tuple[str, ...], t: np.dtype) -> Function:
+    if is_float(t):
+        return _flushed(np.divide, op, t)
+
+    def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        safe = np.where(y == 0, t.type(1), y)
+        q = (x // safe)
+        q = q + ((x % safe != 0) & ((x < 0) != (safe < 0))) if t.kind == "i" else q
+        return np.where(y == 0, t.type(-1) if t.kind == "i" else np.iinfo(t).max, q).astype(t)
+
+    return quotient
+
+
+def _rem(op: tuple[str, ...], t: np.dtype) -> Function:
+    quotient = _div(op, t)
+    return lambda x, y: np.where(y == 0, x, x - quotient(x, y) * y).astype(t)
+
+
+def _extreme(number: Function, strict: Function) -> Callable[[tuple[str, ...], np.dtype], Function]:
+    """max, min: of a NaN and a number the number, or NaN with .NaN; -0 is less than +0."""
+
+    def make(op: tuple[str, ...], t: np.dtype) -> Function:
+        if not is_float(t):
+            return strict
+        f, up = (strict if "NaN" in op else number), strict is np.maximum
+
+        def choose(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+            found = f(x, y)
+            zeros = (x == 0) & (y == 0)
+            if zeros.any():
+                sign = np.signbit(x) & np.signbit(y) if up else np.signbit(x) | np.signbit(y)
+                found = np.where(zeros, np.where(sign, t.type(-0.0), t.type(0.0)), found)
+            return found
+
+        return _flushed(choose, op, t)
+
+    return make
+
+
+def _unary(f: Function) -> Callable[[tuple[str, ...], np.dtype], Function]:
+    """A function of one float, rounded once."""
+
+    def make(op: tuple[str, ...], t: np.dtype) -> Function:
+        wide = np.float64 if t.itemsize < 8 else t
+        return _flushed(lambda x: f(x.astype(wide)).astype(t), op, t)
+
+    return make
+
+
+def _shift(left: bool) -> Callable[[tuple[str, ...], np.dtype], Function]:
+    def make(op: tuple[str, ...], t: np.dtype) -> Function:
+        bits = 8 * t.itemsize
+
+        def shift(x: np.ndarray, n: np.ndarray) -> np.ndarray:
+            n = n.view(np.uint32) if n.dtype.itemsize == 4 else n
+            if not left and t.kind == "i":
+                return x >> np.minimum(n, bits - 1).astype(t)
+            kept = np.minimum(n, bits - 1).astype(t)
+            return np.where(n < bits, x << kept if left else x >> kept, t.type(0))
+
+        return shift
+
+    return make
+
+
+def _funnel(op: tuple[str, ...], t: np.dtype) -> Function:
+    def shift(low: np.ndarray, high: np.ndarray, n: np.ndarray) -> np.ndarray:
+        n = np.minimum(n, 32) if "clamp" in op else n & 31
+        both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
+        found = both >> n.astype(np.uint64) if "r" in op else (both << n.astype(np.uint64)) >> np.uint64(32)
+        return found.astype(np.uint32)
+
+    return shift
+
+
+# ---------------------------------------------------------------- bits
+
+
+def _popc(x: np.ndarray) -> np.ndarray:
+    return np.bitwise_count(x).astype(np.uint32)
+
+
+def _clz(op: tuple[str, ...], t: np.dtype) -> Function:
+    bits = 8 * t.itemsize
+
+    def count(x: np.ndarray) -> np.ndarray:
+        for n in (1 << k for k in range(bits.bit_length() - 1)):
+            x = x | x >> t.type(n)
+        return (bits - np.bitwise_count(x)).astype(np.uint32)
+
+    return count
+
+
+def _brev(op: tuple[str, ...], t: np.dtype) -> Function:
+    def reverse(x: np.ndarray) -> np.ndarray:
+        bits = np.unpackbits(np.ascontiguousarray(x)[..., None].view(np.uint8), axis=-1)
+        return np.packbits(bits[..., ::-1], axis=-1).view(t)[..., 0]
+
+    return reverse
+
+
+def _bfe(op: tuple[str, ...], t: np.dtype) -> Function:
+    bits = 8 * t.itemsize
+
+    def extract(x: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        start, length = (np.minimum(v.astype(np.int64) & 255, bits) for v in (start, length))
+        room = np.minimum(length, bits - start)
+        up = np.clip(bits - start - room, 0, bits - 1).astype(t)
+        down = np.clip(bits - room, 0, bits - 1).astype(t)
+        return np.where(room == 0, t.type(0), x << up >> down)
+
+    return extract
+
+
+def _bfi(op: tuple[str, ...], t: np.dtype) -> Function:
+    bits = 8 * t.itemsize
+
+    def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        start, length = (np.minimum(v.astype(np.int64) & 255, bits) for v in (start, length))
+        room = np.minimum(length, bits - start)
+        whole = (1 << bits) - 1
+        mask = np.where(room >= bits, t.type(whole), (t.type(1) << np.minimum(room, bits - 1).astype(t)) - t.type(1))
+        at = np.minimum(start, bits - 1).astype(t)
+        return np.where(room == 0, b, b & ~(mask << at) | (a & mask) << at)
+
+    return insert
+
+
+def _prmt(op: tuple[str, ...], t: np.dtype) -> Function:
+    if op[-1] != "b32":
+        raise Unknown(".".join(op))
+
+    def permute(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
+        both = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
+        found = a & np.uint32(0)
+        for k in range(4):
+            which = selector >> np.uint32(4 * k)
+            byte = (both >> (np.uint64(8) * (which & np.uint32(7)).astype(np.uint64))).astype(np.uint32) & np.uint32(255)
+            byte = np.where(which & np.uint32(8), np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)), byte)
+            found = found | byte << np.uint32(8 * k)
+        return found
+
+    return permute
+
+
+def _lop3(op: tuple[str, ...], t: np.dtype) -> Function:
+    def logic(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
+        number, found = int(np.asarray(table).flat[0]), a & np.uint32(0)
+        for k in range(8):
+            if number >> k & 1:
+                found = found | (a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c)
+        return found
+
+    return logic
+
+
+# ---------------------------------------------------------------- comparison
+
+_COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+            "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}  # fmt: skip
+_ORDERED = {"eq", "lt", "le", "gt", "ge"}
+
+
+def comparison(name: str, t: np.dtype) -> Function:
+    """Of setp and set. Ordered ones are false with NaN; those that end in u are true."""
+    if name == "num":
+        return lambda x, y: ~(np.isnan(x) | np.isnan(y))
+    if name == "nan":
+        return lambda x, y: np.isnan(x) | np.isnan(y)
+    if name.endswith("u") and name[:-1] in _COMPARE:
+        f = _COMPARE[name[:-1]]
+        return lambda x, y: f(x, y) | np.isnan(x) | np.isnan(y)
+    if name not in _COMPARE:
+        raise Unknown(f"setp.{name}")
+    f = _COMPARE[name]
+    if name == "ne" and is_float(t):
+        return lambda x, y: f(x, y) & ~np.isnan(x) & ~np.isnan(y)
+    return f
+
+
+# ---------------------------------------------------------------- conversion
+
+_ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
+    """(type of the result, type of the operand, function) of cvt."""
+    to, source = TYPES[op[-2]], TYPES[op[-1]]
+    rounding = next((m for m in op if m in _ROUND), None)
+
+    def convert(x: np.ndarray) -> np.ndarray:
+        if is_float(source):
+            wide = x.astype(np.float64)
+            if rounding:
+                wide = _ROUND[rounding](wide)
+            if is_float(to):
+                return wide.astype(to) if "rz" not in op else _toward_zero(wide, to)
+            return _saturated(wide, to)
+        if is_float(to):
+            return x.astype(to) if to.itemsize >= 4 else x.astype(np.float64).astype(to)
+        if "sat" in op:
+            return np.clip(x.astype(object), np.iinfo(to).min, np.iinfo(to).max).astype(to)
+        return x.astype(to)
+
+    return to, source, _flushed(convert, op, to)
+
+
+def _saturated(x: np.ndarray, to: np.dtype) -> np.ndarray:
+    info = np.iinfo(to)
+    inside = np.clip(np.nan_to_num(x, nan=0.0), float(info.min), np.nextafter(float(info.max), 0)
+                     if to.itemsize == 8 else info.max)
+    found = inside.astype(to)
+    return np.where(x >= float(info.max), info.max, found).astype(to)
+
+
+def _toward_zero(x: np.ndarray, to: np.dtype) -> np.ndarray:
+    y = x.astype(to)
+    return np.where(np.abs(y.astype(np.float64)) > np.abs(x), np.nextafter(y, to.type(0)), y).astype(to)
+
+
+# ---------------------------------------------------------------- the table
+
+Maker = Callable[[tuple[str, ...], np.dtype], Function]
+
+
+def _plain(f: Function) -> Maker:
+    return lambda op, t: _flushed(f, op, t) if is_float(t) else f
+
+
+TABLE: dict[str, Maker] = {
+    "mov": _plain(lambda x: x), "cvta": _plain(lambda x: x),
+    "add": _plain(np.add), "sub": _plain(np.subtract), "mul": _mul, "mad": _mad, "fma": _mad, "div": _div, "rem": _rem,
+    "mul24": _mul, "abs": _plain(np.abs), "neg": _plain(np.negative), "max": _extreme(np.fmax, np.maximum),
+    "min": _extreme(np.fmin, np.minimum),
+    "sqrt": _unary(np.sqrt), "rsqrt": _unary(lambda x: 1 / np.sqrt(x)), "rcp": _unary(lambda x: 1 / x), "sin": _unary(np.sin),
+    "cos": _unary(np.cos), "ex2": _unary(np.exp2), "lg2": _unary(np.log2), "tanh": _unary(np.tanh),
+    "copysign": lambda op, t: lambda sign, x: np.copysign(x, sign),
+    "and": _plain(np.bitwise_and), "or": _plain(np.bitwise_or), "xor": _plain(np.bitwise_xor), "not": _plain(np.invert),
+    "cnot": lambda op, t: lambda x: np.where(x == 0, t.type(1), t.type(0)),
+    "shl": _shift(True), "shr": _shift(False), "shf": _funnel, "popc": lambda op, t: _popc, "clz": _clz, "brev": _brev,
+    "bfe": _bfe, "bfi": _bfi, "prmt": _prmt, "lop3": _lop3,
+    "sad": lambda op, t: lambda x, y, z: np.where(x > y, x - y, y - x) + z,
+}  # fmt: skip
+# Which operands, counted from the first source, have a type of their own.
+COUNTS = {"shl": {1}, "shr": {1}, "bfe": {1, 2}, "bfi": {2, 3}, "shf": {2}}
+# Instructions whose result has 32 bits whatever the operands have.
+NARROW_RESULTS = {"popc", "clz"}

@@ -1,0 +1,61 @@
+"""The CPU's KernelBackend: CompilerParams and options -> LowerOptions; nests -> vectors; launches -> tasks of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pbkern.core import config
+from pbkern.core.passes import Pass
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.lower.kernel_nests import KernelNests
+from pbkern.targets.cpu.codegen.host import LoweredProgram, emit_host, starts_anywhere
+from pbkern.targets.cpu.codegen.kernel import LoweredKernel, emit
+
+from .lower_options import NEVER, LowerOptions
+from .machine import detected_machine, has_avx512dq, has_bf16_pairs, has_vnni
+from .params import CompilerParams
+from .passes import CPU_PASSES
+
+DEFAULT_PARAMS = CompilerParams()
+
+
+class CpuBackend:
+    """See targets.backend.KernelBackend."""
+
+    passes: tuple[Pass, ...] = CPU_PASSES
+
+    def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> LowerOptions:
+        p, machine = _params(kernel), detected_machine()
+        anywhere = program is not None and starts_anywhere(kernel, program)
+        fast = not options.mlir_disable_fast_math
+        return LowerOptions(
+            approx_math=p.approx_math and fast,
+            contract=fast,
+            vector_bits=p.vector_width or machine.vector_bits,
+            semantics=p.dimension_semantics,
+            prefetch_steps=p.max_concurrent_steps - 1,
+            avx512=machine.vector_bits >= 512 and has_avx512dq(),
+            bf16_pairs=fast and has_bf16_pairs(),
+            vnni=has_vnni(),
+            l1_bytes=machine.l1_bytes,
+            # With its operands and what others keep there, such a result leaves the last-level cache before it is read. With
+            # its reader counted, 8 MB of 32 lose 13 % if all was in the cache before, gain 20 % if not; 12 MB gain either way.
+            stream_bytes=NEVER if anywhere else machine.l3_bytes * 3 // 8,
+            # 16 MB of 32 that are made of next to nothing, call after call: 0.20 ms through the cache, 0.43 past it.
+            stream_traffic=machine.l3_bytes * 5 // 8,
+        )
+
+    def threads(self, kernel: Kernel) -> int:
+        """Most threads that run programs of a kernel."""
+        return _params(kernel).num_threads or config.num_threads() or detected_machine().cores
+
+    def emit(self, nests: KernelNests, name: str) -> LoweredKernel:
+        return emit(nests, name)
+
+    def emit_host(self, program: HostProgram, kernels: Mapping[int, LoweredKernel]) -> LoweredProgram:
+        return emit_host(program, kernels, self.threads)
+
+
+def _params(kernel: Kernel) -> CompilerParams:
+    return kernel.compiler_params.get(CompilerParams.target_name, DEFAULT_PARAMS)

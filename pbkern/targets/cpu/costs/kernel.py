@@ -1,0 +1,157 @@
+"""Requests of one program, grid, Machine -> seconds on a CPU, with the terms that explain them. Formulas only; no choices.
+
+A kernel takes the longer of its arithmetic (step.py) and its traffic, plus a part of the shorter, which overlaps. Traffic
+has two parts: every array once from memory (or L3, if it fits), and blocks read again by other programs from the caches. Values
+between equations live in a core's scratch: once they outgrow L1 or L2 they pay for the trips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from pbkern.core.machine import Machine
+from pbkern.fuse.access.blocks import Requests, volume
+from pbkern.fuse.access.rules import Access
+from pbkern.fuse.cost.kinds import SINGLE_PASS, UNOVERLAPPED, is_heavy, itemsize, nbytes
+from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.cost.steps import PricedSteps, covered, elements_read
+
+# Stored values of one program that live at the same time.
+LIVE_VALUES = 3
+# Heavy values (fuse/cost/kinds.py) are not computed more often than this, operations done over operations needed,
+RECOMPUTE_LIMIT = 1.3
+# unless they reduce what a nearest cache holds, as the partial results of a sum, and all of that takes this part of the
+# kernel's time at most.
+REPEATED_SHARE = 0.02
+# Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
+UNBALANCED = 0.05
+
+
+def far_bandwidth(size: int, machine: Machine) -> float:
+    """Where an array comes from: L3 while it is small enough to have stayed there."""
+    return machine.l3_bandwidth if size <= machine.l3_bytes // 4 else machine.dram_bandwidth
+
+
+def traffic_limit(moved: int, machine: Machine) -> float:
+    """Least seconds for so many bytes, each once: what caches can hold comes from there, call after call."""
+    near = min(moved, machine.l2_bytes * machine.cores)
+    middle = min(moved - near, machine.l3_bytes)
+    far = moved - near - middle
+    return near / machine.l2_bandwidth + middle / machine.l3_bandwidth + far / machine.dram_bandwidth
+
+
+def kernel_cost(
+    requests: Requests,
+    outputs: Sequence[tuple[object, Access]],
+    grid: Sequence[int],
+    machine: Machine,
+    costs: CostModel,
+    parts: Mapping[object, float] = MappingProxyType({}),
+    repeated_steps: Collection[int] = (),
+) -> Cost | None:
+    """See CostModel.kernel_cost; `costs`: the prices of steps on this machine."""
+    programs = math.prod(grid)
+    per_program = repeated = needed = done = 0.0
+    priced = PricedSteps.of(requests, costs)
+    stored = priced.stored_values({v for v, _ in outputs})
+    evaluated = priced.evaluated_shares(outputs)
+    temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
+    tests: set = set()
+    for step, price in priced.steps:
+        if price.of_tests and tests.issuperset(price.read):
+            # Part of a comparison of indices: code is cut where that changes, and nothing is computed.
+            tests.update(step.eqn.outvars)
+            continue
+        share = evaluated.get(id(step), 1.0)
+        seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
+        factor = price.part * programs * share
+        if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, costs):
+            if step.eqn.primitive.name not in SINGLE_PASS or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2:
+                return None
+            repeated += seconds
+        per_program += seconds + price.packing
+        operations = price.operations * programs * share
+        done += operations
+        needed += operations / max(factor, 1.0)  # of a value that is needed in part, that part
+        if not stored.isdisjoint(step.eqn.outvars):
+            temporaries += price.block_bytes
+            sizes.append(int(price.block_bytes * parts.get(step.eqn.outvars[0], 1)))
+    rounds = math.ceil(programs / machine.cores)
+    compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
+    far, near, moved, blocks = _traffic(requests, outputs, grid, machine, priced.tables())
+    scratch = sum(sorted(sizes)[-LIVE_VALUES:])
+    blocks -= int(sum(volume(a) * itemsize(v) * (1 - parts[v]) for v, a in requests.inputs if v in parts))
+    working_set = blocks + scratch
+    trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
+    parallel = min(programs, machine.cores) / machine.cores
+    memory = (far + near + trips) / max(parallel, 0.6)
+    overhead = machine.launch_seconds + rounds * machine.program_seconds
+    seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
+    if rounds * repeated > REPEATED_SHARE * seconds:
+        return None
+    if scratch > machine.l2_bytes:
+        seconds += trips  # spilled values stall the nests that read them: nothing overlaps
+    limit = max(sum(price.limit for _, price in priced.steps), traffic_limit(moved, machine))
+    return Cost(
+        seconds,
+        compute,
+        memory,
+        moved,
+        done,
+        done / needed if needed else 1.0,
+        working_set,
+        scratch,
+        programs,
+        limit,
+    )
+
+
+def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Machine) -> float:
+    """Seconds of a program's stored values going to a cache and back: the larger, the further away."""
+    if working_set <= machine.l1_bytes:
+        return 0.0
+    if working_set > machine.l2_bytes:
+        return (2.0 * temporaries + 0.3 * blocks) / machine.l3_bandwidth
+    # Nests share outer loops: one step's part of a value is often all that is stored.
+    return (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
+
+
+def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
+    """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts.
+
+    At most, what lies between runs is moved as well: of every second element, both.
+    """
+    run, between, least = size, 1.0, math.inf
+    for s, n in zip(reversed(access), reversed(shape)):
+        if 0 < s.size != n:
+            part = run * s.size
+            least = min(least, between * max(256 / part, 1 + 128 / part))
+            between *= n / s.size
+        run *= n
+    return min(least, between)
+
+
+def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> tuple[float, float, int, int]:
+    """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
+    programs, last = math.prod(grid), len(grid) - 1
+    far = near = 0.0
+    moved = blocks = 0
+    for v, access in requests.inputs:
+        size, block = nbytes(v.aval), elements_read(requests, v, access, looked_up) * itemsize(v)
+        waste = _line_waste(access, v.aval.shape, itemsize(v))
+        total = int(block * programs * waste)
+        read = int(covered(access, grid, v.aval.shape) * itemsize(v) * waste)  # slices leave the rest where it is
+        once = min(size, read, total)  # overlap and half-used lines come from caches
+        far += once / far_bandwidth(size, machine)
+        # Programs run along the last grid axis first: what does not depend on it is still in L2.
+        stays = not any(s.start.coefficient(last) for s in access) and block <= machine.l2_bytes // 2
+        near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
+        moved, blocks = moved + once, blocks + block
+    for v, access in outputs:
+        size = nbytes(v.aval)
+        # A store reads its line first.
+        far += 2 * size / far_bandwidth(size, machine)
+        moved, blocks = moved + size, blocks + volume(access) * itemsize(v)
+    return far, near, moved, blocks

@@ -1,0 +1,63 @@
+"""CpuCosts: a CPU's Machine as the fuser asks it, see fuse/cost/model.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pbkern.core.machine import Machine
+from pbkern.fuse.access.blocks import Requests, Step
+from pbkern.fuse.access.rules import Access
+from pbkern.fuse.cost.model import Cost, Price
+
+from . import kernel, step
+
+
+@dataclass(frozen=True)
+class CpuCosts(Machine):
+    """A core's own caches are near; L3 is what cores share."""
+
+    @classmethod
+    def of(cls, machine: Machine) -> CpuCosts:
+        return cls(**{f.name: getattr(machine, f.name) for f in dataclasses.fields(Machine)})
+
+    @property
+    def near_bytes(self) -> int:
+        return self.l2_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.l3_bytes
+
+    @property
+    def near_bandwidth(self) -> float:
+        return self.l2_bandwidth
+
+    @property
+    def shared_bandwidth(self) -> float:
+        return self.l3_bandwidth
+
+    @property
+    def memory_bandwidth(self) -> float:
+        return self.dram_bandwidth
+
+    def far_bandwidth(self, size: int) -> float:
+        return kernel.far_bandwidth(size, self)
+
+    def operations(self, eqn: Any) -> float:
+        return step.operations_per_element(eqn, self)
+
+    def scatter_cycles(self, eqn: Any) -> float:
+        return step.scatter_cycles(eqn, self)
+
+    def step_price(self, of: Step) -> Price:
+        return step.step_price(of, self)
+
+    def kernel_cost(
+        self, requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int],
+        parts: Mapping[object, float] = MappingProxyType({}), repeated_steps: Collection[int] = (),
+    ) -> Cost | None:  # fmt: skip
+        return kernel.kernel_cost(requests, outputs, grid, self, self, parts, repeated_steps)

@@ -1,0 +1,227 @@
+"""What one step of one program costs on one core of a CPU: formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern.core.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, TURN_CYCLES, Machine
+from pbkern.core.ops.scatter import SCATTERS
+from pbkern.core.ops.sort_cost import first_cycles, line_cycles, sorts_in_registers
+from pbkern.fuse.access.blocks import Step, volume
+from pbkern.fuse.access.rules import ELEMENTWISE, block_shape
+from pbkern.fuse.access.scatter import share
+from pbkern.fuse.cost.kinds import (
+    CONTRACTIONS,
+    LOOKUPS,
+    OF_TESTS,
+    RENAMED,
+    VIEWS,
+    contracted_size,
+    itemsize,
+    nbytes,
+    recompute_of,
+)
+from pbkern.fuse.cost.model import Price
+
+# What a reduction along rows takes for each row beside its elements: the lanes of a vector are added up.
+ACROSS_CYCLES = 3.0
+# Vector operations of putting two elements of a short line in order.
+EXCHANGE_OPERATIONS = 6.0
+# Registers, packing and edges: the part of peak that contractions of this design reach.
+CONTRACTION_EFFICIENCY = 0.93
+# Scatters, cycles: reading and testing an entry of an index vector, starting a window, a mispredicted branch with the loads
+# that wait for it. Far updates: the next part of a row whose rest other programs read, the next row where those between are
+# skipped.
+READ_INDEX_CYCLES = 2.0
+WINDOW_CYCLES = 3.0
+MISPREDICTED_CYCLES = 30.0
+CUT_ROW_CYCLES = 75.0
+SKIPPED_ROWS_CYCLES = 600.0
+
+
+def operations_per_element(eqn, machine: Machine) -> float:
+    """Vector operations per element of the first result."""
+    name = eqn.primitive.name
+    if name in VIEWS:
+        return 0.0 if name not in ("transpose", "concatenate", "continued", "pad", "rev") else machine.cycles(name)
+    out = max(math.prod(eqn.outvars[0].aval.shape), 1)
+    if name in CONTRACTIONS:
+        return 2.0 * contracted_size(eqn)
+    if name.startswith("reduce_window"):
+        return float(math.prod(eqn.params["window_dimensions"]))
+    if (
+        name.startswith("reduce_")
+        and name != "reduce_precision"
+        or name in ("argmax", "argmin", "partial_reduce")
+    ):
+        return machine.cycles(name) * math.prod(eqn.invars[0].aval.shape) / out
+    if name in SCATTERS:
+        return max(1.0, machine.cycles(name) * math.prod(eqn.invars[2].aval.shape) / out)
+    if name == "integer_pow":
+        return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
+    if name == "sort":
+        length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
+        if sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
+            return EXCHANGE_OPERATIONS * (length - 1) / 2
+        cycles = line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
+        return cycles / max(length, 1) * machine.vector_bits / 32
+    if name == "first_sorted":
+        p = eqn.params
+        shape = eqn.invars[0].aval.shape
+        cycles = first_cycles(shape[p["dimension"]], p["first"], [a.aval.dtype for a in eqn.invars], p["num_keys"])
+        return cycles / p["first"] * machine.vector_bits / 32
+    return machine.cycles(name)
+
+
+def step_price(step: Step, machine: Machine) -> Price:
+    eqn, name = step.eqn, step.eqn.primitive.name
+    table = eqn.invars[0 if name in LOOKUPS else 2] if name in LOOKUPS or name in SCATTERS else None
+    return Price(
+        _step_seconds(step, machine),
+        _packing_seconds(step, machine),
+        operations_per_element(eqn, machine) * volume(step.out),
+        recompute_of(step, 1),
+        _limit_seconds(step, machine),
+        volume(step.out) * itemsize(eqn.outvars[0]),
+        tuple(a for a in eqn.invars if not isinstance(a, jex.Literal)),
+        name in OF_TESTS,
+        name in ELEMENTWISE or name in RENAMED,
+        name in ELEMENTWISE or name in VIEWS,
+        share(eqn, step.out) if name in SCATTERS else None,
+        None if isinstance(table, jex.Literal) else table,
+    )
+
+
+def _step_seconds(step: Step, machine: Machine) -> float:
+    """Time of one step of one program on one core."""
+    eqn, shape = step.eqn, block_shape(step.out)
+    if eqn.primitive.name in SCATTERS:
+        return _scatter_seconds(step, machine)
+    operations = operations_per_element(eqn, machine) * math.prod(shape)
+    if not operations:
+        return 0.0
+    dtype = np.dtype(eqn.outvars[0].aval.dtype)
+    lanes = machine.lanes(dtype.itemsize)
+    if eqn.primitive.name in CONTRACTIONS and contracted_size(eqn) >= 16:
+        operand = np.dtype(eqn.invars[0].aval.dtype)
+        seconds = operations / (machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY)
+        usual = seconds / _fill(_columns(eqn, shape), lanes)
+        return min([usual, *_turned_seconds(step, seconds, lanes, machine)])
+    extents, across = eqn.outvars[0].aval.shape, 0.0
+    if eqn.primitive.name.startswith(("reduce_", "arg", "partial")) and eqn.params.get("axes"):
+        results = math.prod(shape)
+        shape, extents = block_shape(step.pull.inputs[0]), eqn.invars[0].aval.shape
+        across = ACROSS_CYCLES * results * (len(extents) - 1 in eqn.params["axes"] and extents[-1] > 1)
+    # Whole trailing dimensions are one.
+    run = 1
+    for n, extent in zip(reversed(shape), reversed(extents)):
+        run *= n
+        if n != extent or run >= 4 * lanes:
+            break
+    fill = run / (math.ceil(run / lanes) * lanes)
+    return (operations / lanes / fill + across) / machine.clock_hz
+
+
+def _fill(columns: int, lanes: int) -> float:
+    """The part of the lanes that this many elements use."""
+    return max(columns, 1) / (math.ceil(max(columns, 1) / lanes) * lanes)
+
+
+def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
+    """A convolution with vectors along channels or images that are not its last dimension (operand swap): that operand is
+    transposed, and so are the results. `full`: time of its arithmetic with all lanes used."""
+    if step.eqn.primitive.name != "conv_general_dilated":
+        return []
+    found, shape = [], block_shape(step.out)
+    results = math.prod(shape)
+    for operand, d in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
+        if d < len(shape) - 1:
+            columns = shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
+            turned = results + volume(step.pull.inputs[operand])
+            found.append(full / _fill(columns, lanes) + TURN_CYCLES * turned / machine.clock_hz)
+    return found
+
+
+def _columns(eqn, shape: Sequence[int]) -> int:
+    """Elements of one block of a contraction's result that vectors may run along."""
+    if eqn.primitive.name != "dot_general":
+        return max(shape[-1:] + shape[-2:-1] * (shape[-1] == 1))
+    contracted, batch = eqn.params["dimension_numbers"]
+    runs, at = [], len(shape)
+    for side in (1, 0):
+        extents = eqn.invars[side].aval.shape
+        free = [d for d in range(len(extents)) if d not in contracted[side] and d not in batch[side]]
+        at -= len(free)
+        if side == 1 or free[-1:] == [len(extents) - 1]:  # the first operand's columns are not gathered into panels
+            runs.append(_joint_run(free, shape[at:], extents))
+    return max(runs)
+
+
+def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]) -> int:
+    """Elements of a block along the operand's last dimension that has any, and along dimensions contiguous with it."""
+    run = 1
+    for k in reversed(range(len(dims))):
+        run *= block[k]
+        if run > 1 and (block[k] != extents[dims[k]] or k and dims[k - 1] != dims[k] - 1):
+            break
+    return run
+
+
+def scatter_cycles(eqn, machine: Machine) -> float:
+    """Reading all indices, starting each window, combining whole vectors of updates."""
+    indices, updates = (a.aval for a in eqn.invars[1:])
+    windows = math.prod(indices.shape[:-1])
+    return windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + updates.size / machine.lanes(updates.dtype.itemsize)
+
+
+def _scatter_seconds(step: Step, machine: Machine) -> float:
+    """Time of one program's scatter: storing the operand, reading all indices, updating the windows of its own updates."""
+    eqn, (operand, indices, updates) = step.eqn, step.pull.inputs
+    size = itemsize(eqn.outvars[0])
+    vector = size * machine.lanes(size)
+    windows = volume(indices[:-1])
+    own = windows * share(eqn, step.out)
+    window_bytes = volume(updates) / max(windows, 1) * size
+    block_bytes = volume(operand) * size
+    cycles = block_bytes / vector + windows * READ_INDEX_CYCLES * max(indices[-1].size, 1)
+    others = 1 - own / max(windows, 1)
+    cycles += 2 * own * others * MISPREDICTED_CYCLES  # ownership of an update cannot be predicted
+    cycles += own * (WINDOW_CYCLES + math.ceil(window_bytes / vector))
+    if nbytes(eqn.invars[2].aval) > machine.l3_bytes // 4:
+        is_cut = updates[-1].size < eqn.invars[2].aval.shape[-1]
+        cycles += own * (CUT_ROW_CYCLES * is_cut + SKIPPED_ROWS_CYCLES * others)
+    lines = own * math.ceil(window_bytes / LINE_BYTES)
+    near = machine.l3_bandwidth if block_bytes <= machine.l3_bytes // 2 else machine.dram_bandwidth
+    trips = 2 * LINE_BYTES * lines / (near / machine.cores) if block_bytes > machine.l2_bytes // 2 else 0.0
+    return cycles / machine.clock_hz + trips
+
+
+def _packing_seconds(step: Step, machine: Machine) -> float:
+    """Copies of a contraction's operands that one program makes, on one core.
+
+    Rows whose length is a multiple of CONFLICT_BYTES fall into few cache sets (conflict misses): they are copied for many
+    columns. Columns of long rows are gathered into panels.
+    """
+    eqn = step.eqn
+    if eqn.primitive.name != "dot_general" or not step.out or step.out[-1].size == 1:
+        return 0.0
+    (_, contracted), _ = eqn.params["dimension_numbers"]
+    lhs, rhs = (a.aval.shape for a in eqn.invars)
+    copied = 0
+    if lhs[-1] * itemsize(eqn.invars[0]) % CONFLICT_BYTES == 0 and step.out[-1].size >= ROW_REUSE:
+        copied += volume(step.pull.inputs[0]) * itemsize(eqn.invars[0])
+    if len(rhs) - 1 in contracted or rhs[-1] * itemsize(eqn.invars[1]) >= CONFLICT_BYTES:
+        copied += volume(step.pull.inputs[1]) * itemsize(eqn.invars[1])
+    return 2 * copied / (machine.l3_bandwidth / machine.cores)
+
+
+def _limit_seconds(step: Step, machine: Machine) -> float:
+    eqn = step.eqn
+    if eqn.primitive.name not in CONTRACTIONS:
+        return 0.0
+    full = math.prod(eqn.outvars[0].aval.shape)
+    return operations_per_element(eqn, machine) * full / machine.flops(np.dtype(eqn.invars[0].aval.dtype).name)

@@ -1,0 +1,48 @@
+"""LowerOptions: what the CPU's CompilerParams, compile options and machine mean for lowering a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pbkern.core.machine import FAR_BYTES, LINE_BYTES
+from pbkern.lower.build_options import BuildOptions, SortScratch
+from pbkern.targets.cpu.math.op_cycles import COST
+
+from .sort_scratch import RadixScratch
+
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class LowerOptions(BuildOptions):
+    """BuildOptions as they suit CPUs, and what the CPU's own passes and emission want to know.
+
+    Attributes:
+      short_row: a function of rows this short is cheaper in vectors of rows, stored, than once per row as a scalar.
+      scatter_strip: indices and updates of a strip stay in the nearest cache.
+      approx_math: cheaper versions of functions (lower/math/functions.py).
+      vector_bits: width of vectors.
+      prefetch_steps: programs ahead for which blocks of operands are asked for; 0: none.
+      avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI.
+      l1_bytes: data cache of a core.
+      stream_bytes: results of this size and more are written past the caches; they start at a cache line.
+      stream_traffic: if operands and results are more than this many bytes.
+    """
+
+    op_costs: Mapping[str, float] = field(default_factory=lambda: COST, hash=False, repr=False)
+    short_row: int = 64
+    sort_scratch: SortScratch = RadixScratch()
+    scatter_strip: int = 1024
+    fetch_ahead: int = 16
+    fetch_bytes: int = FAR_BYTES
+    cut_bytes: int = LINE_BYTES
+    approx_math: bool = False
+    vector_bits: int = 512
+    prefetch_steps: int = 0
+    avx512: bool = False
+    bf16_pairs: bool = False
+    vnni: bool = False
+    l1_bytes: int = 32 << 10
+    stream_bytes: int = NEVER
+    stream_traffic: int = 0

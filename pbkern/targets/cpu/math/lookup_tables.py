@@ -1,0 +1,74 @@
+"""Functions in f32 by tables (lookup_values.py) that are one register each; for AVX-512, through avx512.in_registers.
+
+One lookup takes the place of the constant of a polynomial, and sixteen short polynomials that of a long one with its cases. On
+Zen 4 lookups, additions and shifts have pipes beside those of multiply-adds.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pbkern.lower.math.horner import fit
+from pbkern.lower.mlir.ops import Builder, Value
+
+from .avx512 import exponent, lookup, mantissa, scale, within
+from .lookup_values import LN2_HIGH, PIECES, TABLES
+
+
+def _index(b: Builder, x: Value, shift: int) -> Value:
+    """Bits of x >= 0 above the lowest `shift`, of which `lookup` takes four."""
+    return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
+
+
+def by_pieces(b: Builder, a: Value, name: str) -> Value:
+    """f(a) for a from 0 to the last piece's end: c0 + t (c1 + t (c2 + ...)), t = a - point.
+
+    Points lie where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
+    """
+    p, (points, *rows) = PIECES[name], TABLES[name]
+    u = b.add(a, b.c(p.offset, a.el))
+    k = _index(b, u, p.shift)
+    t = b.sub(a, lookup(b, points, k))
+    first, y = lookup(b, rows[0], k), lookup(b, rows[-1], k)
+    for row in rows[-2:0:-1]:
+        y = b.fma(y, t, lookup(b, row, k))
+    if p.own is not None:
+        first = b.select(b.cmp("lt", u, b.c(p.offset + p.own, a.el)), a, first)
+    return b.fma(y, t, first)
+
+
+def odd_by_pieces(b: Builder, x: Value, name: str) -> Value:
+    """f(|x|) with the sign of x."""
+    return b.copysign(by_pieces(b, b.at_most(b.abs(x), PIECES[name].last), name), x)
+
+
+def _log_of_parts(b: Builder, u: Value, lost: Value | None = None) -> Value:
+    """log(u + lost) = k ln 2 + log c + log(1 + r), r = m / c - 1, where u = 2**k m, 3/4 <= m < 3/2.
+
+    Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation of the logarithm
+    function", ACM TOMS 16, 1990. The first sum is exact (see LOG_GRID), with the high part of ln 2. Around 1, c = 1 and r is
+    exact. Zero, infinity and NaN come out right by themselves.
+    """
+    el = u.el
+    m = mantissa(b, u)
+    minus_k = b.sub(exponent(b, m), exponent(b, u))  # m has the exponent -1 or 0
+    index = _index(b, m, 19)
+    inverses, logs = (lookup(b, row, index) for row in TABLES["log"])
+    r = b.fma(m, inverses, b.c(-1, el))
+    if lost is not None:
+        # far more than what is ever lost stands for the NaN of u = 0 and u = inf
+        r = b.fma(within(b, scale(b, lost, minus_k), 2.0**-22), inverses, r)
+    high = b.fma(minus_k, b.c(-LN2_HIGH, el), logs)
+    low = b.fma(minus_k, b.c(LN2_HIGH - math.log(2), el), r)
+    return b.add(high, b.fma(b.mul(r, r), fit(b, r, "log_by_table"), low))
+
+
+def log_by_table(b: Builder, x: Value) -> Value:
+    return _log_of_parts(b, x)
+
+
+def log1p_by_table(b: Builder, x: Value) -> Value:
+    """log of u = 1 + x rounded and of what rounding lost. The sign is that of x, of zeros too."""
+    one = b.c(1, x.el)
+    u = b.add(x, one)
+    return b.copysign(_log_of_parts(b, u, b.sub(x, b.sub(u, one))), x)

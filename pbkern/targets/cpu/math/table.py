@@ -1,0 +1,40 @@
+"""The CPU's MathTable: which functions have a version for AVX-512."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pbkern.lower.math.erf import erfc_by_parts
+from pbkern.lower.mlir.ops import Builder, Value
+
+from .avx512 import in_registers
+from .exponentials import exp2_by_table, exp_by_table
+from .lookup_tables import by_pieces, log1p_by_table, log_by_table, odd_by_pieces
+
+Function = Callable[[Builder, Value], Value]
+
+
+def _whole(f: Function) -> Function:
+    """f on whole registers, whatever the lanes of what it is given."""
+    return lambda b, x: in_registers(b, x, f)
+
+
+OF_F32: dict[str, Function] = {
+    "exp": _whole(exp_by_table), "exp2": _whole(exp2_by_table),
+    "log": _whole(log_by_table), "log1p": _whole(log1p_by_table),
+    "tanh": _whole(partial(odd_by_pieces, name="tanh")), "erf": _whole(partial(odd_by_pieces, name="erf")),
+    "erfc": _whole(erfc_by_parts),
+    "erfcx": partial(by_pieces, name="erfcx"),  # asked for inside erfc, on whole registers
+}  # fmt: skip
+OF_F64 = {name: OF_F32[name] for name in ("exp", "exp2")}
+
+
+class Avx512Math:
+    """For machines that have AVX-512F and DQ."""
+
+    def lookup(self, function: str, el: str) -> Function | None:
+        return {"f32": OF_F32, "f64": OF_F64}[el].get(function)
+
+
+AVX512 = Avx512Math()

@@ -1,0 +1,51 @@
+"""Devices by the names that people give them -> architecture, PTX version, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core.errors import OptionError
+from pbkern.core.options import nearest
+
+# Shared memory that a text may declare for a block; more would have to be asked for at the launch. Source: CUDA C++ Programming
+# Guide, shared memory.
+STATIC_SHARED_BYTES = 48 << 10
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """What code is made for.
+
+    Attributes:
+      architecture: as ptxas and LLVM call it. ptx: version of PTX, times ten.
+      shared_bytes: most shared memory of a block. Source: CUDA C++ Programming Guide, table of technical specifications per
+        compute capability, "maximum amount of shared memory per thread block".
+    """
+
+    architecture: str
+    ptx: int
+    shared_bytes: int
+
+
+KINDS = {k.architecture: k for k in (
+    DeviceKind("sm_80", 80, 163 << 10),
+    DeviceKind("sm_86", 80, 99 << 10),
+    DeviceKind("sm_89", 80, 99 << 10),
+    DeviceKind("sm_90a", 80, 227 << 10),
+    DeviceKind("sm_100", 86, 227 << 10),
+    DeviceKind("sm_120", 87, 99 << 10),
+)}  # fmt: skip
+NAMES = {"a100": "sm_80", "a10": "sm_86", "rtx3090": "sm_86", "rtx4090": "sm_89", "l40s": "sm_89", "h100": "sm_90a",
+         "h200": "sm_90a",
+         "b200": "sm_100", "rtx5090": "sm_120"}  # fmt: skip
+DEFAULT = "sm_90a"
+
+
+def device_kind(name: str | None) -> DeviceKind:
+    """The device of a name: an architecture, or a product. Raises OptionError."""
+    name = (name or DEFAULT).lower()
+    architecture = NAMES.get(name, name)
+    if architecture not in KINDS:
+        known = [*KINDS, *NAMES]
+        raise OptionError(f"there is no device `{name}`", why=f"devices are {', '.join(known)}", hint=nearest(name, known))
+    return KINDS[architecture]

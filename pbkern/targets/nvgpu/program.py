@@ -1,0 +1,141 @@
+"""A HostProgram's kernels as PTX, and the program on NumPy arrays: every launch is simulated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pbkern.core.errors import InternalError
+from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from pbkern.dsl.interpret import poison
+from pbkern.simulate.counts import Counts
+from pbkern.simulate.launches import simulate_ptx
+from pbkern.targets.simt.emit import ThreadFunction
+
+from . import compile as codegen
+from . import ptxas
+from .devices import DeviceKind
+
+
+@dataclass(eq=False)
+class Code:
+    """One kernel's code.
+
+    Attributes:
+      function: as MLIR, with the numbers of its launch.
+    """
+
+    function: ThreadFunction
+    kind: DeviceKind
+
+    @functools.cached_property
+    def llvm(self) -> str:
+        return codegen.llvm_ir(self.function)
+
+    @functools.cached_property
+    def ptx(self) -> str:
+        return codegen.ptx(self.llvm, self.kind)
+
+    @functools.cached_property
+    def assembled(self) -> ptxas.Assembled:
+        """Raises TargetError without ptxas."""
+        return ptxas.assemble(self.ptx, self.kind.architecture)
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One program.
+
+    Attributes:
+      program: without last stages. codes: by id of its kernels. times: milliseconds per stage.
+    """
+
+    program: HostProgram
+    codes: dict[int, Code]
+    times: dict[str, float] = field(default_factory=dict)
+
+    def distinct(self) -> list[Code]:
+        return list(dict.fromkeys(self.codes.values()))
+
+    def simulated(self, arrays: Sequence[np.ndarray], check: bool = True) -> tuple[list[np.ndarray], Counts]:
+        """Results on NumPy arrays, and what all launches cost together. Raises SimulationError."""
+        run = _Run(self, check)
+        return run(arrays), run.counts
+
+
+class _Run:
+    """One call of a program."""
+
+    def __init__(self, compiled: Compiled, check: bool):
+        self.compiled, self.check = compiled, check
+        self.memory: dict[str, np.ndarray] = {}  # flat
+        self.types = {b.name: b.type for b in compiled.program.buffers}
+        self.counters: dict[str, int] = {}
+        self.counts = Counts()
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        program = self.compiled.program
+        for b in program.buffers:
+            self.memory[b.name] = self._new(b)
+        for b, a in zip(program.inputs, arrays):
+            self.memory[b.name] = np.array(a, b.type.dtype).reshape(-1)
+        self._steps(program.steps)
+        return [self.memory[b.name].reshape(b.type.shape) for b in program.outputs]
+
+    @staticmethod
+    def _new(b: Buffer) -> np.ndarray:
+        if b.kind is BufferKind.INPUT:
+            return np.empty(0, b.type.dtype)
+        size, dtype = int(np.prod(b.type.shape)), np.dtype(b.type.dtype)
+        return np.zeros(size, dtype) if dtype.kind == "c" else np.full(size, poison(dtype), dtype)
+
+    def _view(self, v: View) -> np.ndarray:
+        """The elements of a view, as they lie in memory."""
+        flat = self.memory[v.buffer].view(np.uint8)
+        itemsize, size = np.dtype(v.type.dtype).itemsize, int(np.prod(v.type.shape))
+        start = v.offset.evaluate(self.counters) * itemsize
+        return flat[start : start + size * itemsize].view(v.type.dtype)
+
+    def _steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            match step:
+                case Launch():
+                    self._launch(step)
+                case Copy(source=source, destination=destination):
+                    self._view(destination)[:] = self._view(source)
+                case Loop(counter=counter, trip_count=trips, steps=inner):
+                    for k in range(trips):
+                        self.counters[counter] = k
+                        self._steps(inner)
+                case While(condition=condition, predicate=predicate, steps=inner):
+                    self._steps(condition)
+                    while self._view(predicate)[0]:
+                        self._steps(inner)
+                        self._steps(condition)
+                case Cond(index=index, branches=branches):
+                    self._steps(branches[min(max(int(self._view(index)[0]), 0), len(branches) - 1)])
+
+    def _launch(self, step: Launch) -> None:
+        code = self.compiled.codes[id(step.kernel)]
+        f = code.function
+        views = [self._view(v) for v in (*step.operands, *step.results)]
+        for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same memory
+            result = views[len(step.operands) + o]
+            if not np.shares_memory(views[i], result):
+                result[:] = views[i]
+            views[i] = result
+        arrays = [_padded(views[k]) for k in f.operands]
+        if f.global_bytes:
+            arrays.append(np.zeros(f.global_bytes * f.blocks, np.uint8))
+        if f.blocks:
+            self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, check=self.check)
+
+
+def _padded(a: np.ndarray) -> np.ndarray:
+    """Empty arrays have an address as well."""
+    if a.dtype.kind == "c":
+        raise InternalError("a kernel takes complex numbers")
+    return a if a.size else np.zeros(1, a.dtype)

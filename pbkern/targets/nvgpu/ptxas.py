@@ -1,0 +1,87 @@
+"""ptxas: PTX -> machine code, and what it says of registers and memory. Found in nvidia-cuda-nvcc's wheel, a toolkit, or
+PATH."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+from pbkern.core.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Machine code of one kernel.
+
+    Attributes:
+      cubin: ELF file. registers: of a thread. spill_bytes: stored and loaded because registers did not suffice.
+      shared_bytes: static, of a block.
+    """
+
+    cubin: bytes
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@functools.cache
+def find() -> str | None:
+    """Path of ptxas, or None."""
+    return _find("ptxas")
+
+
+@functools.cache
+def _find(tool: str) -> str | None:
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for path in sorted(pathlib.Path(folder).glob(f"*/bin/{tool}")):
+            if os.access(path, os.X_OK):
+                return str(path)
+    for root in filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")):
+        path = pathlib.Path(root) / "bin" / tool
+        if os.access(path, os.X_OK):
+            return str(path)
+    return shutil.which(tool)
+
+
+def assemble(ptx: str, architecture: str) -> Assembled:
+    """Raises TargetError where ptxas is missing or rejects the text."""
+    tool = find()
+    if tool is None:
+        raise TargetError("ptxas was not found", why="it is neither in a wheel, nor in CUDA_HOME, nor in PATH",
+                          hint="pip install nvidia-cuda-nvcc")
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = pathlib.Path(folder) / "kernel.ptx", pathlib.Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        command = [tool, f"-arch={architecture}", "-v", str(source), "-o", str(result)]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        if ran.returncode:
+            raise TargetError("ptxas rejects a kernel", why=ran.stderr.strip()[:1000], hint=f"ptxas -arch={architecture}")
+        said = ran.stderr
+        return Assembled(result.read_bytes(), _number(r"Used (\d+) registers", said),
+                         _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),
+                         _number(r"(\d+) bytes smem", said))
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def disassembled(cubin: bytes) -> str:
+    """Machine code as nvdisasm prints it. Raises TargetError where that is not installed."""
+    tool = _find("nvdisasm")
+    if tool is None:
+        raise TargetError("machine code cannot be disassembled", why="nvdisasm was not found",
+                          hint="pip install nvidia-cuda-nvdisasm")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, file.name], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,92 @@
+"""Statements -> before which of them all threads of the block wait for each other.
+
+Threads meet where one statement touches bytes that an earlier one wrote, or writes bytes that an earlier one read: a barrier
+stands between, and none elsewhere. Buffers of scratch that share bytes meet as well. At the head of a loop everything that its
+body touches is taken to have happened in the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, For, If, Stmt, While
+
+Place = tuple[str, int, int]  # memory, first byte, one behind the last
+
+
+@dataclass
+class Pending:
+    """What threads may have touched since the last barrier."""
+
+    read: set[Place] = field(default_factory=set)
+    written: set[Place] = field(default_factory=set)
+
+    def meets(self, read: Iterable[Place], written: Iterable[Place]) -> bool:
+        return (any(_overlap(p, q) for p in (*read, *written) for q in self.written)
+                or any(_overlap(p, q) for p in written for q in self.read))
+
+    def add(self, read: Iterable[Place], written: Iterable[Place]) -> None:
+        self.read |= set(read)
+        self.written |= set(written)
+
+    def copy(self) -> Pending:
+        return Pending(set(self.read), set(self.written))
+
+
+def _overlap(p: Place, q: Place) -> bool:
+    return p[0] == q[0] and p[1] < q[2] and q[1] < p[2]
+
+
+class Barriers:
+    """The plan for one function's statements.
+
+    Args:
+      place: where a buffer's bytes are.
+      waits_inside: whether a statement's own code ends with all threads having met, behind all that it reads.
+    """
+
+    def __init__(self, place: Callable[[Buf], Place], waits_inside: Callable[[Stmt], bool]):
+        self.place, self.waits_inside = place, waits_inside
+        self.before: set[int] = set()  # ids of statements
+
+    def effects(self, stmts: Sequence[Stmt]) -> tuple[set[Place], set[Place]]:
+        every = list(stmts)
+        return set(map(self.place, scratch.read(every))), set(map(self.place, scratch.written(every)))
+
+    def run(self, stmts: Sequence[Stmt], pending: Pending) -> Pending:
+        """What is pending behind statements that begin with `pending`."""
+        for s in stmts:
+            pending = self.one(s, pending)
+        return pending
+
+    def loop(self, body: Sequence[Stmt], pending: Pending) -> Pending:
+        """The same of a loop's body, which follows itself. No step may run at all."""
+        start = pending.copy()
+        start.add(*self.effects(body))
+        after = self.run(body, start)
+        after.add(pending.read, pending.written)
+        return after
+
+    def one(self, s: Stmt, pending: Pending) -> Pending:
+        match s:
+            case If(branches=branches):
+                ends = [self.run(b, pending.copy()) for b in branches]
+                for e in ends[1:]:
+                    ends[0].add(e.read, e.written)
+                return ends[0]
+            case For(body=body):
+                return self.loop(body, pending)
+            case While(condition=condition, body=body):
+                return self.loop([*condition, *body, *condition], pending)
+        read, written = self.effects([s])
+        if pending.meets(read, written):
+            self.before.add(id(s))
+            pending = Pending()
+        if self.waits_inside(s):
+            pending = Pending()
+            pending.add((), written)
+        else:
+            pending.add(read, written)
+        return pending

@@ -1,0 +1,44 @@
+"""ThreadOptions: what a GPU's CompilerParams, compile options and limits mean for lowering a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.lower.build_options import BuildOptions, SortScratch
+
+from .device import NVIDIA, Device
+
+# Lines of up to this many elements are sorted by one thread each, without other memory.
+SHORT_LINE = 32
+
+
+@dataclass(frozen=True)
+class MergeScratch:
+    """What simt/sorts.py finds beside the operands: a second line of each, into which runs are merged."""
+
+    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+        return [((length,), np.dtype(d)) for d in dtypes] if length > SHORT_LINE else []
+
+
+@dataclass(frozen=True)
+class ThreadOptions(BuildOptions):
+    """BuildOptions as they suit GPUs, and what emission for threads wants to know.
+
+    Attributes:
+      device: the vendor's code.
+      threads: of a block; a multiple of the device's warp.
+      shared_bytes: most shared memory of a block. Scratch beyond lies in global memory.
+      approx_math: cheaper versions of functions.
+      barriers: whether barriers are placed between statements that meet.
+    """
+
+    sort_scratch: SortScratch = MergeScratch()
+    may_shift: bool = False  # threads mask the ends of arrays; blocks that overlap would race
+    device: Device = NVIDIA
+    threads: int = 128
+    shared_bytes: int = 227 << 10
+    approx_math: bool = False
+    barriers: bool = True

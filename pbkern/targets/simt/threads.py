@@ -1,0 +1,149 @@
+"""A nest's points -> threads: which dimension runs along the lanes of a warp, and how many threads reduce one point.
+
+Points of free dimensions are numbered, the dimension along lanes fastest, and dealt out to teams: one thread each, or, where
+reductions are long and points few, a part of a warp, a warp or the whole block. A nest whose points meet, because one
+stores what another one reads or stores, runs on one thread, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.addresses import apart, flat_coefficient
+from pbkern.lower.nest.ir import Buf, Nest, Write
+
+from .tiles import Tile, tiles
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Who computes a nest.
+
+    Attributes:
+      free: free dimensions with their sizes, slowest first.
+      reduced: reduced dimensions with their sizes, slowest first.
+      team: threads that share the reduction of a point: 1, a power of two up to the warp, or all threads of the block.
+      threads: of the block.
+      alone: one thread computes all points, in the nest's own order.
+      tiles: several points of one thread (tiles.py); their dimensions count its places.
+    """
+
+    free: tuple[tuple[str, int], ...]
+    reduced: tuple[tuple[str, int], ...]
+    team: int
+    threads: int
+    alone: bool = False
+    tiles: tuple[Tile, ...] = ()
+
+    @property
+    def points(self) -> int:
+        return math.prod(n for _, n in self.free)
+
+    @property
+    def terms(self) -> int:
+        return math.prod(n for _, n in self.reduced)
+
+    @property
+    def teams(self) -> int:
+        return self.threads // self.team
+
+
+def deal(nest: Nest, threads: int, warp: int) -> Deal:
+    """The nest's points dealt out to so many threads."""
+    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
+    reduced = {d: nest.dims[d] for d in nest.rdims}
+    if not is_parallel(nest, free):
+        return Deal(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
+    points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
+    if reduced and not nest.ordered and is_parallel(nest, nest.dims):
+        team = _team(nest, points, terms, threads, warp, free, reduced)
+    order = _along_lanes(nest, reduced if team > 1 else free)
+    if team > 1:
+        return Deal(tuple(free.items()), tuple(order.items()), team, threads)
+    found = tiles(nest, order, threads)
+    places = order | {t.dim: t.steps for t in found}
+    return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
+
+
+def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int],
+          reduced: Mapping[str, int]) -> int:
+    """As many threads for a point as leave none idle; those of a warp where neighbours of a row lie side by side."""
+    if points * warp <= threads and terms >= 2 * threads:
+        return threads
+    team = 1
+    wide = _neighbours(nest, reduced) > _neighbours(nest, free)
+    while team < warp and 2 * team <= terms and (wide or 2 * team * points <= threads):
+        team *= 2
+    return team
+
+
+def _neighbours(nest: Nest, dims: Mapping[str, int]) -> int:
+    """How many of the nest's accesses go to neighbours along some dimension, at best."""
+    return max((sum(abs(c) == 1 for c in _steps(nest, d)) for d, n in dims.items() if n > 1), default=0)
+
+
+def _steps(nest: Nest, d: str) -> list[int]:
+    """Elements between an access and the next along a dimension."""
+    loads = [flat_coefficient(e.info[0], e.info[1], d) for e in nest.loads()]
+    return loads + [flat_coefficient(w.buf, w.index, d) for w in nest.writes]
+
+
+def _along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
+    """Dimensions in an order whose last one runs along lanes: the one along which most accesses go to neighbours."""
+    if not dims:
+        return {}
+    best = max(dims, key=lambda d: (dims[d] > 1, sum(abs(c) == 1 for c in _steps(nest, d)), list(dims).index(d)))
+    return {d: n for d, n in dims.items() if d != best} | {best: dims[best]}
+
+
+# ---------------------------------------------------------------- do points meet?
+
+
+def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
+    """Whether points that differ in these dimensions may run at the same time: each stores to its own elements, and none
+    reads what another one stores."""
+    moving = {d: n for d, n in dims.items() if n > 1}
+    stored: dict[Buf, list[Write]] = {}
+    for w in nest.writes:
+        if w.inner:  # at every point, also of reduced dimensions that one thread walks
+            symbols = frozenset().union(*(i.symbols for i in w.index))
+            walked = {d: nest.dims[d] for d in nest.rdims if d in symbols and nest.dims[d] > 1}
+            told = is_one_to_one(w.index, moving | walked)
+        else:
+            told = is_one_to_one(w.index, {d: n for d, n in moving.items() if d not in nest.rdims})
+        if not told:
+            return False
+        stored.setdefault(w.buf.root, []).append(w)
+    pairs = [(w, e.info[0], e.info[1]) for e in nest.loads() for w in stored.get(e.info[0].root, ())]
+    pairs += [(a, b.buf, b.index) for ws in stored.values() for k, a in enumerate(ws) for b in ws[:k]]
+    return all(_same_element(w, buf, index) or _apart(w, buf, index, nest) for w, buf, index in pairs)
+
+
+def _same_element(w: Write, buf: Buf, index: Sequence[Affine | None]) -> bool:
+    return buf is w.buf and tuple(index) == tuple(w.index)
+
+
+def _apart(w: Write, buf: Buf, index: Sequence[Affine | None], nest: Nest) -> bool:
+    return buf is w.buf and not nest.moves() and apart(w.index, nest.dims, index, nest.dims)
+
+
+def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
+    """Whether different points have different indices: axis by axis, an index tells its dimensions if each moves it further
+    than all finer ones together."""
+    left = dict(dims)
+    found = True
+    while left and found:
+        found = False
+        for i in index:
+            mine = sorted((abs(c), d) for d, c in i.terms if d in left)
+            reach, told = 0, bool(mine)
+            for c, d in mine:
+                told = told and c > reach
+                reach += c * (left[d] - 1)
+            if told:
+                left = {d: n for d, n in left.items() if d not in {x for _, x in mine}}
+                found = True
+    return not left

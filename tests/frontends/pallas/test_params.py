@@ -1,0 +1,34 @@
+"""Every field of Pallas's CompilerParams has an entry, and the documentation is the table."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plt
+
+from pbkern.frontends.pallas.params import TABLES, cpu_params, markdown
+
+CLASSES = [(pltpu.CompilerParams, "mosaic"), (plgpu.CompilerParams, "mosaic_gpu"), (plt.CompilerParams, "triton")]
+
+
+@pytest.mark.parametrize("cls, table", CLASSES)
+def test_every_field_is_decided(cls, table):
+    known = {f.name for f in TABLES[table][1]}
+    assert {f.name for f in dataclasses.fields(cls)} <= known
+
+
+def test_documentation_is_the_table():
+    path = pathlib.Path(__file__).parents[3] / "docs" / "pallas-compiler-params.md"
+    assert path.read_text() == markdown()
+
+
+def test_semantics_of_all_back_ends():
+    params = pltpu.CompilerParams(dimension_semantics=(pltpu.PARALLEL, pltpu.ARBITRARY))
+    assert cpu_params(params, (2, 2), (), False, "")["cpu"].dimension_semantics == ("parallel", "arbitrary")
+    params = plgpu.CompilerParams(dimension_semantics=["parallel", "sequential"], approx_math=True, max_concurrent_steps=3)
+    found = cpu_params(params, (3, 2, 2), (0,), False, "")["cpu"]
+    assert found.dimension_semantics == ("parallel", "parallel", "sequential")
+    assert found.approx_math and found.max_concurrent_steps == 3
+    assert cpu_params(params, (2, 2), (), True, "")["cpu"].dimension_semantics is None

@@ -1,0 +1,67 @@
+"""Rules register when their package is imported: no table has fewer entries because of what was imported before."""
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import pbkern
+
+# Table -> (module that is imported alone, fewest entries).
+TABLES = {
+    "pbkern.dsl.text.spelling:rules": ("pbkern.dsl.text", 100),
+    "pbkern.fuse.access.rules:rules": ("pbkern.fuse.access", 100),
+    "pbkern.lower.math.elementwise:RULES": ("pbkern.lower.math", 70),
+    "pbkern.lower.rules.contractions:CONTRACTIONS": ("pbkern.lower.rules", 18),
+    "pbkern.lower.rules.control_flow:RULES": ("pbkern.lower.rules", 3),
+    "pbkern.lower.rules.views:VIEWS": ("pbkern.lower.rules", 18),
+    "pbkern.frontends.pallas.body:RULES": ("pbkern.frontends.pallas.call", 40),
+}
+COUNT = """
+import importlib, json, sys
+imported, tables = sys.argv[1].split(","), sys.argv[2].split(",")
+for m in imported:
+    importlib.import_module(m)
+found = {}
+for table in tables:
+    module, _, name = table.partition(":")
+    rules = getattr(importlib.import_module(module), name)
+    found[table] = {n: rules.get(n).__module__ for n in rules}
+print(json.dumps(found))
+"""
+
+
+@functools.cache
+def rules_with(*imported: str) -> dict[str, dict[str, str]]:
+    """table -> rule -> module that has it, in a process that imports these modules and no others."""
+    tables = TABLES if len(imported) > 1 else [t for t, (alone, _) in TABLES.items() if (alone,) == imported]
+    command = [sys.executable, "-c", COUNT, ",".join(imported), ",".join(tables)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def modules() -> list[str]:
+    root = pathlib.Path(pbkern.__file__).parent
+    paths = (p.relative_to(root.parent).with_suffix("").parts for p in sorted(root.rglob("*.py")))
+    return [".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in paths if parts[-1] != "__main__"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rules_register_with_their_package(table):
+    """Others may add rules for primitives of their own where they define those."""
+    alone, least = TABLES[table]
+    before, after = rules_with(alone)[table], rules_with(*modules())[table]
+    package = table.rpartition(".")[0]
+    late = {name for name, module in after.items() if module.startswith(package)} - before.keys()
+    assert not late, f"{sorted(late)} register only with other modules"
+    assert len(before) >= least
+
+
+def test_every_table_is_counted():
+    root = pathlib.Path(pbkern.__file__).parent
+    made = {p for p in root.rglob("*.py") if "= RuleTable(" in p.read_text()}
+    named = {t.partition(":")[0] for t in TABLES}
+    assert {".".join(p.relative_to(root.parent).with_suffix("").parts) for p in made} == named
