@@ -37,11 +37,11 @@ def main() -> int:
     if not (folder / "usr" / "bin" / "python3").exists():
         mirror = [options.mirror] if options.mirror else []
         run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", RELEASE, folder, *mirror)
-    copy_tree(folder / "pbkern")
+    copy_tree(folder / "checkout")
     settings = pip_settings()
     with mounted(folder, [*SYSTEM, *paths_in(settings.values())]):
         inside(folder, settings, "test -x /env/bin/python || python3 -m venv /env")
-        inside(folder, settings, f"/env/bin/python -m pip install -q -e '/pbkern[test,demo]' 'jax=={options.jax}'")
+        inside(folder, settings, f"/env/bin/python -m pip install -q -e '/checkout[test,demo]' 'jax=={options.jax}'")
         versions = "import sys, jax, jaxlib; print(sys.version.split()[0], jax.__version__, jaxlib.__version__)"
         inside(folder, {}, f'/env/bin/python -c "{versions}"')
         arguments = options.pytest or ["-n", "2", "--dist", "worksteal", "-q"]
@@ -61,7 +61,7 @@ def inside(folder: pathlib.Path, settings: dict[str, str], command: str, check: 
     for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
         if name in os.environ:
             environment[name] = os.environ[name]
-    script = ["chroot", str(folder), "/bin/bash", "-c", f"cd /pbkern && {command}"]
+    script = ["chroot", str(folder), "/bin/bash", "-c", f"cd /checkout && {command}"]
     return subprocess.run(script, env=environment, check=check).returncode
 
 

@@ -16,6 +16,7 @@ from jax.extend import core as jex
 
 import pbkern
 from pbkern.core.errors import KernelError
+from pbkern.core.jaxprs import called_jaxpr
 
 from .pairs_of_words import make, words
 
@@ -291,3 +292,29 @@ def test_exports_with_symbolic_shapes(around):
     for rows in (1, 5):
         x = np.arange(4.0 * rows, dtype="f4").reshape(rows, 4)
         np.testing.assert_allclose(exported.call(x), scaled(x), rtol=1e-5, atol=1e-6)
+
+
+# ---- primitives that are others in later versions of JAX ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_derivatives_of_tanh_and_logarithms_to_base_two_are_fused(dtype):
+    def f(x):
+        return (jnp.tanh(x * 2) + jnp.log2(x * x + 1) + jnp.arctanh(x / 5)).sum()
+
+    x = X.astype(dtype)
+    gradient = pbkern.jit(jax.grad(f))
+    pbkern.testing.assert_kernels(gradient, (x,), 1)
+    tolerance = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}[dtype]
+    np.testing.assert_allclose(gradient(x).astype("f4"), jax.grad(f)(x.astype("f4")), rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_expanded_is_what_it_was():
+    class Equation:  # as of jax 0.11
+        def __init__(self, name):
+            self.primitive, self.invars = type("P", (), {"name": name}), [type("V", (), {"aval": jax.typeof(X)})]
+
+    for name, want in (("one_minus_square", lambda x: 1 - x.astype(float) ** 2), ("log2", lambda x: np.log2(x.astype(float)))):
+        expanded = called_jaxpr(Equation(name))
+        x = np.linspace(0.01, 0.999, 4, dtype="f4")
+        np.testing.assert_allclose(jex.jaxpr_as_fun(expanded)(x)[0], want(x), rtol=1e-6)

@@ -190,3 +190,32 @@ MANY = """
 @pytest.mark.parametrize("count, megabytes", [(40, 45), pytest.param(1000, 100, marks=pytest.mark.slow)])
 def test_memory_of_many_deleted_functions(count, megabytes):
     assert float(run(MANY.replace("COUNT", str(count)), PBKERN_CACHE="0")) < megabytes
+
+
+def test_the_first_programs_of_several_threads():
+    """What is registered once per process is, whichever thread compiles first; code that goes meanwhile is no one else's."""
+    program = """
+        import gc, threading, jax, jax.numpy as jnp, numpy as np, pbkern
+        x = np.ones((32, 32), "f4")
+        failed = []
+        def work(k):
+            try:
+                for n in range(6):
+                    f = pbkern.jit(lambda x: (jnp.tanh(x * (k + 0.5)) @ x).sum(0) + n)
+                    want = np.tanh(k + 0.5) * 32 * 32 + n
+                    executable = f.lower(x).compile()
+                    np.testing.assert_allclose(f(x), want, rtol=1e-4)
+                    del f
+                    gc.collect()
+                    if n == 3:
+                        jax.clear_caches()
+                    np.testing.assert_allclose(executable(x), want, rtol=1e-4)
+            except Exception as e:
+                failed.append(e)
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert not failed, failed[0]
+        print("all")
+    """
+    assert "all" in run(program, PBKERN_CACHE="0")

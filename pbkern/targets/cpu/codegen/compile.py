@@ -14,6 +14,7 @@ import ctypes
 import functools
 import itertools
 import json
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -213,9 +214,17 @@ def _host_text(program: HostProgram, lowered: LoweredProgram) -> str:
     return lowered.host + ffi_runtime.program_text(lowered.arena_bytes, len(program.inputs), sizes)
 
 
-@functools.cache
+_once = threading.Lock()
+
+
 def runtime_symbols() -> dict[str, int]:
     """Addresses of what compiled programs call, by the names that they call it by."""
+    with _once:  # threads that compile first wait for one of them
+        return _loaded_runtime()
+
+
+@functools.cache
+def _loaded_runtime() -> dict[str, int]:
 
     def make() -> Code:
         module = object_files.host_module(ffi_runtime.runtime_module_text())
