@@ -9,6 +9,7 @@ from unittest import mock
 
 import pbkern
 from pbkern.core.machine import DEFAULT_MACHINE
+from pbkern.core.process import recursion
 from pbkern.dsl.build_programs import kernel_program
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
@@ -42,7 +43,7 @@ def programs_of(f, *args) -> list:
 def lowered(f, *args, stage: str = "nests", machine=TABLE) -> str:
     """`nests` or `mlir` of a function for this machine."""
     options = pbkern.CompileOptions()
-    with on(machine):
+    with on(machine), recursion.headroom():
         found = [backend.lowered(p, get_target("cpu").backend, options) for p in programs_of(f, *args)]
     if stage == "mlir":
         return "\n".join(f"{program.kernels}\n{program.host}" for program in found)

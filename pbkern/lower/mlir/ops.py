@@ -90,6 +90,10 @@ class Builder:
         """This builder for values of other lanes."""
         return self if lanes == self.lanes else self._copy(self.emit, self.contract, lanes)
 
+    def with_emit(self, emit: Callable[[str], str]) -> Builder:
+        """This builder with another place for its text."""
+        return self._copy(emit, self.contract)
+
     def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
         return Builder(self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract,
                        math=self.math, known=self.known)
@@ -321,7 +325,7 @@ class Builder:
             lines.append(f"{name} = {text}")
             return name
 
-        return lines, self._copy(emit, self.contract)
+        return lines, self.with_emit(emit)
 
     # ------------------------------------------------------------------ bits
 

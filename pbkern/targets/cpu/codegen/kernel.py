@@ -98,7 +98,7 @@ class KernelLowering:
         self.names = nests.prologue.context.names
         math = AVX512 if options.avx512 else SHARED
         self.text = Text(approx=options.approx_math, contract=options.contract, math=math, pins=options.avx512)
-        self.emitter = NestEmitter(self.text, options.vector_bits)
+        self.emitter = NestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
         self.emitter.streamed = frozenset() if options.plain else self._streamed()
         self.shown: list[str] = []  # cases as texts, in the order in which they are written
@@ -384,6 +384,7 @@ class KernelLowering:
         attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
         views = {b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}" for b in self.offsets}
         made = self.outliner.functions(attributes, views, {b.name: offset for b, offset in self.offsets.items()})
+        made += [Made(f.name, f.text(FRAMED), f.declaration, False) for f in self.emitter.functions.made]
         pieces = tuple(self._function(m.name, m.text, m.declaration, m.scalar, made) for m in made)
         body = operation.lines(replaced([*self.text.top.operations, programs], self.outliner.calls))
         main = [f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{", *constants, *head, *body, *fence, "return", "}"]

@@ -14,7 +14,6 @@ import numpy as np
 
 from pbkern.core.errors import InternalError
 from pbkern.core.machine import LINE_BYTES
-from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
@@ -31,6 +30,7 @@ from .addressing import Point, Tail, Walk, memref
 from .epilogue_loops import Epilogues
 from .interleaved_rows import InterleavedRows
 from .loads import Loads
+from .math_functions import MathFunctions
 
 # Long points that are added up in one loop, at most: their constants need registers as well.
 LONG_POINTS = 4
@@ -41,8 +41,9 @@ FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 class NestEmitter(Loads, InterleavedRows, Epilogues):
     """Emits nests of one function into blocks of `text`."""
 
-    def __init__(self, text: Text, vector_bits: int = 512):
+    def __init__(self, text: Text, vector_bits: int = 512, kernel: str = "kernel"):
         super().__init__(text, vector_bits)
+        self.functions = MathFunctions(kernel)
         self.plain = False  # scalar loops, in the order of the nest's dimensions
         self.streamed: frozenset[Buf] = frozenset()  # too large for the caches: written past them
         self.streams = False  # whether some store went past the caches
@@ -404,7 +405,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         args = [self._wide(b, a, lanes) for a in args]
         if product is None:
             b = b.strict() if may_cancel(e) else b
-            return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
+            return self.functions.emit(b, e.info, args)
         x, y, z = args
         if e.info.primitive == "sub":
             x, z = (b.neg(x), z) if product else (x, b.neg(z))

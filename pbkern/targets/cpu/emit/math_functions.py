@@ -1,0 +1,97 @@
+"""Long elementwise operations of one kernel's text: written where they stand, or as calls once they fill too many lines.
+
+A sine is 300 lines at every vector of every point. What a text repeats beyond REPEATED lines becomes a function from vectors
+to a vector, which all further places call: text, and time of compilation, then grow with the number of places. The first
+places stay as they are, so that ordinary kernels hold no calls, and LLVM interleaves their vectors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pbkern.lower.math import elementwise
+from pbkern.lower.math.elementwise import EqnInfo
+from pbkern.lower.mlir import operation
+from pbkern.lower.mlir.ops import Builder
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Text
+
+# Lines that one operation, at all its places, may fill in a kernel's text; and the least of one place that is worth a call.
+REPEATED, LONG = 2000, 40
+
+
+@dataclass(frozen=True)
+class MathFunction:
+    """A function that a kernel calls. body: the lines that make `result` of `arguments`."""
+
+    name: str
+    arguments: tuple[Ssa, ...]
+    body: tuple[str, ...]
+    result: Ssa
+
+    @property
+    def types(self) -> str:
+        return f"({', '.join(a.type for a in self.arguments)}) -> {self.result.type}"
+
+    @property
+    def declaration(self) -> str:
+        return f"func.func private @{self.name}{self.types}"
+
+    def text(self, attributes: str) -> str:
+        arguments = ", ".join(f"{a.name}: {a.type}" for a in self.arguments)
+        head = f"func.func @{self.name}({arguments}) -> {self.result.type} {attributes} {{"
+        return "\n".join([head, *self.body, f"return {self.result.name} : {self.result.type}", "}"])
+
+
+class MathFunctions:
+    """Writes the elementwise operations of one kernel. made: the functions that it calls, whose names start with the kernel's."""
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+        self.made: list[MathFunction] = []
+        self._called: dict[tuple, MathFunction] = {}
+        self._lines: Counter[tuple] = Counter()
+
+    def emit(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> Ssa:
+        """The operation's result, of operands that all have b's lanes."""
+        key = self._key(b, info, args)
+        if self._lines[key] < REPEATED:
+            counted = _Counted(b)
+            result = elementwise.RULES.lookup(info.primitive)(counted.builder, info, *args)
+            if counted.lines >= LONG:
+                self._lines[key] += counted.lines
+            return result
+        if key not in self._called:
+            self._called[key] = _function(f"{self.kernel}_{info.primitive}{len(self.made)}", b, info, args)
+            self.made.append(self._called[key])
+        f = self._called[key]
+        passed = ", ".join(a.name for a in args if b.number(a) is None)
+        return f.result._replace(name=b.emit(f"func.call @{f.name}({passed}) : {f.types}"))
+
+    def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
+        operands = tuple((a.type, repr(b.number(a))) for a in args)
+        return info.primitive, str(info.params), info.in_dtypes, info.out_dtype, b.lanes, b.contract, b.approx, operands
+
+
+class _Counted:
+    """A builder that counts the lines it writes."""
+
+    def __init__(self, b: Builder):
+        self.lines, self._emit = 0, b.emit
+        self.builder = b.with_emit(self._count)
+
+    def _count(self, text: str) -> str:
+        self.lines += 1 + text.count("\n")
+        return self._emit(text)
+
+
+def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunction:
+    """The operation as a function of the operands that are no constants."""
+    text = Text(approx=b.approx, contract=b.contract, math=b.math)
+    inner = text.builder(text.top, b.lanes)
+    values = [a._replace(name=f"%a{k}") if b.number(a) is None else inner.c(b.number(a), a.el) for k, a in enumerate(args)]
+    result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
+    arguments = tuple(v for v, a in zip(values, args) if b.number(a) is None)
+    constants = [f"{n} = {t}" for t, n in text.constants.items()]
+    return MathFunction(name, arguments, (*constants, *operation.lines(text.top.operations)), result)
