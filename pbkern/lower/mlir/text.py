@@ -7,6 +7,7 @@ block that knows their symbols, so that loops hold additions of constants only.
 from __future__ import annotations
 
 from pbkern.core.affine import Affine
+from pbkern.core.budget import Budget
 
 from .math_table import SHARED, MathTable
 from .operation import Operation, Region, walk
@@ -61,11 +62,14 @@ class Block:
 class Text:
     """One function's text: names, constants, blocks.
 
-    `math`: the target's own versions of functions; `pins`: whether vector constants of loops are kept in registers.
+    `math`: the target's own versions of functions; `pins`: whether vector constants of loops are kept in registers; `budget`:
+    of lines.
     """
 
-    def __init__(self, *, approx: bool, contract: bool, math: MathTable = SHARED, pins: bool = False):
+    def __init__(self, *, approx: bool, contract: bool, math: MathTable = SHARED, pins: bool = False,
+                 budget: Budget | None = None):  # fmt: skip
         self.approx, self.contract, self.math, self.pins = approx, contract, math, pins
+        self.budget = budget or Budget()
         self._count = 0
         self.constants: dict[str, str] = {}
         self.known = Known()
@@ -90,6 +94,7 @@ class Text:
 
     def put(self, block: Block, text: str) -> str:
         name = self.name()
+        self.budget.spend(1 + text.count("\n"))
         block.add(f"{name} = {text}")
         if text.endswith("index") and not text.startswith("arith.cmpi"):
             self.indices.add(name)

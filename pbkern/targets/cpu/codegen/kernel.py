@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.budget import Budget
 from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
@@ -36,6 +37,8 @@ from pbkern.targets.cpu.schedule import register_promotion
 
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, Segment
 
+# Of one kernel's text: what takes more goes the plain way, and from there to XLA. MLIR and LLVM take about 0.1 ms for a line.
+KERNEL_LINES, KERNEL_SECONDS = 600_000, 120
 NOALIAS = " {llvm.noalias}"
 
 
@@ -97,7 +100,9 @@ class KernelLowering:
         self.options = options = nests.options
         self.names = nests.prologue.context.names
         math = AVX512 if options.avx512 else SHARED
-        self.text = Text(approx=options.approx_math, contract=options.contract, math=math, pins=options.avx512)
+        limited = not (options.plain and self.kernel.defined_at)  # nothing runs a kernel written by hand but its own code
+        budget = Budget(KERNEL_LINES, KERNEL_SECONDS) if limited else Budget()
+        self.text = Text(approx=options.approx_math, contract=options.contract, math=math, pins=options.avx512, budget=budget)
         self.emitter = NestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
         self.emitter.streamed = frozenset() if options.plain else self._streamed()

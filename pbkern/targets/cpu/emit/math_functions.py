@@ -45,7 +45,7 @@ class MathFunction:
 
 
 class MathFunctions:
-    """Writes the elementwise operations of one kernel. made: the functions that it calls, whose names start with the kernel's."""
+    """Writes one kernel's elementwise operations. made: the functions that it calls; their names start with the kernel's."""
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel

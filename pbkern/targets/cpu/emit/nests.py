@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from pbkern.core.errors import InternalError
+from pbkern.core.fallback import Declined
 from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.mlir.ops import Builder
@@ -23,7 +24,7 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of, smallest_tile
 from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, key_of, moved_loads, parts
 
 from .addressing import Point, Tail, Walk, memref
@@ -32,6 +33,8 @@ from .interleaved_rows import InterleavedRows
 from .loads import Loads
 from .math_functions import MathFunctions
 
+# Lines of one nest: a tile that needs more shrinks to one vector.
+NEST_LINES = 60_000
 # Long points that are added up in one loop, at most: their constants need registers as well.
 LONG_POINTS = 4
 # Types in which a product and a sum are one operation.
@@ -61,14 +64,26 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         if nest.over and (self.kept is not None or not walks_ahead(nest, sched)):
             raise InternalError("a nest would store over elements that it still loads")
+        small = sched if self.kept is not None else smallest_tile(nest, sched)
+        try:
+            with self.text.budget.at_most(math.inf if small is sched else NEST_LINES):
+                block.take(self._scheduled(block, nest, sched))
+        except Declined:
+            if small is sched or self.text.budget.is_spent:
+                raise
+            block.take(self._scheduled(block, nest, small))
+            return small
+        return sched
+
+    def _scheduled(self, block: Block, nest: Nest, sched: NestSchedule) -> Block:
+        """The nest by this schedule, in a block below `block`."""
         top = Block(block)
         if self.kept is None and not self.plain:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
         walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=nest.reaches())
         outer = [d for d in sched.order if d not in nest.rdims]
         self._outer(walk, top, outer, [{}])
-        block.take(top)
-        return sched
+        return top
 
     def scalar(self, block: Block, e: Expr, nest: Nest) -> Ssa:
         """A scalar expression outside any nest, evaluated in `block`."""

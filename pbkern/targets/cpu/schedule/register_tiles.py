@@ -8,7 +8,7 @@ reduction step: FMA throughput, load throughput, and what tails waste.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pbkern.lower.mlir.element_types import BITS, compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
@@ -113,6 +113,13 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
     widths += [BITS[compute_el(r.dtype)] for r in nest.reductions]
     widths += [BITS[compute_el(w.buf.dtype)] for w in nest.writes]
     return max([w for w in widths if w > 1], default=8)
+
+
+def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
+    """The schedule with one vector per step; the same where its tile is of that size, or where others rely on it."""
+    if nest.over or nest.schedule is not None or sched.transpose or sched.side_by_side or sched.tile == 1:
+        return sched
+    return replace(sched, unroll=1, jam={}, cut_as=sched.tile)
 
 
 def schedule_of(nest: Nest, vector_bits: int, reassociate: bool) -> NestSchedule:
