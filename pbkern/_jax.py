@@ -643,3 +643,14 @@ TransposeTransform, BitcastTransform = types.TransposeTransform, types.BitcastTr
 def is_dropped(var) -> bool:
     """Whether an equation's result variable is never read."""
     return type(var).__name__ == "DropVar"
+
+
+def ffi_call(name: str, results: Sequence[jax.ShapeDtypeStruct], *operands, **options) -> list:
+    """The results of an FFI target; `options` as jax.ffi.ffi_call takes them.
+
+    Several results are followed by an empty one. Without it a call can become the root of a while loop's body, in the place of
+    the tuple of its results, and XLA (jaxlib 0.10.2) then takes operands of the call for elements of that tuple: a carry that
+    is passed at its own place counts as one that never changes, and the call moves out of the loop.
+    """
+    types = [*results, jax.ShapeDtypeStruct((0,), np.uint8)] if len(results) > 1 else list(results)
+    return list(jax.ffi.ffi_call(name, types, **options)(*operands))[: len(results)]

@@ -111,10 +111,9 @@ def _native(ctx, nodes, params: dict):
     def call(*operands):
         places = {i: operands[i].reshape(t.shape) for i, t in zip(imported.operands, kernel.in_types) if i in views}
         held = [_held(places.get(i, operands[i]), t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
-        program = jax.ffi.ffi_call(
-            compiled.ffi_name, results, input_output_aliases=dict(kernel.aliases), has_side_effect=_prints(kernel.body.jaxpr)
-        )
-        found = checks.after([kernel], program(*held))
+        made = _jax.ffi_call(compiled.ffi_name, results, *held, input_output_aliases=dict(kernel.aliases),
+                             has_side_effect=_prints(kernel.body.jaxpr))  # fmt: skip
+        found = checks.after([kernel], made)
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     sources = {i: jax.core.ShapedArray(tuple(v.source.type.shape), ctx.avals_in[i].dtype) for i, v in views.items()}

@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.experimental import pallas as pl
 
 import pbkern
+import pbkern.pallas
 
 pj = pbkern.polyblocks_jit_jax
 
@@ -310,3 +313,25 @@ def test_functions_compile_and_run_on_several_threads():
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         for n, result in enumerate(pool.map(lambda f: f(X), functions), 1):
             same(result, X * n + 1)
+
+
+@pytest.mark.parametrize("kind", ["while", "scan", "pallas"])
+def test_calls_that_are_the_whole_body_of_a_loop(kind):
+    """XLA took a call with two results, whose operands are the carries, for one that does not depend on the step."""
+    body = pbkern.jit(lambda x: x * x)
+    x = jnp.arange(9.0).reshape(3, 3)
+    if kind == "while":
+        got = jax.jvp(lambda x: lax.while_loop(lambda c: c[0, 2] <= 8, body, x), (x,), (x,))
+    elif kind == "scan":
+        got = jax.jvp(lambda x: lax.scan(lambda c, _: (body(c), None), x, length=2)[0], (x,), (x,))
+    else:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+        def kernel(x, t, o, p):
+            o[...], p[...] = x[...] * x[...], 2 * t[...] * x[...]
+
+        with pbkern.pallas.installed():
+            square = pl.pallas_call(kernel, out_shape=(shape, shape))
+            got = jax.jit(lambda x: lax.while_loop(lambda c: c[0][0, 2] <= 8, lambda c: tuple(square(*c)), (x, x)))(x)
+    np.testing.assert_allclose(got[0], x**4, rtol=1e-6)
+    np.testing.assert_allclose(got[1], 4 * x**4, rtol=1e-6)

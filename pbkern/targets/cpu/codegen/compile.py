@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from pbkern import _jax
 from pbkern.core import fallback
 from pbkern.core.errors import InternalError
 from pbkern.core.process import disk_cache, gc_pause, progress, recursion
@@ -241,7 +242,7 @@ def _loaded_runtime() -> dict[str, int]:
 def call(compiled: Compiled, *args):
     """The program as a JAX operation (to be traced)."""
     results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
-    return jax.ffi.ffi_call(compiled.ffi_name, results, input_output_aliases=shared_arrays(compiled.program))(*args)
+    return _jax.ffi_call(compiled.ffi_name, results, *args, input_output_aliases=shared_arrays(compiled.program))
 
 
 def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
