@@ -1,13 +1,13 @@
-"""Long elementwise operations of one kernel's text: written where they stand, or as calls once they fill too many lines.
+"""Long elementwise operations of one kernel's text: written where they stand, or as calls where there are many of a kind.
 
-A sine is 300 lines at every vector of every point. What a text repeats beyond REPEATED lines becomes a function from vectors
-to a vector, which all further places call: text, and time of compilation, then grow with the number of places. The first
-places stay as they are, so that ordinary kernels hold no calls, and LLVM interleaves their vectors.
+A sine is 300 lines at every vector of every point. From the one behind the first REPEATED on, they call a function from vectors to a
+vector: text, and time of compilation, then grow with the number of operations and not with their length. The first ones stay as
+they are, so that ordinary kernels hold no calls, and LLVM interleaves their vectors.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 from pbkern.lower.math import elementwise
@@ -16,9 +16,10 @@ from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Text
+from pbkern.lower.nest.ir import Expr
 
-# Lines that one operation, at all its places, may fill in a kernel's text; and the least of one place that is worth a call.
-REPEATED, LONG = 2000, 40
+# Operations of a kind that are written where they stand; and the least lines of one that are worth a call.
+REPEATED, LONG = 4, 40
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,17 @@ class MathFunctions:
         self.kernel = kernel
         self.made: list[MathFunction] = []
         self._called: dict[tuple, MathFunction] = {}
-        self._lines: Counter[tuple] = Counter()
+        self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(dict)  # by id, which is theirs while they are kept
 
-    def emit(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> Ssa:
+    def emit(self, b: Builder, e: Expr, args: list[Ssa]) -> Ssa:
         """The operation's result, of operands that all have b's lanes."""
+        info = e.info
         key = self._key(b, info, args)
-        if self._lines[key] < REPEATED:
+        if len(self._written[key]) < REPEATED or id(e) in self._written[key]:
             counted = _Counted(b)
             result = elementwise.RULES.lookup(info.primitive)(counted.builder, info, *args)
             if counted.lines >= LONG:
-                self._lines[key] += counted.lines
+                self._written[key][id(e)] = e
             return result
         if key not in self._called:
             self._called[key] = _function(f"{self.kernel}_{info.primitive}{len(self.made)}", b, info, args)

@@ -420,7 +420,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         args = [self._wide(b, a, lanes) for a in args]
         if product is None:
             b = b.strict() if may_cancel(e) else b
-            return self.functions.emit(b, e.info, args)
+            return self.functions.emit(b, e, args)
         x, y, z = args
         if e.info.primitive == "sub":
             x, z = (b.neg(x), z) if product else (x, b.neg(z))
