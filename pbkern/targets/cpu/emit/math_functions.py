@@ -1,8 +1,8 @@
 """Long elementwise operations of one kernel's text: written where they stand, or as calls where there are many of a kind.
 
-A sine is 300 lines at every vector of every point. From the one behind the first REPEATED on, they call a function from vectors to a
-vector: text, and time of compilation, then grow with the number of operations and not with their length. The first ones stay as
-they are, so that ordinary kernels hold no calls, and LLVM interleaves their vectors.
+A sine is 300 lines at every vector of every point. Behind the first REPEATED, sines call a function from vectors to a vector:
+text, and time of compilation, then grow with the number of operations and not with their length. The first ones stay as they
+are, so that ordinary kernels hold no calls, and LLVM interleaves their vectors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MathFunctions:
         self.kernel = kernel
         self.made: list[MathFunction] = []
         self._called: dict[tuple, MathFunction] = {}
-        self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(dict)  # by id, which is theirs while they are kept
+        self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(dict)  # by id, kept so that it stays theirs
 
     def emit(self, b: Builder, e: Expr, args: list[Ssa]) -> Ssa:
         """The operation's result, of operands that all have b's lanes."""
