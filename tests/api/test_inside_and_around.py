@@ -256,6 +256,8 @@ def test_dtypes_of_others(jit):
     assert got[1] == 36 and got[2].shape == (8,)
     result = jit(lambda x: make(x))(x)
     np.testing.assert_array_equal(jit(lambda p: words(p) * 2)(result), x * 2)
+    replaced = jit(lambda p: p.at[jnp.array([0, 2])].set(p[1:3]).at[1].set(p[3]))(result)
+    np.testing.assert_array_equal(jit(lambda p: words(p))(replaced), x[jnp.array([1, 3, 2, 3])])
 
 
 # ---- export -----------------------------------------------------------------------------------------------------------

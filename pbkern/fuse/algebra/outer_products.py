@@ -31,4 +31,4 @@ def _products(eqn, operands):
         x = lax.transpose(lax.convert_element_type(x, out.dtype), (*together, *free))
         spread.append(lax.broadcast_in_dim(x, out.shape, (*range(len(together)), *range(first, first + len(free)))))
         first += len(free)
-    return [lax.mul(*spread)]
+    return [(lax.bitwise_and if out.dtype == bool else lax.mul)(*spread)]

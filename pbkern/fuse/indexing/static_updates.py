@@ -267,8 +267,10 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
     dn, name = p["dimension_numbers"], eqn.primitive.name
     batch = dict(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims))
     single = all(n == 1 for d, n in enumerate(indices.shape[:-1]) if d not in batch.values())
-    floats = jax.numpy.issubdtype(x.dtype, np.floating) or x.dtype.kind in "iub"
-    if not single or not floats or 0 in x.shape or scatter_combines(eqn) is None:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return None
+    numbers = jax.numpy.issubdtype(x.dtype, np.floating) or x.dtype.kind in "iub"
+    if not single or not numbers or 0 in x.shape or scatter_combines(eqn) is None:
         return None
     box = _box(x, update, dn, batch)
     constant, mode = constants.value(eqn.invars[1]), str(p["mode"])

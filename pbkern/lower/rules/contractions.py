@@ -19,6 +19,11 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
 
 
+def _number_dtype(dtype: np.dtype) -> np.dtype:
+    """Of a contraction with results of this dtype: whether any product of booleans is true follows from how many are."""
+    return np.dtype(np.int32) if dtype == bool else dtype
+
+
 def _symbol(d: tuple[str, int]) -> Affine:
     return dims_index([d])[0]
 
@@ -75,7 +80,7 @@ def _dot_general(builder, eqn, ins):
     (lhs_k, rhs_k), (lhs_b, rhs_b) = eqn.params["dimension_numbers"]
     lhs, rhs = ins
     out = eqn.outvars[0].aval
-    dtype = np.dtype(out.dtype)
+    dtype = _number_dtype(np.dtype(out.dtype))
     shape = [("", 0)] * len(out.shape)
     for a, n in enumerate(out.shape):
         shape[a] = (builder.names("d"), n)
@@ -97,9 +102,10 @@ def _dot_general(builder, eqn, ins):
     acc = accumulator_dtype(dtype)
     operands = (builder.cast(lhs, acc), builder.cast(rhs, acc))
     if not reduced:
-        return builder.cast(_products(builder, tuple(out.shape), shape, operands, routes), dtype)
-    return Contract(tuple(out.shape), dtype, tuple(shape) + tuple(reduced), tuple(d for d, _ in reduced),
+        return builder.cast(_products(builder, tuple(out.shape), shape, operands, routes), np.dtype(out.dtype))
+    made = Contract(tuple(out.shape), dtype, tuple(shape) + tuple(reduced), tuple(d for d, _ in reduced),
                     dims_index(shape), operands, routes, "dot", acc, at_line=builder.line(eqn))
+    return builder.cast(made, np.dtype(out.dtype))
 
 
 def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
@@ -122,7 +128,7 @@ def _conv(builder, eqn, ins):
     lhs, rhs = ins
     dn, groups, batch_groups = p["dimension_numbers"], p["feature_group_count"], p["batch_group_count"]
     out = eqn.outvars[0].aval
-    dtype = np.dtype(out.dtype)
+    dtype = _number_dtype(np.dtype(out.dtype))
     acc = accumulator_dtype(dtype)
     lhs = _dilate_and_pad(builder, lhs, dn.lhs_spec[2:], p["lhs_dilation"], p["padding"])
     shape = tuple((builder.names("d"), n) for n in out.shape)
@@ -155,9 +161,10 @@ def _conv(builder, eqn, ins):
         dims += [(str((channel - group * out_per_group).terms[0][0]), out_per_group)] if out_per_group > 1 else []
     # In the order of the filters in memory: where there are many channels, they are many times as much as caches hold.
     reduced = [d for _, d in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), [*window, feature]))]
-    return Contract(tuple(out.shape), dtype, (*dims, *reduced), tuple(d for d, _ in reduced), tuple(index),
+    made = Contract(tuple(out.shape), dtype, (*dims, *reduced), tuple(d for d, _ in reduced), tuple(index),
                     (builder.cast(lhs, acc), builder.cast(rhs, acc)), (tuple(left), tuple(right)), "dot", acc,
                     at_line=builder.line(eqn))
+    return builder.cast(made, np.dtype(out.dtype))
 
 
 def _grouped(builder, o_dim, per_group: int, groups: int) -> tuple[Affine, Affine]:

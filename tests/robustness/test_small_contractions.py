@@ -54,3 +54,36 @@ def test_convolutions_of_broadcast_operands(channels, results, size, dtype):
     for f in (image, kernel):
         np.testing.assert_array_equal(np.asarray(pbkern.jit(f)(x, w)), np.asarray(jax.jit(f)(x, w)))
         assert "scf.for" in lowered(f, x, w, stage="mlir")
+
+
+BOOLEAN = {
+    "matmul": (jnp.matmul, (5, 30), (30, 7)),
+    "one_term": (jnp.matmul, (5, 1), (1, 7)),
+    "no_terms": (jnp.matmul, (5, 0), (0, 7)),
+    "many_terms": (jnp.matmul, (2, 70000), (70000, 3)),
+    "vectors": (jnp.matmul, (40,), (40,)),
+    "batch": (jax.vmap(jnp.matmul), (3, 4, 5), (3, 5, 6)),
+    "outer": (lambda a, b: lax.dot_general(a, b, (((), ()), ((), ()))), (5,), (7,)),
+    "counted": (lambda a, b: lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32), (5, 30), (30, 7)),
+    "convolution": (lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME"), (1, 2, 5, 5), (3, 2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", BOOLEAN)
+def test_products_of_booleans(name):
+    """A sum of booleans is whether any is true; two true products do not cancel."""
+    f, *shapes = BOOLEAN[name]
+    for likely in (0.1, 0.5, 1.0):
+        a, b = (np.random.default_rng(len(name)).random(s) < likely for s in shapes)
+        got, want = pbkern.jit(f)(a, b), jax.jit(f)(a, b)
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def test_kernels_with_products_of_booleans():
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((5, 7), bool))
+    def kernel(a, b, o):
+        o[...] = a[...] @ b[...]
+
+    a, b = np.ones((5, 4), bool), np.ones((4, 7), bool)
+    assert np.asarray(kernel(a, b)).all() and pbkern.interpret(kernel.trace(a, b), a, b)[0].all()
