@@ -21,7 +21,7 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
 
 def _number_dtype(dtype: np.dtype) -> np.dtype:
     """Of a contraction with results of this dtype: whether any product of booleans is true follows from how many are."""
-    return np.dtype(np.int32) if dtype == bool else dtype
+    return np.dtype(np.int32) if dtype.kind == "b" else dtype
 
 
 def _symbol(d: tuple[str, int]) -> Affine:
