@@ -19,7 +19,7 @@ from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.cpu.codegen import cache_key as content
 from pbkern.targets.cpu.codegen import compile as cpu_compile
-from pbkern.targets.cpu.codegen import ffi_runtime
+from pbkern.targets.cpu.codegen.runtime import xla
 
 from .backend import CpuBackend
 from .machine import detected_machine
@@ -34,7 +34,7 @@ class CpuTarget:
 
     name = "cpu"
     platform = "cpu"
-    POOLED_BYTES = ffi_runtime.POOLED_BYTES
+    POOLED_BYTES = xla.POOLED_BYTES
     STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
     def __init__(self) -> None:

@@ -8,10 +8,9 @@ import re
 from typing import Any
 
 from pbkern.core.errors import InternalError, TargetError
-from pbkern.targets import mlir
+from pbkern.targets import llvm_literals, mlir
 from pbkern.targets.simt.emit import ThreadFunction
 
-from . import literals
 from .devices import DeviceKind
 
 TRIPLE = "nvptx64-nvidia-cuda"
@@ -57,7 +56,7 @@ def ptx(ir: str, kind: DeviceKind) -> str:
     binding = llvm()
     machine = binding.Target.from_triple(TRIPLE).create_target_machine(cpu=kind.architecture, features=f"+ptx{kind.ptx}", opt=3)
     try:
-        module = binding.parse_assembly(literals.readable(ir))
+        module = binding.parse_assembly(llvm_literals.readable(ir))
     except RuntimeError as e:
         raise InternalError("LLVM IR of a kernel does not parse", why=str(e)[:1000]) from None
     module.triple, module.data_layout = TRIPLE, str(machine.target_data)

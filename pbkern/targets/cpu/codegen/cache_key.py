@@ -21,7 +21,7 @@ from pbkern.targets import mlir
 from pbkern.targets.cpu import machine
 from pbkern.targets.cpu.lower_options import LowerOptions
 
-from . import ffi_runtime
+from .runtime import xla
 
 PACKAGE = pathlib.Path(__file__).parents[3]
 # What fusion and frontends decide is in the kernels; these decide what becomes of a kernel.
@@ -43,7 +43,7 @@ def program_key(program: HostProgram, options_of: Callable[[Kernel], LowerOption
 @functools.cache
 def environment() -> str:
     """Digest of what code depends on beside its program."""
-    runtime = ffi_runtime.API_VERSION, ffi_runtime.runtime_module_text()
+    runtime = xla.API_VERSION, xla.runtime_module_text()
     return disk_cache.digest((sources(), mlir.installed(), *runtime, processor()))
 
 

@@ -36,10 +36,11 @@ from pbkern.targets.backend import device_functions
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
 
-from . import cache_key, callbacks, ffi_runtime, lifetime, object_files
+from . import cache_key, callbacks, lifetime, object_files
 from . import elf_loader as objects
 from .host import ALIGNMENT, LoweredProgram, default_threads, emit_host
 from .kernel import LoweredKernel, emit
+from .runtime import xla
 
 KIND = "code"
 # What progress lines call the stages that may take long.
@@ -136,7 +137,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
       opt_level: of LLVM; None: as its loops need.
       key: content.program_key of these arguments, where the caller has made it.
     """
-    ffi_runtime.check_api_version()
+    xla.check_api_version()
     program = in_stages(program)
     threads_of = threads_of or (lambda k: default_threads())
     times: dict[str, float] = {}
@@ -207,12 +208,12 @@ def _image(code: Code, symbols: Mapping[str, int]) -> objects.Image:
 
 def prints(code: Code) -> bool:
     """Whether the code holds numbers of print sites, which mean nothing in another process."""
-    return any(objects.undefined_symbols(o) & {TRACE, ffi_runtime.PREFIX + TRACE} for o in code.objects)
+    return any(objects.undefined_symbols(o) & {TRACE, xla.PREFIX + TRACE} for o in code.objects)
 
 
 def _host_text(program: HostProgram, lowered: LoweredProgram) -> str:
     sizes = tuple(b.type.nbytes for b in program.outputs)
-    return lowered.host + ffi_runtime.program_text(lowered.arena_bytes, len(program.inputs), sizes)
+    return lowered.host + xla.program_text(lowered.arena_bytes, len(program.inputs), sizes)
 
 
 _once = threading.Lock()
@@ -228,15 +229,15 @@ def runtime_symbols() -> dict[str, int]:
 def _loaded_runtime() -> dict[str, int]:
 
     def make() -> Code:
-        module = object_files.host_module(ffi_runtime.runtime_module_text())
+        module = object_files.host_module(xla.runtime_module_text())
         mlir.check_lowered(module)
-        return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, ffi_runtime.SYMBOLS[0], {}),))
+        return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, xla.SYMBOLS[0], {}),))
 
     _, image, _ = _kept("runtime", {}, make)
     _runtime.append(image)
     lifetime.register_state(image)
-    addresses = {name: image.address(name) for name in ffi_runtime.SYMBOLS} | {TRACE: callbacks.ADDRESS}
-    return {ffi_runtime.PREFIX + name: address for name, address in addresses.items()}
+    addresses = {name: image.address(name) for name in xla.SYMBOLS} | {TRACE: callbacks.ADDRESS}
+    return {xla.PREFIX + name: address for name, address in addresses.items()}
 
 
 def call(compiled: Compiled, *args):
@@ -247,7 +248,7 @@ def call(compiled: Compiled, *args):
 
 def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
     """See targets.target.Target.call_into. The places are operands that the handler writes to."""
-    small = [b.type for b in compiled.program.outputs if b.type.nbytes < ffi_runtime.POOLED_BYTES]
+    small = [b.type for b in compiled.program.outputs if b.type.nbytes < xla.POOLED_BYTES]
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in small]
     flag = jax.ShapeDtypeStruct((0,), np.uint8)
     call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)

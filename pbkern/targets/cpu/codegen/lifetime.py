@@ -2,7 +2,7 @@
 
 XLA keeps the addresses of handlers, and executables outlive the functions they were made of. So each of them counts: when XLA
 makes an executable it calls the program's @pbk_instantiate, which adds one to a number in the program's own memory, and when
-the executable goes, @pbk_drop takes it away again (ffi_runtime.py). Code goes once nothing in Python refers to it and the
+the executable goes, @pbk_drop takes it away again (runtime/xla.py). Code goes once nothing in Python refers to it and the
 number is zero. What XLA registered under its name is never called again: names are given once.
 """
 
@@ -18,7 +18,7 @@ import jax
 from pbkern import _jax
 from pbkern.targets.cpu.codegen.elf_loader import Image
 
-from . import ffi_runtime
+from .runtime.arena import ARENAS
 
 _waiting: list[Image] = []  # of programs that Python has forgotten and executables may still call
 
@@ -35,7 +35,7 @@ class _TypeInfo(ctypes.Structure):
 
 @functools.cache
 def register_state(runtime: Image) -> _TypeInfo:
-    """Makes the numbers known to XLA as states of handlers, once; `runtime` is the image of ffi_runtime's functions."""
+    """Makes the numbers known to XLA as states of handlers, once; `runtime` is the image of the runtime's functions."""
     info = _TypeInfo(ctypes.sizeof(_TypeInfo), None, runtime.address("pbk_drop"))
     capsules = {"type_id": jax.ffi.pycapsule(runtime.address("pbk_state_type")),
                 "type_info": jax.ffi.pycapsule(ctypes.addressof(info))}  # fmt: skip
@@ -91,6 +91,6 @@ def executables(image: Image) -> int:
 
 def _free_arenas(image: Image) -> None:
     """Gives back the temporaries that a program keeps from call to call."""
-    for place in (ctypes.c_int64 * (2 * ffi_runtime.ARENAS)).from_address(image.address("pbk_pool"))[1::2]:
+    for place in (ctypes.c_int64 * (2 * ARENAS)).from_address(image.address("pbk_pool"))[1::2]:
         if place:
             free(place)

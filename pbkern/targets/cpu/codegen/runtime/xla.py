@@ -1,14 +1,8 @@
-"""The runtime that is compiled into every program: parallel loops, arenas, and the XLA FFI handler. LLVM dialect text.
+"""Programs under XLA: its thread pool, its handlers (FFI), and what an executable holds of a program. LLVM dialect text.
 
 Offsets are those of XLA FFI API 0.3 on x86-64 (xla/ffi/api/c_api.h, shipped with jaxlib); `check_api_version` compares
-at first use. Threads come from XLA's own pool: the calling thread works too, so nothing waits for a busy pool.
-
-Tasks are divided among threads in order: from call to call, each works on the part of the arrays that its cache may hold. A
-thread without tasks of its own takes those of others.
-
-Frame of a parallel loop (bytes): 64 programs done, 128 references, 136 slots handed out, 184 threads, 192 programs,
-200 programs per task, 208 task function, 216 its arguments, 256 and every 64 behind it: tasks taken of each thread's.
-The last participant to leave frees it.
+at first use. Threads come from XLA's own pool: the calling thread works too, so nothing waits for a busy pool. The last
+participant to leave a loop frees its frame.
 """
 
 from __future__ import annotations
@@ -18,18 +12,13 @@ import os
 import re
 
 from pbkern.core.errors import TargetError
+from pbkern.targets.cpu.codegen.host import INTERNAL
 
-from .host import INTERNAL
+from . import arena, parallel
 
 API_VERSION = (0, 3)
-HUGE_PAGE = 2 << 20
-# Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages costs ten times more.
-HUGE_BYTES = 4 << 20
-MADV_HUGEPAGE = 14
 # glibc maps and unmaps arrays above this size anew each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
 POOLED_BYTES = 32 << 20
-# Arenas that a program keeps from call to call: (whether in use, address) each.
-ARENAS = 64
 
 
 @functools.cache
@@ -47,7 +36,7 @@ def check_api_version() -> None:
                           hint="install a jaxlib from the range in pyproject.toml")
 
 
-RUNTIME = r"""
+_ALLOCATOR = r"""
 func.func private @malloc(i64) -> !llvm.ptr
 func.func private @free(!llvm.ptr)
 func.func private @aligned_alloc(i64, i64) -> !llvm.ptr
@@ -64,55 +53,9 @@ func.func private @pbk_unref(%f: !llvm.ptr) {
   }
   return
 }
+"""
 
-func.func private @pbk_drain(%f: !llvm.ptr, %slot: i64) {
-  %zero = arith.constant 0 : i64
-  %one = arith.constant 1 : i64
-  %line = arith.constant 64 : i64
-  %before_parts = arith.constant 192 : i64
-  %done = llvm.getelementptr %f[64] : (!llvm.ptr) -> !llvm.ptr, i8
-  %threadsp = llvm.getelementptr %f[184] : (!llvm.ptr) -> !llvm.ptr, i8
-  %np = llvm.getelementptr %f[192] : (!llvm.ptr) -> !llvm.ptr, i8
-  %cp = llvm.getelementptr %f[200] : (!llvm.ptr) -> !llvm.ptr, i8
-  %tp = llvm.getelementptr %f[208] : (!llvm.ptr) -> !llvm.ptr, i8
-  %ap = llvm.getelementptr %f[216] : (!llvm.ptr) -> !llvm.ptr, i8
-  %threads = llvm.load %threadsp : !llvm.ptr -> i64
-  %n = llvm.load %np : !llvm.ptr -> i64
-  %chunk = llvm.load %cp : !llvm.ptr -> i64
-  %task = llvm.load %tp : !llvm.ptr -> !llvm.ptr
-  %args = llvm.load %ap : !llvm.ptr -> !llvm.ptr
-  %tasks = arith.ceildivsi %n, %chunk : i64
-  scf.for %k = %zero to %threads step %one : i64 {
-    %turned = arith.addi %slot, %k : i64
-    %part = arith.remsi %turned, %threads : i64
-    %after = arith.addi %part, %one : i64
-    %ahead = arith.muli %part, %tasks : i64
-    %first = arith.divsi %ahead, %threads : i64
-    %until = arith.muli %after, %tasks : i64
-    %end = arith.divsi %until, %threads : i64
-    %offset = arith.muli %after, %line : i64
-    %place = arith.addi %offset, %before_parts : i64
-    %next = llvm.getelementptr %f[%place] : (!llvm.ptr, i64) -> !llvm.ptr, i8
-    scf.while : () -> () {
-      %taken = llvm.atomicrmw add %next, %one acq_rel : !llvm.ptr, i64
-      %i = arith.addi %first, %taken : i64
-      %more = arith.cmpi slt, %i, %end : i64
-      scf.if %more {
-        %low = arith.muli %i, %chunk : i64
-        %above = arith.addi %low, %chunk : i64
-        %high = arith.minsi %above, %n : i64
-        llvm.call %task(%args, %low, %high, %slot) : !llvm.ptr, (!llvm.ptr, i64, i64, i64) -> ()
-        %count = arith.subi %high, %low : i64
-        %before = llvm.atomicrmw add %done, %count acq_rel : !llvm.ptr, i64
-      }
-      scf.condition(%more)
-    } do {
-      scf.yield
-    }
-  }
-  return
-}
-
+_PARALLEL = r"""
 func.func private @pbk_worker(%f: !llvm.ptr) {
   %one = arith.constant 1 : i64
   %slots = llvm.getelementptr %f[136] : (!llvm.ptr) -> !llvm.ptr, i8
@@ -164,31 +107,7 @@ func.func @pbk_parallel(%frame: !llvm.ptr, %task: !llvm.ptr, %args: !llvm.ptr, %
   %threads = arith.minsi %t0, %chunks : i64
   %several = arith.cmpi sgt, %threads, %one : i64
   scf.if %several {
-    %line = arith.constant 64 : i64
-    %head = arith.constant 256 : i64
-    %parts = arith.muli %threads, %line : i64
-    %bytes = arith.addi %head, %parts : i64
-    %f = func.call @malloc(%bytes) : (i64) -> !llvm.ptr
-    scf.for %at = %head to %bytes step %line : i64 {
-      %part = llvm.getelementptr %f[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8
-      llvm.store %zero, %part : i64, !llvm.ptr
-    }
-    %f64 = llvm.getelementptr %f[64] : (!llvm.ptr) -> !llvm.ptr, i8
-    %f128 = llvm.getelementptr %f[128] : (!llvm.ptr) -> !llvm.ptr, i8
-    %f136 = llvm.getelementptr %f[136] : (!llvm.ptr) -> !llvm.ptr, i8
-    %f184 = llvm.getelementptr %f[184] : (!llvm.ptr) -> !llvm.ptr, i8
-    %f192 = llvm.getelementptr %f[192] : (!llvm.ptr) -> !llvm.ptr, i8
-    %f200 = llvm.getelementptr %f[200] : (!llvm.ptr) -> !llvm.ptr, i8
-    %f208 = llvm.getelementptr %f[208] : (!llvm.ptr) -> !llvm.ptr, i8
-    %f216 = llvm.getelementptr %f[216] : (!llvm.ptr) -> !llvm.ptr, i8
-    llvm.store %zero, %f64 : i64, !llvm.ptr
-    llvm.store %threads, %f128 : i64, !llvm.ptr
-    llvm.store %one, %f136 : i64, !llvm.ptr
-    llvm.store %threads, %f184 : i64, !llvm.ptr
-    llvm.store %n, %f192 : i64, !llvm.ptr
-    llvm.store %chunk, %f200 : i64, !llvm.ptr
-    llvm.store %task, %f208 : !llvm.ptr, !llvm.ptr
-    llvm.store %args, %f216 : !llvm.ptr, !llvm.ptr
+NEW_LOOP
     %a = llvm.alloca %one x !llvm.array<5 x i64> : (i64) -> !llvm.ptr
     %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
     %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
@@ -232,90 +151,10 @@ func.func @pbk_parallel(%frame: !llvm.ptr, %task: !llvm.ptr, %args: !llvm.ptr, %
   }
   return
 }
+""".replace("NEW_LOOP", parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True))
 
-func.func @pbk_huge(%p: !llvm.ptr, %bytes: i64) {
-  %limit = arith.constant HUGE_BYTES : i64
-  %page = arith.constant 4096 : i64
-  %mask = arith.constant -4096 : i64
-  %big = arith.cmpi sge, %bytes, %limit : i64
-  scf.if %big {
-    %advice = arith.constant MADV_HUGEPAGE : i32
-    %a = llvm.ptrtoint %p : !llvm.ptr to i64
-    %b = arith.addi %a, %page : i64
-    %start = arith.andi %b, %mask : i64
-    %q = llvm.inttoptr %start : i64 to !llvm.ptr
-    %len = arith.subi %bytes, %page : i64
-    %r = func.call @madvise(%q, %len, %advice) : (!llvm.ptr, i64, i32) -> i32
-  }
-  return
-}
+RUNTIME = _ALLOCATOR + parallel.DRAIN + _PARALLEL + arena.HUGE + arena.LIST
 
-func.func @pbk_acquire(%pool: !llvm.ptr, %bytes: i64, %align: i64, %out: !llvm.ptr) -> i64 {
-  %zero = arith.constant 0 : i64
-  %one = arith.constant 1 : i64
-  %two = arith.constant 2 : i64
-  %slots = arith.constant 64 : i64
-  %slot = scf.while (%k = %zero) : (i64) -> i64 {
-    %i = arith.muli %k, %two : i64
-    %p = llvm.getelementptr %pool[%i] : (!llvm.ptr, i64) -> !llvm.ptr, i64
-    %in = arith.cmpi slt, %k, %slots : i64
-    %busy = scf.if %in -> (i1) {
-      %old = llvm.atomicrmw xchg %p, %one acq_rel : !llvm.ptr, i64
-      %b = arith.cmpi ne, %old, %zero : i64
-      scf.yield %b : i1
-    } else {
-      %no = arith.constant false
-      scf.yield %no : i1
-    }
-    scf.condition(%busy) %k : i64
-  } do {
-  ^bb0(%k: i64):
-    %next = arith.addi %k, %one : i64
-    scf.yield %next : i64
-  }
-  %held = arith.cmpi slt, %slot, %slots : i64
-  %known = scf.if %held -> (i64) {
-    %i = arith.muli %slot, %two : i64
-    %j = arith.addi %i, %one : i64
-    %p = llvm.getelementptr %pool[%j] : (!llvm.ptr, i64) -> !llvm.ptr, i64
-    %old = llvm.load %p : !llvm.ptr -> i64
-    %fresh = arith.cmpi eq, %old, %zero : i64
-    %mem = scf.if %fresh -> (i64) {
-      %m = func.call @aligned_alloc(%align, %bytes) : (i64, i64) -> !llvm.ptr
-      func.call @pbk_huge(%m, %bytes) : (!llvm.ptr, i64) -> ()
-      %v = llvm.ptrtoint %m : !llvm.ptr to i64
-      llvm.store %v, %p : i64, !llvm.ptr
-      scf.yield %v : i64
-    } else {
-      scf.yield %old : i64
-    }
-    scf.yield %mem : i64
-  } else {
-    %m = func.call @aligned_alloc(%align, %bytes) : (i64, i64) -> !llvm.ptr
-    %v = llvm.ptrtoint %m : !llvm.ptr to i64
-    scf.yield %v : i64
-  }
-  llvm.store %known, %out : i64, !llvm.ptr
-  return %slot : i64
-}
-
-func.func @pbk_release(%pool: !llvm.ptr, %arena: !llvm.ptr, %slot: i64) {
-  %zero = arith.constant 0 : i64
-  %two = arith.constant 2 : i64
-  %slots = arith.constant 64 : i64
-  %held = arith.cmpi slt, %slot, %slots : i64
-  scf.if %held {
-    %i = arith.muli %slot, %two : i64
-    %p = llvm.getelementptr %pool[%i] : (!llvm.ptr, i64) -> !llvm.ptr, i64
-    llvm.store %zero, %p atomic release {alignment = 8 : i64} : i64, !llvm.ptr
-  } else {
-    func.call @free(%arena) : (!llvm.ptr) -> ()
-  }
-  return
-}
-"""
-
-# A state of XLA FFI: the number of executables that may call a program, see lifetime.py.
 STATE = """
 llvm.mlir.global external @pbk_state_type(0 : i64) {alignment = 8 : i64} : i64
 
@@ -367,9 +206,9 @@ func.func private @{PREFIX}pbk_acquire(!llvm.ptr, i64, i64, !llvm.ptr) -> i64
 func.func private @{PREFIX}pbk_release(!llvm.ptr, !llvm.ptr, i64)
 func.func private @{PREFIX}pbk_hold(!llvm.ptr, !llvm.ptr) -> !llvm.ptr
 llvm.mlir.global external @pbk_held(0 : i64) {{alignment = 64 : i64}} : i64
-llvm.mlir.global external @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<{2 * ARENAS} x i64> {{
-  %0 = llvm.mlir.zero : !llvm.array<{2 * ARENAS} x i64>
-  llvm.return %0 : !llvm.array<{2 * ARENAS} x i64>
+llvm.mlir.global external @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<{2 * arena.ARENAS} x i64> {{
+  %0 = llvm.mlir.zero : !llvm.array<{2 * arena.ARENAS} x i64>
+  llvm.return %0 : !llvm.array<{2 * arena.ARENAS} x i64>
 }}
 
 func.func @pbk_instantiate(%frame: !llvm.ptr) -> !llvm.ptr {{
@@ -428,44 +267,15 @@ func.func @pbk_call(%buffers: !llvm.ptr) {
 }
 """
 
-RUN_WITHOUT_ARENA = """
-func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
-  %null = llvm.mlir.zero : !llvm.ptr
-  func.call @pbk_main(%frame, %buffers, %null) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
-  return
-}
-"""
-
-RUN = """
-func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
-  %one = arith.constant 1 : i64
-  %bytes = arith.constant ARENA_BYTES : i64
-  %align = arith.constant ARENA_ALIGN : i64
-  %pool = llvm.mlir.addressof @pbk_pool : !llvm.ptr
-  %out = llvm.alloca %one x !llvm.ptr : (i64) -> !llvm.ptr
-  %slot = func.call @PREFIXpbk_acquire(%pool, %bytes, %align, %out) : (!llvm.ptr, i64, i64, !llvm.ptr) -> i64
-  %arena = llvm.load %out : !llvm.ptr -> !llvm.ptr
-  func.call @pbk_main(%frame, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
-  func.call @PREFIXpbk_release(%pool, %arena, %slot) : (!llvm.ptr, !llvm.ptr, i64) -> ()
-  return
-}
-"""
-
 
 def runtime_module_text() -> str:
     """The part that is compiled once per process."""
-    text = (RUNTIME + STATE).replace("HUGE_BYTES", str(HUGE_BYTES)).replace("MADV_HUGEPAGE", str(MADV_HUGEPAGE))
-    return text
+    return RUNTIME + STATE
 
 
 def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:
     """Host functions of one program: @pbk_call (plain pointers), @pbk_handler and @pbk_instantiate (XLA FFI)."""
-    align = HUGE_PAGE if arena_bytes >= HUGE_BYTES else 4096
-    size = -(-arena_bytes // align) * align
-    run = RUN if arena_bytes else RUN_WITHOUT_ARENA
-    run = run.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align))
-    run = run.replace("PREFIX", PREFIX).replace("INTERNAL", INTERNAL)
-    return DECLARATIONS + run + CALL + _handler(input_count, output_bytes)
+    return DECLARATIONS + arena.run_text(arena_bytes, PREFIX, INTERNAL) + CALL + _handler(input_count, output_bytes)
 
 
 def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
@@ -524,7 +334,7 @@ def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
         load(f"%data{k}", f"%buffer{k}", 24)
         lines.append(f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
         lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
-        if out >= 0 and output_bytes[out] >= HUGE_BYTES:
+        if out >= 0 and output_bytes[out] >= arena.HUGE_BYTES:
             lines.append(f"%bytes{k} = arith.constant {output_bytes[out]} : i64")
             lines.append(f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()")
     return lines
