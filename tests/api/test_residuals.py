@@ -9,10 +9,11 @@ import pytest
 
 import pbkern
 from pbkern.frontends.jax.residuals import SINK, SOURCE, Flow
+from tests.arrays import array
 
 
 def rand(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype("f"))
+    return array(np.random.default_rng(seed).normal(size=shape).astype("f"))
 
 
 X, W = rand(64, 128), rand(128, 32, seed=1)

@@ -11,6 +11,7 @@ import pytest
 import pbkern
 from pbkern.api import result_pool
 from pbkern.core import config
+from tests.arrays import array
 
 ROWS = 2048
 SHAPE = (ROWS, 4096)  # 32 MB of float32, the least that is pooled
@@ -26,7 +27,7 @@ def pool(monkeypatch):
 
 @pytest.fixture(scope="module")
 def x():
-    return jnp.asarray(np.random.default_rng(0).normal(size=SHAPE).astype("float32"))
+    return array(np.random.default_rng(0).normal(size=SHAPE).astype("float32"))
 
 
 def collected(pool) -> int:
@@ -61,8 +62,8 @@ def test_results_that_are_held_keep_their_values(pool, x):
     more = [f(x, float(-s)) for s in range(3)]
     for s, view in enumerate(views, 1):
         np.testing.assert_array_equal(view, np.asarray(x) * np.float32(s))
-    for s, array in enumerate(more):
-        np.testing.assert_array_equal(array, np.asarray(x) * np.float32(-s))
+    for s, other in enumerate(more):
+        np.testing.assert_array_equal(other, np.asarray(x) * np.float32(-s))
 
 
 def test_large_and_small_results_keep_their_places(pool, x):

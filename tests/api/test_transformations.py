@@ -12,12 +12,13 @@ from jax.experimental import pallas as pl
 
 import pbkern
 import pbkern.pallas
+from tests.arrays import array
 
 pj = pbkern.polyblocks_jit_jax
 
 
 def rand(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype("f"))
+    return array(np.random.default_rng(seed).normal(size=shape).astype("f"))
 
 
 def same(a, b, tolerance=2e-5):

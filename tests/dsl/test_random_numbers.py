@@ -34,6 +34,7 @@ DRAWS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws(name):
     draw, dtype = DRAWS[name]

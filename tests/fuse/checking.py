@@ -12,6 +12,7 @@ from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.verify import verify
 from pbkern.fuse.tiling import block_search
 from pbkern.targets.cpu.costs.model import CpuCosts
+from tests.arrays import array
 
 from .oracle import run_program
 
@@ -79,8 +80,8 @@ def check_blocks(monkeypatch, f, *args, seeds=range(4), tolerance=1e-4, **option
 
 
 def rand(*shape, dtype="float32", seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(np.float32)).astype(dtype)
+    return array(np.random.default_rng(seed).normal(size=shape).astype(np.float32), dtype)
 
 
 def ints(*shape, low=0, high=10, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).integers(low, high, size=shape), jnp.int32)
+    return array(np.random.default_rng(seed).integers(low, high, size=shape), jnp.int32)

@@ -7,13 +7,14 @@ import pytest
 from jax import lax
 
 import pbkern
+from tests.arrays import array
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 RNG = np.random.default_rng(0)
 
 
 def rand(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    return array(RNG.normal(size=shape), jnp.float32)
 
 
 @pytest.mark.sampled(5)

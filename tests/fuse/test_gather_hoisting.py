@@ -7,14 +7,15 @@ import pytest
 from jax import lax
 
 import pbkern
+from tests.arrays import array
 
 
 def rand(*shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape) * 3, dtype)
+    return array(np.random.default_rng(0).normal(size=shape) * 3, dtype)
 
 
 def ints(*shape, low, high):
-    return jnp.asarray(np.random.default_rng(1).integers(low, high, shape), jnp.int32)
+    return array(np.random.default_rng(1).integers(low, high, shape), jnp.int32)
 
 
 def cross_entropy(x, labels):

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from tests.arrays import array
 
 from .checking import planned
 
@@ -20,7 +21,7 @@ def pieces(count, *shape, dtype="float32"):
 
 
 def places(*shape, low, high, dtype="int32"):
-    return jnp.asarray(np.random.default_rng(1).integers(low, high, shape), dtype)
+    return array(np.random.default_rng(1).integers(low, high, shape), dtype)
 
 
 def agree(f, *args):

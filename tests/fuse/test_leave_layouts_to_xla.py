@@ -10,13 +10,14 @@ from jax.scipy import linalg
 import pbkern
 from pbkern.core.errors import UnsupportedOp
 from pbkern.fuse.partition.leave_layouts_to_xla import MOST_MOVED, REASON
+from tests.arrays import array
 
 from .checking import planned
 
 
 def definite(n):
     a = np.random.default_rng(n).standard_normal((n, n))
-    return jnp.asarray(a @ a.T / n + np.eye(n), jnp.float32)
+    return array(a @ a.T / n + np.eye(n), jnp.float32)
 
 
 def reasons(f, *args) -> dict[str, list[str]]:

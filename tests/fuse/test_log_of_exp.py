@@ -55,6 +55,7 @@ def names(f, *args, **options):
     return [e.primitive.name for e in planned(f, *args, **options).jaxpr.eqns]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_as_jax(f, dtype):

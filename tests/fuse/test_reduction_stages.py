@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import pbkern
 from pbkern.fuse.split import reductions
 from pbkern.testing import assert_kernels
+from tests.arrays import array
 from tests.lowered import lowered
 
 from .checking import check, planned
@@ -31,7 +32,7 @@ def runs_as_they_are(monkeypatch):
 
 
 def rand(shape, seed=0, offset=0.0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) + offset, jnp.float32)
+    return array(np.random.default_rng(seed).normal(size=shape) + offset, jnp.float32)
 
 
 def covariance(x, y, axes):
@@ -70,6 +71,7 @@ def test_as_in_float64(shape_and_axes, name, offset):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=2e-6 * n * (1 + offset))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("offset", [pytest.param(0.0, marks=pytest.mark.slow), 1000.0])
 @pytest.mark.parametrize(
     "shape, axes", [((64, 333), (0, 1)), ((16, 7, 6, 32), (0, 1, 2)), ((2, 4096), (1,)), ((3000, 5), (0,))]
@@ -159,6 +161,7 @@ EXTREMA = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("f", [jnp.argmax, jnp.argmin], ids=["argmax", "argmin"])
 @pytest.mark.parametrize("name", EXTREMA)
 def test_places_of_extrema(f, name):

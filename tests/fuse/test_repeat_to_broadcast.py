@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import pbkern
+from tests.arrays import array
 
 from .checking import planned
 
 
 def numbers(*shape, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(3).integers(-50, 50, shape) % 100, dtype)
+    return array(np.random.default_rng(3).integers(-50, 50, shape) % 100, dtype)
 
 
 def agree(f, *args):

@@ -67,6 +67,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_scatter(name, monkeypatch):
     f, *args = CASES[name]

@@ -119,6 +119,7 @@ POOLS = {  # shape, window, strides, padding
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [
     "padded", "with gaps", "apart",
     *(pytest.param(n, marks=pytest.mark.slow)

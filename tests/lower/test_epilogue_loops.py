@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import pbkern
+from tests.arrays import array
 
 RNG = np.random.default_rng(3)
 
 
 def drawn(*shape: int, dtype=jnp.float32) -> jax.Array:
-    return jnp.asarray(RNG.standard_normal(shape) * 0.5, dtype)
+    return array(RNG.standard_normal(shape) * 0.5, dtype)
 
 
 def mlir(f, *args) -> str:
@@ -39,6 +40,7 @@ SHAPES = [(256, 64, 512), (37, 19, 65), (9, 5, 48), (1, 8, 100), (2, 8, 16), (3,
           (301, 77, 333)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m, k, n", SHAPES)
 @pytest.mark.parametrize("f, more", [(gelu, ""), (scaled_by_rows, "m"), (with_residual, "mn")])
 def test_products_with_long_epilogues(f, more, m, k, n):

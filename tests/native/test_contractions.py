@@ -12,14 +12,15 @@ import pbkern
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.machine import has_bf16_pairs, has_vnni
+from tests.arrays import array
 from tests.lowered import lowered
 
 
 def draw(shape, dtype=np.float32, seed=0):
     rng = np.random.default_rng(seed)
     if np.dtype(dtype).kind in "iu":
-        return jnp.asarray(rng.integers(-5, 6, shape), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return array(rng.integers(-5, 6, shape), dtype)
+    return array(rng.standard_normal(shape), dtype)
 
 
 def check(f, args, rtol, reference=None):
@@ -229,6 +230,7 @@ NARROW_PRODUCTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", NARROW_PRODUCTS)
 @pytest.mark.parametrize("dtypes", NARROW_TYPES, ids="-".join)
 def test_narrow_integers_with_wide_sums(form, dtypes):

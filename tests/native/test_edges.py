@@ -137,6 +137,7 @@ def test_a_masked_operand_alone_ends_no_product():
     np.testing.assert_array_equal(native(kernel, x, y)[0], want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 36, 100, 129])
 @pytest.mark.parametrize("cumulative", [jnp.cumsum, lambda x, d: lax.cummax(x, d), lambda x, d: lax.cumsum(x, d, reverse=True)])
 def test_cumulative_rows_that_are_all_alike(rows, cumulative):

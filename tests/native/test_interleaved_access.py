@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from tests.arrays import array
 
 
 def same(f, *args, tolerance=1e-6):
@@ -23,7 +24,7 @@ def same(f, *args, tolerance=1e-6):
 
 def numbers(shape, dtype):
     found = np.random.default_rng(7).integers(0, 100, shape)
-    return jnp.asarray(found, dtype)
+    return array(found, dtype)
 
 
 def channels_turned(x):

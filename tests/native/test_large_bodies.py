@@ -93,6 +93,7 @@ def test_results(name):
     check(made(name, 400), *BODIES[name][1:])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BODIES)
 def test_text_is_in_proportion(name):
     short, long = (lower_kernel(made(name, n), "k").text.count("\n") for n in (200, 800))

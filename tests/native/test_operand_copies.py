@@ -9,11 +9,12 @@ import pytest
 from jax import lax
 
 import pbkern
+from tests.arrays import array
 from tests.lowered import lowered
 
 
 def draw(shape, dtype, seed):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def convolution(stride=1):

@@ -11,10 +11,11 @@ from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
 from pbkern.targets.cpu.schedule.cache_conflicts import fit
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 from pbkern.targets.cpu.schedule.sliding_windows import chunks
+from tests.arrays import array
 
 
 def draw(shape, dtype, seed):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def product(rows: int, columns: int, depth: int, dtype=np.float32) -> Nest:

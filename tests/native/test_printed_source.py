@@ -13,13 +13,14 @@ from pbkern.cli import demo
 from pbkern.dsl import same_kernel
 from pbkern.dsl.host_program import Cond, HostProgram, Launch, Loop, While
 from pbkern.lower.rules.coverage import supports
+from tests.arrays import array
 
 from ..fuse import checking, workloads
 from .running import native_program
 
 
 def rng(*shape):
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+    return array(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
 
 DEMO = {

@@ -116,6 +116,7 @@ def test_it_is_at_work(f):
     assert is_leveled(f, jax.ShapeDtypeStruct((512, 32000), jnp.float32))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
 @pytest.mark.parametrize("shape", [(4, 32000), (2, 25_001)])
 def test_other_types(dtype, shape):

@@ -17,6 +17,7 @@ from ..fuse.test_scatter import CASES, LOOPS, MANY, STEPS
 from .running import native_program
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_scatter(name, monkeypatch):
     f, *args = CASES[name]

@@ -105,6 +105,7 @@ def pipelines(draw):
     return pipeline, compared
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(1024, 1024), (700, 1003)], ids=str)
 @given(drawn=pipelines(), seed=st.integers(0, 9))
 @settings(max_examples=7, deadline=None)

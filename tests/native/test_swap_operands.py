@@ -12,6 +12,7 @@ import pbkern
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
 from pbkern.targets.cpu.schedule.register_tiles import choose
+from tests.arrays import array
 from tests.lowered import lowered
 
 CHANNELS_FIRST = ("NCHW", "OIHW", "NCHW")
@@ -19,7 +20,7 @@ RTOL = {"float64": 1e-13, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
 
 
 def draw(shape, dtype, seed):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def convolution(**params):
@@ -44,6 +45,7 @@ def products(f, *args) -> list[dict[str, int]]:
 WINDOWS = {"same": {}, "strided": {"window_strides": (2, 2)}, "dilated": {"rhs_dilation": (2, 1)}}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", RTOL)
 @pytest.mark.parametrize("params", WINDOWS.values(), ids=WINDOWS)
 def test_channels_fill_vectors_that_rows_of_images_do_not(dtype, params):

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
+from tests.arrays import array
 
 
 def crops(size):
@@ -20,11 +21,11 @@ def crops(size):
 
 
 def images(*shape, dtype=np.float32):
-    return jnp.asarray(np.random.default_rng(1).integers(0, 200, shape), dtype)
+    return array(np.random.default_rng(1).integers(0, 200, shape), dtype)
 
 
 def starts(*shape, low=-9, high=60):
-    return jnp.asarray(np.random.default_rng(2).integers(low, high, shape), jnp.int32)
+    return array(np.random.default_rng(2).integers(low, high, shape), jnp.int32)
 
 
 @pytest.mark.parametrize("shape, size", [((6, 40, 50, 3), (31, 29, 3)), ((5, 33, 41, 2), (20, 41, 2)),

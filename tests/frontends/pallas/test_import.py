@@ -556,6 +556,7 @@ CALCULATIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOAT8)
 @pytest.mark.parametrize("name", CALCULATIONS)
 def test_calculations_with_8_bit_floats_round_each_time(name, dtype):
