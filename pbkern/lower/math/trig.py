@@ -57,8 +57,25 @@ def _by_quadrant(b: Builder, x: Value, finish: Callable[[Builder, Value, Value],
     return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x)))
 
 
-def _reduce_far(b: Builder, x: Value) -> tuple[Value, Value]:
-    """(n, r) for large x: multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
+def _by_quadrant_with_rest(b: Builder, x: Value, finish: Callable[[Builder, Value, Value, Value], Value]) -> Value:
+    """finish(builder, n, r, rest): the same, and what the rounding of r took from it."""
+    f, el = FORMATS[x.el], x.el
+    magic = b.c(1.5 * 2.0**f.mantissa, el)
+    t = b.fma(x, b.c(2 / math.pi, el), magic)
+    n = b.sub(t, magic)
+    first, second, third = (b.c(term, el) for term in HALF_PI[el])
+    start = b.fma(b.neg(n), first, x)
+    product = b.mul(n, second)
+    near = b.sub(start, product)
+    lost = b.sub(b.sub(b.sub(start, near), product), b.fma(n, second, b.neg(product)))
+    r, rest = _with_rest(b, near, b.fma(b.neg(n), third, lost))
+    y = finish(b, b.bitcast(t, f.int_el), r, rest)
+    far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
+    return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x, with_rest=True)))
+
+
+def _reduce_far(b: Builder, x: Value, *, with_rest: bool = False) -> tuple[Value, ...]:
+    """(n, r), and what the rounding of r took from it if asked for, for large x: multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
 
     x = m 2**e. Bits of 2 / pi above weight 2**(1 - e) contribute multiples of 4 and are skipped; 192 bits
     from there on times m give n's last two bits and the fraction.
@@ -88,15 +105,28 @@ def _reduce_far(b: Builder, x: Value) -> tuple[Value, Value]:
     high = b.add(b.add(b.mul(m, first), b.mul_high(m, second, unsigned=True)), b.and_(carry, i64(1)))
 
     n = b.shr(b.add(high, i64(1 << 61)), i64(62))
-    fraction = b.int_to_float(b.sub(high, b.shl(n, i64(62))), "f64")
+    part = b.sub(high, b.shl(n, i64(62)))
+    fraction = b.int_to_float(part, "f64")
     rest = b.mul(b.int_to_float(total, "f64", unsigned=True), b.c(2.0**-64, "f64"))
-    r = b.mul(b.add(fraction, rest), b.c(math.pi / 2 * 2.0**-62, "f64"))
-    r = b.select(b.cmp("lt", b.abs(wide), b.c(math.inf, "f64")), r, b.c(math.nan, "f64"))
+    unit = b.c(math.pi / 2 * 2.0**-62, "f64")
+    both = b.add(fraction, rest)
+    r = b.mul(both, unit)
+    finite = b.cmp("lt", b.abs(wide), b.c(math.inf, "f64"))
+    r = b.select(finite, r, b.c(math.nan, "f64"))
 
     negative = b.cmp("lt", wide, b.c(0, "f64"))
-    r = b.select(negative, b.neg(r), r)
-    n = b.select(negative, b.neg(n), n)
-    return b.int_resize(n, FORMATS[x.el].int_el), b.float_resize(r, x.el)
+    signed = b.select(negative, b.neg(r), r)
+    rounded = b.float_resize(signed, x.el)
+    reduced = b.int_resize(b.select(negative, b.neg(n), n), FORMATS[x.el].int_el), rounded
+    if not with_rest:
+        return reduced
+    if x.el != "f64":
+        return *reduced, b.float_resize(b.sub(signed, b.float_resize(rounded, "f64")), x.el)
+    unconverted = b.int_to_float(b.sub(part, b.float_to_int(fraction, "i64")), "f64")
+    lost = b.add(b.sub(rest, b.sub(both, fraction)), unconverted)
+    error = b.fma(both, unit, b.neg(r))
+    error = b.add(error, b.fma(lost, unit, b.mul(both, b.c(HALF_PI["f64"][1] * 2.0**-62, "f64"))))
+    return *reduced, b.select(negative, b.neg(error), error)
 
 
 def _sin_cos(b: Builder, r: Value) -> tuple[Value, Value]:
@@ -148,13 +178,14 @@ def _with_rest(b: Builder, large: Value, small: Value) -> tuple[Value, Value]:
 
 
 def tan(b: Builder, x: Value) -> Value:
-    """The quotient of sine and cosine, both with what their rounding took: an error of theirs would count twice."""
-    def finish(b: Builder, n: Value, r: Value) -> Value:
+    """The quotient of sine and cosine, both with what their rounding took, and that of r: such an error would count twice."""
+    def finish(b: Builder, n: Value, r: Value, rest: Value) -> Value:
         z, one = b.mul(r, r), b.c(1, r.el)
-        sine = _with_rest(b, r, b.mul(b.mul(r, z), fit(b, z, "sin")))
         half = b.mul(z, b.c(0.5, r.el))
-        near = b.sub(one, half)
-        cosine = _with_rest(b, near, b.fma(b.mul(z, z), fit(b, z, "cos"), b.sub(b.sub(one, near), half)))
+        near = b.sub(one, half)  # about the cosine, the derivative of the sine
+        sine = _with_rest(b, r, b.fma(rest, near, b.mul(b.mul(r, z), fit(b, z, "sin"))))
+        small = b.fma(b.neg(rest), r, b.sub(b.sub(one, near), half))
+        cosine = _with_rest(b, near, b.fma(b.mul(z, z), fit(b, z, "cos"), small))
         odd = _odd(b, n)
         (above, above_rest), (below, below_rest) = (
             [b.select(odd, v, w) for v, w in zip(*pair)] for pair in ((cosine, sine), (sine, cosine)))
@@ -164,7 +195,7 @@ def tan(b: Builder, x: Value) -> Value:
         return _flip(b, b.fma(rest, inverse, ratio), _sign_bit(b, n, 0, r.el))
 
     b = b.strict()
-    return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
+    return keep_tiny(b, x, _by_quadrant_with_rest(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
 
 
 # ---------------------------------------------------------------------- inverses
