@@ -11,8 +11,10 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --timeout 900
 
+# With JAX_CHECKOUT=folder, a clone of JAX's repository at the version that is installed, 600 of its tests run as well.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --timeout 1800 -m slow
+	$(if $(JAX_CHECKOUT),$(BIN)/python scripts/jax_tests.py $(JAX_CHECKOUT))
 
 # The default tests with the next Python and JAX, in a Debian system of their own below SECOND. Needs root and debootstrap.
 SECOND ?= /var/tmp/pbkern-second
