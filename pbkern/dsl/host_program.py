@@ -112,6 +112,16 @@ class HostProgram:
     def outputs(self) -> tuple[Buffer, ...]:
         return self.of_kind(BufferKind.OUTPUT)
 
+    def shared_arrays(self) -> dict[int, int]:
+        """{input: output} that kernels alias: results take the place of operands."""
+        inputs, outputs = ({b.name: b.position for b in buffers} for buffers in (self.inputs, self.outputs))
+        return {
+            inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
+            for launch in self.launches()
+            for i, o in launch.kernel.aliases
+            if launch.operands[i].buffer in inputs and launch.results[o].buffer in outputs
+        }
+
     def launches(self) -> list[Launch]:
         """Launches in program order, those inside loops and branches once."""
         found: list[Launch] = []

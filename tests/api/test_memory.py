@@ -20,7 +20,8 @@ def test_an_elementwise_function_needs_its_arrays_and_no_temporaries():
     # XLA's output size includes the table of pointers of the tuple of results.
     assert 0 <= m.output_size_in_bytes - (256 * 128 + 256) * F32 <= 64
     assert m.alias_size_in_bytes == 0
-    assert m.temp_size_in_bytes == m.arena_size_in_bytes < 256 * 128 * F32 / 4
+    # So do its temporaries: of the results of the call, to which an empty one belongs (pbkern/_jax.py).
+    assert 0 <= m.temp_size_in_bytes - m.arena_size_in_bytes <= 64 and m.arena_size_in_bytes < 256 * 128 * F32 / 4
     assert m.generated_code_size_in_bytes > 500
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -77,11 +78,14 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
             return f(values)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.sampled_from(DTYPES), st.lists(step, min_size=1, max_size=5), st.booleans(), st.integers(0, 2**32 - 1)
-)
-def test_random_bodies_rebuild(dtype, steps, x64, seed):
+@pytest.mark.parametrize("examples", [30, pytest.param(500, marks=pytest.mark.slow)])
+def test_random_bodies_rebuild(examples):
+    drawn = given(st.sampled_from(DTYPES), st.lists(step, min_size=1, max_size=5), st.booleans(), st.integers(0, 2**32 - 1))
+    settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))(drawn(rebuilds_and_agrees))()
+
+
+def rebuilds_and_agrees(dtype, steps, x64, seed):
+    """A kernel's text makes the kernel again, and its machine code computes what the interpreter does."""
     def body(x_ref, y_ref, o_ref):
         o_ref[...] = jnp.zeros(SHAPE, dtype)
         values = [x_ref[...], y_ref[...]]
@@ -101,5 +105,11 @@ def test_random_bodies_rebuild(dtype, steps, x64, seed):
 
     rng = np.random.default_rng(seed)
     arrays = [rng.integers(0, 5, (8, 6)).astype(jnp.dtype(dtype)) for _ in range(2)]
-    for a, b in zip(pbkern.interpret(k, *arrays), pbkern.interpret(again, *arrays)):
+    want = pbkern.interpret(k, *arrays)
+    for a, b in zip(want, pbkern.interpret(again, *arrays)):
         np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64))
+    with jax.enable_x64(x64):
+        native = pbkern.call_kernel(k, *arrays)
+    for a, b in zip(want, native if isinstance(native, list | tuple) else [native]):
+        rtol = 2e-2 if a.dtype.itemsize == 2 else 1e-5
+        np.testing.assert_allclose(np.asarray(b, np.float64), a.astype(np.float64), rtol=rtol, atol=1e-5)

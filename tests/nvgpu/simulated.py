@@ -12,7 +12,8 @@ import numpy as np
 from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from pbkern.targets.cpu.target import CpuTarget
-from pbkern.targets.nvgpu.simulated_call import simulated_call
+from pbkern.targets.nvgpu.driver import driver
+from pbkern.targets.nvgpu.launched_call import launched_call
 
 
 def compiled(program, *_, **__):
@@ -32,7 +33,7 @@ class _Called:
 
 def call(self, made, *operands):
     """The program as a JAX operation."""
-    return simulated_call(made.program, lambda arrays: made(*arrays), operands)
+    return launched_call(made.made, operands, driver("simulator"))
 
 
 @contextlib.contextmanager

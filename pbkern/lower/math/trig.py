@@ -75,7 +75,9 @@ def _by_quadrant_with_rest(b: Builder, x: Value, finish: Callable[[Builder, Valu
 
 
 def _reduce_far(b: Builder, x: Value, *, with_rest: bool = False) -> tuple[Value, ...]:
-    """(n, r), and what the rounding of r took from it if asked for, for large x: multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
+    """(n, r), and what the rounding of r took from it if asked for, for large x.
+
+    Multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
 
     x = m 2**e. Bits of 2 / pi above weight 2**(1 - e) contribute multiples of 4 and are skipped; 192 bits
     from there on times m give n's last two bits and the fraction.

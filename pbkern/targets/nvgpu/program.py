@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,11 @@ class Code:
     def ptx(self) -> str:
         return codegen.ptx(self.llvm, self.kind)
 
+    @property
+    def image(self) -> bytes:
+        """What a driver loads: machine code where there is ptxas, else PTX, which the driver assembles."""
+        return self.assembled.cubin if ptxas.find() else self.ptx.encode() + b"\0"
+
     @functools.cached_property
     def assembled(self) -> ptxas.Assembled:
         """Raises TargetError without ptxas."""
@@ -51,11 +57,13 @@ class Compiled:
 
     Attributes:
       program: without last stages. codes: by id of its kernels. times: milliseconds per stage.
+      handlers: by driver, the name that XLA knows and the bytes of temporaries of a call.
     """
 
     program: HostProgram
     codes: dict[int, Code]
     times: dict[str, float] = field(default_factory=dict)
+    handlers: dict[Any, tuple[str, int]] = field(default_factory=dict)
 
     def distinct(self) -> list[Code]:
         return list(dict.fromkeys(self.codes.values()))

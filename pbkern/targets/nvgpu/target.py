@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core import config
-from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.build_programs import in_stages
@@ -16,11 +15,11 @@ from pbkern.dsl.primitives.breakpoint import breakpoint_p
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_functions
 
-from . import machine, ptxas
+from . import driver, machine, ptxas
 from .backend import NvgpuBackend
+from .launched_call import launched_call
 from .params import CompilerParams
 from .program import Code, Compiled
-from .simulated_call import simulated_call
 
 if TYPE_CHECKING:
     from pbkern.fuse.cost.model import CostModel
@@ -89,10 +88,8 @@ class NvgpuTarget:
         return compiled
 
     def call(self, compiled: Compiled, *operands) -> list:
-        if config.current().gpu_driver != "simulator":
-            raise TargetError("no program is launched on an NVIDIA GPU yet", why="this target makes code and simulates it",
-                              hint="pbkern.simulate(f, *args), or PBKERN_GPU_DRIVER=simulator")
-        return simulated_call(compiled.program, lambda arrays: compiled.simulated(arrays)[0], operands)
+        """Raises TargetError without a driver."""
+        return launched_call(compiled, operands, driver.driver(config.current().gpu_driver))
 
     def call_into(self, compiled: Compiled, operands, places) -> tuple[list, Any]:
         return self.call(compiled, *operands), None

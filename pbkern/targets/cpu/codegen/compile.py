@@ -243,7 +243,7 @@ def _loaded_runtime() -> dict[str, int]:
 def call(compiled: Compiled, *args):
     """The program as a JAX operation (to be traced)."""
     results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
-    return _jax.ffi_call(compiled.ffi_name, results, *args, input_output_aliases=shared_arrays(compiled.program))
+    return _jax.ffi_call(compiled.ffi_name, results, *args, input_output_aliases=compiled.program.shared_arrays())
 
 
 def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
@@ -254,14 +254,3 @@ def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
     call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)
     *others, done = call(*operands, *places)
     return others, done
-
-
-def shared_arrays(program: HostProgram) -> dict[int, int]:
-    """{input: output} of the program that kernels alias: results take the place of operands."""
-    inputs, outputs = ({b.name: b.position for b in buffers} for buffers in (program.inputs, program.outputs))
-    return {
-        inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
-        for launch in program.launches()
-        for i, o in launch.kernel.aliases
-        if launch.operands[i].buffer in inputs and launch.results[o].buffer in outputs
-    }

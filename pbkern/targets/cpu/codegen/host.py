@@ -37,7 +37,9 @@ class LoweredProgram:
     lowered: tuple[LoweredKernel, ...]
 
 
-class _Host:
+class HostText:
+    """Writes the steps of a program. For kernels that do not run on this processor, `_launch`, `_memcpy` and `_load` differ."""
+
     def __init__(self, program: HostProgram, kernels: Mapping[int, LoweredKernel], threads_of: Callable[[Kernel], int]):
         self.program, self.kernels, self.threads_of = program, kernels, threads_of
         self.lines: list[str] = []
@@ -91,6 +93,16 @@ class _Host:
         self.lines.append(f'"llvm.intr.memcpy"({destination}, {source}, {self.const(size)}) '
                           "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()")
 
+    def _load(self, view: View, kind: str) -> str:
+        """The value of type `kind` at the start of a view."""
+        return self.put(f"llvm.load {self.pointer(view)} : !llvm.ptr -> {kind}")
+
+    def alloca(self, kind: str) -> str:
+        """A place on the stack, reserved once: a loop would take another one in each of its steps."""
+        size, name = self.name(), self.name()
+        self.lines[:0] = [f"{size} = arith.constant 1 : i64", f"{name} = llvm.alloca {size} x {kind} : (i64) -> !llvm.ptr"]
+        return name
+
     # ---------------------------------------------------------------- steps
 
     def steps(self, steps: tuple[Step, ...]) -> None:
@@ -110,7 +122,7 @@ class _Host:
                 case While(condition=c, predicate=p, steps=inner):
                     self.lines.append("scf.while : () -> () {")
                     self.steps(c)
-                    value = self.put(f"llvm.load {self.pointer(p)} : !llvm.ptr -> i8")
+                    value = self._load(p, "i8")
                     zero = self.put("arith.constant 0 : i8")
                     self.lines.append(f"scf.condition({self.put(f'arith.cmpi ne, {value}, {zero} : i8')})")
                     self.lines.append("} do {")
@@ -118,7 +130,7 @@ class _Host:
                     self.lines += ["scf.yield", "}"]
                 case Cond(index=i, branches=branches):
                     size = f"i{8 * i.type.dtype.itemsize}"
-                    value = self.put(f"llvm.load {self.pointer(i)} : !llvm.ptr -> {size}")
+                    value = self._load(i, size)
                     self._branches(value if size == "i32" else self.put(f"arith.extui {value} : {size} to i32"), branches, 0)
 
     def _branches(self, value: str, branches, k: int) -> None:
@@ -171,8 +183,7 @@ class _Host:
             passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(_argument_types(lowered))
             self.lines.append(f"func.call @{lowered.name}({passed}) : ({types}) -> ()")
             return
-        one = self.const(1)
-        args = self.put(f"llvm.alloca {one} x !llvm.array<{len(pointers) + 1} x ptr> : (i64) -> !llvm.ptr")
+        args = self.alloca(f"!llvm.array<{len(pointers) + 1} x ptr>")
         for k, p in enumerate([*pointers, scratch]):
             slot = self.put(f"llvm.getelementptr {args}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
             self.lines.append(f"llvm.store {p}, {slot} : !llvm.ptr, !llvm.ptr")
@@ -240,7 +251,7 @@ def emit_host(
     program: HostProgram, kernels: Mapping[int, LoweredKernel], threads_of: Callable[[Kernel], int]
 ) -> LoweredProgram:
     """MLIR of a HostProgram around the functions of its kernels, by id of a kernel."""
-    host = _Host(program, kernels, threads_of)
+    host = HostText(program, kernels, threads_of)
     host.steps(program.steps)
     distinct = host.distinct()
     text = module_text(f for k in distinct for f in k.functions)

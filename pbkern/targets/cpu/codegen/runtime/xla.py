@@ -223,7 +223,20 @@ func.func @pbk_instantiate(%frame: !llvm.ptr) -> !llvm.ptr {{
   }}
   return %error : !llvm.ptr
 }}
+"""
 
+CALL = """
+func.func @pbk_call(%buffers: !llvm.ptr) {
+  %null = llvm.mlir.zero : !llvm.ptr
+  func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
+  return
+}
+"""
+
+
+def metadata_text(traits: int = 0) -> str:
+    """@pbk_metadata(call frame) -> whether XLA asked what the handler is; it is told API version and traits."""
+    return f"""
 func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
   %extp = llvm.getelementptr %frame[8] : (!llvm.ptr) -> !llvm.ptr, i8
   %ext = llvm.load %extp : !llvm.ptr -> !llvm.ptr
@@ -244,7 +257,7 @@ func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
     %m = llvm.load %mp : !llvm.ptr -> !llvm.ptr
     %major = arith.constant {API_VERSION[0]} : i32
     %minor = arith.constant {API_VERSION[1]} : i32
-    %none = arith.constant 0 : i32
+    %traits = arith.constant {traits} : i32
     %type = arith.constant 0 : i64
     %m24 = llvm.getelementptr %m[24] : (!llvm.ptr) -> !llvm.ptr, i8
     %m28 = llvm.getelementptr %m[28] : (!llvm.ptr) -> !llvm.ptr, i8
@@ -252,19 +265,11 @@ func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
     %m40 = llvm.getelementptr %m[40] : (!llvm.ptr) -> !llvm.ptr, i8
     llvm.store %major, %m24 : i32, !llvm.ptr
     llvm.store %minor, %m28 : i32, !llvm.ptr
-    llvm.store %none, %m32 : i32, !llvm.ptr
+    llvm.store %traits, %m32 : i32, !llvm.ptr
     llvm.store %type, %m40 : i64, !llvm.ptr
   }}
   return %query : i1
 }}
-"""
-
-CALL = """
-func.func @pbk_call(%buffers: !llvm.ptr) {
-  %null = llvm.mlir.zero : !llvm.ptr
-  func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
-  return
-}
 """
 
 
@@ -275,7 +280,8 @@ def runtime_module_text() -> str:
 
 def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:
     """Host functions of one program: @pbk_call (plain pointers), @pbk_handler and @pbk_instantiate (XLA FFI)."""
-    return DECLARATIONS + arena.run_text(arena_bytes, PREFIX, INTERNAL) + CALL + _handler(input_count, output_bytes)
+    run = arena.run_text(arena_bytes, PREFIX, INTERNAL)
+    return DECLARATIONS + metadata_text() + run + CALL + _handler(input_count, output_bytes)
 
 
 def _handler(inputs: int, output_bytes: tuple[int, ...]) -> str:
