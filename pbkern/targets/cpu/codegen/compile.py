@@ -186,17 +186,17 @@ def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lam
         if payload is not None:
             try:
                 code = Code.unpacked(payload)
-                return code, timed("load", _image, code, symbols), True
+                return code, timed("load", image_of, code, symbols), True
             except (InternalError, ValueError, KeyError):  # no object of ours: make it anew
                 store.remove(KIND, key)
     code = make()
-    image = timed("load", _image, code, symbols)
+    image = timed("load", image_of, code, symbols)
     if store is not None and not prints(code):
         timed("write", store.put, KIND, key, code.packed())
     return code, image, False
 
 
-def _image(code: Code, symbols: Mapping[str, int]) -> objects.Image:
+def image_of(code: Code, symbols: Mapping[str, int]) -> objects.Image:
     """The last object's image, which keeps those of the others alive. Raises InternalError."""
     image = None
     for made in code.objects:

@@ -1,0 +1,135 @@
+"""A Plan on Torch's tensors: its programs are called with addresses, what XLA keeps gets arrays by DLPack.
+
+A call through JAX costs 60 to 160 us for its arrays alone; a call with addresses 2 to 3 (docs/decisions/044-direct-calls.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.options import CompileOptions
+from pbkern.dsl.checks import can_fail
+from pbkern.frontends.torch.dtypes import torch_dtype
+from pbkern.fuse.access.blocks import literal
+from pbkern.fuse.emit.plan import Plan, Segment
+from pbkern.targets.cpu.codegen import direct
+
+from .pipeline import Build, compile_programs, current_plan
+
+Tensors = list[torch.Tensor]
+
+
+def to_jax(t: torch.Tensor) -> jax.Array:
+    """The same memory."""
+    return jax.dlpack.from_dlpack(t.detach())
+
+
+def to_torch(a: jax.Array) -> torch.Tensor:
+    """The same memory."""
+    return torch.from_dlpack(a)
+
+
+def dense(t: torch.Tensor) -> torch.Tensor:
+    """The tensor with its elements one after the other, nothing left to conjugate or negate."""
+    t = t.resolve_conj() if t.is_conj() else t
+    return (t.resolve_neg() if t.is_neg() else t).contiguous()
+
+
+class TensorPlan:
+    """One compiled jaxpr as a function of dense tensors. Raises what compiling raises."""
+
+    def __init__(self, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions):
+        with jax.enable_x64(True), _jax.types_kept(jaxpr):
+            self.build: Build = compile_programs(current_plan(jaxpr, name, options), options)
+        self.jaxpr, plan = jaxpr, self.build.fused
+        self._places: dict[Any, int] = {}
+        self._steps: list[Callable[[Tensors], Tensors]] = []
+        self._whole = None if _is_direct(jaxpr, plan) else _by_jax(jaxpr)
+        if self._whole is None:
+            self._link(plan)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        if self._whole is not None:
+            return self._whole(list(map(dense, tensors)))
+        values = [t if t.is_contiguous() and not t.is_conj() and not t.is_neg() else dense(t) for t in tensors]
+        values += self._constants
+        for step in self._steps:
+            values += step(values)
+        return [values[k] if not copied else values[k].clone() for k, copied in self._results]
+
+    def _link(self, plan: Plan) -> None:
+        """Gives every value of the plan its place in the list that a call fills."""
+        inputs = list(plan.jaxpr.invars)
+        constants = list(zip(plan.jaxpr.constvars, plan.consts))
+        outputs = [(v, literal(v)) for v in plan.jaxpr.outvars if isinstance(v, jex.Literal)]
+        self._places = {v: k for k, v in enumerate([*inputs, *(v for v, _ in constants), *range(len(outputs))])}
+        self._constants = [_constant(c, v.aval.dtype) for v, c in constants] + [_constant(c, v.aval.dtype) for v, c in outputs]
+        for segment in plan.segments:
+            reads = [self._places[v] for v in segment.reads]
+            self._steps.append(self._program(segment, reads) if segment.is_ours else _xla_step(segment, reads))
+            for v in segment.makes:
+                self._places[v] = len(self._places)
+        literals, seen = iter(range(len(outputs))), set(range(len(inputs) + len(constants) + len(outputs)))
+        self._results = []
+        for v in plan.jaxpr.outvars:
+            place = self._places[next(literals) if isinstance(v, jex.Literal) else v]
+            self._results.append((place, place in seen))  # inputs, constants and repeats are copied
+            seen.add(place)
+
+    def _program(self, segment: Segment, reads: list[int]) -> Callable[[Tensors], Tensors]:
+        compiled = self.build.compiled[segment.body.name]  # type: ignore[union-attr]
+        call = direct.entry(compiled)
+        types = [(tuple(b.type.shape), torch_dtype(b.type.dtype)) for b in compiled.program.outputs]
+        pointers = ctypes.c_void_p * max(len(reads) + len(types), 1)
+
+        def step(values: Tensors) -> Tensors:
+            made = [torch.empty(shape, dtype=dtype) for shape, dtype in types]
+            call(pointers(*[values[k].data_ptr() for k in reads], *[t.data_ptr() for t in made]))
+            return made
+
+        return step
+
+
+def _is_direct(jaxpr: jex.ClosedJaxpr, plan: Plan) -> bool:
+    """Whether the plan's values are the tensors of the call: complex numbers, for one, are pairs in it; checks need JAX."""
+    inner = [v.aval for v in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
+    outer = [*jaxpr.in_avals, *jaxpr.out_avals]
+    same = [(a.shape, a.dtype) for a in inner] == [(a.shape, a.dtype) for a in outer]
+    return same and plan.whole is None and not any(can_fail(k) for k in plan.kernels())
+
+
+def _by_jax(jaxpr: jex.ClosedJaxpr) -> Callable[[Tensors], Tensors]:
+    from pbkern.api.decorators import JitFunction
+
+    call = JitFunction(jex.jaxpr_as_fun(jaxpr), CompileOptions(), {})
+
+    def run(tensors: Tensors) -> Tensors:
+        with jax.enable_x64(True):
+            return [to_torch(a) for a in call(*map(to_jax, tensors))]
+
+    return run
+
+
+def _xla_step(segment: Segment, reads: list[int]) -> Callable[[Tensors], Tensors]:
+    call = jax.jit(jex.jaxpr_as_fun(segment.body))
+
+    def step(values: Tensors) -> Tensors:
+        with jax.enable_x64(True):
+            return [to_torch(a) for a in call(*[to_jax(values[k]) for k in reads])]
+
+    return step
+
+
+def _constant(value: Any, dtype: Any) -> torch.Tensor:
+    array = np.ascontiguousarray(np.asarray(value), dtype=dtype)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy()).reshape(array.shape)
