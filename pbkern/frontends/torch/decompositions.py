@@ -1,5 +1,5 @@
-"""Which operators Torch takes apart before the table sees them: its core decompositions, and every registered one of an operator
-that the table lacks."""
+"""Which operators Torch takes apart before the table sees them: its core decompositions, and all of operators that the table
+lacks."""
 
 from __future__ import annotations
 

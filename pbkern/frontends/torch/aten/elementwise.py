@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,7 +11,7 @@ from jax import lax
 from .table import as_type, op
 
 # Functions of one array whose result has the type of what they compute with.
-UNARY = {
+UNARY: dict[str, Callable] = {
     "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log, "log2": jnp.log2, "log10": jnp.log10,
     "log1p": jnp.log1p, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "erf": lax.erf,
     "erfc": lax.erfc, "erfinv": lax.erf_inv, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin,
@@ -19,11 +21,11 @@ UNARY = {
     "log_sigmoid": jax.nn.log_sigmoid,
 }  # fmt: skip
 # Whose result may have another type than what they look at.
-TESTS = {
+TESTS: dict[str, Callable] = {
     "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite, "logical_not": jnp.logical_not, "signbit": jnp.signbit,
     "abs": jnp.abs, "real": jnp.real, "imag": jnp.imag, "angle": jnp.angle, "bitwise_not": jnp.invert,
 }  # fmt: skip
-BINARY = {
+BINARY: dict[str, Callable] = {
     "mul": jnp.multiply, "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin,
     "atan2": jnp.arctan2, "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
     "hypot": jnp.hypot, "logaddexp": jnp.logaddexp, "nextafter": jnp.nextafter, "copysign": jnp.copysign,

@@ -1,4 +1,7 @@
-"""Operators that draw numbers. They depend on torch.manual_seed alone: each call of a graph draws one seed from Torch's generator."""
+"""Operators that draw numbers.
+
+They depend on torch.manual_seed alone: each call of a graph draws one seed from Torch's generator.
+"""
 
 from __future__ import annotations
 

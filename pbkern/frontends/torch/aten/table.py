@@ -32,6 +32,7 @@ class Call:
       used: numbers of the results that somebody reads.
       arguments: types of tensors among its arguments, as Torch promotes them together.
       key: a new PRNG key, whenever it is called.
+      dense: whether all tensors among its arguments lie one element after the other.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Call:
     used: frozenset[int] = frozenset({0})
     arguments: np.dtype | None = None
     key: Callable[[], Any] = field(default=lambda: None)
+    dense: bool = True
 
     @property
     def dtype(self) -> np.dtype:

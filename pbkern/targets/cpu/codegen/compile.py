@@ -168,7 +168,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
-        code, image, found = _kept(key, symbols, make, timed)
+        code, image, found = kept(key, symbols, make, timed)
     name = f"pbkern_{next(_serial)}_{program.name}"
     lifetime.register(name, image)
     compiled = Compiled(program, name, code, image, lower, found, times)
@@ -177,7 +177,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     return compiled
 
 
-def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
+def kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
     """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored."""
     store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
@@ -233,7 +233,7 @@ def _loaded_runtime() -> dict[str, int]:
         mlir.check_lowered(module)
         return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, xla.SYMBOLS[0], {}),))
 
-    _, image, _ = _kept("runtime", {}, make)
+    _, image, _ = kept("runtime", {}, make)
     _runtime.append(image)
     lifetime.register_state(image)
     addresses = {name: image.address(name) for name in xla.SYMBOLS} | {TRACE: callbacks.ADDRESS}
