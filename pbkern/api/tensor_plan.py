@@ -83,8 +83,11 @@ class TensorPlan:
         types = [(tuple(b.type.shape), torch_dtype(b.type.dtype)) for b in compiled.program.outputs]
         pointers = ctypes.c_void_p * max(len(reads) + len(types), 1)
         empty = torch.empty
+        # OpenMP's number of threads belongs to the calling thread; asking Torch for it sets it in threads that are new to Torch.
+        set_threads = torch.get_num_threads
 
         def step(values: Tensors) -> Tensors:
+            set_threads()
             made = [empty(shape, dtype=dtype) for shape, dtype in types]
             call(pointers(*[values[k].data_ptr() for k in reads], *[t.data_ptr() for t in made]))
             return made

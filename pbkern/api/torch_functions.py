@@ -94,14 +94,16 @@ class TorchFunction:
         self.__wrapped__ = fn
         self.options = options
         self.graphs: list[Any] = []
-        self._compiled = _torch().compile(fn, backend=_backend(options, self.graphs), dynamic=False)
+        torch = _torch()
+        self._compiled = torch.compile(fn, backend=_backend(options, self.graphs))
+        self._check, self._failed = _argument_check(), torch._dynamo.exc.BackendCompilerFailed
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _check_arguments(args, kwargs)
+        self._check(args, kwargs)
         try:
             return self._compiled(*args, **kwargs)
-        except _torch()._dynamo.exc.BackendCompilerFailed as e:
+        except self._failed as e:
             raise _own_error(e) from None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -127,8 +129,7 @@ class TorchFunction:
 def _module(module: Any, options: CompileOptions) -> Any:
     """A compiled nn.Module, which shares parameters and state with the one it is made of."""
     graphs: list[Any] = []
-    compiled = _torch().compile(module, backend=_backend(options, graphs), dynamic=False)
-    compiled.register_forward_pre_hook(lambda _, args, kwargs: _check_arguments(args, kwargs), with_kwargs=True)
+    compiled = _torch().compile(module, backend=_backend(options, graphs))
     compiled.__dict__["explain"] = lambda *args, **kwargs: _explained(compiled, graphs, args, kwargs)
     return compiled
 
@@ -188,11 +189,16 @@ def _backend(options: CompileOptions, graphs: list[Any]) -> Callable:
     return captured.backend(compile_jaxpr, choose, graphs, options.strict_target)
 
 
-def _check_arguments(args: tuple, kwargs: dict) -> None:
-    """Raises UnsupportedOp for tensors that kernels cannot read, before Torch looks at them."""
+def _argument_check() -> Callable[[tuple, dict], None]:
+    """f(args, kwargs): raises UnsupportedOp for tensors that kernels cannot read, which Torch would run by itself."""
     from pbkern.frontends.torch.dtypes import check_tensor
 
     torch = _torch()
-    for name, value in (*enumerate(args), *kwargs.items()):
-        if isinstance(value, torch.Tensor):
-            check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`")
+    tensor, strided = torch.Tensor, torch.strided
+
+    def check(args: tuple, kwargs: dict) -> None:
+        for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
+            if isinstance(value, tensor) and not (value.is_cpu and value.layout is strided and not value.is_quantized):
+                check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`")
+
+    return check

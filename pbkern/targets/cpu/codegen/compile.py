@@ -84,19 +84,26 @@ class Compiled:
     """One program in memory.
 
     Attributes:
-      ffi_name: name under which the handler is registered with XLA.
+      name: name under which XLA knows the handler, once it is asked for as `ffi_name`.
       code: its machine code.
       from_disk: whether an earlier process had compiled it.
       times: milliseconds per stage; those of different kernels overlap.
     """
 
     program: HostProgram
-    ffi_name: str
+    name: str
     code: Code
     image: objects.Image
     lower: Callable[[], LoweredProgram]
     from_disk: bool = False
     times: dict[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def ffi_name(self) -> str:
+        """Registers the handler. Not before somebody asks: until XLA has a client it only keeps the address, and the program
+        may have gone when it calls there."""
+        lifetime.register(self.name, self.image)
+        return self.name
 
     @property
     def lowered(self) -> LoweredProgram:
@@ -170,7 +177,6 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
         code, image, found = kept(key, symbols, make, timed)
     name = f"pbkern_{next(_serial)}_{program.name}"
-    lifetime.register(name, image)
     compiled = Compiled(program, name, code, image, lower, found, times)
     lifetime.free_with(compiled, image)
     _resident.add(compiled)
