@@ -9,20 +9,25 @@ from jax.extend import core as jex
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from pbkern.api.tensor_plan import TensorPlan
+from pbkern.core.options import CompileOptions
 from pbkern.frontends.torch.capture import Argument, Place, array_of, capture
 from pbkern.frontends.torch.decompositions import decompositions
 
 
 def graph_of(f, *tensors):
     """What the table sees of f: a graph of operators, without writes to tensors."""
-    pure = torch.func.functionalize(f, remove="mutations_and_views")
+    pure = torch.func.functionalize(f, remove="mutations")
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return make_fx(pure, decompositions(), tracing_mode="fake")(*tensors)
 
 
-def by_table(f, *tensors, seed=0):
-    """Results of f, as the table's jaxpr gives them under plain JAX, in a list."""
+def by_table(f, *tensors, seed=0, compiled=False):
+    """Results of f, as the table's jaxpr gives them under plain JAX, in a list; compiled: as pbkern does."""
     captured = capture(graph_of(f, *tensors), tensors)
+    if compiled:
+        made = TensorPlan(captured.jaxpr, "f", CompileOptions())(list(tensors))
+        return [made[r.number] if isinstance(r, Place) else tensors[r.number] for r in captured.results]
     arrays = [array_of(t) for t in tensors] + ([np.int64(seed)] if captured.draws else [])
     with jax.enable_x64(True):
         made = jax.jit(jex.jaxpr_as_fun(captured.jaxpr))(*arrays)

@@ -25,7 +25,7 @@ def full(call, x, *args, fill_value=None, **_):
     return jnp.broadcast_to(jnp.asarray(value, call.dtype), call.shape)
 
 
-@op("aten::scalar_tensor")
+@op("aten::scalar_tensor", "prims::scalar_tensor")
 def scalar_tensor(call, value, **_):
     return jnp.asarray(value, call.dtype)
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .table import as_type, op
+from .table import as_type, op, operands
 
 # Functions of one array whose result has the type of what they compute with.
 UNARY: dict[str, Callable] = {
@@ -23,7 +24,7 @@ UNARY: dict[str, Callable] = {
 # Whose result may have another type than what they look at.
 TESTS: dict[str, Callable] = {
     "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite, "logical_not": jnp.logical_not, "signbit": jnp.signbit,
-    "abs": jnp.abs, "real": jnp.real, "imag": jnp.imag, "angle": jnp.angle, "bitwise_not": jnp.invert,
+    "abs": jnp.abs, "real": jnp.real, "imag": jnp.imag, "bitwise_not": jnp.invert,
 }  # fmt: skip
 BINARY: dict[str, Callable] = {
     "mul": jnp.multiply, "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin,
@@ -38,19 +39,21 @@ COMPARISONS = {
 LOGICAL = {"logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor}
 
 for _name, _f in UNARY.items():
-    op(f"aten::{_name}")(lambda call, x, _f=_f: _f(as_type(x, call.dtype)))
+    op(f"aten::{_name}", f"prims::{_name}")(lambda call, x, _f=_f: _f(as_type(x, call.dtype)))
 for _name, _f in TESTS.items():
-    op(f"aten::{_name}")(lambda call, x, _f=_f: _f(x))
+    op(f"aten::{_name}", f"prims::{_name}")(lambda call, x, _f=_f: _f(x))
 for _name, _f in BINARY.items():
-    op(f"aten::{_name}")(lambda call, x, y, _f=_f: _f(as_type(x, call.dtype), as_type(y, call.dtype)))
+    op(f"aten::{_name}", f"prims::{_name}")(lambda call, x, y, _f=_f: _f(*operands(call, x, y)))
 for _name, _f in COMPARISONS.items():
-    op(f"aten::{_name}")(lambda call, x, y, _f=_f: _f(as_type(x, call.arguments), as_type(y, call.arguments)))
+    op(f"aten::{_name}", f"prims::{_name}")(
+        lambda call, x, y, _f=_f: _f(as_type(x, call.arguments), as_type(y, call.arguments)))
 for _name, _f in LOGICAL.items():
     op(f"aten::{_name}")(lambda call, x, y, _f=_f: _f(x, y))
 op("aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::resolve_conj", "aten::resolve_neg")(
     lambda call, x: x)
 op("aten::clone", "aten::contiguous")(lambda call, x, memory_format=None: x)
-op("aten::conj", "aten::_conj", "aten::conj_physical")(lambda call, x: jnp.conj(x))
+op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "prims::conj")(lambda call, x: jnp.conj(x))
+op("aten::angle")(lambda call, x: jnp.angle(x) if jnp.iscomplexobj(x) else jnp.where(jnp.isnan(x), x, jnp.where(x < 0, np.pi, 0)))
 op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))
 op("aten::sign", "aten::sgn")(lambda call, x: jnp.where(x > 0, 1, jnp.where(x < 0, -1, 0)))  # of NaN: 0
 
@@ -59,53 +62,80 @@ def _scaled(x, alpha):
     return x if isinstance(alpha, int | float) and alpha == 1 else x * as_type(alpha, x.dtype)
 
 
-@op("aten::add")
+@op("aten::add", "prims::add")
 def add(call, x, y, alpha=1):
-    x, y = as_type(x, call.dtype), as_type(y, call.dtype)
+    x, y = operands(call, x, y)
     return jnp.logical_or(x, y) if call.dtype.kind == "b" else x + _scaled(y, alpha)
 
 
-@op("aten::sub")
+@op("aten::sub", "prims::sub")
 def sub(call, x, y, alpha=1):
-    return as_type(x, call.dtype) - _scaled(as_type(y, call.dtype), alpha)
+    x, y = operands(call, x, y)
+    return x - _scaled(y, alpha)
 
 
 @op("aten::rsub")
 def rsub(call, x, y, alpha=1):
-    return as_type(y, call.dtype) - _scaled(as_type(x, call.dtype), alpha)
+    x, y = operands(call, x, y)
+    return y - _scaled(x, alpha)
 
 
 @op("aten::div", "aten::true_divide")
 def div(call, x, y, rounding_mode=None):
-    x, y = as_type(x, call.dtype), as_type(y, call.dtype)
+    x, y = operands(call, x, y)
     if rounding_mode is None:
         return x / y
     if rounding_mode == "floor":
+        return _floor_divided(x, y)
+    x, y = jnp.broadcast_arrays(x, y)
+    if call.dtype.kind in "iu":
+        return lax.div(x, y)
+    return jnp.where(lax.rem(x, y) == 0, jnp.round(x / y), jnp.trunc(x / y))  # 3 / 3 may be just below 1
+
+
+def _floor_divided(x, y):
+    """Of floats: exact where x is a multiple of y, and infinities and zeros as Torch has them."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.floor_divide(x, y)
-    return jnp.trunc(x / y) if call.dtype.kind not in "iu" else lax.div(*jnp.broadcast_arrays(x, y))
+    x, y = jnp.broadcast_arrays(x, y)
+    rest = lax.rem(x, y)
+    quotient = (x - rest) / y
+    quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+    whole = jnp.floor(quotient)
+    whole = jnp.where(quotient - whole > 0.5, whole + 1, whole)
+    whole = jnp.where(quotient != 0, whole, jnp.copysign(jnp.zeros((), x.dtype), x / y))
+    return jnp.where(y == 0, x / y, whole)
+
+
+@op("prims::div")
+def prims_div(call, x, y):
+    """Of integers: rounds towards zero."""
+    return div(call, x, y, "trunc" if call.dtype.kind in "iu" else None)
 
 
 @op("aten::floor_divide")
 def floor_divide(call, x, y):
-    return jnp.floor_divide(as_type(x, call.dtype), as_type(y, call.dtype))
+    return _floor_divided(*operands(call, x, y))
 
 
 @op("aten::fmod")
 def fmod(call, x, y):
-    return jnp.fmod(as_type(x, call.dtype), as_type(y, call.dtype))
+    return jnp.fmod(*operands(call, x, y))
 
 
 @op("aten::remainder")
 def remainder(call, x, y):
-    return jnp.remainder(as_type(x, call.dtype), as_type(y, call.dtype))
+    return jnp.remainder(*operands(call, x, y))
 
 
 @op("aten::pow")
 def power(call, x, y):
-    """A number as an exponent stays one: squares are products."""
+    """A number as an exponent stays one: squares are products, and half a power is a root."""
+    if isinstance(y, float) and abs(y) == 0.5 and not isinstance(x, int | float) and call.dtype != np.float16:
+        return jnp.sqrt(as_type(x, call.dtype)) if y > 0 else lax.rsqrt(as_type(x, call.dtype))
     if isinstance(y, int | float) and float(y).is_integer() and abs(y) <= 64 and not isinstance(x, int | float):
         return lax.integer_pow(as_type(x, call.dtype), int(y)) if call.dtype.kind not in "iu" or y >= 0 else _int_power(x, y)
-    return jnp.power(as_type(x, call.dtype), as_type(y, call.dtype))
+    return jnp.power(*operands(call, x, y))
 
 
 def _int_power(x, y):
@@ -153,9 +183,7 @@ def clamp(call, x, low=None, high=None, min=None, max=None):
     return x if high is None else jnp.minimum(x, as_type(high, call.dtype))
 
 
-
-
-@op("aten::where")
+@op("aten::where", "prims::where")
 def where(call, test, x, y):
     return jnp.where(test, as_type(x, call.dtype), as_type(y, call.dtype))
 
@@ -167,18 +195,20 @@ def masked_fill(call, x, mask, value):
 
 @op("aten::lerp")
 def lerp(call, x, y, weight):
-    weight = as_type(weight, call.dtype)
+    x, y, weight = operands(call, x, y, weight)
     return jnp.where(jnp.abs(weight) < 0.5, x + weight * (y - x), y - (y - x) * (1 - weight))
 
 
 @op("aten::addcmul")
 def addcmul(call, x, y, z, value=1):
-    return x + _scaled(y * z, value)
+    x, y, z, value = operands(call, x, y, z, value)
+    return x + value * (y * z)
 
 
 @op("aten::addcdiv")
 def addcdiv(call, x, y, z, value=1):
-    return x + _scaled(y / z, value)
+    x, y, z, value = operands(call, x, y, z, value)
+    return x + value * (y / z)
 
 
 @op("prims::fma")
@@ -214,7 +244,7 @@ def view_as_complex(call, x):
 
 @op("aten::complex")
 def complex_of(call, x, y):
-    return lax.complex(x, y)
+    return lax.complex(*jnp.broadcast_arrays(x, y))
 
 
 @op("aten::nan_to_num")
@@ -240,8 +270,6 @@ def isin(call, x, tests, assume_unique=False, invert=False):
 @op("aten::copy")
 def copy(call, x, y, non_blocking=False):
     return jnp.broadcast_to(y, x.shape).astype(x.dtype)
-
-
 
 
 @op("aten::clamp_max")

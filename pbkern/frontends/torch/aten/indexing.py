@@ -42,8 +42,8 @@ def _put_where(x, indices, values, accumulate):
 
 @op("aten::gather")
 def gather(call, x, dim, index, sparse_grad=False):
-    if not x.ndim:
-        return jnp.broadcast_to(x, index.shape)
+    if not x.ndim or not index.size:
+        return jnp.broadcast_to(x if not x.ndim else jnp.zeros((), x.dtype), index.shape)
     return x[_along(x, dim, index)]
 
 
@@ -56,17 +56,36 @@ def _along(x, dim, index) -> tuple:
 
 @op("aten::scatter", "aten::scatter_reduce", "aten::scatter_add")
 def scatter(call, x, dim, index, values, reduce=None, include_self=True):
+    """Without include_self, places that `index` names begin at what changes nothing; a mean is a sum over a count."""
     name = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
     name = name or ("sum" if call.name == "aten::scatter_add" else "set")
-    if name not in ("set", "sum", "prod", "amax", "amin") or not include_self:
-        raise UnsupportedOp(f"scatter_reduce with reduce={reduce!r}, include_self={include_self} is not compiled",
-                            why="the table has sum, prod, amax and amin beside the tensor's own values")  # fmt: skip
     if not x.ndim:
-        return jnp.broadcast_to(values, x.shape).astype(x.dtype)
+        return scatter(call, x[None], 0, index.reshape(-1), jnp.reshape(values, -1), reduce, include_self)[0]
+    if not index.size:
+        return x
     if hasattr(values, "shape") and values.ndim:
         values = values[tuple(slice(n) for n in index.shape)].astype(x.dtype)
-    at = x.at[_along(x, dim, index)]
+    places = _along(x, dim, index)
+    start = x if include_self or name == "set" else x.at[places].set(_unit(name, x.dtype))
+    at = start.at[places]
+    if name == "mean":
+        count = jnp.full(x.shape, int(include_self), x.dtype).at[places].add(1)
+        total, count = at.add(values), jnp.maximum(count, 1)
+        return total / count if call.dtype.kind not in "iu" else jnp.floor_divide(total, count)
     return {"set": at.set, "sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[name](values)
+
+
+def _unit(name: str, dtype):
+    """What a reduction leaves as it is."""
+    if name in ("sum", "mean"):
+        return 0
+    if name == "prod":
+        return 1
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -np.inf if name == "amax" else np.inf
+    if dtype == bool:
+        return name == "amin"
+    return np.iinfo(dtype).min if name == "amax" else np.iinfo(dtype).max
 
 
 @op("aten::index_select")
@@ -76,12 +95,17 @@ def index_select(call, x, dim, index):
 
 @op("aten::index_add")
 def index_add(call, x, dim, index, values, alpha=1):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].add((values * alpha).astype(x.dtype))
+    values = (values * alpha).astype(x.dtype)
+    if not x.ndim:
+        return x + values.reshape(-1).sum() * index.size if values.ndim == 0 else x + values.sum()
+    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].add(values)
 
 
 @op("aten::index_copy")
 def index_copy(call, x, dim, index, values):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(values.astype(x.dtype))
+    if not x.ndim:
+        return values.astype(x.dtype).reshape(-1)[-1]
+    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].set(values.astype(x.dtype))
 
 
 @op("aten::embedding")
@@ -114,7 +138,9 @@ def embedding_bag(call, weight, index, offsets, scale=False, mode=0, sparse=Fals
     sums = jax.ops.segment_sum(jnp.where(kept[:, None], rows, 0), bag, bags)
     if mode == 1:
         sums = sums / jnp.maximum(sizes, 1)[:, None].astype(sums.dtype)
-    return sums, bag, sizes, jnp.zeros((bags,), np.int64)
+    # What Torch keeps for a gradient alone, it leaves empty where there is none.
+    kept_for_gradients = (bag, sizes, jnp.zeros((bags,), np.int64))
+    return sums, *(v if v.shape == s else jnp.zeros(s, v.dtype) for v, s in zip(kept_for_gradients, call.shapes[1:]))
 
 
 @op("aten::_embedding_bag_backward")

@@ -24,7 +24,7 @@ def layer_norm(call, x, shape, weight, bias, eps):
 
 @op("aten::native_group_norm")
 def group_norm(call, x, weight, bias, batch, channels, plane, groups, eps):
-    grouped = x.reshape(batch, groups, -1)
+    grouped = x.reshape(batch, groups, x.size // max(batch * groups, 1))
     mean = grouped.mean(-1, keepdims=True)
     scale = lax.rsqrt(grouped.var(-1, keepdims=True) + eps)
     y = ((grouped - mean) * scale).reshape(x.shape)

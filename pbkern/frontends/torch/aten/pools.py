@@ -5,6 +5,8 @@ A window that `ceil_mode` adds may end behind the padding; it never starts there
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,9 +122,20 @@ for _n in (2, 3):
         lambda call, g, x, _n=_n: jax.vjp(lambda x: _adaptive_mean(x, g.shape[-_n:]), x)[1](g)[0])
 
 
-@op("aten::upsample_nearest2d")
-def upsample_nearest(call, x, size=None, *_):
-    """Torch rounds places down."""
-    for axis, n in zip((-2, -1), call.shape[-2:]):
-        x = jnp.take(x, np.arange(n) * x.shape[axis] // n, axis=axis)
-    return x
+def _nearest(n: int):
+    def rule(call, x, size, *scales):
+        """Torch rounds places down, in float32. Scales are those that a caller named, one by one or in a list."""
+        if len(scales) == 1 and isinstance(scales[0], list | tuple):
+            (scales,) = scales
+        for axis, scale in itertools.zip_longest(range(-n, 0), scales):
+            outs, ins = call.shape[axis], x.shape[axis]
+            step = np.float32(1 / scale if scale else ins / outs)
+            places = np.minimum((np.arange(outs, dtype=np.float32) * step).astype(np.int64), ins - 1)
+            x = jnp.take(x, places, axis=axis)
+        return x
+
+    return rule
+
+
+for _n in (1, 2, 3):
+    op(f"aten::upsample_nearest{_n}d")(_nearest(_n))

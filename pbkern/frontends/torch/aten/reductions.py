@@ -98,7 +98,7 @@ for _name, _g in {"cumsum": jnp.cumsum, "cumprod": jnp.cumprod}.items():
 
 @op("aten::logcumsumexp")
 def logcumsumexp(call, x, dim):
-    return lax.cumlogsumexp(x, axis=dim % x.ndim)
+    return lax.cumlogsumexp(x, axis=dim % x.ndim) if x.ndim else x
 
 
 @op("aten::_softmax", "aten::softmax")
@@ -134,6 +134,8 @@ def sort(call, x, *args, dim=-1, descending=False, stable=None):
 
 @op("aten::topk")
 def topk(call, x, k, dim=-1, largest=True, sorted=True):
+    if not x.ndim:
+        return x, jnp.zeros((), np.int64)
     order = jnp.argsort(x, dim, stable=True, descending=largest)
     order = lax.slice_in_dim(order, 0, k, axis=dim % x.ndim)
     return jnp.take_along_axis(x, order, dim), order
@@ -144,6 +146,8 @@ def median(call, x, dim=None, keepdim=False):
     """The lower of two in the middle."""
     if dim is None:
         return jnp.sort(x.reshape(-1))[(x.size - 1) // 2]
+    if not x.ndim:
+        return x, jnp.zeros((), np.int64)
     order = jnp.argsort(x, dim, stable=True)
     place = lax.slice_in_dim(order, (x.shape[dim] - 1) // 2, (x.shape[dim] - 1) // 2 + 1, axis=dim % x.ndim)
     value = jnp.take_along_axis(x, place, dim)

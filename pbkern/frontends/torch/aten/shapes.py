@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pbkern.core.errors import UnsupportedOp
+
 from .table import as_type, axes_of, op
 
 
@@ -130,7 +132,8 @@ def _pad(mode: str):
     def rule(call, x, pads):
         n = len(pads) // 2
         widths = [(0, 0)] * (x.ndim - n) + [(int(pads[2 * k]), int(pads[2 * k + 1])) for k in reversed(range(n))]
-        return jnp.pad(x, widths, mode=mode)
+        cut = tuple(slice(max(-low, 0), size - max(-high, 0)) for (low, high), size in zip(widths, x.shape))
+        return jnp.pad(x[cut], [(max(low, 0), max(high, 0)) for low, high in widths], mode=mode)
 
     return rule
 
@@ -168,6 +171,7 @@ def diagonal(call, x, offset=0, dim1=0, dim2=1):
 @op("aten::unfold")
 def unfold(call, x, dim, size, step):
     """Windows of a dimension, their elements in a new last one."""
+    x = x if x.ndim else x[None]
     starts = np.arange(0, x.shape[dim] - size + 1, step)
     taken = jnp.take(x, starts[:, None] + np.arange(size), axis=dim)
     return jnp.moveaxis(taken, dim % x.ndim + 1, -1)
@@ -181,9 +185,15 @@ def _places(size, stride, offset) -> np.ndarray:
     return at
 
 
+def _check_dense(call) -> None:
+    if not call.dense:
+        raise UnsupportedOp("a strided view of what is one itself", why="arrays here lie one element after the other")
+
+
 @op("aten::as_strided")
 def as_strided(call, x, size, stride, storage_offset=None):
     """Of a tensor whose elements lie one after the other."""
+    _check_dense(call)
     at = _places(size, stride, storage_offset)
     if at.size == x.size and (at.ravel() == np.arange(x.size)).all():
         return x.reshape(call.shape)
@@ -192,5 +202,6 @@ def as_strided(call, x, size, stride, storage_offset=None):
 
 @op("aten::as_strided_scatter", "prims::as_strided_scatter")
 def as_strided_scatter(call, x, values, size, stride, storage_offset=None):
+    _check_dense(call)
     at = _places(size, stride, storage_offset)
     return x.reshape(-1).at[at].set(values.astype(x.dtype)).reshape(x.shape)

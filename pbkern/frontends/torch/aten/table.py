@@ -83,8 +83,18 @@ def dtype_of(dtype: torch.dtype | None, default: np.dtype) -> np.dtype:
 
 
 def as_type(x: Any, dtype: np.dtype) -> Any:
-    """An array, or a number, as an array of this type."""
-    return x.astype(dtype) if hasattr(x, "astype") else jnp.asarray(x, dtype)
+    """An array, or a number, as an array of this type; integers beyond it wrap."""
+    if hasattr(x, "astype"):
+        return x.astype(dtype)
+    return jnp.asarray(np.asarray(x).astype(dtype))
+
+
+def operands(call: Call, *args: Any) -> list[Any]:
+    """Arguments in the type in which Torch computes: that of the result, or float32 for shorter ones beside a number, which
+    Torch does not round to them."""
+    short = call.dtype.itemsize == 2 and jnp.issubdtype(call.dtype, jnp.floating)
+    dtype = np.dtype(np.float32) if short and any(isinstance(a, float) for a in args) else call.dtype
+    return [as_type(a, dtype) for a in args]
 
 
 def as_list(v: Any, n: int) -> list[int]:
