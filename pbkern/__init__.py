@@ -4,6 +4,8 @@ from pbkern import config, cpu, errors, nvgpu, options, pallas, testing
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.stablehlo_functions import from_stablehlo
+from pbkern.api.tf_functions import polyblocks_jit_tf, polymage_jit_tf
+from pbkern.api.torch_functions import polyblocks_jit_torch, polymage_jit_torch
 from pbkern.api.tune import tune
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import (
@@ -89,7 +91,11 @@ __all__ = [
     "options",
     "pallas",
     "polyblocks_jit_jax",
+    "polyblocks_jit_tf",
+    "polyblocks_jit_torch",
     "polymage_jit_jax",
+    "polymage_jit_tf",
+    "polymage_jit_torch",
     "program_id",
     "rebuild",
     "simulate",

@@ -73,20 +73,20 @@ def polyblocks_jit_jax(
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
     """
-    compile_options = _named_once(compile_options, runtime_args)
+    compile_options = named_once(compile_options, runtime_args)
     arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
     if fn is None:
         return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
     if not callable(fn):
         hint = "@polyblocks_jit_jax(compile_options={...})"
         raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
-    given = _merged(compile_options, arguments)
+    given = merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
     check_for_jax_jit(options)
     return JitFunction(fn, options, jit_kw)
 
 
-def _merged(compile_options, arguments: dict) -> dict:
+def merged(compile_options, arguments: dict) -> dict:
     """compile_options with the decorator's own arguments and the environment's defaults."""
     if isinstance(compile_options, CompileOptions):
         compile_options = compile_options.differing()
@@ -132,7 +132,7 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtim
       kw: passed on to jax.jit; none with "std".
     Raises OptionError for options that the backend cannot obey.
     """
-    compile_options = _named_once(compile_options, runtime_args)
+    compile_options = named_once(compile_options, runtime_args)
     if fn is None:
         return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
     options = CompileOptions.from_dict(compile_options)
@@ -150,7 +150,7 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtim
     return fn
 
 
-def _named_once(compile_options, runtime_args):
+def named_once(compile_options, runtime_args):
     """The options under either name."""
     if compile_options is not None and runtime_args is not None:
         both = f"compile_options={compile_options!r}, runtime_args={runtime_args!r}"

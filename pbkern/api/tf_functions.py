@@ -1,7 +1,11 @@
-"""polyblocks_jit_tf: TensorFlow functions, by way of StableHLO. Needs the extra `tf`; nothing else of pbkern imports TensorFlow."""
+"""polyblocks_jit_tf, polymage_jit_tf: TensorFlow functions, by way of StableHLO.
+
+Needs the extra `tf`; nothing else of pbkern imports TensorFlow, and this only when a function is decorated.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +16,16 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.errors import OptionError, TargetError
-from pbkern.core.options import ARGUMENT_OPTIONS, CompileOptions, check_for_jax_jit
+from pbkern.core.options import CompileOptions, check_for_backend, check_for_tf
 from pbkern.frontends.stablehlo.importer import import_program
 from pbkern.frontends.stablehlo.parse import parse
 
-from .decorators import JitFunction
+from .decorators import JitFunction, merged, named_once
 
 
-def polyblocks_jit_tf(fn: Any = None, *, input_signature: Sequence[Any] | None = None, compile_options: Any = None) -> Any:
+def polyblocks_jit_tf(
+    fn: Any = None, *, input_signature: Sequence[Any] | None = None, compile_options: Any = None, runtime_args: Any = None
+) -> Any:
     """Compiles a TensorFlow function when it is called; a decorator, with or without arguments.
 
     The function is traced as tf.function traces it, for each combination of types and shapes of its tensors and of values of
@@ -29,29 +35,47 @@ def polyblocks_jit_tf(fn: Any = None, *, input_signature: Sequence[Any] | None =
     Args:
       input_signature: as tf.function's: arguments are converted to these types, which are checked.
       compile_options: as of polyblocks_jit_jax, without static and donated arguments.
+      runtime_args: an older name of compile_options.
     Raises OptionError; TargetError where TensorFlow is not installed; when called, ArgumentError for arguments that do not
     match the signature, UnsupportedOp for operations that XLA does not have and tensors that kernels cannot read.
     """
+    compile_options = named_once(compile_options, runtime_args)
     if fn is None:
         return functools.partial(polyblocks_jit_tf, input_signature=input_signature, compile_options=compile_options)
     if not callable(fn):
         hint = "@polyblocks_jit_tf(compile_options={...})"
         raise OptionError("polyblocks_jit_tf decorates a function", why=f"given {fn!r}", hint=hint)
-    options = CompileOptions.from_dict(compile_options)
-    check_for_jax_jit(options)
-    for name in ARGUMENT_OPTIONS:
-        if getattr(options, name):
-            raise OptionError(f"compile option `{name}` concerns JAX functions", why="numbers of Python are constants, tensors are not",
-                              hint="leave it out")  # fmt: skip
+    options = CompileOptions.from_dict(merged(compile_options, {}))
+    check_for_tf(options)
     _tensorflow()
     return TfFunction(fn, input_signature, options)
+
+
+def polymage_jit_tf(
+    fn: Any = None, *, input_signature: Sequence[Any] | None = None, compile_options: Any = None, runtime_args: Any = None
+) -> Any:
+    """Runs a TensorFlow function on the backend that compile_options["execution_backend"] names, to compare them.
+
+    "std": tf.function. "xla": tf.function with jit_compile=True. "polyblocks", the default: polyblocks_jit_tf.
+    Raises OptionError for options that the backend cannot obey.
+    """
+    compile_options = named_once(compile_options, runtime_args)
+    if fn is None:
+        return functools.partial(polymage_jit_tf, input_signature=input_signature, compile_options=compile_options)
+    options = CompileOptions.from_dict(compile_options)
+    backend = options.execution_backend
+    if backend == "polyblocks":
+        return polyblocks_jit_tf(fn, input_signature=input_signature, compile_options=options.differing())
+    check_for_tf(dataclasses.replace(options, execution_backend="polyblocks"))
+    check_for_backend(options)
+    return _tensorflow().function(fn, input_signature=input_signature, jit_compile=backend == "xla")
 
 
 class TfFunction:
     """A decorated function: called like it, with its attributes."""
 
     def __init__(self, fn: Callable, signature: Sequence[Any] | None, options: CompileOptions):
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())
         self.__wrapped__, self.options = fn, options
         self.input_signature = signature
         self._compiled: dict[tuple, _Compiled] = {}
@@ -120,13 +144,14 @@ def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
     from pbkern.frontends.tf.capture import capture
 
     captured = capture(fn, given)
-    imported = import_program(parse(captured.program))
+    name = getattr(fn, "__name__", type(fn).__name__)
+    imported = import_program(parse(captured.program, f"`{name}`"))
     run = jex.jaxpr_as_fun(imported.jaxpr)
 
     def program(*arrays: jax.Array) -> list:
         return run(*arrays)
 
-    program.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    program.__name__ = name
     types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in imported.jaxpr.in_avals)
     return _Compiled(captured, JitFunction(program, options, {}), types)
 

@@ -222,6 +222,32 @@ def check_for_backend(options: CompileOptions) -> None:
             )  # fmt: skip
 
 
+def check_for_torch(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to polyblocks_jit_torch, unless at their defaults."""
+    for name in options.differing():
+        if name in AOT_ONLY:
+            _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
+        if name in ARGUMENT_OPTIONS:
+            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
+        if name in GPU_ONLY and options.target == "cpu":
+            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
+        if name == "execution_backend":
+            _refuse(name, "polymage_jit_torch", "polymage_jit_torch(compile_options={'execution_backend': ...})")
+    if options.target != "cpu":
+        raise OptionError(f"functions of PyTorch are not compiled for target {options.target!r}",
+                          why="programs are called with addresses in this computer's memory", hint="target 'cpu'")  # fmt: skip
+
+
+def check_for_tf(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to polyblocks_jit_tf, unless at their defaults."""
+    for name in options.differing():
+        if name in ARGUMENT_OPTIONS:
+            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
+        if name == "execution_backend":
+            _refuse(name, "polymage_jit_tf", "polymage_jit_tf(compile_options={'execution_backend': ...})")
+    check_for_jax_jit(options)
+
+
 def check_for_jax_jit(options: CompileOptions) -> None:
     """Raises OptionError for options that mean nothing to a decorator that compiles just in time, unless at their defaults."""
     for name in options.differing():

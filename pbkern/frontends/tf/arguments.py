@@ -72,12 +72,23 @@ def by_signature(signature: Sequence[Any], args: tuple, kwargs: dict) -> tuple:
         given = f"{len(args)} arguments" + (f" and {', '.join(kwargs)} by name" if kwargs else "")
         raise ArgumentError("a call does not match the input signature", why=f"given {given}, it has {len(signature)}",
                             hint="pass every argument by position")  # fmt: skip
-    try:
-        tf.nest.assert_same_structure(signature, list(args), check_types=False)
-    except (TypeError, ValueError) as e:
-        raise ArgumentError("a call does not match the input signature", why=str(e).splitlines()[0],
-                            hint="arguments of the structure that the signature has") from None  # fmt: skip
-    return tuple(tf.nest.map_structure(_of_type, list(signature), list(args)))
+    return tuple(_converted(s, a) for s, a in zip(signature, args))
+
+
+def _converted(spec: Any, value: Any) -> Any:
+    """An argument of the structure and types of a part of a signature."""
+    if isinstance(spec, tf.TensorSpec):
+        return _of_type(spec, value)
+    if isinstance(spec, dict):
+        same = isinstance(value, dict) and value.keys() == spec.keys()
+    else:
+        same = isinstance(value, list | tuple) and len(value) == len(spec)
+    if not same:
+        raise ArgumentError("a call does not match the input signature", why=f"given {value!r}, it has {spec!r}",
+                            hint="arguments of the structure that the signature has")  # fmt: skip
+    if isinstance(spec, dict):
+        return {k: _converted(s, value[k]) for k, s in spec.items()}
+    return type(spec)(_converted(s, v) for s, v in zip(spec, value))
 
 
 def _of_type(spec: tf.TensorSpec, value: Any) -> tf.Tensor:
@@ -91,16 +102,21 @@ def _of_type(spec: tf.TensorSpec, value: Any) -> tf.Tensor:
 
 
 def _mismatch(spec: tf.TensorSpec, value: Any, why: str) -> ArgumentError:
-    return ArgumentError(f"an argument is no {spec.dtype.name} of shape {spec.shape}", why=why, hint="the input signature says so")
+    return ArgumentError(
+        f"an argument is no {spec.dtype.name} of shape {spec.shape}", why=why, hint="the input signature says so"
+    )
 
 
 def _tensor(value: Any, what: str) -> tf.Tensor:
     if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        raise UnsupportedOp(f"{what} is a {type(value).__name__}", why="kernels read dense arrays", hint="tf.sparse.to_dense, to_tensor")
+        raise UnsupportedOp(f"{what} is a {type(value).__name__}", why="kernels read dense arrays",
+                            hint="tf.sparse.to_dense(x), x.to_tensor()")  # fmt: skip
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype not in DTYPES:
         names = ", ".join(d.name for d in DTYPES)
-        raise UnsupportedOp(f"{what} has dtype {tensor.dtype.name}", why="kernels have no such elements", hint=f"one of {names}")
+        raise UnsupportedOp(
+            f"{what} has dtype {tensor.dtype.name}", why="kernels have no such elements", hint=f"one of {names}"
+        )
     return tensor
 
 

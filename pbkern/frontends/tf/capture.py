@@ -1,4 +1,4 @@
-"""Python function of tensors -> Captured: its StableHLO, the variables that it reads and assigns, the structure of its results."""
+"""Python function of tensors -> Captured: its StableHLO, variables that it reads and assigns, the structure of its results."""
 
 from __future__ import annotations
 

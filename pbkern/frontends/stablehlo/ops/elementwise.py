@@ -52,8 +52,8 @@ def broadcast(op, *operands):
 
 for _name, _f in (UNARY | BINARY).items():
     rule(f"stablehlo.{_name}")(lambda op, *operands, _f=_f: _f(*operands))
-for _name, _f in CHLO.items():
-    rule(f"chlo.{_name}")(lambda op, *operands, _f=_f: _f(*operands))
+for _name, _f in CHLO.items():  # TensorFlow writes those of MHLO
+    rule(f"chlo.{_name}", f"mhlo.{_name}")(lambda op, *operands, _f=_f: _f(*operands))
 for _name, _f in BROADCASTING.items():
     rule(f"chlo.broadcast_{_name}")(lambda op, *operands, _f=_f: _f(*broadcast(op, *operands)))
 
