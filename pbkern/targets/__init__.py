@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from pbkern.core.errors import TargetError
+from pbkern.core.process import recursion
 
 from .target import Target
 
@@ -18,14 +19,15 @@ MISSING = {
 @functools.cache
 def get_target(name: str) -> Target:
     """The target of this name. Raises TargetError if it is unknown or missing."""
-    if name == "cpu":
-        from pbkern.targets.cpu.target import CpuTarget
+    with recursion.headroom():  # imports nest
+        if name == "cpu":
+            from pbkern.targets.cpu.target import CpuTarget
 
-        return CpuTarget()
-    if name == "nvgpu":
-        from pbkern.targets.nvgpu.target import NvgpuTarget
+            return CpuTarget()
+        if name == "nvgpu":
+            from pbkern.targets.nvgpu.target import NvgpuTarget
 
-        return NvgpuTarget()
+            return NvgpuTarget()
     if name in MISSING:
         hint = "compile_options={'target': 'cpu'}"
         raise TargetError(f"target `{name}` cannot compile", why=MISSING[name], hint=hint)
