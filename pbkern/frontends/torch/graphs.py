@@ -1,6 +1,6 @@
 """TorchDynamo's graphs -> functions of tensors: AOTAutograd's forward and backward ones, and what runs in Torch between parts.
 
-How a captured jaxpr becomes a function of tensors is the caller's (api/torch_functions.py).
+How a captured jaxpr becomes a function of tensors is the caller's (api/torch_calls.py).
 """
 
 from __future__ import annotations
