@@ -83,7 +83,7 @@ class TensorPlan:
         types = [(tuple(b.type.shape), torch_dtype(b.type.dtype)) for b in compiled.program.outputs]
         pointers = ctypes.c_void_p * max(len(reads) + len(types), 1)
         empty = torch.empty
-        # OpenMP's number of threads belongs to the calling thread; asking Torch for it sets it in threads that are new to Torch.
+        # OpenMP's number of threads belongs to the calling thread; in threads that are new to Torch, asking it sets theirs.
         set_threads = torch.get_num_threads
 
         def step(values: Tensors) -> Tensors:

@@ -233,6 +233,14 @@ def check_for_torch(options: CompileOptions) -> None:
             _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
         if name == "execution_backend":
             _refuse(name, "polymage_jit_torch", "polymage_jit_torch(compile_options={'execution_backend': ...})")
+    selected, filtered = options.torch_polyblocks_select_graphs, options.torch_polyblocks_filter_graphs
+    for number in (*selected, *filtered):
+        if number < 0:
+            raise OptionError(f"there is no graph {number}", why=f"select {selected}, filter {filtered}",
+                              hint="graphs are 0, 1, ... in order of capture")  # fmt: skip
+    for number in sorted({*selected} & {*filtered}):
+        raise OptionError(f"graph {number} is selected and left out", why=f"select {selected}, filter {filtered}",
+                          hint="name it in one of the two")  # fmt: skip
     if options.target != "cpu":
         raise OptionError(f"functions of PyTorch are not compiled for target {options.target!r}",
                           why="programs are called with addresses in this computer's memory", hint="target 'cpu'")  # fmt: skip

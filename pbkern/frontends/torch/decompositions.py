@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import aten
+from . import aten, pool_gradient
 from .aten.table import name_of
 
 # What has no own rule and must not be taken apart: these decompositions write to their arguments.
@@ -29,4 +29,4 @@ def decompositions() -> dict[Any, Callable]:
             continue
         if isinstance(k, torch._ops.OpOverload) and k.namespace in ("aten", "prims"):
             found[k] = f
-    return found
+    return found | pool_gradient.decompositions()

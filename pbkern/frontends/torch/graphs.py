@@ -1,13 +1,13 @@
 """TorchDynamo's graphs -> functions of tensors: AOTAutograd's forward and backward ones, and what runs in Torch between parts.
 
-How a captured jaxpr becomes a function of tensors is the caller's (api/torch_functions.py).
+How a captured jaxpr becomes a function of tensors is the caller's (api/torch_calls.py).
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,7 +106,7 @@ def _linked(captured: Captured, call: Callable, arguments: Sequence[Any]) -> Cal
 
 
 class _Supported(OperatorSupportBase):
-    def __init__(self, refused: set[str]):
+    def __init__(self, refused: Collection[str]):
         self.refused = refused
 
     def is_node_supported(self, submodules: Any, node: torch.fx.Node) -> bool:
@@ -129,20 +129,20 @@ def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: 
         except NotCompiled:
             if strict:
                 raise
-    refused: set[str] = set()
+    refused: dict[str, str] = {}  # name of a node -> why it is not compiled
     while True:
         parts, failed = _in_parts(module, name, compile_jaxpr, graph, refused)
         if failed is None:
             break
-        assert failed not in refused, failed
-        refused.add(failed)
+        assert failed.node is not None and failed.node.name not in refused, failed
+        refused[failed.node.name] = f": {failed.why}"
     in_torch = [n for n in module.graph.nodes if n.op == "call_function" and not _Supported(refused).is_node_supported({}, n)]
-    graph.in_torch = tuple(dict.fromkeys(map(described, in_torch)))
+    graph.in_torch = tuple(dict.fromkeys(described(n) + refused.get(n.name, "") for n in in_torch))
     return make_boxed_func(parts.forward)
 
 
-def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph, refused: set[str]):
-    """(the graph as compiled parts and operators of Torch, name of a node that has to be one of the latter)."""
+def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph, refused: Collection[str]):
+    """(the graph as compiled parts and operators of Torch, the error of a node that has to be one of the latter)."""
     copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     partitioner = CapabilityBasedPartitioner(copied, _Supported(refused), allows_single_node_partition=True)
     parts = partitioner.fuse_partitions(partitioner.propose_partitions())
@@ -155,8 +155,7 @@ def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, g
             if not run.symbolic:
                 run.captured = capture(part, examples)
         except NotCompiled as e:
-            assert e.node is not None
-            return parts, e.node.name
+            return parts, e
         part.forward = _unpacked(run, part)  # type: ignore[method-assign]
     return parts, None
 

@@ -49,7 +49,9 @@ def concrete(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.fx
 
 
 def _fake(value: Any) -> Any:
-    """A fake tensor with the shape and strides of a tensor."""
+    """A fake tensor with the shape, strides and bits of a tensor."""
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    made = made.conj() if value.is_conj() else made
+    return torch._neg_view(made) if value.is_neg() else made

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .table import as_type, op, operands
+from .table import as_type, check_real, op, operands
 
 # Functions of one array whose result has the type of what they compute with.
 UNARY: dict[str, Callable] = {
@@ -18,7 +18,7 @@ UNARY: dict[str, Callable] = {
     "erfc": lax.erfc, "erfinv": lax.erf_inv, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin,
     "acos": jnp.arccos, "atan": jnp.arctan, "sinh": jnp.sinh, "cosh": jnp.cosh, "asinh": jnp.arcsinh, "acosh": jnp.arccosh,
     "atanh": jnp.arctanh, "neg": jnp.negative, "floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc,
-    "reciprocal": lambda x: 1 / x, "square": jnp.square, "lgamma": lax.lgamma, "digamma": lax.digamma,
+    "reciprocal": lambda x: 1 / x, "square": jnp.square, "lgamma": lax.lgamma, 
     "log_sigmoid": jax.nn.log_sigmoid,
 }  # fmt: skip
 # Whose result may have another type than what they look at.
@@ -29,7 +29,7 @@ TESTS: dict[str, Callable] = {
 BINARY: dict[str, Callable] = {
     "mul": jnp.multiply, "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin,
     "atan2": jnp.arctan2, "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
-    "hypot": jnp.hypot, "logaddexp": jnp.logaddexp, "nextafter": jnp.nextafter, "copysign": jnp.copysign,
+    "hypot": jnp.hypot, "nextafter": jnp.nextafter, "copysign": jnp.copysign,
     "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift, "__lshift__": jnp.left_shift,
     "__rshift__": jnp.right_shift, "__and__": jnp.bitwise_and, "__or__": jnp.bitwise_or, "__xor__": jnp.bitwise_xor,
 }  # fmt: skip
@@ -53,9 +53,36 @@ op("aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "
     lambda call, x: x)
 op("aten::clone", "aten::contiguous")(lambda call, x, memory_format=None: x)
 op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "prims::conj")(lambda call, x: jnp.conj(x))
-op("aten::angle")(lambda call, x: jnp.angle(x) if jnp.iscomplexobj(x) else jnp.where(jnp.isnan(x), x, jnp.where(x < 0, np.pi, 0)))
 op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))
-op("aten::sign", "aten::sgn")(lambda call, x: jnp.where(x > 0, 1, jnp.where(x < 0, -1, 0)))  # of NaN: 0
+
+
+@op("aten::sign", "aten::sgn", "prims::sign")
+def sign(call, x):
+    """Of NaN: 0; of a complex number: its direction."""
+    if jnp.iscomplexobj(x):
+        size = jnp.abs(x)
+        return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
+    return jnp.where(x > 0, 1, jnp.where(x < 0, -1, 0))
+
+
+@op("aten::digamma", "prims::digamma")
+def digamma(call, x):
+    """At zero: the infinity of the other sign."""
+    x = as_type(x, call.dtype)
+    return jnp.where(x == 0, jnp.copysign(jnp.full((), np.inf, x.dtype), -x), lax.digamma(x))
+
+
+@op("aten::logaddexp")
+def logaddexp(call, x, y):
+    x, y = operands(call, x, y)
+    check_real(x)
+    return jnp.logaddexp(x, y)
+
+
+@op("aten::angle")
+def angle(call, x):
+    """Of a real number: of -0.0 it is 0, of NaN it is NaN."""
+    return jnp.angle(x) if jnp.iscomplexobj(x) else jnp.where(jnp.isnan(x), x, jnp.where(x < 0, np.pi, 0))
 
 
 def _scaled(x, alpha):

@@ -25,6 +25,7 @@ def index(call, x, indices):
 def index_put(call, x, indices, values, accumulate=False):
     if any(i is not None and i.dtype == bool for i in indices):
         return _put_where(x, indices, values, accumulate)
+    x = _addable(x) if accumulate else x
     at = x.at[_index(indices)]
     values = values.astype(x.dtype)
     return at.add(values) if accumulate else at.set(values)
@@ -59,6 +60,7 @@ def scatter(call, x, dim, index, values, reduce=None, include_self=True):
     """Without include_self, places that `index` names begin at what changes nothing; a mean is a sum over a count."""
     name = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
     name = name or ("sum" if call.name == "aten::scatter_add" else "set")
+    x = _addable(x) if name != "set" else x
     if not x.ndim:
         return scatter(call, x[None], 0, index.reshape(-1), jnp.reshape(values, -1), reduce, include_self)[0]
     if not index.size:
@@ -75,6 +77,11 @@ def scatter(call, x, dim, index, values, reduce=None, include_self=True):
     return {"set": at.set, "sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[name](values)
 
 
+def _addable(x):
+    """Booleans as numbers, whose sums and products are then whether they are not zero."""
+    return x.astype(np.int64) if x.dtype == np.bool_ else x
+
+
 def _unit(name: str, dtype):
     """What a reduction leaves as it is."""
     if name in ("sum", "mean"):
@@ -83,8 +90,6 @@ def _unit(name: str, dtype):
         return 1
     if jnp.issubdtype(dtype, jnp.floating):
         return -np.inf if name == "amax" else np.inf
-    if dtype == bool:
-        return name == "amin"
     return np.iinfo(dtype).min if name == "amax" else np.iinfo(dtype).max
 
 
@@ -95,6 +100,7 @@ def index_select(call, x, dim, index):
 
 @op("aten::index_add")
 def index_add(call, x, dim, index, values, alpha=1):
+    x = _addable(x)
     values = (values * alpha).astype(x.dtype)
     if not x.ndim:
         return x + values.reshape(-1).sum() * index.size if values.ndim == 0 else x + values.sum()
@@ -130,7 +136,7 @@ def embedding_bag(call, weight, index, offsets, scale=False, mode=0, sparse=Fals
     if mode == 2:
         raise UnsupportedOp("embedding_bag with mode='max' is not compiled", why="the table has sum and mean")
     bags = offsets.shape[0] - int(last)
-    bag = jnp.searchsorted(offsets[:bags], jnp.arange(index.shape[0]), side="right") - 1
+    bag = _bag_of(index, offsets[:bags])
     rows = weight[index]
     rows = rows if weights is None else rows * weights[:, None]
     kept = index != padding
@@ -143,8 +149,14 @@ def embedding_bag(call, weight, index, offsets, scale=False, mode=0, sparse=Fals
     return sums, *(v if v.shape == s else jnp.zeros(s, v.dtype) for v, s in zip(kept_for_gradients, call.shapes[1:]))
 
 
+def _bag_of(index, offsets):
+    """The bag of each entry."""
+    return jnp.searchsorted(offsets, jnp.arange(index.shape[0]), side="right") - 1
+
+
 @op("aten::_embedding_bag_backward")
 def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding=-1):
+    bag = bag if bag.size else _bag_of(index, offsets)  # Torch leaves it empty where rows are summed
     g = g / jnp.maximum(sizes, 1)[:, None].astype(g.dtype) if mode == 1 else g
     each = g[bag] if weights is None else g[bag] * weights[:, None]
     return jnp.zeros((rows, g.shape[1]), g.dtype).at[index].add(jnp.where((index != padding)[:, None], each, 0))

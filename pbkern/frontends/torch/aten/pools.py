@@ -64,11 +64,32 @@ def _max_pool_rule(n):
 
 
 def _max_pool_gradient(n):
-    def rule(call, g, x, kernel, stride, padding, dilation, ceil, places):
+    def rule(call, g, x, kernel, stride, padding, dilation, ceil, *places):
+        """The first greatest element of a window gets its gradient; NaN is the greatest."""
+        x = jnp.where(jnp.isnan(x), np.inf, x)
+        if max(as_list(dilation, n)) > 1:
+            return _scattered(g, x, n, kernel, stride, padding, dilation, ceil)
         _, vjp = jax.vjp(lambda x: _max_pool(x, n, kernel, stride, padding, dilation, ceil), x)
         return vjp(g)[0]
 
     return rule
+
+
+def _scattered(g, x, n, kernel, stride, padding, dilation, ceil):
+    """Gradients at the first greatest elements of windows, place by place of a window."""
+    window, strides, spread, pads = _windows(x, n, kernel, stride, padding, dilation, ceil)
+    padded = lax.pad(x, _lowest(x.dtype), [(low, high, 0) for low, high in pads])
+    offsets = list(itertools.product(*[range(0, w * d, d) for w, d in zip(window, spread)]))
+    ends = [[o + (size - 1) * s + 1 for o, size, s in zip(offset, g.shape, strides)] for offset in offsets]
+    seen = [lax.slice(padded, offset, end, strides) for offset, end in zip(offsets, ends)]
+    winner, best = jnp.zeros(g.shape, np.int32), seen[0]
+    for k, value in enumerate(seen[1:], 1):
+        winner, best = jnp.where(value > best, k, winner), jnp.maximum(value, best)
+    total = jnp.zeros(padded.shape, g.dtype)
+    for k, (offset, end) in enumerate(zip(offsets, ends)):
+        config = [(o, size - e, s - 1) for o, e, s, size in zip(offset, end, strides, padded.shape)]
+        total = total + lax.pad(jnp.where(winner == k, g, 0), np.zeros((), g.dtype), config)
+    return lax.slice(total, [low for low, _ in pads], [low + size for (low, _), size in zip(pads, x.shape)])
 
 
 def _mean_pool(x, n, kernel, stride=(), padding=0, ceil=False, with_padding=True, divisor=None):
@@ -95,7 +116,7 @@ for _n in (1, 2, 3):
         lambda call, g, x, *config, _n=_n: jax.vjp(lambda x: _mean_pool(x, _n, *config), x)[1](g)[0])
 for _n in (2, 3):
     op(f"aten::max_pool{_n}d_with_indices")(_max_pool_rule(_n))
-    op(f"aten::max_pool{_n}d_with_indices_backward")(_max_pool_gradient(_n))
+    op(f"aten::max_pool{_n}d_with_indices_backward", f"pbkern::max_pool{_n}d_backward")(_max_pool_gradient(_n))
 
 
 def _adaptive_mean(x, sizes):

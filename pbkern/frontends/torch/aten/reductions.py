@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .table import as_type, axes_of, op
+from .table import as_type, axes_of, check_real, op
 
 
 @op("aten::sum", "prims::sum")
@@ -82,7 +82,7 @@ def var_mean(call, x, dims=None, correction=1, keepdim=False, **_):
 
 @op("aten::linalg_vector_norm")
 def vector_norm(call, x, ord=2, dims=None, keepdim=False, dtype=None):
-    x, axes = jnp.abs(as_type(x, call.dtype)), axes_of(x, dims)
+    x, axes = as_type(jnp.abs(x), call.dtype), axes_of(x, dims)
     if ord == 2:
         return jnp.sqrt(jnp.sum(x * x, axis=axes, keepdims=keepdim))
     if ord in (float("inf"), float("-inf")):
@@ -98,6 +98,7 @@ for _name, _g in {"cumsum": jnp.cumsum, "cumprod": jnp.cumprod}.items():
 
 @op("aten::logcumsumexp")
 def logcumsumexp(call, x, dim):
+    check_real(x)
     return lax.cumlogsumexp(x, axis=dim % x.ndim) if x.ndim else x
 
 

@@ -174,7 +174,7 @@ def unfold(call, x, dim, size, step):
     x = x if x.ndim else x[None]
     starts = np.arange(0, x.shape[dim] - size + 1, step)
     taken = jnp.take(x, starts[:, None] + np.arange(size), axis=dim)
-    return jnp.moveaxis(taken, dim % x.ndim + 1, -1)
+    return jnp.moveaxis(taken, dim % x.ndim + 1, -1).reshape(call.shape)
 
 
 def _places(size, stride, offset) -> np.ndarray:

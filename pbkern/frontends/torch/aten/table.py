@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from pbkern.core.errors import UnsupportedOp
 from pbkern.core.rules import RuleTable
 from pbkern.frontends.torch.dtypes import numpy_dtype
 
@@ -95,6 +96,12 @@ def operands(call: Call, *args: Any) -> list[Any]:
     short = call.dtype.itemsize == 2 and jnp.issubdtype(call.dtype, jnp.floating)
     dtype = np.dtype(np.float32) if short and any(isinstance(a, float) for a in args) else call.dtype
     return [as_type(a, dtype) for a in args]
+
+
+def check_real(x: Any) -> None:
+    """Raises UnsupportedOp for complex numbers, whose branches Torch chooses in its own way."""
+    if jnp.iscomplexobj(x):
+        raise UnsupportedOp("the table's rule is for real numbers", why=f"an argument is {x.dtype}")
 
 
 def as_list(v: Any, n: int) -> list[int]:
