@@ -13,7 +13,7 @@ from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from pbkern.targets.cpu.target import CpuTarget
 from pbkern.targets.nvgpu.driver import driver
-from pbkern.targets.nvgpu.launched_call import launched_call
+from pbkern.targets.simt.launch.call import launched_call
 
 
 def compiled(program, *_, **__):

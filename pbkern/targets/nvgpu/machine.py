@@ -7,12 +7,10 @@ where CPUs have a private second-level cache.
 from __future__ import annotations
 
 from pbkern.core.machine import Machine
+from pbkern.targets.simt.machine import BLOCK_SECONDS, LAUNCH_SECONDS, SCRATCH_SHARE
 
-from .devices import STATIC_SHARED_BYTES, DeviceKind
+from .devices import DeviceKind
 
-# Of a launch in a stream, and of one block of threads. Source: order of magnitude in NVIDIA's developer blog "Getting
-# Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured here.
-LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 5e-8
 _FIGURES = {
     # SMs, f32 TFLOP/s, L2 bytes, memory bytes per second, clock. Sources: NVIDIA's data sheets and architecture white papers:
     # A100 (SXM 80 GB), GA102, AD102 (RTX 4090), H100 (SXM5), B200 (half of a GB200's figures), GB202 (RTX 5090).
@@ -24,8 +22,6 @@ _FIGURES = {
     "sm_120": (170, 104.8e12, 96 << 20, 1.79e12, 2.41e9),
 }  # fmt: skip
 WARP_BITS = 32 * 32  # 32 lanes of float32 take one instruction
-# More than one block shares a multiprocessor: what fusion may keep in scratch is a part of its memory.
-SCRATCH_SHARE = 4
 
 
 def machine(kind: DeviceKind) -> Machine:
@@ -33,7 +29,7 @@ def machine(kind: DeviceKind) -> Machine:
     cores, flops, l2, bandwidth, clock = _FIGURES[kind.architecture]
     return Machine(
         name=f"nvgpu {kind.architecture}", cores=cores, vector_bits=WARP_BITS,
-        l1_bytes=32 << 10, l2_bytes=min(kind.shared_bytes // SCRATCH_SHARE, STATIC_SHARED_BYTES), l3_bytes=l2,
+        l1_bytes=32 << 10, l2_bytes=min(kind.shared_bytes // SCRATCH_SHARE, kind.device.declared_bytes), l3_bytes=l2,
         dram_bandwidth=bandwidth, l3_bandwidth=2.5 * bandwidth, l2_bandwidth=10 * bandwidth,
         peak_flops={"float32": flops, "float64": flops / (2 if kind.architecture in ("sm_80", "sm_90a", "sm_100") else 64),
                     "bfloat16": flops, "float16": flops, "int8": flops},
