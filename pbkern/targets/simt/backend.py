@@ -15,6 +15,7 @@ from .device import Device
 from .emit.kernel import ThreadFunction, emit
 from .options import ThreadOptions
 from .params import ThreadParams, of_kernel
+from .passes import THREAD_PASSES
 
 DEFAULT_THREADS = 128
 
@@ -45,7 +46,7 @@ class ThreadBackend:
       params: CompilerParams of kernels that have none.
     """
 
-    passes: tuple[Pass, ...] = ()
+    passes: tuple[Pass, ...] = THREAD_PASSES
     params: ClassVar[ThreadParams]
 
     def __init__(self, kind: DeviceKind):

@@ -78,10 +78,9 @@ class ThreadTarget:
         return self.backend_of(None)
 
     def costs(self) -> CostModel:
-        """The CPU's formulas with this device's figures: a multiprocessor in place of a core, shared memory of its L2."""
-        from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
+        from .costs import ThreadCosts  # imports the fuser, which `import pbkern` does not need
 
-        return CpuCosts.of(self.machine())
+        return ThreadCosts.of(self.machine())
 
     def supports(self, eqn) -> str | None:
         if eqn.primitive is breakpoint_p or eqn.primitive.name in PRINTS:
