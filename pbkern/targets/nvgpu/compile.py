@@ -11,11 +11,15 @@ from pbkern.targets.simt.emit.kernel import ThreadFunction
 from .devices import DeviceKind
 
 TRIPLE = "nvptx64-nvidia-cuda"
+# Threads that a multiprocessor is to hold at least, so that each may have 128 registers: without a number, ptxas spills some of
+# them to have room for more blocks.
+RESIDENT_THREADS = 512
 
 
 def llvm_ir(function: ThreadFunction) -> str:
     """LLVM IR of a kernel. Raises InternalError."""
-    attributes = {"nvvm.kernel": "unit", "nvvm.reqntid": f"array<i32: {function.threads}>"}
+    attributes = {"nvvm.kernel": "unit", "nvvm.reqntid": f"array<i32: {function.threads}>",
+                  "nvvm.minctasm": f"{max(RESIDENT_THREADS // function.threads, 1)} : i32"}
     return llvm.ir_of(function, ("convert-nvvm-to-llvm",), attributes)
 
 

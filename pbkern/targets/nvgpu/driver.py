@@ -86,7 +86,7 @@ class SimulatorDriver:
         code, sizes = self.kernels[kernel]
         try:
             arrays = [_memory(ctypes.cast(arguments[k], ctypes.POINTER(ctypes.c_void_p))[0], n) for k, n in enumerate(sizes)]
-            simulate_ptx(code.ptx, x, threads, arrays, shared_bytes=shared)
+            simulate_ptx(code.ptx, x, threads, arrays, shared_bytes=shared, unwritten=code.function.reads_unwritten)
         except SimulationError as e:
             self.failures[threading.get_ident()] = f"kernel `{code.function.name}` failed: {e}"
             return LAUNCH_FAILED

@@ -126,7 +126,7 @@ class _Run:
             arrays.append(np.zeros(f.global_bytes * f.blocks, np.uint8))
         if f.blocks:
             self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, shared_bytes=f.dynamic_shared_bytes,
-                                        check=self.check)
+                                        check=self.check, unwritten=f.reads_unwritten)
 
 
 def _padded(a: np.ndarray) -> np.ndarray:

@@ -42,6 +42,7 @@ class ThreadFunction:
         scratch in global memory.
       index_bits: of integers that stand for places.
       nests: readable, as they were emitted. operands: operands and results without memory of others.
+      reads_unwritten: whether windows of rows that fusion has made may be read where no row is yet; that is not used.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ThreadFunction:
     global_bytes: int
     index_bits: int
     operands: tuple[int, ...]
+    reads_unwritten: bool = False
     is_shared: bool = True
 
 
@@ -136,6 +138,7 @@ class _Lowering:
             self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
             self.placement.global_bytes, self.index_bits,
             tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
+            bool(self.kernel.scratch) and not self.kernel.defined_at,
         )  # fmt: skip
 
     def _views(self, top: Block) -> None:

@@ -53,14 +53,17 @@ class Stage:
 
     def staged(self, stmts: list[Stmt], room: int | None = None) -> list[Stmt]:
         """The statements, inner ones too, with copies before the first that reads one."""
-        room = self.usual if room is None else room
-        out, copies = list(stmts), {}
+        whole = room = self.usual if room is None else room
+        out: list[Stmt] = list(stmts)
+        copies: dict[int, list[Nest]] = {}
+        alive: list[tuple[range, int]] = []
         for r in self.wanted(stmts):
             padded = self._buffer(r)
             size = scratch.padded_bytes(padded)
             if size > room:
                 continue
             room -= size
+            alive.append((range(min(r.readers), max(r.readers)), size))
             self.made.append(_copy(r, padded, self.context, stmts))
             copies.setdefault(min(r.readers), []).append(self.made[-1])
             for at in r.readers:
@@ -70,7 +73,8 @@ class Stage:
         result: list[Stmt] = []
         for at, s in enumerate(out):
             result += copies.get(at, [])
-            before, inner = self._hoisted(with_bodies(s, lambda body: self.staged(body, room)))
+            left = whole - sum(size for span, size in alive if at in span)
+            before, inner = self._hoisted(with_bodies(s, lambda body: self.staged(body, left)))  # noqa: B023
             result += [*before, inner]
         return result
 

@@ -15,7 +15,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import apart, flat_coefficient
 from pbkern.lower.nest.ir import Buf, Nest, Write
 
-from .tiles import Tile, tiles
+from .tiles import Tile, nest_rewrites, tiles
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def deal(nest: Nest, threads: int, warp: int) -> Deal:
     points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
     if reduced and not nest.ordered and is_parallel(nest, nest.dims):
         team = _team(nest, points, terms, threads, warp, free, reduced)
+        if 1 < team < warp and points % (threads // team) and nest_rewrites(nest):
+            team = 1  # teams without a point take part as well: they would read what others store
     order = along_lanes(nest, reduced if team > 1 else free)
     if team > 1:
         return Deal(tuple(free.items()), tuple(order.items()), team, threads)
