@@ -44,7 +44,7 @@ def test_blocks_ask_memory_for_little_more_than_they_need(name):
     if name not in ("blur", "unsharp"):  # small images have small blocks with large halos
         assert c.sectors * 32 <= counted.most_bytes * needed
     assert c.bank_conflicts <= 0.05 * c.shared_accesses
-    assert "v4" in found.ptx[0]
+    assert ("v4" in found.ptx[0]) is (name != "transpose")  # padded rows are not whole vectors
 
 
 @pytest.mark.slow
