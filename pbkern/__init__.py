@@ -1,6 +1,6 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
-from pbkern import config, cpu, errors, nvgpu, options, pallas, testing
+from pbkern import amdgpu, config, cpu, errors, nvgpu, options, pallas, testing
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.stablehlo_functions import from_stablehlo
@@ -60,6 +60,7 @@ __all__ = [
     "Scratch",
     "Simulation",
     "Squeezed",
+    "amdgpu",
     "atomic_add",
     "atomic_and",
     "atomic_cas",

@@ -53,7 +53,7 @@ class CompileOptions:
       user_device_memory: bool, default False. AOT for GPUs: the caller provides device memory and a stream.
       aot: bool, default False. AOT: make a library.
       aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its files.
-      device: str or None, default None. AOT: the device to cross-compile for.
+      device: str or None, default None. AOT, and GPU targets: the device to compile for.
       torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers, default (). Torch only.
     """
 
@@ -259,6 +259,8 @@ def check_for_tf(options: CompileOptions) -> None:
 def check_for_jax_jit(options: CompileOptions) -> None:
     """Raises OptionError for options that mean nothing to a decorator that compiles just in time, unless at their defaults."""
     for name in options.differing():
+        if name == "device" and options.target != "cpu":
+            continue  # which GPU code is made for
         if name in AOT_ONLY:
             _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
         if name in TORCH_ONLY:

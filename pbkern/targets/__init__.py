@@ -10,15 +10,11 @@ from pbkern.core.process import recursion
 from .target import Target
 
 NAMES = ("cpu", "nvgpu", "amdgpu")
-# What stands between these names and a target.
-MISSING = {
-    "amdgpu": "code generation for AMD GPUs is not implemented yet",
-}
 
 
 @functools.cache
 def get_target(name: str) -> Target:
-    """The target of this name. Raises TargetError if it is unknown or missing."""
+    """The target of this name. Raises TargetError if it is unknown."""
     with recursion.headroom():  # imports nest
         if name == "cpu":
             from pbkern.targets.cpu.target import CpuTarget
@@ -28,7 +24,8 @@ def get_target(name: str) -> Target:
             from pbkern.targets.nvgpu.target import NvgpuTarget
 
             return NvgpuTarget()
-    if name in MISSING:
-        hint = "compile_options={'target': 'cpu'}"
-        raise TargetError(f"target `{name}` cannot compile", why=MISSING[name], hint=hint)
+        if name == "amdgpu":
+            from pbkern.targets.amdgpu.target import AmdgpuTarget
+
+            return AmdgpuTarget()
     raise TargetError(f"there is no target `{name}`", why=f"the targets are {', '.join(NAMES)}")

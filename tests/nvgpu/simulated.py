@@ -4,6 +4,7 @@ Plans and kernels are those that the CPU gets: blocks of many sizes, chains of n
 """
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 import jax
@@ -13,12 +14,14 @@ from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from pbkern.targets.cpu.target import CpuTarget
 from pbkern.targets.nvgpu.driver import driver
-from pbkern.targets.nvgpu.launched_call import launched_call
+from pbkern.targets.simt.launch.call import launched_call
+
+GPU = CompileOptions(target="nvgpu")
 
 
-def compiled(program, *_, **__):
+def compiled(program, *_, options=GPU, **__):
     """A program for the GPU; it is called with NumPy arrays."""
-    return _Called(get_target("nvgpu").compile(program, CompileOptions(target="nvgpu")))
+    return _Called(get_target("nvgpu").compile(program, dataclasses.replace(options, target="nvgpu")))
 
 
 class _Called:
@@ -41,7 +44,7 @@ def gpu():
     """What is compiled in the block runs in the simulator."""
     jax.clear_caches()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(CpuTarget, "compile", lambda self, program, options: compiled(program)))
+        stack.enter_context(mock.patch.object(CpuTarget, "compile", lambda _, p, options: compiled(p, options=options)))
         stack.enter_context(mock.patch.object(CpuTarget, "call", call))
         stack.enter_context(mock.patch.object(CpuTarget, "POOLED_BYTES", 1 << 62))
         stack.enter_context(mock.patch("tests.native.running.compile_program", compiled))

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
-
-# Shared memory that a text may declare for a block; more would have to be asked for at the launch. Source: CUDA C++ Programming
-# Guide, shared memory.
-STATIC_SHARED_BYTES = 48 << 10
+from pbkern.targets.simt.device import NVIDIA, Device
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,7 @@ class DeviceKind:
     architecture: str
     ptx: int
     shared_bytes: int
+    device: Device = NVIDIA
 
 
 KINDS = {k.architecture: k for k in (

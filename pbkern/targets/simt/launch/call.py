@@ -10,9 +10,9 @@ import numpy as np
 
 from pbkern.targets.cpu.codegen.elf_loader import Image
 
+from ..program import Compiled
 from .driver import Driver
-from .launch import handler
-from .program import Compiled
+from .handler import handler
 
 _serial = itertools.count()
 _images: list[Image] = []  # of handlers: XLA keeps their addresses

@@ -24,6 +24,8 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
 BOOL = np.dtype(bool)
 LOWEST = -(1 << 40)
 VECTOR_BYTES = 16
+# Threads that whole vectors must leave with work: those of a warp.
+FEWEST_LANES = 32
 # Accumulators of one thread: they are in registers, of which there are 255.
 MOST_POINTS = 32
 # A load and its address, in multiply-adds.
@@ -69,7 +71,7 @@ def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]
         return ()
     if nest.rdims:
         return _shared_operands(nest, free, points, threads)
-    return _whole_vectors(nest, free, points, threads)
+    return _whole_vectors(nest, free, points)
 
 
 def _shared_operands(nest: Nest, free: Mapping[str, int], points: int, threads: int) -> tuple[Tile, ...]:
@@ -99,7 +101,7 @@ def nest_rewrites(nest: Nest) -> bool:
     return any(e.info[0].root in written for e in nest.loads())
 
 
-def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int, threads: int) -> tuple[Tile, ...]:
+def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Tile, ...]:
     """Along the dimension along which all accesses are the same or whole vectors, at multiples of their size."""
     sizes = {w.buf.dtype.itemsize for w in nest.writes} | {e.info[0].dtype.itemsize for e in nest.loads()}
     if not sizes or 0 in sizes:
@@ -108,7 +110,7 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int, threads: in
     if len({w.inner for w in nest.writes}) > 1 or any(b.root.dtype != b.dtype for b in _buffers(nest)):
         return ()
     for d, n in free.items():
-        if count > 1 and n % count == 0 and points >= count * threads and _is_whole(nest, d, count):
+        if count > 1 and n % count == 0 and points >= count * FEWEST_LANES and _is_whole(nest, d, count):
             return (Tile(d, n, count, beside=True),)
     return ()
 

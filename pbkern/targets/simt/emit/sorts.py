@@ -19,8 +19,8 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf, Sort
 
+from ..options import SHORT_LINE
 from .expressions import Expressions
-from .options import SHORT_LINE
 
 THREAD = "%tid"
 

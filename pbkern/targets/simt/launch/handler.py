@@ -19,8 +19,8 @@ from pbkern.targets.cpu.codegen.elf_loader import Image
 from pbkern.targets.cpu.codegen.host import HostText
 from pbkern.targets.cpu.codegen.runtime import xla
 
+from ..program import Compiled
 from .driver import Driver
-from .program import Compiled
 
 STREAM, ERROR, KERNEL = 0, 8, 16  # bytes of `call`
 ALIGNMENT = 256  # of memory that the driver gives. Source: CUDA C++ Programming Guide, device memory accesses
@@ -70,9 +70,9 @@ class LaunchText(HostText):
             value, place = self.put(f"llvm.getelementptr {values}{at}"), self.put(f"llvm.getelementptr {places}{at}")
             self.lines += [f"llvm.store {p}, {value} : !llvm.ptr, !llvm.ptr",
                            f"llvm.store {value}, {place} : !llvm.ptr, !llvm.ptr"]  # fmt: skip
-        numbers = (self.handles[id(step.kernel)], function.blocks, function.threads)
+        numbers = (self.handles[id(step.kernel)], function.blocks, function.threads, function.dynamic_shared_bytes)
         passed = ", ".join([*map(self.const, numbers), places])
-        self.lines.append(f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, !llvm.ptr) -> ()")
+        self.lines.append(f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()")
 
     def distinct(self) -> tuple:
         return ()
@@ -99,20 +99,21 @@ func.func private @pbk_note(%call: !llvm.ptr, %rc: i32, %kernel: i64) {{
   return
 }}
 
-func.func private @pbk_launch(%call: !llvm.ptr, %kernel: i64, %blocks: i64, %threads: i64, %arguments: !llvm.ptr) {{
+func.func private @pbk_launch(%call: !llvm.ptr, %kernel: i64, %blocks: i64, %threads: i64, %shared: i64,
+                              %arguments: !llvm.ptr) {{
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %address = arith.constant {cuLaunchKernel} : i64
+    %address = arith.constant {launch} : i64
     %f = llvm.inttoptr %address : i64 to !llvm.ptr
     %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
     %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
     %b = arith.trunci %blocks : i64 to i32
     %t = arith.trunci %threads : i64 to i32
     %one = arith.constant 1 : i32
-    %zero = arith.constant 0 : i32
+    %s = arith.trunci %shared : i64 to i32
     %null = llvm.mlir.zero : !llvm.ptr
-    %rc = llvm.call %f(%k, %b, %one, %one, %t, %one, %one, %zero, %stream, %arguments, %null) : !llvm.ptr, (
+    %rc = llvm.call %f(%k, %b, %one, %one, %t, %one, %one, %s, %stream, %arguments, %null) : !llvm.ptr, (
       !llvm.ptr, i32, i32, i32, i32, i32, i32, i32, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
     func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
   }}
@@ -133,18 +134,18 @@ func.func private @pbk_copied(%call: !llvm.ptr, %address: i64, %to: !llvm.ptr, %
 }}
 
 func.func private @pbk_copy(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
-  %address = arith.constant {cuMemcpyDtoDAsync} : i64
+  %address = arith.constant {copy} : i64
   func.call @pbk_copied(%call, %address, %to, %from, %bytes) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr, i64) -> ()
   return
 }}
 
 func.func private @pbk_read(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
-  %address = arith.constant {cuMemcpyDtoHAsync} : i64
+  %address = arith.constant {read} : i64
   func.call @pbk_copied(%call, %address, %to, %from, %bytes) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr, i64) -> ()
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %wait = arith.constant {cuStreamSynchronize} : i64
+    %wait = arith.constant {synchronize} : i64
     %f = llvm.inttoptr %wait : i64 to !llvm.ptr
     %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
     %rc = llvm.call %f(%stream) : !llvm.ptr, (!llvm.ptr) -> i32

@@ -19,12 +19,13 @@ from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
 
-from . import memory, reductions, sorts
-from .barriers import Barriers, Pending
-from .device import SHARED
+from ..device import SHARED
+from ..options import ThreadOptions
+from ..schedule import memory
+from ..schedule.barriers import Barriers, Pending
+from ..schedule.threads import deal
+from . import reductions, sorts
 from .nests import THREAD, NestEmitter
-from .options import ThreadOptions
-from .threads import deal
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ALIGNMENT = 16
@@ -37,9 +38,11 @@ class ThreadFunction:
 
     Attributes:
       blocks, threads: of a launch.
-      shared_bytes: of a block. global_bytes: of a block's scratch in global memory.
+      shared_bytes: of a block. dynamic_shared_bytes: of them, what the launch has to ask for. global_bytes: of a block's
+        scratch in global memory.
       index_bits: of integers that stand for places.
       nests: readable, as they were emitted. operands: operands and results without memory of others.
+      reads_unwritten: whether windows of rows that fusion has made may be read where no row is yet; that is not used.
     """
 
     name: str
@@ -48,9 +51,11 @@ class ThreadFunction:
     blocks: int
     threads: int
     shared_bytes: int
+    dynamic_shared_bytes: int
     global_bytes: int
     index_bits: int
     operands: tuple[int, ...]
+    reads_unwritten: bool = False
     is_shared: bool = True
 
 
@@ -130,8 +135,10 @@ class _Lowering:
         self._in_order(block, inner)
         return ThreadFunction(
             self.name, self._function(block), "\n".join(self.shown), self._blocks(), self.options.threads,
-            self.placement.shared_bytes, self.placement.global_bytes, self.index_bits,
+            self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
+            self.placement.global_bytes, self.index_bits,
             tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
+            bool(self.kernel.scratch) and not self.kernel.defined_at,
         )  # fmt: skip
 
     def _views(self, top: Block) -> None:
@@ -154,6 +161,10 @@ class _Lowering:
         for b, (base, at, kind) in bases.items():
             top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {p.memref(b)}")
 
+    def _is_dynamic(self) -> bool:
+        """Whether the launch gives shared memory: a text may declare less than there is."""
+        return self.placement.shared_bytes > self.options.device.declared_bytes
+
     def _far(self) -> str:
         return f"memref<{self.placement.global_bytes * self._blocks()}xi8>"
 
@@ -164,7 +175,8 @@ class _Lowering:
         args += [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if p.global_bytes else []
         constants = [f"{n} = {c}" for c, n in t.constants.items()]
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
-        head = [f'memref.global "private" @{self.name}_shared : {shared} = uninitialized {{alignment = 128 : i64}}']
+        private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
+        head = [f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"]
         body = operation.lines([*t.top.operations, *block.operations])
         lines = [*(head if p.shared_bytes else ()), f"func.func @{self.name}({', '.join(args)}) {{", *constants, *body,
                  "return", "}"]
@@ -228,7 +240,8 @@ class _Lowering:
         self.waits = plan.before
 
     def _barrier(self, block: Block) -> None:
-        block.add(self.options.device.barrier())
+        for line in self.options.device.barrier():
+            block.add(line)
 
     # ---------------------------------------------------------------- one program
 

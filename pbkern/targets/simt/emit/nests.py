@@ -10,11 +10,11 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest
 
+from ..schedule.threads import Deal
+from ..schedule.tiles import Tile, tiled
 from . import reductions
 from .expressions import Expressions, Walk
 from .reductions import Team
-from .threads import Deal
-from .tiles import Tile, tiled
 
 # Additions to one accumulator in a row: what rounding loses grows with them. Source: Higham 2002, Accuracy and Stability of
 # Numerical Algorithms, section 4.2.

@@ -19,8 +19,8 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
 from pbkern.lower.nest.rounding import may_cancel
 
-from .device import SHARED
-from .memory import Placement
+from ..device import SHARED
+from ..schedule.memory import Placement
 
 INT32_MAX = 2**31 - 1
 

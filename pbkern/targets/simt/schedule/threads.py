@@ -15,7 +15,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import apart, flat_coefficient
 from pbkern.lower.nest.ir import Buf, Nest, Write
 
-from .tiles import Tile, tiles
+from .tiles import Tile, nest_rewrites, tiles
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ def deal(nest: Nest, threads: int, warp: int) -> Deal:
     points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
     if reduced and not nest.ordered and is_parallel(nest, nest.dims):
         team = _team(nest, points, terms, threads, warp, free, reduced)
-    order = _along_lanes(nest, reduced if team > 1 else free)
+        if 1 < team < warp and points % (threads // team) and nest_rewrites(nest):
+            team = 1  # teams without a point take part as well: they would read what others store
+    order = along_lanes(nest, reduced if team > 1 else free)
     if team > 1:
         return Deal(tuple(free.items()), tuple(order.items()), team, threads)
     found = tiles(nest, order, threads)
@@ -74,28 +76,33 @@ def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Ma
     if points * warp <= threads and terms >= 2 * threads:
         return threads
     team = 1
-    wide = _neighbours(nest, reduced) > _neighbours(nest, free)
-    while team < warp and 2 * team <= terms and (wide or 2 * team * points <= threads):
+    along, weight = _neighbours(nest, reduced)
+    row = reduced[along] if weight > _neighbours(nest, free)[1] else 0
+    while team < warp and 2 * team <= terms and (2 * team <= row or 2 * team * points <= threads):
         team *= 2
     return team
 
 
-def _neighbours(nest: Nest, dims: Mapping[str, int]) -> int:
-    """How many of the nest's accesses go to neighbours along some dimension, at best."""
-    return max((sum(abs(c) == 1 for c in _steps(nest, d)) for d, n in dims.items() if n > 1), default=0)
+def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
+    """(the dimension along which most accesses go to neighbours, how often these are made)."""
+    return max(((d, _weight(nest, d)) for d, n in dims.items() if n > 1), key=lambda found: found[1], default=("", 0))
 
 
-def _steps(nest: Nest, d: str) -> list[int]:
-    """Elements between an access and the next along a dimension."""
-    loads = [flat_coefficient(e.info[0], e.info[1], d) for e in nest.loads()]
-    return loads + [flat_coefficient(w.buf, w.index, d) for w in nest.writes]
+def _weight(nest: Nest, d: str) -> int:
+    """How many accesses are made whose next one along a dimension is the neighbour. Those that do not depend on others of
+    the dimensions are made once for all of them."""
+    free = [x for x in nest.dims if x not in nest.rdims]
+    accesses = [(e.info[0], e.info[1], e.symbols) for e in nest.loads()]
+    accesses += [(w.buf, w.index, frozenset(nest.dims if w.inner else free)) for w in nest.writes]
+    return sum(math.prod(nest.dims[x] for x in nest.dims if x in symbols) for buf, index, symbols in accesses
+               if abs(flat_coefficient(buf, index, d)) == 1)
 
 
-def _along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
+def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
     """Dimensions in an order whose last one runs along lanes: the one along which most accesses go to neighbours."""
     if not dims:
         return {}
-    best = max(dims, key=lambda d: (dims[d] > 1, sum(abs(c) == 1 for c in _steps(nest, d)), list(dims).index(d)))
+    best = max(dims, key=lambda d: (dims[d] > 1, _weight(nest, d), list(dims).index(d)))
     return {d: n for d, n in dims.items() if d != best} | {best: dims[best]}
 
 

@@ -18,7 +18,7 @@ from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
 from pbkern.lower.nest.reductions import IDENTITY
 
-from .device import Device
+from ..device import Device
 
 SEARCHES = ("argmax", "argmin")
 # Bytes of shared memory through which warps exchange one accumulator: 8 for each of at most 32 warps.

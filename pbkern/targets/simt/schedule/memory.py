@@ -11,7 +11,7 @@ from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Stmt
 
-from .device import SHARED
+from ..device import SHARED
 
 
 @dataclass(frozen=True)
