@@ -1,10 +1,12 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
 from pbkern import config, cpu, errors, nvgpu, options, pallas, testing
+from pbkern.aot.decorator import polyblocks_aot_jax
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.tune import tune
 from pbkern.core.options import CompileOptions
+from pbkern.core.version import VERSION
 from pbkern.dsl import (
     Blocked,
     BlockSpec,
@@ -44,7 +46,7 @@ from pbkern.dsl import (
 )
 from pbkern.simulate.launches import simulate_ptx
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "BlockSpec",
@@ -86,6 +88,7 @@ __all__ = [
     "nvgpu",
     "options",
     "pallas",
+    "polyblocks_aot_jax",
     "polyblocks_jit_jax",
     "polymage_jit_jax",
     "program_id",

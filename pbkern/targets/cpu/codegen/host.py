@@ -27,14 +27,21 @@ PARALLEL = "_mlir_ciface_pbk_parallel"
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call;
-    `lowered`: the kernels that differ.
+    """`kernels`: func/scf/vector text; `host`: text of the host functions; `lowered`: the kernels that differ.
+
+    Memory of a call: `temporary_bytes`, and behind them the scratch of a launch: (bytes of a thread, most threads) of each.
     """
 
     kernels: str
     host: str
-    arena_bytes: int
+    temporary_bytes: int
+    scratch: tuple[tuple[int, int], ...]
     lowered: tuple[LoweredKernel, ...]
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory of one call on all threads."""
+        return self.temporary_bytes + max((size * threads for size, threads in self.scratch), default=0)
 
 
 class HostText:
@@ -48,7 +55,7 @@ class HostText:
         self.counters: dict[str, str] = {}
         self.offsets, self.copies_at = self._temporaries()
         self.temp_bytes = self.copies_at + max((sum(self._copy_sizes(k)) for k in program.kernels()), default=0)
-        self.scratch_bytes = 0
+        self.scratch: list[tuple[int, int]] = []
 
     def name(self) -> str:
         self.count += 1
@@ -175,7 +182,7 @@ class HostText:
             if step.operands[i].buffer != step.results[o].buffer:
                 self._copy_unless_same(step.operands[i], step.results[o])
                 views[i] = step.results[o]
-        self.scratch_bytes = max(self.scratch_bytes, threads * lowered.scratch_bytes)
+        self.scratch.append((lowered.scratch_bytes, threads))
         pointers = [*map(self.pointer, views), *self._copies(step, views)]
         scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
         total = self.const(lowered.programs)
@@ -255,7 +262,7 @@ def emit_host(
     host.steps(program.steps)
     distinct = host.distinct()
     text = module_text(f for k in distinct for f in k.functions)
-    return LoweredProgram(text, host.text(), host.temp_bytes + host.scratch_bytes, distinct)
+    return LoweredProgram(text, host.text(), host.temp_bytes, tuple(dict.fromkeys(host.scratch)), distinct)
 
 
 def starts_anywhere(kernel: Kernel, program: HostProgram) -> bool:
