@@ -3,6 +3,7 @@
 from pbkern.core.errors import (
     CheckError,
     FallbackWarning,
+    FunctionError,
     InternalError,
     KernelError,
     OptionError,
@@ -19,6 +20,7 @@ from pbkern.core.errors import (
 __all__ = [
     "CheckError",
     "FallbackWarning",
+    "FunctionError",
     "InternalError",
     "KernelError",
     "OptionError",

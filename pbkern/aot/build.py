@@ -177,6 +177,7 @@ def metadata_of(of: Interface, options: CompileOptions, devices: Sequence[Device
         }
 
     return {
+        "pbkern": "library",
         "name": of.name, "inputs": list(map(argument, of.inputs)), "outputs": list(map(argument, of.outputs)),
         "shared": [list(pair) for pair in of.shared], "user_device_memory": of.user_memory, "memory_bytes": of.memory_bytes,
         "devices": list(of.devices), "triple": devices[0].triple, "needs": [list(d.needs) for d in devices],

@@ -89,7 +89,3 @@ class LoadedLibrary:
         return [ctypes.c_void_p(pool.ctypes.data if pool.size else None), ctypes.c_void_p(None)]
 
 
-def metadata_in(path: str | os.PathLike, name: str) -> str:
-    """The metadata that a shared library holds."""
-    library = ctypes.CDLL(os.fspath(path))
-    return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, f"{name}_metadata"))).decode()

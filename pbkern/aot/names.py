@@ -105,4 +105,4 @@ def result_paths(results: Any) -> list[str]:
 
 def _result_name(path: tuple) -> str:
     text = jax.tree_util.keystr(path)
-    return "out" + (re.sub(r"[\[\]]+", "_", text).strip("_") if re.fullmatch(r"(\[\d+\])+", text) else f"_{text}")
+    return "out" + (text[1:-1].replace("][", "_") if re.fullmatch(r"(\[\d+\])+", text) else text)

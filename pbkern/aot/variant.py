@@ -10,12 +10,12 @@ from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import llvm_literals, mlir
-from pbkern.targets.backend import device_functions
 from pbkern.targets.cpu.backend import CpuBackend
 from pbkern.targets.cpu.codegen.host import emit_host, module_text
 from pbkern.targets.cpu.codegen.runtime import openmp, serial
 from pbkern.targets.cpu.devices import Device
-from pbkern.targets.cpu.passes import CPU_PASSES
+
+from .alignment import lowered_kernels
 
 MAIN = "pbk_main"
 
@@ -56,16 +56,17 @@ def variant_of(program: HostProgram, options: CompileOptions, device: Device, th
     def threads_of(kernel: Kernel) -> int:
         return min(backend.threads(kernel), threads)
 
-    lowered = emit_host(program, device_functions(program, options_of, CPU_PASSES, backend.emit), threads_of)
-    functions = [f for k in lowered.lowered for f in k.functions]
-    parts = []
+    kernels = lowered_kernels(program, options_of)
+    lowered, functions, parts = emit_host(program, kernels.by_id, threads_of), kernels.functions, []
     for scalar in (False, True):
         of_kind = [f for f in functions if f.has_scalar_loops is scalar]
         if of_kind:
             parts.append(Part(_llvm_ir(module_text(of_kind), mlir.KERNEL_PASSES, device), scalar))
     runtime = openmp.OPENMP if use_openmp else serial.SERIAL
+    if kernels.choosing:
+        parts.append(Part(_llvm_ir(kernels.choosing, mlir.HOST_PASSES, device), False))
     parts.append(Part(_llvm_ir(lowered.host + runtime, mlir.HOST_PASSES, device), False))
-    return Variant(tuple(parts), lowered.temporary_bytes, lowered.scratch, f"{lowered.kernels}\n{lowered.host}")
+    return Variant(tuple(parts), lowered.temporary_bytes, lowered.scratch, f"{module_text(functions)}\n{lowered.host}")
 
 
 def _llvm_ir(text: str, passes: str, device: Device) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 import pbkern
+from pbkern.aot.loaded import dtype_of
 
 RNG = np.random.default_rng(0)
 
@@ -85,6 +86,22 @@ def _params():
     return {"w1": numbers(64, 200), "b1": numbers(200), "w2": numbers(200, 10)}
 
 
+def cumulative(x):
+    return jnp.cumsum(x, axis=1), jnp.argmax(x, axis=0)
+
+
+def sort_rows(x):
+    return jnp.sort(x, axis=-1)
+
+
+def matmul_bf16(a, b):
+    return (a @ b).astype(jnp.float32)
+
+
+def integers(x, y):
+    return x // y, x % y, (x << 2) ^ y, jnp.clip(x, -5, 5).astype(jnp.int8)
+
+
 # name -> (function, arguments)
 CASES = {
     "unsharp": (unsharp, (numbers(270, 333, 3),)),
@@ -94,6 +111,10 @@ CASES = {
     "layer_norm": (layer_norm, (numbers(333, 500), numbers(500), numbers(500))),
     "descent": (descent, (numbers(2000, 50), numbers(2000))),
     "mlp_gradient": (mlp_gradient, (_params(), numbers(300, 64), numbers(300, 10))),
+    "cumulative": (cumulative, (numbers(50, 77),)),
+    "sorted": (sort_rows, (numbers(20, 300),)),
+    "matmul_bf16": (matmul_bf16, (numbers(64, 96).astype(jnp.bfloat16), numbers(96, 80).astype(jnp.bfloat16))),
+    "integers": (integers, (RNG.integers(-1000, 1000, (30, 41), np.int32), RNG.integers(1, 50, (30, 41), np.int32))),
     "matmul_kernel": (matmul_kernel, (numbers(200, 100), numbers(100, 150))),
 }
 
@@ -135,24 +156,47 @@ static void *array(const char *path, size_t bytes, int at) {{
   if (f) fclose(f);
   return memory;
 }}
-static void save(const char *path, const void *memory, size_t bytes) {{
-  FILE *f = fopen(path, "wb");
-  if (fwrite(memory, 1, bytes, f) != bytes) exit(9);
-  fclose(f);
-}}
 """
 
 
-def calling_program(made, at: int = 0) -> str:
-    """C that reads the inputs from files, calls the library and writes the results. at: bytes from a cache line's start."""
-    lines = [FILES.format(name=made.name), "int main(void) {"]
+SAVE = """
+static void save(const char *path, const void *memory, size_t bytes) {
+  FILE *f = fopen(path, "wb");
+  if (fwrite(memory, 1, bytes, f) != bytes) exit(9);
+  fclose(f);
+}
+"""
+
+GUARDED = """
+#include <sys/mman.h>
+static void *guarded(const char *path, size_t bytes) {
+  size_t pages = (bytes + 4095) / 4096 * 4096;
+  char *memory = mmap(NULL, pages + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mprotect(memory + pages, 4096, PROT_NONE)) exit(8);
+  void *from = array(path, bytes, 0);
+  memcpy(memory + pages - bytes, from, path ? bytes : 0);
+  return memory + pages - bytes;
+}
+"""
+
+
+def calling_program(made, at: int = 0, guarded: bool = False) -> str:
+    """C that reads the inputs from files, calls the library and writes the results.
+
+    at: bytes from a cache line's start; guarded: arrays and memory end where a page begins that cannot be touched.
+    """
+    head = FILES.format(name=made.name) + SAVE
+    if guarded:
+        head = "#define _GNU_SOURCE\n#include <string.h>\n" + head + GUARDED
+    lines = [head, "int main(void) {"]
+    place = lambda path, size: f"guarded({path}, {size})" if guarded else f"array({path}, {size}, {at})"
     arguments = [*made.metadata["inputs"], *made.metadata["outputs"]]
     for k, a in enumerate(arguments):
         path = f'"{a["name"]}.bin"' if k < len(made.metadata["inputs"]) else "NULL"
-        lines.append(f"  void *p{k} = array({path}, {a['bytes']}, {at});")
+        lines.append(f"  void *p{k} = {place(path, a['bytes'])};")
     passed = [f"p{k}" for k in range(len(arguments))]
     if made.metadata["user_device_memory"]:
-        lines.append(f"  int8_t *pool = malloc({made.name.upper()}_MEMORY_BYTES + 1);")
+        lines.append(f"  int8_t *pool = {place('NULL', f'{made.name.upper()}_MEMORY_BYTES')};")
         passed += ["pool", "NULL"]
     lines.append(f"  {made.name}({', '.join(passed)});")
     for k, a in list(enumerate(arguments))[len(made.metadata["inputs"]) :]:
@@ -166,5 +210,5 @@ def run_c(program, made, inputs, folder, environment=None, before=()) -> list:
         (folder / f"{a['name']}.bin").write_bytes(np.ascontiguousarray(x).tobytes())
     done = subprocess.run([*before, program], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.returncode, done.stderr)
-    return [np.frombuffer((folder / f"{a['name']}.bin").read_bytes(), a["dtype"]).reshape(a["shape"])
+    return [np.frombuffer((folder / f"{a['name']}.bin").read_bytes(), dtype_of(a["dtype"])).reshape(a["shape"])
             for a in made.metadata["outputs"]]  # fmt: skip

@@ -13,7 +13,7 @@ from pbkern.targets.cpu.codegen.host import LoweredProgram, emit_host, starts_an
 from pbkern.targets.cpu.codegen.kernel import LoweredKernel, emit
 
 from .lower_options import NEVER, LowerOptions
-from .machine import CpuMachine, detected_machine
+from .machine import CpuMachine, VectorBits, detected_machine
 from .params import CompilerParams
 from .passes import CPU_PASSES
 
@@ -39,7 +39,7 @@ class CpuBackend:
         return LowerOptions(
             approx_math=p.approx_math and fast,
             contract=fast,
-            vector_bits=p.vector_width or machine.vector_bits,
+            vector_bits=VectorBits(p.vector_width or machine.vector_bits, machine.registers),
             semantics=p.dimension_semantics,
             prefetch_steps=p.max_concurrent_steps - 1,
             avx512=machine.vector_bits >= 512 and machine.avx512,

@@ -24,6 +24,27 @@ CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
 
 
+class VectorBits(int):
+    """Width of vectors in bits. It knows how many registers hold such vectors: what chooses a schedule by one needs both."""
+
+    registers: int
+
+    def __new__(cls, bits: int, registers: int = 32) -> VectorBits:
+        made = super().__new__(cls, bits)
+        made.registers = registers
+        return made
+
+    def __repr__(self) -> str:
+        return f"VectorBits({int(self)}, {self.registers})"
+
+    __str__ = int.__repr__
+
+
+def registers_of(vector_bits: int) -> int:
+    """Vector registers of the machine; of a plain number, as many as AVX-512 and NEON have."""
+    return getattr(vector_bits, "registers", 32)
+
+
 @dataclass(frozen=True)
 class CpuMachine(Machine):
     """A CPU.

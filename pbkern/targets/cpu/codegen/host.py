@@ -187,7 +187,7 @@ class HostText:
         scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
         total = self.const(lowered.programs)
         if threads == 1:
-            passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(_argument_types(lowered))
+            passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(argument_types(lowered))
             self.lines.append(f"func.call @{lowered.name}({passed}) : ({types}) -> ()")
             return
         args = self.alloca(f"!llvm.array<{len(pointers) + 1} x ptr>")
@@ -219,7 +219,7 @@ class HostText:
             pointers.append(f"%p{k}")
         lines += [f"%size = arith.constant {lowered.scratch_bytes} : i64", "%at = arith.muli %slot, %size : i64",
                   f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8"]
-        args, types = [*pointers[:-1], "%mine", "%low", "%high"], ", ".join(_argument_types(lowered))
+        args, types = [*pointers[:-1], "%mine", "%low", "%high"], ", ".join(argument_types(lowered))
         lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({types}) -> ()", "return", "}"]
         self.tasks.append("\n".join(lines))
         return name
@@ -231,13 +231,13 @@ class HostText:
     def text(self) -> str:
         declared = []
         for lowered in self.distinct():
-            declared.append(f"func.func private @{lowered.name}({', '.join(_argument_types(lowered))})")
+            declared.append(f"func.func private @{lowered.name}({', '.join(argument_types(lowered))})")
         head = f"func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {INTERNAL} {{"
         main = [head, *self.lines, "return", "}"]
         return "\n".join([*declared, *self.tasks, *main])
 
 
-def _argument_types(lowered: LoweredKernel) -> list[str]:
+def argument_types(lowered: LoweredKernel) -> list[str]:
     """Of operands and copies, the scratch memory, and the first program and the one after the last."""
     return ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
 
