@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +13,18 @@ from pbkern.core import config
 from pbkern.core.errors import OptionError
 from pbkern.core.options import CompileOptions, nearest
 from pbkern.core.process import gc_pause, progress, recursion
-from pbkern.core.version import VERSION
 from pbkern.targets.cpu.devices import Device, devices_of
 
 from . import link
-from .c_types import element_type, memref
-from .emit import emitted, require_llvmlite
-from .entry import Entry, Part
-from .function import Argument, Function
-from .header import Interface, header_text
+from .codegen.emit import emitted, require_llvmlite
+from .codegen.entry import Entry, Part
+from .codegen.variant import variant_of
+from .function import Function
+from .interface.c_types import element_type
+from .interface.header import Interface, header_text
+from .interface.metadata import metadata_of
+from .interface.names import check_function_name
 from .library import Library, all_or_none
-from .names import check_function_name
-from .variant import variant_of
 
 # What can be asked for, and the ends of its files' names.
 KINDS = {"obj": ".o", "header": ".h", "shared": ".so", "static": ".a", "asm": ".s", "llvm": ".ll", "mlir": ".mlir",
@@ -160,30 +159,6 @@ def _write(
                     _timed(times, "link", link.link, places[kind], [code], device, use_openmp)
                 else:
                     _timed(times, "archive", link.archive, places[kind], [code], device)
-
-
-def metadata_of(of: Interface, options: CompileOptions, devices: Sequence[Device], content: Sequence[str]) -> dict[str, Any]:
-    """What NAME_metadata holds."""
-    def argument(a: Argument) -> dict[str, Any]:
-        return {
-            "name": a.name,
-            "path": a.path,
-            "dtype": a.type.dtype.name,
-            "shape": list(a.type.shape),
-            "bytes": a.type.nbytes,
-            "c_type": element_type(a.type.dtype, a.path).c,
-            "memref": memref(a.type, a.path),
-            "used": a.is_used,
-        }
-
-    return {
-        "pbkern": "library",
-        "name": of.name, "inputs": list(map(argument, of.inputs)), "outputs": list(map(argument, of.outputs)),
-        "shared": [list(pair) for pair in of.shared], "user_device_memory": of.user_memory, "memory_bytes": of.memory_bytes,
-        "devices": list(of.devices), "triple": devices[0].triple, "needs": [list(d.needs) for d in devices],
-        "openmp": options.openmp, "threads": of.threads, "version": VERSION,
-        "content": hashlib.sha256("\n".join(content).encode()).hexdigest(),
-    }  # fmt: skip
 
 
 def _report(name: str, times: Mapping[str, float]) -> None:

@@ -18,8 +18,8 @@ from pbkern.frontends.jax import call
 
 from .build import build_library, wanted
 from .function import Function, function_of, function_of_kernel
+from .interface.names import argument_paths, identifier, parameter_names, result_paths
 from .library import Library
-from .names import argument_paths, identifier, parameter_names, result_paths
 
 
 def polyblocks_aot_jax(

@@ -25,27 +25,12 @@ from pbkern.dsl.build_programs import repeated
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
 
-from .names import distinct
+from .interface.arguments import Argument
+from .interface.names import distinct
 
 # Arrays of a function's scope beyond this would make the library, its compilation and its loading slow.
 CONSTANT_BYTES = 64 << 20
 PRINTS = ("debug_callback", "debug_print")
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One array of the C function.
-
-    Attributes:
-      name: in C. path: in Python, as "params['w']".
-      type: shape and dtype.
-      is_used: whether the library touches it.
-    """
-
-    name: str
-    path: str
-    type: ArrayType
-    is_used: bool = True
 
 
 @dataclass(frozen=True)

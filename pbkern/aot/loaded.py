@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,16 @@ import numpy as np
 
 from pbkern.core.errors import KernelError, TargetError
 
-CODES = {1: "an argument is a null pointer", 2: "memory cannot be allocated",
-         3: "the processor lacks instructions that the library uses"}  # fmt: skip
+from .interface.arguments import CODES
+
+# How the metadata begins, in a library's file as well.
+MARK = b'{"pbkern": "library", '
+
+
+def metadata_in(content: bytes) -> dict[str, Any] | None:
+    """What a library's file says of it, which is not loaded for that; None for other files."""
+    at = content.find(MARK)
+    return None if at < 0 else json.loads(content[at : content.index(b"\0", at)])
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -66,7 +75,7 @@ class LoadedLibrary:
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*arrays, *results)]
         code = self._call(*pointers, *self._memory())
         if code:
-            raise TargetError(f"`{self.metadata['name']}` did not run", why=CODES.get(code, f"code {code}"))
+            raise TargetError(f"`{self.metadata['name']}` did not run", why=dict(CODES.values()).get(code, f"code {code}"))
         return results[0] if len(results) == 1 else tuple(results)
 
     def _check(self, argument: Mapping[str, Any], x: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import pathlib
 import time
 import zlib
@@ -155,12 +154,12 @@ def _run_library(parsed: argparse.Namespace) -> None:
 
 def read_metadata(path: pathlib.Path) -> Mapping[str, Any]:
     """What a shared library of ours says of itself. Raises OptionError for others."""
-    from pbkern.aot.elf_metadata import find
+    from pbkern.aot.loaded import metadata_in
 
-    found = find(path.read_bytes())
+    found = metadata_in(path.read_bytes())
     if found is None:
         raise OptionError(f"{path} is no library of pbkern's", why="it holds no metadata", hint="pbkern compile -o NAME.so")
-    return json.loads(found)
+    return found
 
 
 def _read(path: str) -> np.ndarray:

@@ -17,13 +17,12 @@ import numpy as np
 from pbkern.targets.cpu.codegen.host import ALIGNMENT
 from pbkern.targets.cpu.devices import Device
 
-from .function import Function, Source
+from ..function import Function, Source
+from ..interface.arguments import NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR
 from .messages import messages_text
 from .processor_check import bits_of, features_text
 from .variant import Variant
 
-# What NAME_try returns. The header names them.
-OK, NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR = range(4)
 # In what @pbk_call returns, the number of an argument stands above the code.
 ARGUMENT_SHIFT = 8
 

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import entry
+from .arguments import CODES, Argument
 from .c_types import element_type, memref
-from .function import Argument
 
 POOL, STREAM = "user_device_memory", "stream"
-CODES = {
-    "OK": (entry.OK, "done"),
-    "NULL_POINTER": (entry.NULL_POINTER, "an argument is a null pointer"),
-    "OUT_OF_MEMORY": (entry.OUT_OF_MEMORY, "memory cannot be allocated"),
-    "UNSUITABLE_PROCESSOR": (entry.UNSUITABLE_PROCESSOR, "the processor lacks instructions that the library uses"),
-}
 
 
 @dataclass(frozen=True)
