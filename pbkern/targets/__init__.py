@@ -12,14 +12,22 @@ from .target import Target
 NAMES = ("cpu", "nvgpu", "amdgpu")
 
 
+def get_target(name: str, device: str | None = None) -> Target:
+    """The target of this name; on CPUs, for a device that is not in this computer, one that makes plans and texts for it.
+
+    Raises TargetError if it is unknown, OptionError for a device that there is not.
+    """
+    return _target(name, device)
+
+
 @functools.cache
-def get_target(name: str) -> Target:
-    """The target of this name. Raises TargetError if it is unknown."""
+def _target(name: str, device: str | None) -> Target:
     with recursion.headroom():  # imports nest
         if name == "cpu":
+            from pbkern.targets.cpu.devices import device_of
             from pbkern.targets.cpu.target import CpuTarget
 
-            return CpuTarget()
+            return CpuTarget(device and device_of(device))
         if name == "nvgpu":
             from pbkern.targets.nvgpu.target import NvgpuTarget
 
