@@ -2,6 +2,7 @@
 
 from pbkern import amdgpu, config, cpu, errors, nvgpu, options, pallas, testing
 from pbkern.aot.decorator import polyblocks_aot_jax
+from pbkern.aot.frameworks import polyblocks_aot_tf, polyblocks_aot_torch
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.stablehlo_functions import from_stablehlo
@@ -94,6 +95,8 @@ __all__ = [
     "options",
     "pallas",
     "polyblocks_aot_jax",
+    "polyblocks_aot_tf",
+    "polyblocks_aot_torch",
     "polyblocks_jit_jax",
     "polyblocks_jit_tf",
     "polyblocks_jit_torch",

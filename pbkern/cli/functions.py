@@ -57,6 +57,11 @@ def decorated(fn: Callable, options: Mapping[str, Any]) -> Any:
     return polyblocks_jit_jax(fn, compile_options=dict(options))
 
 
+def is_program(text: str) -> bool:
+    """Whether a word names a program of StableHLO, jax.export or torch.export rather than a function in a file of Python."""
+    return not re.search(r"\.py(:|$)", text) and not text.endswith(".so") and pathlib.Path(text).suffix != ""
+
+
 @contextlib.contextmanager
 def explained(where: str, what: str) -> Iterator[None]:
     """Errors that code of the user's file raises in the body, JAX's while it traces included, become FunctionErrors."""
