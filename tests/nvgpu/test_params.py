@@ -11,6 +11,8 @@ from jax.experimental.pallas import triton as plt
 import pbkern
 from pbkern.errors import OptionError, ScheduleError, TargetError
 from pbkern.frontends.pallas.params import nvidia_params
+from pbkern.targets import get_target
+from pbkern.targets.nvgpu import driver
 
 BAD = {
     "approx_math": "yes", "unsafe_no_auto_barriers": 1, "max_concurrent_steps": 0, "delay_release": 1, "profile_space": -1,
@@ -59,6 +61,20 @@ def test_devices_by_name():
     assert ".target sm_89" in pbkern.simulate(kernel(), x, device="rtx4090").ptx[0]
     with pytest.raises(OptionError, match="there is no device `h1000`"):
         pbkern.simulate(kernel(), x, device="h1000")
+
+
+def test_code_and_prices_are_for_the_device_that_is_named_or_there(monkeypatch):
+    target, x = get_target("nvgpu"), np.zeros(8, np.float32)
+    assert target.costs("a100").cores == 4 * 108 and target.costs().cores == 4 * 132
+    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device": "a100"})
+    assert ".target sm_80" in f.as_text(x, stage="ptx")
+    monkeypatch.setattr(driver, "present_capability", lambda: (8, 9))
+    assert target.backend.kind.architecture == "sm_89" and target.backend_of("b200").kind.architecture == "sm_100"
+    with pbkern.config.override(gpu_driver="simulator"):
+        assert target.backend.kind.architecture == "sm_90a"
+    monkeypatch.setattr(driver, "present_capability", lambda: (7, 5))
+    with pytest.raises(OptionError, match="no code for devices of compute capability 7.5"):
+        _ = target.backend
 
 
 def test_params_of_another_class_are_refused():

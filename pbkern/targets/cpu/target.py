@@ -44,7 +44,7 @@ class CpuTarget:
     def machine(self) -> Machine:
         return detected_machine()
 
-    def costs(self) -> CostModel:
+    def costs(self, device: str | None = None) -> CostModel:
         from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
 
         return CpuCosts.of(self.machine())
