@@ -3,6 +3,7 @@
 from pbkern import amdgpu, config, cpu, errors, nvgpu, options, pallas, testing
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from pbkern.api.simulation import Simulation, simulate
+from pbkern.api.stablehlo_functions import from_stablehlo
 from pbkern.api.tune import tune
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import (
@@ -76,6 +77,7 @@ __all__ = [
     "ds",
     "errors",
     "fail",
+    "from_stablehlo",
     "in_bounds",
     "interpret",
     "jit",

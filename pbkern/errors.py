@@ -1,6 +1,7 @@
 """Public names: the errors that a user can meet."""
 
 from pbkern.core.errors import (
+    ArgumentError,
     CheckError,
     FallbackWarning,
     InternalError,
@@ -17,6 +18,7 @@ from pbkern.core.errors import (
 )
 
 __all__ = [
+    "ArgumentError",
     "CheckError",
     "FallbackWarning",
     "InternalError",
