@@ -10,7 +10,7 @@ The first needs ptxas for NVIDIA's architectures, and an lld (ziglang) for AMD's
 import argparse
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -125,39 +125,61 @@ MEMORY_BOUND = ("blur_slices", "unsharp", "harris", "softmax", "layer_norm", "rm
                 "cross_entropy", "jacobi_at")
 
 
-def seconds(call: Callable[[], object], calls: int = 20) -> float:
+def least_seconds(call: Callable[[], object], wait: Callable[[object], object], calls: int) -> float:
     """The least of several calls, each waited for."""
-    jax.block_until_ready(call())
+    wait(call())
     found = []
     for _ in range(calls):
         start = time.perf_counter()
-        jax.block_until_ready(call())
+        wait(call())
         found.append(time.perf_counter() - start)
     return min(found)
 
 
-def on_device(names: list[str]) -> int:
-    """A row per workload: bandwidth of compulsory bytes, beside that of jax.jit; the number of wrong results."""
-    device, wrong = jax.devices("cuda")[0], 0
-    print(f"{device.device_kind}, jax {jax.__version__}, {time.strftime('%d %B %Y')}; GB/s of compulsory bytes")
-    print(f"{'workload':22} {'pbkern':>8} {'jax.jit':>8} {'error':>9}")
+def error_of(w: Workload, device: jax.Device) -> float:
+    """Of the results at small size against float64, relative to the largest."""
+    small = w.arguments(w.small)
+    got = pbkern.jit(w.function, compile_options={"target": "nvgpu"})(*jax.device_put(small, device))
+    wide = [np.asarray(a, np.float64) if np.asarray(a).dtype.kind == "f" else np.asarray(a) for a in small]
+    want = w.numpy(*wide)
+    return max(float(np.abs(np.asarray(g, np.float64) - x).max() / max(np.abs(x).max(), 1e-30))
+               for g, x in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
+
+
+def torch_rate(w: Workload, arguments: Sequence[jax.Array], calls: int) -> float:
+    """Of torch.compile on its own CUDA device; not a number where it has none, or lacks the function."""
+    try:
+        import torch
+
+        from benchmarks import torch_peers
+    except ImportError:
+        return np.nan
+    f = torch_peers.compiled(w.name) if torch.cuda.is_available() else None
+    if f is None:
+        return np.nan
+    call = functools.partial(f, *(torch_peers.tensor(a).cuda() for a in arguments))
+    return w.compulsory_bytes / least_seconds(call, lambda _: torch.cuda.synchronize(), calls) / 1e9
+
+
+def on_device(names: list[str], full: bool = True, calls: int = 20) -> int:
+    """A row per workload, as a table for the documents; the number of wrong results. `full`: or at small size."""
+    device, wrong = jax.devices(get_target("nvgpu").platform)[0], 0
+    day = time.strftime("%d %B %Y")
+    print(f"{device.device_kind}, jax {jax.__version__}, {day}: GB/s of arguments and results, each once.\n")
+    print("| workload | pbkern | jax.jit | torch.compile | error |\n| --- | ---: | ---: | ---: | ---: |")
     for name in names:
         w = WORKLOADS[name]
-        small = w.arguments(w.small)
+        error = error_of(w, device)
+        wrong += not error <= w.tolerance
+        drawn = w.arguments(w.full if full else w.small)
+        args = jax.device_put(drawn, device)
         ours = pbkern.jit(w.function, compile_options={"target": "nvgpu"})
-        got = ours(*jax.device_put(small, device))
-        error = 0.0
-        if w.numpy is not None:
-            wide = [np.asarray(a, np.float64) if np.asarray(a).dtype.kind == "f" else np.asarray(a) for a in small]
-            want = w.numpy(*wide)
-            error = max(np.abs(np.asarray(g, np.float64) - x).max() / max(np.abs(x).max(), 1e-30)
-                        for g, x in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
-            wrong += not error <= w.tolerance
-        args = jax.device_put(w.arguments(w.full), device)
-        theirs = jax.jit(w.function)
-        rates = [w.compulsory_bytes / seconds(functools.partial(f, *args)) / 1e9 for f in (ours, theirs)]
-        print(f"{name:22} {rates[0]:8.0f} {rates[1]:8.0f} {error:9.1e}{'' if error <= w.tolerance else '  WRONG'}")
-    print(f"{wrong} results are wrong")
+        rates = [w.compulsory_bytes / least_seconds(functools.partial(f, *args), jax.block_until_ready, calls) / 1e9
+                 for f in (ours, jax.jit(w.function))]
+        rates.append(torch_rate(w, drawn, calls))
+        shown = " | ".join("" if np.isnan(r) else f"{r:.0f}" for r in rates)
+        print(f"| {name} | {shown} | {error:.1e}{'' if error <= w.tolerance else ' WRONG'} |", flush=True)
+    print(f"\n{wrong} results are wrong")
     return wrong
 
 
@@ -166,6 +188,7 @@ def main() -> int:
     parser.add_argument("--assemble", action="store_true")
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--device", action="store_true")
+    parser.add_argument("--small", action="store_true", help="with --device: small arguments, few calls")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     bad = 0
@@ -174,7 +197,7 @@ def main() -> int:
     if options.count:
         bad += count(options.names or list(COUNTED))
     if options.device:
-        bad += on_device(options.names or list(MEMORY_BOUND))
+        bad += on_device(options.names or list(MEMORY_BOUND), not options.small, 2 if options.small else 20)
     if not (options.assemble or options.count or options.device):
         parser.print_help()
     return min(bad, 1)

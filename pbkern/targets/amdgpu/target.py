@@ -45,8 +45,8 @@ class AmdgpuTarget(ThreadTarget):
     params = CompilerParams
     STAGES = ("nests", "mlir", "llvm", "asm")
 
-    def machine(self) -> Machine:
-        return machine.machine(self.backend.kind)
+    def machine(self, device: str | None = None) -> Machine:
+        return machine.machine(self.backend_of(device).kind)
 
     def backend_of(self, device: str | None) -> AmdgpuBackend:
         return AmdgpuBackend(device_kind(device))

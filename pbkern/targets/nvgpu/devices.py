@@ -39,6 +39,16 @@ NAMES = {"a100": "sm_80", "a10": "sm_86", "rtx3090": "sm_86", "rtx4090": "sm_89"
 DEFAULT = "sm_90a"
 
 
+def of_capability(major: int, minor: int) -> DeviceKind:
+    """The architecture whose code a device runs. Raises OptionError for a device that is newer or older than all of them."""
+    for k in KINDS.values():
+        if k.architecture.rstrip("a") == f"sm_{major}{minor}":
+            return k
+    raise OptionError(f"there is no code for devices of compute capability {major}.{minor}",
+                      why=f"architectures are {', '.join(KINDS)}",
+                      hint="compile_options={'device': ...} names one that it runs")
+
+
 def device_kind(name: str | None) -> DeviceKind:
     """The device of a name: an architecture, or a product. Raises OptionError."""
     name = (name or DEFAULT).lower()

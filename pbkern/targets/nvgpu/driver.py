@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pbkern.core.errors import SimulationError
+from pbkern.core.errors import SimulationError, TargetError
 from pbkern.simulate.launches import simulate_ptx
 from pbkern.targets.simt.launch.driver import Describe, Driver, LibraryDriver, address_of, kept
 from pbkern.targets.simt.program import Code
@@ -22,6 +22,8 @@ from pbkern.targets.simt.program import Code
 from . import program
 
 LAUNCH_FAILED = 719  # CUDA_ERROR_LAUNCH_FAILED
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+CAPABILITY = 75, 76
 MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _Launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
                            ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)  # fmt: skip
@@ -59,6 +61,16 @@ class CudaDriver(LibraryDriver):
             size = code.function.dynamic_shared_bytes
             self.check(self.library.cuKernelSetAttribute(MOST_DYNAMIC_SHARED, size, kernel, device),
                        f"asked for {size} bytes of shared memory for kernel `{code.function.name}`")
+
+
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of the first device."""
+        device, value, found = ctypes.c_int(), ctypes.c_int(), []
+        self.check(self.library.cuDeviceGet(ctypes.byref(device), 0), "asked for a device")
+        for attribute in CAPABILITY:
+            self.check(self.library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device), "asked for its capability")
+            found.append(value.value)
+        return found[0], found[1]
 
 
 class SimulatorDriver:
@@ -103,6 +115,16 @@ class SimulatorDriver:
 def driver(name: str | None) -> Driver:
     """The driver that the configuration names: "simulator", or None for NVIDIA's. Raises TargetError."""
     return SimulatorDriver() if name == "simulator" else CudaDriver()
+
+
+@functools.cache
+def present_capability() -> tuple[int, int] | None:
+    """Compute capability of this computer's device; None where there is no driver or no device."""
+    try:
+        found = driver(None)
+        return found.capability() if isinstance(found, CudaDriver) else None
+    except TargetError:
+        return None
 
 
 def synchronize() -> None:

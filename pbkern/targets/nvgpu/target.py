@@ -11,7 +11,7 @@ from pbkern.targets.simt.target import ThreadTarget
 
 from . import driver, machine, ptxas
 from .backend import NvgpuBackend
-from .devices import DeviceKind, device_kind
+from .devices import DeviceKind, device_kind, of_capability
 from .params import CompilerParams
 from .program import Code, Compiled
 
@@ -29,11 +29,13 @@ class NvgpuTarget(ThreadTarget):
         """JAX's platform of the arrays that programs run on: the CPU's, if launches are simulated."""
         return "cpu" if config.current().gpu_driver == "simulator" else "cuda"
 
-    def machine(self) -> Machine:
-        return machine.machine(self.backend.kind)
+    def machine(self, device: str | None = None) -> Machine:
+        return machine.machine(self.backend_of(device).kind)
 
     def backend_of(self, device: str | None) -> NvgpuBackend:
-        return NvgpuBackend(device_kind(device))
+        """Without a name: for this computer's device, if there is one that programs run on."""
+        capability = None if device or config.current().gpu_driver else driver.present_capability()
+        return NvgpuBackend(of_capability(*capability) if capability else device_kind(device))
 
     def make(self, function: ThreadFunction, kind: DeviceKind, made: bytes | None) -> Code:
         code = Code(function, kind)

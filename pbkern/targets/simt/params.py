@@ -64,8 +64,15 @@ P = TypeVar("P", bound=ThreadParams)
 
 
 def of_kernel(kernel: Kernel, default: P) -> P:
-    """The kernel's CompilerParams for the target of `default`, which is what kernels without any have. Raises OptionError."""
-    found = kernel.compiler_params.get(default.target_name, default)
+    """The kernel's CompilerParams for the target of `default`. Kernels without any have the default ones, with the
+    dimension_semantics that they have for another target: these say what programs do, not what a device does.
+
+    Raises OptionError.
+    """
+    found = kernel.compiler_params.get(default.target_name)
+    if found is None:
+        every = (getattr(p, "dimension_semantics", None) for p in kernel.compiler_params.values())
+        return default.replace(dimension_semantics=next(filter(None, every), None))
     if not isinstance(found, type(default)):
         raise OptionError(
             f"kernel `{kernel.name}` has compiler_params for {default.target_name} of another class",

@@ -68,7 +68,7 @@ class ThreadTarget:
     def show(self, code: Any, stage: str) -> str:
         raise NotImplementedError
 
-    def machine(self) -> Machine:
+    def machine(self, device: str | None = None) -> Machine:
         raise NotImplementedError
 
     # ---------------------------------------------------------------- all vendors'
@@ -77,10 +77,10 @@ class ThreadTarget:
     def backend(self) -> ThreadBackend:
         return self.backend_of(None)
 
-    def costs(self) -> CostModel:
+    def costs(self, device: str | None = None) -> CostModel:
         from .costs import ThreadCosts  # imports the fuser, which `import pbkern` does not need
 
-        return ThreadCosts.of(self.machine())
+        return ThreadCosts.of(self.machine(device))
 
     def supports(self, eqn) -> str | None:
         if eqn.primitive is breakpoint_p or eqn.primitive.name in PRINTS:
