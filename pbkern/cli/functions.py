@@ -53,8 +53,13 @@ def decorated(fn: Callable, options: Mapping[str, Any]) -> Any:
     if isinstance(fn, JitFunction):
         if not options:
             return fn
-        return polyblocks_jit_jax(fn.__wrapped__, compile_options=fn.options.differing() | dict(options))
-    return polyblocks_jit_jax(fn, compile_options=dict(options))
+        fn, options = fn.__wrapped__, fn.options.differing() | dict(options)
+    try:
+        return polyblocks_jit_jax(fn, compile_options=dict(options))
+    except PbkernError:
+        raise
+    except ValueError as e:  # of marked arguments that the function does not have
+        raise OptionError("the options do not suit the function", why=str(e).splitlines()[0]) from None
 
 
 @contextlib.contextmanager
