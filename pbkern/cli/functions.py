@@ -8,7 +8,7 @@ import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pbkern.core.errors import FunctionError, OptionError, PbkernError
@@ -46,7 +46,7 @@ def load(where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | Non
     return fn, args
 
 
-def decorated(fn: Callable, options: Mapping[str, Any]) -> Any:
+def decorated(fn: Any, options: Mapping[str, Any]) -> Any:
     """The function as pbkern.jit makes it, with these options beside its own."""
     from pbkern.api.decorators import JitFunction, polyblocks_jit_jax
 
