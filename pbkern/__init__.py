@@ -4,6 +4,7 @@ from pbkern import config, cpu, errors, nvgpu, options, pallas, testing
 from pbkern.aot.decorator import polyblocks_aot_jax
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from pbkern.api.simulation import Simulation, simulate
+from pbkern.api.stablehlo_functions import from_stablehlo
 from pbkern.api.tune import tune
 from pbkern.core.options import CompileOptions
 from pbkern.core.version import VERSION
@@ -77,6 +78,7 @@ __all__ = [
     "ds",
     "errors",
     "fail",
+    "from_stablehlo",
     "in_bounds",
     "interpret",
     "jit",

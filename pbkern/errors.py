@@ -1,6 +1,7 @@
 """Public names: the errors that a user can meet."""
 
 from pbkern.core.errors import (
+    ArgumentError,
     CheckError,
     FallbackWarning,
     FunctionError,
@@ -18,6 +19,7 @@ from pbkern.core.errors import (
 )
 
 __all__ = [
+    "ArgumentError",
     "CheckError",
     "FallbackWarning",
     "FunctionError",

@@ -19,6 +19,8 @@ TABLES = {
     "pbkern.lower.rules.control_flow:RULES": ("pbkern.lower.rules", 3),
     "pbkern.lower.rules.views:VIEWS": ("pbkern.lower.rules", 18),
     "pbkern.frontends.pallas.body:RULES": ("pbkern.frontends.pallas.call", 40),
+    "pbkern.frontends.stablehlo.table:RULES": ("pbkern.frontends.stablehlo.importer", 130),
+    "pbkern.frontends.stablehlo.table:CHECKS": ("pbkern.frontends.stablehlo.importer", 6),
 }
 COUNT = """
 import importlib, json, sys

@@ -40,6 +40,10 @@ class KernelError(PbkernError, ValueError):
     """A kernel, BlockSpec or index map is defined wrongly."""
 
 
+class ArgumentError(PbkernError, ValueError):
+    """A function is called with arguments, or made of a file, that it cannot take."""
+
+
 class OptionError(PbkernError, ValueError):
     """A compile option, CompilerParams field or environment variable has an unknown name or a bad value."""
 
