@@ -11,12 +11,13 @@ import jax
 
 from pbkern.api.decorators import JitFunction, merged, name_of, named_once
 from pbkern.core.errors import OptionError, UnsupportedOp
-from pbkern.core.options import CompileOptions, check_for_aot
+from pbkern.core.options import ARGUMENT_OPTIONS, CompileOptions, check_for_aot
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax import call
 
-from .build import build_library, wanted
+from .build import build_library
+from .files import wanted
 from .function import Function, function_of, function_of_kernel
 from .interface.names import argument_paths, identifier, parameter_names, result_paths
 from .library import Library
@@ -41,7 +42,8 @@ def polyblocks_aot_jax(
       donate_argnums, donate_argnames: arguments that may be the same arrays as results.
       runtime_args: an older name of compile_options.
       output: a folder, or the name of one file, whose end says what it is to be: .o .h .so .a .s .ll .mlir; None: here.
-      emit: what to write: "obj", "header", "shared", "static", "asm", "llvm", "mlir", "kernels", "metadata". None: two.
+      emit: what to write: "obj", "header", "shared", "static", "asm", "llvm", "mlir", "kernels", "metadata", "cmake",
+        "pkgconfig", "cpp", "bench". None: the first two.
     Raises OptionError for options, names and paths that cannot be; when called, UnsupportedOp for what only XLA or Python could
     run, TargetError for missing tools, or what JAX raises. Nothing is written then.
     """
@@ -70,6 +72,11 @@ def compile_library(fn, options: CompileOptions, output, emit, /, *args: Any, **
         return build_library(asked, options, functools.partial(_of_kernel, fn, args))
     static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
     donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
+    try:
+        JitFunction(fn, options, {})  # which looks at the marked arguments as jax.jit does
+    except ValueError as e:
+        marked = {k: v for k, v in options.differing().items() if k in ARGUMENT_OPTIONS}
+        raise OptionError(f"`{own_name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}") from None
     traced = call.trace(fn, static, donated, args, kwargs)
     _refuse_refs(traced)
     paths = argument_paths(fn, args, kwargs, lambda of: of in static.positions or of in static.names)

@@ -25,6 +25,7 @@ from pbkern.dsl.build_programs import repeated
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
 
+from .empty_arrays import computed_now
 from .interface.arguments import Argument
 from .interface.names import distinct
 
@@ -116,7 +117,7 @@ def function_of(
       donated: a flag per operand.
     Raises UnsupportedOp for what is left to XLA, and for checks and prints; OptionError for constants that are too large.
     """
-    build = current_plan(closed, name, options, tuple(donated) or (False,) * len(closed.in_avals))
+    build = current_plan(computed_now(closed), name, options, tuple(donated) or (False,) * len(closed.in_avals))
     plan = build.fused
     _refuse_leftovers(plan)
     for kernel in plan.kernels():

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-from typing import Any
 
+from pbkern.aot.files import KINDS
 from pbkern.core.options import CompileOptions
+from pbkern.targets.cpu.devices import devices_of
 
 from . import functions, option_flags
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
-    parser.add_argument(
-        "-o", "--output", metavar="PATH", help="a folder, or a file whose end says what it is to be; default here"
-    )
-    parser.add_argument("--emit", metavar="KINDS", help="what to write, with commas: obj, header, shared, static, asm, llvm, "
-                        "mlir, kernels, metadata, cmake, pkgconfig, cpp, bench; default obj,header")  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="PATH",
+                        help="a file whose end says what it is to be, or a folder, which takes all; default: .o and .h, here")
+    parser.add_argument("--emit", metavar="KINDS", help=f"what to write, with commas: {', '.join(KINDS)}")
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -25,20 +24,22 @@ def run(parsed: argparse.Namespace) -> None:
     from pbkern.aot.decorator import polyblocks_aot_jax
 
     options = option_flags.given(parsed)
-    kinds = [k for k in parsed.emit.split(",") if k] if parsed.emit is not None else None
-    output = pathlib.Path(parsed.output) if parsed.output is not None else None
+    kinds = None if parsed.emit is None else [k for k in parsed.emit.split(",") if k]
+    if kinds is None and parsed.output is not None and pathlib.Path(parsed.output).is_dir():
+        kinds = _all(options.get("device"))
     if functions.is_program(parsed.function):
         from pbkern.aot.frameworks import library_of_file
 
-        given = CompileOptions.from_dict(options)
-        _print(library_of_file(pathlib.Path(parsed.function), given, output, kinds))
-        return
-    fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
-    with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
-        library = polyblocks_aot_jax(compile_options=options, output=output, emit=kinds)(fn)(*args)
-    _print(library)
-
-
-def _print(library: Any) -> None:
+        library = library_of_file(pathlib.Path(parsed.function), CompileOptions.from_dict(options), parsed.output, kinds)
+    else:
+        fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
+        with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
+            library = polyblocks_aot_jax(compile_options=options, output=parsed.output, emit=kinds)(fn)(*args)
     for path in library.paths.values():
         print(path)
+
+
+def _all(device: str | None) -> list[str]:
+    """What a folder takes: of libraries for other systems, what needs no linker."""
+    here = all(d.is_here for d in devices_of(device))
+    return [k for k in KINDS if here or k not in ("shared", "static")]

@@ -8,7 +8,7 @@ import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pbkern.core.errors import FunctionError, OptionError, PbkernError
@@ -46,15 +46,20 @@ def load(where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | Non
     return fn, args
 
 
-def decorated(fn: Callable, options: Mapping[str, Any]) -> Any:
+def decorated(fn: Any, options: Mapping[str, Any]) -> Any:
     """The function as pbkern.jit makes it, with these options beside its own."""
     from pbkern.api.decorators import JitFunction, polyblocks_jit_jax
 
     if isinstance(fn, JitFunction):
         if not options:
             return fn
-        return polyblocks_jit_jax(fn.__wrapped__, compile_options=fn.options.differing() | dict(options))
-    return polyblocks_jit_jax(fn, compile_options=dict(options))
+        fn, options = fn.__wrapped__, fn.options.differing() | dict(options)
+    try:
+        return polyblocks_jit_jax(fn, compile_options=dict(options))
+    except PbkernError:
+        raise
+    except ValueError as e:  # of marked arguments that the function does not have
+        raise OptionError("the options do not suit the function", why=str(e).splitlines()[0]) from None
 
 
 def is_program(text: str) -> bool:

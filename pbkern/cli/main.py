@@ -42,7 +42,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, that of the benchmarks, or 2 after an error explained on stderr."""
     parser = _parser()
-    options, rest = parser.parse_known_args(_with_command(list(sys.argv[1:] if arguments is None else arguments)))
+    options, rest = parser.parse_known_args(normalised(sys.argv[1:] if arguments is None else arguments))
     if rest and options.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -59,11 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_command(arguments: list[str]) -> list[str]:
-    """`pbkern FILE.py:FUNCTION -aot ...`, as the document writes it, is `compile`; without -aot, `run`."""
-    if arguments and arguments[0] not in EXAMPLES and any(re.search(r"\.py:\w", a) for a in arguments):
-        return ["compile" if {"-aot", "--aot"} & set(arguments) else "run", *arguments]
-    return arguments
+def normalised(arguments: Sequence[str]) -> list[str]:
+    """The arguments as the parser knows them: long options with two hyphens, and a command in front.
+
+    `pbkern FILE.py:FUNCTION -aot ...`, as the document writes it, is `compile`; without -aot, `run`.
+    """
+    found = list(arguments)
+    if found[:1] == ["bench"]:
+        return found
+    found = [f"-{a}" if re.match(r"-[a-z][a-z0-9-]+(=|$)", a) else a for a in found]
+    if found and found[0] not in EXAMPLES and any(re.search(r"\.py:\w", a) for a in found):
+        return ["compile" if "--aot" in found else "run", *found]
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

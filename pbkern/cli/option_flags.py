@@ -14,16 +14,16 @@ PREFIX = "option_"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Adds them, with one hyphen in front or two. What is not given is not in the result of `given`."""
+    """Adds them. What is not given is not in the result of `given`."""
     group = parser.add_argument_group("compile options", "as in compile_options={...}; one hyphen in front will do")
     for f in dataclasses.fields(CompileOptions):
         name, dest, kind = f.name.replace("_", "-"), PREFIX + f.name, str(f.type)
         help = _help(f.name)
         if kind == "bool":
-            group.add_argument(f"--{name}", f"-{name}", dest=dest, action="store_true", default=None, help=help)
-            group.add_argument(f"--no-{name}", f"-no-{name}", dest=dest, action="store_false", help=argparse.SUPPRESS)
+            group.add_argument(f"--{name}", dest=dest, action="store_true", default=None, help=help)
+            group.add_argument(f"--no-{name}", dest=dest, action="store_false", help=argparse.SUPPRESS)
         else:
-            group.add_argument(f"--{name}", f"-{name}", dest=dest, type=_parser(kind), metavar=_metavar(kind), help=help)
+            group.add_argument(f"--{name}", dest=dest, type=_parser(kind), metavar=_metavar(kind), help=help)
 
 
 def given(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -26,8 +26,8 @@ TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "complex64": 1
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument("arrays", nargs="*", metavar="ARRAY.npy", help="inputs of a library; random ones where there are none")
-    parser.add_argument("--skip-std", "-skip-std", action="store_true", help="without plain JAX, op by op")
-    parser.add_argument("--skip-xla", "-skip-xla", action="store_true", help="without jax.jit")
+    parser.add_argument("--skip-std", action="store_true", help="without plain JAX, op by op")
+    parser.add_argument("--skip-xla", action="store_true", help="without jax.jit")
 
 
 def run(parsed: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ Code uses the instruction sets that a Device names and no others, so that what a
 from __future__ import annotations
 
 import functools
+import importlib
 from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
@@ -172,7 +173,16 @@ def _native(system: str) -> Device:
                           why=f"it lacks {', '.join(f for f in V3 if f not in has)}",
                           hint=f"a device by name: {', '.join(names()[1:])}")  # fmt: skip
     further = tuple(f for f in FURTHER if f in has and (level == "x86-64-v4" or not f.startswith("avx512")))
-    return Device(NATIVE, system, _triple("x86_64", system), level, level, (*LEVELS[level], *further), detected_machine())
+    needs = (*LEVELS[level], *further)
+    return Device(NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, detected_machine())
+
+
+def _host_name(level: str) -> str:
+    """LLVM's name of the processor at hand, to schedule for; without llvmlite, which makes no libraries, that of its level."""
+    try:
+        return importlib.import_module("llvmlite.binding").get_host_cpu_name()
+    except ImportError:
+        return level
 
 
 def _x86(name: str, system: str) -> Device:

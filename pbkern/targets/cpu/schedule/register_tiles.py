@@ -29,7 +29,7 @@ MAX_POINT_NODES = 420
 MAX_TILE_NODES = 1200
 # Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each were read 2.5 times as
 # slowly from memory as whole ones.
-COLUMN_SHARE = 2  # of the registers
+MAX_COLUMN_VECTORS = 16
 # Of so few rows it keeps fewer vectors: what else lies in memory needs registers as well, and rows are read side by side.
 FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in a step.
@@ -113,7 +113,7 @@ class NestSchedule:
 
 def column_vectors(registers: int) -> int:
     """Vectors that a sum over rows keeps, if it shares no operand."""
-    return registers // COLUMN_SHARE
+    return min(MAX_COLUMN_VECTORS, registers - OPERAND_REGISTERS)
 
 
 def register_bits(nest: Nest, along: str | None = None) -> int:
