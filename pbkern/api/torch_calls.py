@@ -98,7 +98,7 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     if not isinstance(fn, torch.nn.Module):
         return TorchFunction(fn, options)
     graphs: list[captured.Graph] = []
-    module = torch.compile(fn, backend=backend(options, graphs))
+    module: Any = torch.compile(fn, backend=backend(options, graphs))
     module.__class__ = TorchModule
     module.__dict__["graphs"] = graphs
     return module
