@@ -1,8 +1,8 @@
 """Joint graph of forward and backward -> the two, by Torch's minimal cut: as few bytes as possible are kept between them.
 
-What is computed again costs little where kernels fuse it, so the cut may go through more than Torch's own: batched products too,
-such as the scores of attention, which are many more than what they are made of. Views are always made again: to keep one would
-be to copy it. Measured in docs/decisions/045-saved-tensors.md.
+What is computed again costs little where kernels fuse it, so the cut may go through more than Torch's own: batched products
+too, such as the scores of attention, which are many more than what they are made of. Views are always made again: to keep one
+would be to copy it. Measured in docs/decisions/045-saved-tensors.md.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from pbkern.core.errors import UnsupportedOp
 
@@ -20,7 +21,7 @@ def _scores(q, k, causal, mask, scale):
     if mask is not None:
         scores = jnp.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if causal:
-        rows, columns = np.arange(q.shape[-2])[:, None], np.arange(k.shape[-2])
+        rows, columns = (lax.broadcasted_iota(np.int32, scores.shape[-2:], d) for d in (0, 1))
         scores = jnp.where(rows >= columns, scores, -np.inf)
     return scores
 
