@@ -15,7 +15,10 @@ import torch
 from torch._functorch import config, partitioners
 
 # Beside those of Torch's list. Products with weights stay: they cost more than their bytes.
-AGAIN = ("bmm", "cat", "constant_pad_nd", "tril", "logsumexp", "amin", "all", "repeat", "stack", "flip", "roll")
+AGAIN = (
+    "bmm", "cat", "constant_pad_nd", "tril", "logsumexp", "amin", "all", "repeat", "stack", "flip", "roll", "detach", "alias",
+    "gather", "scatter", "contiguous", "clone", "copy", "real", "imag", "view_as_real", "view_as_complex",
+)  # fmt: skip
 CHOICES = {"ban_recompute_materialized_backward": False, "recompute_views": True}
 _lock = threading.RLock()
 
