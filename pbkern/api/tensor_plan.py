@@ -82,6 +82,7 @@ class TensorPlan:
         call = direct.entry(compiled, str(OPENMP) if OPENMP.exists() else None)
         types = [(tuple(b.type.shape), torch_dtype(b.type.dtype)) for b in compiled.program.outputs]
         pointers = ctypes.c_void_p * max(len(reads) + len(types), 1)
+        large = [(k, b.type.nbytes) for k, b in enumerate(compiled.program.outputs) if b.type.nbytes >= direct.HUGE_BYTES]
         empty = torch.empty
         # OpenMP's number of threads belongs to the calling thread; in threads that are new to Torch, asking it sets theirs.
         set_threads = torch.get_num_threads
@@ -89,6 +90,8 @@ class TensorPlan:
         def step(values: Tensors) -> Tensors:
             set_threads()
             made = [empty(shape, dtype=dtype) for shape, dtype in types]
+            for k, nbytes in large:
+                direct.ask_for_huge_pages(made[k].data_ptr(), nbytes)
             call(pointers(*[values[k].data_ptr() for k in reads], *[t.data_ptr() for t in made]))
             return made
 

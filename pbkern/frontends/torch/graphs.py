@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -24,6 +23,7 @@ from . import shapes
 from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
 from .decompositions import decompositions
 from .dtypes import check_tensor
+from .partition import partition
 
 # jaxpr, name -> function of tensors to a list of new ones.
 Compile = Callable[[Captured, str], Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]
@@ -184,8 +184,6 @@ def _boxed(run: Any) -> Callable:
 
 def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool) -> Callable:
     """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
         number = 1 + max((g.number for g in graphs), default=-1)
         if not choose(number):
@@ -202,10 +200,9 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
 
             return compile_one
 
-        with sdpa_kernel(SDPBackend.MATH):
-            return aot_autograd(
-                fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-                decompositions=decompositions(), partition_fn=min_cut_rematerialization_partition,
-            )(module, inputs)  # fmt: skip
+        return aot_autograd(
+            fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
+            decompositions=decompositions(), partition_fn=partition,
+        )(module, inputs)  # fmt: skip
 
     return compile_graph

@@ -102,26 +102,6 @@ def logcumsumexp(call, x, dim):
     return lax.cumlogsumexp(x, axis=dim % x.ndim) if x.ndim else x
 
 
-@op("aten::_softmax", "aten::softmax")
-def softmax(call, x, dim, half_to_float=False):
-    return jax.nn.softmax(as_type(x, call.dtype), dim)
-
-
-@op("aten::_log_softmax", "aten::log_softmax")
-def log_softmax(call, x, dim, half_to_float=False):
-    return jax.nn.log_softmax(as_type(x, call.dtype), dim)
-
-
-@op("aten::_softmax_backward_data")
-def softmax_backward(call, g, y, dim, dtype):
-    return y * (g - jnp.sum(g * y, dim, keepdims=True))
-
-
-@op("aten::_log_softmax_backward_data")
-def log_softmax_backward(call, g, y, dim, dtype):
-    return g - jnp.exp(y) * jnp.sum(g, dim, keepdims=True)
-
-
 @op("aten::sort")
 def sort(call, x, *args, dim=-1, descending=False, stable=None):
     """sort(x, dim, descending), or with `stable` first by keyword."""

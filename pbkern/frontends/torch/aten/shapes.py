@@ -24,16 +24,6 @@ def permute(call, x, dims):
     return jnp.transpose(x, dims)
 
 
-@op("aten::t")
-def t(call, x):
-    return jnp.transpose(x)
-
-
-@op("aten::transpose")
-def transpose(call, x, a, b):
-    return jnp.swapaxes(x, a, b) if x.ndim else x
-
-
 @op("aten::unsqueeze")
 def unsqueeze(call, x, dim):
     return jnp.expand_dims(x, dim)

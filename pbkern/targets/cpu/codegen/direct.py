@@ -19,10 +19,11 @@ from pbkern.targets import mlir
 
 from . import lifetime, object_files
 from .compile import Code, Compiled, image_of, kept, runtime_symbols
-from .elf_loader import Image
-from .runtime import openmp, serial
+from .elf_loader import PAGE, Image
+from .runtime import arena, openmp, serial
 
 PARALLEL = "_mlir_ciface_pbk_parallel"
+HUGE_BYTES = arena.HUGE_BYTES
 CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads", "omp_in_parallel")
 # A forked process counts as a parallel region: it stands in for omp_in_parallel.
 _INSIDE = """
@@ -49,6 +50,19 @@ def entry(compiled: Compiled, openmp_library: str | None) -> Callable[[Any], Non
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(image.address("pbk_call"))
     weakref.finalize(call, lifetime.free_arenas, image).atexit = False
     return call
+
+
+def ask_for_huge_pages(address: int, nbytes: int) -> None:
+    """For new memory of HUGE_BYTES and more: first touch of small pages costs ten times more."""
+    start = -(-address // PAGE) * PAGE
+    _c().madvise(start, nbytes - PAGE, arena.MADV_HUGEPAGE)
+
+
+@functools.cache
+def _c() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library
 
 
 @functools.cache
