@@ -22,7 +22,8 @@ from pbkern.api.decorators import merged, named_once
 from pbkern.core.errors import ArgumentError, OptionError, TargetError, UnsupportedOp
 from pbkern.core.options import CompileOptions, check_for_aot
 
-from .build import build_library, wanted
+from .build import build_library
+from .files import wanted
 from .function import Function, function_of
 from .interface.names import identifier, parameter_names
 from .library import Library
