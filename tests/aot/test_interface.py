@@ -1,6 +1,8 @@
 """What a library takes and gives: names, constants, copies, arguments that are not used, Python's side of the call."""
 
 import json
+import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -313,6 +315,17 @@ def test_checks_and_prints_in_kernels_are_refused(tmp_path):
 def test_refs_are_refused(tmp_path):
     with pytest.raises(UnsupportedOp, match="takes no Refs"):
         aot(compile_options={"aot_name": "f"}, output=tmp_path)(lambda r: r[...] + 1)(jax.new_ref(jnp.ones(3)))
+
+
+def test_the_document_s_python_runs(tmp_path, monkeypatch, capsys):
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "aot.md").read_text()
+    first = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(first, "aot.md", "exec"), {"__name__": "document"})
+    out = capsys.readouterr().out
+    for line in re.findall(r"^```c\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0].splitlines():
+        assert line in out.splitlines()
+    assert {p.name for p in tmp_path.iterdir()} == {"unsharp_mask.o", "unsharp_mask.h"}
 
 
 def test_import_does_not_need_llvmlite():

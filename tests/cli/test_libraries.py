@@ -225,3 +225,27 @@ def test_a_folder_that_cannot_be_written(model, capsys, tmp_path, monkeypatch):
 def test_devices_are_listed(capsys):
     status, out, _ = run(capsys, "targets", "--devices")
     assert status == 0 and "neoverse-n1: aarch64-unknown-linux-gnu" in out and "x86-64-v3: " in out
+
+
+def test_programs_of_stablehlo_and_of_jax_export(capsys, tmp_path, monkeypatch):
+    import jax
+    import jax.export
+    import jax.numpy as jnp
+
+    monkeypatch.chdir(tmp_path)
+    f = jax.jit(lambda x, y: jnp.tanh(x) @ y)
+    types = [jax.ShapeDtypeStruct((5, 6), jnp.float32), jax.ShapeDtypeStruct((6, 7), jnp.float32)]
+    (tmp_path / "text.mlir").write_text(f.lower(*types).as_text())
+    (tmp_path / "exported.bin").write_bytes(jax.export.export(f)(*types).serialize())
+    for name in ("text.mlir", "exported.bin"):
+        status, out, err = run(capsys, "compile", name, "-aot-name", "tanh_product", "--emit", "header,shared")
+        assert status == 0, err
+        text = (tmp_path / "tanh_product.h").read_text()
+        assert "memref<5x6xf32>" in text and "memref<5x7xf32>" in text
+        status, out, err = run(capsys, "run", name, "-num-iters", "2")
+        assert status == 0 and out.count("median of 2") == 3, err
+        assert run(capsys, "explain", name)[0] == 0
+    status, _, err = run(capsys, "compile", "text.mlir", "--args", "f32[3]")
+    assert status == 2 and "types of its own" in err
+    (tmp_path / "no.mlir").write_text("nothing")
+    assert run(capsys, "compile", "no.mlir")[0] == 2
