@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pbkern.api import stages
 from pbkern.core import config
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
@@ -54,7 +54,9 @@ def build_library(asked: Wanted, options: CompileOptions, make: Callable[[Compil
         texts = _texts(asked, interface, options, parts, described) | made
         _write(asked.files, texts, devices[0], options.openmp, times)
     if options.debug:
-        _report(asked.name, times)
+        record = first.build.record
+        record.milliseconds |= times
+        stages.report(record)
     header = texts["header"].decode()
     return Library(asked.name, dict(asked.files), header, described, made["obj"], devices[0], options.openmp)
 
@@ -127,8 +129,3 @@ def _write(files: Mapping[str, pathlib.Path], texts: Mapping[str, bytes], device
                 _timed(times, "archive", link.archive, place, [code], device)
             else:
                 place.write_bytes(texts[kind])
-
-
-def _report(name: str, times: Mapping[str, float]) -> None:
-    rows = "\n".join(f"{ms:10.2f} ms  {what}" for what, ms in times.items())
-    print(f"library {name}\n{rows}", file=sys.stderr)

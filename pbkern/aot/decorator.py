@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from pbkern.api.decorators import JitFunction, merged, name_of, named_once
+from pbkern.api.stablehlo_functions import ImportedFunction
 from pbkern.core.errors import OptionError, UnsupportedOp
 from pbkern.core.options import ARGUMENT_OPTIONS, CompileOptions, check_for_aot
 from pbkern.dsl.kernel import Kernel
@@ -36,7 +37,8 @@ def polyblocks_aot_jax(
     `paths` of its files, `header`, `metadata`, and `load()`, which makes it callable on NumPy arrays.
 
     Args:
-      fn: a function, one that pbkern.jit made, a pbkern.kernel or a Kernel. A kernel with in_types takes no arguments.
+      fn: a function, one that pbkern.jit or pbkern.from_stablehlo made, a pbkern.kernel or a Kernel. Kernels with in_types and
+        StableHLO programs take no arguments.
       compile_options: see pbkern.CompileOptions; of AOT: aot_name, device, user_device_memory, openmp, num_threads.
       static_argnums, static_argnames: arguments that are compile-time constants.
       donate_argnums, donate_argnames: arguments that may be the same arrays as results.
@@ -55,13 +57,23 @@ def polyblocks_aot_jax(
     if not callable(fn) and not isinstance(fn, Kernel):
         raise OptionError("polyblocks_aot_jax compiles a function", why=f"given {fn!r}",
                           hint="polyblocks_aot_jax(compile_options={...})(fn)(*args)")  # fmt: skip
+    imported = fn if isinstance(fn, ImportedFunction) else None
+    fn = fn if imported is None else imported.jitted
     if isinstance(fn, JitFunction):
         inner = fn.options.differing()
         compile_options = inner | (CompileOptions.from_dict(compile_options).differing())
         fn = fn.__wrapped__
     options = CompileOptions.from_dict(merged(compile_options, given))
     check_for_aot(options)
-    return functools.partial(compile_library, fn, options, output, emit)
+    compiled = functools.partial(compile_library, fn, options, output, emit)
+    return compiled if imported is None else functools.partial(_of_imported, imported, compiled)
+
+
+def _of_imported(program: ImportedFunction, compiled: Callable[..., Library], /, *args: Any, **kwargs: Any) -> Library:
+    """A StableHLO program brings its types along."""
+    given, named = (args, kwargs) if args or kwargs else program.example
+    with program.types_kept():
+        return compiled(*given, **named)
 
 
 def compile_library(fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any) -> Library:

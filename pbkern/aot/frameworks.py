@@ -1,4 +1,4 @@
-"""Functions of TensorFlow, modules of PyTorch and StableHLO programs -> libraries, by the same code as JAX functions.
+"""Functions of TensorFlow and modules of PyTorch -> libraries, by the same code as JAX functions.
 
 What a module or function keeps between calls, parameters and variables, are inputs of the library behind the user's; constants
 lie in it.
@@ -78,21 +78,6 @@ def polyblocks_aot_torch(
     given = fn.module() if isinstance(fn, torch.export.ExportedProgram) else fn
     options = _options(given, compile_options, "polyblocks_aot_torch")
     return functools.partial(_torch_library_of_call, fn, options, output, emit)
-
-
-def stablehlo_library(source: Any, options: CompileOptions, output: Any = None, emit: Iterable[str] | None = None) -> Library:
-    """The library of a StableHLO program: a path, text, bytes or jax.export.Exported. Raises what from_stablehlo raises."""
-    from pbkern.frontends.stablehlo.importer import import_program
-    from pbkern.frontends.stablehlo.parse import parse
-
-    check_for_aot(options)
-    parsed = parse(source)
-    imported = import_program(parsed)
-    kept = parsed.exported.module_kept_var_idx if parsed.exported else range(len(imported.jaxpr.in_avals))
-    names = [f"in{k}" for k in kept]
-    return _library(
-        imported.jaxpr, imported.name, options, output, emit, names, _numbered("out", len(imported.jaxpr.out_avals))
-    )
 
 
 def _needed(module: str, extra: str, by: str) -> Any:
@@ -212,10 +197,8 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def library_of_file(path: pathlib.Path, options: CompileOptions, output: Any, emit: Iterable[str] | None) -> Library:
-    """The library of a file that torch.export.save (.pt2) or jax.export wrote, or of a StableHLO program."""
-    if path.suffix != ".pt2":
-        return stablehlo_library(path, options, output, emit)
+def library_of_torch_file(path: str, options: CompileOptions, output: Any, emit: Iterable[str] | None) -> Library:
+    """The library of a program that torch.export.save wrote."""
     torch = _needed("torch", "torch", "compile")
     check_for_aot(options)
     try:
@@ -223,4 +206,4 @@ def library_of_file(path: pathlib.Path, options: CompileOptions, output: Any, em
     except Exception as e:
         raise ArgumentError(f"`{path}` is no program of torch.export", why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
                             hint="a file that torch.export.save wrote") from None  # fmt: skip
-    return _torch_library(program, options, output, emit, path.stem)
+    return _torch_library(program, options, output, emit, pathlib.Path(path).stem)

@@ -27,10 +27,10 @@ def run(parsed: argparse.Namespace) -> None:
     kinds = None if parsed.emit is None else [k for k in parsed.emit.split(",") if k]
     if kinds is None and parsed.output is not None and pathlib.Path(parsed.output).is_dir():
         kinds = _all(options.get("device"))
-    if functions.is_program(parsed.function):
-        from pbkern.aot.frameworks import library_of_file
+    if parsed.function.endswith(".pt2"):
+        from pbkern.aot.frameworks import library_of_torch_file
 
-        library = library_of_file(pathlib.Path(parsed.function), CompileOptions.from_dict(options), parsed.output, kinds)
+        library = library_of_torch_file(parsed.function, CompileOptions.from_dict(options), parsed.output, kinds)
     else:
         fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
         with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):

@@ -15,8 +15,9 @@ from pbkern.core.errors import FunctionError, OptionError, PbkernError
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 
-HELP = """Arguments come from --args (types), from `function.example_args`, or from the example_args of the file: a
-tuple, or a function that returns one. The file is run, as Python would run it."""
+HELP = """FILE.py:FUNCTION, or a file of StableHLO or of jax.export. Arguments come from --args (types), from
+`function.example_args`, or from the example_args of the file: a tuple, or a function that returns one. The file is run, as
+Python would run it."""
 DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
     "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "bool": "bool",
@@ -29,6 +30,8 @@ def load(where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | Non
 
     types: of the arguments, as texts; sizes: what names in them stand for.
     """
+    if ":" not in where and pathlib.Path(where).is_file() and not where.endswith(".py"):
+        return _load_program(where, types)
     path, _, name = where.rpartition(":")
     if not path or not name:
         raise OptionError("no function is named", why=f"{where!r}", hint="FILE.py:FUNCTION")
@@ -49,7 +52,10 @@ def load(where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | Non
 def decorated(fn: Any, options: Mapping[str, Any]) -> Any:
     """The function as pbkern.jit makes it, with these options beside its own."""
     from pbkern.api.decorators import JitFunction, polyblocks_jit_jax
+    from pbkern.api.stablehlo_functions import ImportedFunction
 
+    if isinstance(fn, ImportedFunction):
+        return fn.with_options(dict(options)) if options else fn
     if isinstance(fn, JitFunction):
         if not options:
             return fn
@@ -62,9 +68,18 @@ def decorated(fn: Any, options: Mapping[str, Any]) -> Any:
         raise OptionError("the options do not suit the function", why=str(e).splitlines()[0]) from None
 
 
-def is_program(text: str) -> bool:
-    """Whether a word names a program of StableHLO, jax.export or torch.export rather than a function in a file of Python."""
-    return not re.search(r"\.py(:|$)", text) and not text.endswith(".so") and pathlib.Path(text).suffix != ""
+def _load_program(path: str, types: Sequence[str] | None) -> tuple[Any, tuple]:
+    """(function, arguments) of a file of StableHLO, or of what jax.export wrote."""
+    from pbkern.api.stablehlo_functions import from_stablehlo
+
+    if types is not None:
+        raise OptionError("a program has types of its own", why=f"--args {' '.join(types)}", hint="leave --args out")
+    program = from_stablehlo(path)
+    args, named = program.example
+    if named:
+        raise OptionError("a program with keywords is called from Python", why=", ".join(named),
+                          hint="pbkern.from_stablehlo(path)")  # fmt: skip
+    return program, args
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import pathlib
 import time
@@ -51,14 +52,15 @@ def _run_function(parsed: argparse.Namespace) -> None:
     fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
     args = jax.tree.map(_drawn, args)
     ours = functions.decorated(fn, options)
-    plain = ours.__wrapped__
-    static = {k: v for k, v in ours.options.differing().items() if k.startswith("static_")}
+    jitted = getattr(ours, "jitted", ours)  # of a StableHLO program
+    plain, kept = jitted.__wrapped__, getattr(ours, "types_kept", contextlib.nullcontext)
+    static = {k: v for k, v in jitted.options.differing().items() if k.startswith("static_")}
     backends: dict[str, Callable] = {"polyblocks": ours}
     backends |= {} if parsed.skip_xla else {"xla": jax.jit(plain, **static)}
     backends |= {} if parsed.skip_std else {"std": plain}
     expected = None
     for name, backend in reversed(backends.items()):
-        with functions.explained(parsed.function, f"`{parsed.function}` failed on backend `{name}`"):
+        with kept(), functions.explained(parsed.function, f"`{parsed.function}` failed on backend `{name}`"):
             start = time.perf_counter()
             results = _awaited(backend, args)
             first = time.perf_counter() - start

@@ -65,6 +65,22 @@ def test_a_processor_without_multiply_adds_has_no_native_libraries(monkeypatch):
     assert "it lacks avx2, fma" in e.value.why and "x86-64-v3" in e.value.hint
 
 
+def test_a_part_of_avx512_is_not_used_in_native_libraries(monkeypatch):
+    flags = "avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512cd"
+    monkeypatch.setattr(devices, "cpuinfo", lambda: f"flags : {flags}\n")
+    found = devices._native("linux")
+    assert found.cpu == "x86-64-v3" and found.machine.vector_bits == 256 and not found.machine.avx512
+    assert not any(f.startswith("avx512") for f in found.needs)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", [n for n in programs.CASES if n != "matmul_bf16"])
+def test_avx2_computes_the_same(name, tmp_path):
+    made, inputs, expected = programs.library(name, tmp_path, ["shared"], device="x86-64-v3")
+    found = made.load()(*inputs)
+    close(found if isinstance(found, tuple) else [found], expected)
+
+
 def test_vectors_know_their_registers():
     assert VectorBits(256, 16) == 256 and registers_of(VectorBits(256, 16)) == 16 and registers_of(512) == 32
     assert repr(VectorBits(256, 16)) != repr(VectorBits(256, 32)) and f"{VectorBits(128)}" == "128"

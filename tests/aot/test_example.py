@@ -11,6 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None or shutil.which("gcc") is None, reason="there is no make or no gcc")
 def test_the_makefile_of_the_example(tmp_path):
     folder = tmp_path / "aot"

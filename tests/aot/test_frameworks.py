@@ -1,10 +1,8 @@
-"""Libraries of PyTorch modules, TensorFlow functions and StableHLO programs compute what these do."""
+"""Libraries of PyTorch modules and TensorFlow functions compute what these do."""
 
 import subprocess
 import sys
 
-import jax
-import jax.export
 import numpy as np
 import pytest
 
@@ -34,6 +32,10 @@ def net(torch):
     return ConvBiasAddRelu().eval()
 
 
+def run(*words):
+    return subprocess.run([sys.executable, "-m", "pbkern", *map(str, words)], capture_output=True, text=True)
+
+
 def weights(model):
     return [t.detach().numpy() for n, t in model.state_dict().items() if n != "norm.num_batches_tracked"]
 
@@ -60,6 +62,9 @@ def test_an_exported_program_and_its_file(tmp_path):
     torch.export.save(program, tmp_path / "net.pt2")
     done = run("compile", tmp_path / "net.pt2", "-o", tmp_path / "libnet.so")
     assert done.stdout.split() == [str(tmp_path / "libnet.h"), str(tmp_path / "libnet.so")], done.stderr
+    (tmp_path / "no.pt2").write_text("nothing")
+    done = run("compile", tmp_path / "no.pt2")
+    assert done.returncode == 2 and "is no program of torch.export" in done.stderr and "Traceback" not in done.stderr
     with pytest.raises(ArgumentError, match="takes no arguments here"):
         pbkern.polyblocks_aot_torch(program, output=tmp_path)(x)
 
@@ -124,27 +129,3 @@ def test_what_tensorflow_functions_may_not_do(tmp_path):
     with pytest.raises(UnsupportedOp, match="fft"):
         pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: tf.abs(tf.signal.rfft(x)))(uniform(8))
     assert not list(tmp_path.iterdir())
-
-
-# --- StableHLO ------------------------------------------------------------------------------------------------------
-
-
-def run(*words):
-    return subprocess.run([sys.executable, "-m", "pbkern", *map(str, words)], capture_output=True, text=True)
-
-
-def test_files_of_stablehlo(tmp_path):
-    x, y = uniform(3, 4), uniform(4, 2)
-    exported = jax.export.export(jax.jit(lambda x, y: (x @ y, x.sum())))(x, y)
-    (tmp_path / "mm.mlir").write_text(exported.mlir_module())
-    (tmp_path / "mm.jax").write_bytes(exported.serialize())
-    for name in ("mm.mlir", "mm.jax"):
-        made = tmp_path / f"lib{name.replace('.', '_')}.so"
-        done = run("compile", tmp_path / name, "-o", made, "-aot-name", "mm")
-        assert done.returncode == 0 and str(made) in done.stdout, done.stderr
-        for k, array in enumerate((x, y)):
-            np.save(tmp_path / f"{k}.npy", array)
-        done = run("run", made, tmp_path / "0.npy", tmp_path / "1.npy", "-num-iters", "2")
-        assert done.returncode == 0, done.stderr
-    done = run("compile", tmp_path / "none.mlir")
-    assert done.returncode == 2 and "cannot be read" in done.stderr and "Traceback" not in done.stderr

@@ -36,7 +36,7 @@ def test_bits_of_the_jit(name, tmp_path):
     assert undefined(made.paths["obj"]) <= LIBC | OPENMP
 
 
-@pytest.mark.parametrize("name", ["attention", "mlp_gradient", "descent"])
+@pytest.mark.parametrize("name", ["attention", pytest.param("mlp_gradient", marks=pytest.mark.slow), "descent"])
 def test_a_library_without_openmp_and_with_a_pool_needs_nothing(name, tmp_path):
     """The pool has just the header's bytes; one byte behind them is a page that cannot be touched."""
     made, inputs, expected = programs.library(name, tmp_path, ["obj", "header"], openmp=False, user_device_memory=True)

@@ -1,6 +1,8 @@
 """What a library takes and gives: names, constants, copies, arguments that are not used, Python's side of the call."""
 
 import json
+import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -166,7 +168,7 @@ def test_files_have_the_default_name_and_the_function_its_own(tmp_path):
 
 
 def test_the_end_of_a_path_says_what_is_made(tmp_path):
-    for end, others in ((".o", {".h"}), (".so", {".h"}), (".a", {".h"}), (".s", set()), (".ll", set()), (".json", set())):
+    for end, others in ((".o", {".h"}), (".so", {".h"}), (".ll", set()), (".json", set())):
         folder = tmp_path / end[1:]
         folder.mkdir()
         aot(output=folder / f"x{end}")(programs.softmax)(X)
@@ -201,9 +203,11 @@ def test_options_with_the_decorator_s_own(tmp_path):
     np.testing.assert_array_equal(made.load()(X), X * 3)
 
 
-@pytest.mark.parametrize("text, name", [
-    ("x", "x"), ("params['w1'][0]", "params_w1_0"), ("int", "int_"), ("0", "_0"), ("ä", "argument"), ("self.x", "self_x"),
-])  # fmt: skip
+NAMES = {"x": "x", "params['w1'][0]": "params_w1_0", "int": "int_", "0": "_0", "ä": "argument", "self.x": "self_x",
+         "errno": "errno_", "stream": "stream_"}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, name", NAMES.items())
 def test_names_in_c(text, name):
     assert names.identifier(text) == name
 
@@ -237,6 +241,32 @@ def test_calls_from_many_threads_beside_jitted_functions(tmp_path):
     assert not wrong
 
 
+@pytest.mark.slow
+def test_calls_beside_torch(tmp_path):
+    """Both use OpenMP's threads in one process."""
+    torch = pytest.importorskip("torch")
+    made, args, (expected,) = programs.library("attention", tmp_path)
+    call, wrong = made.load(), []
+    a = torch.randn(300, 300)
+    product = a @ a
+
+    def work():
+        for _ in range(10):
+            if not np.array_equal(call(*args), expected) or not torch.equal(a @ a, product):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    [w.start() for w in workers]
+    [w.join() for w in workers]
+    assert not wrong
+
+
+def test_the_plan_and_the_times_are_told(tmp_path, capsys):
+    aot(compile_options={"aot_name": "f", "debug": True}, output=tmp_path)(programs.softmax)(X)
+    err = capsys.readouterr().err
+    assert "softmax: 1 kernel(s)" in err and "ms  LLVM" in err and "lowering for native" in err
+
+
 REFUSED = {
     "eigh": (lambda x: jnp.linalg.eigh(x @ x.T)[0], (X,), {}, UnsupportedOp, "need XLA"),
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (X,), {}, UnsupportedOp, "need XLA"),
@@ -249,7 +279,7 @@ REFUSED = {
     "backend": (lambda x: x, (X,), {"execution_backend": "xla"}, OptionError, "polymage_jit_jax"),
     "threads": (lambda x: x, (X,), {"openmp": False, "num_threads": 2}, OptionError, "without OpenMP"),
     "name": (lambda x: x, (X,), {"aot_name": "double"}, OptionError, "keyword of C"),
-    "libc": (lambda x: x, (X,), {"aot_name": "exp"}, OptionError, "a function of the C library"),
+    "libc": (lambda x: x, (X,), {"aot_name": "exp"}, OptionError, "a name of the C library"),
     "reserved": (lambda x: x, (X,), {"aot_name": "__x"}, OptionError, "reserved to C compilers"),
     "unicode": (lambda x: x, (X,), {"aot_name": "größe"}, OptionError, "no name of a function in C"),
 }
@@ -285,6 +315,17 @@ def test_checks_and_prints_in_kernels_are_refused(tmp_path):
 def test_refs_are_refused(tmp_path):
     with pytest.raises(UnsupportedOp, match="takes no Refs"):
         aot(compile_options={"aot_name": "f"}, output=tmp_path)(lambda r: r[...] + 1)(jax.new_ref(jnp.ones(3)))
+
+
+def test_the_document_s_python_runs(tmp_path, monkeypatch, capsys):
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "aot.md").read_text()
+    first = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(first, "aot.md", "exec"), {"__name__": "document"})
+    out = capsys.readouterr().out
+    for line in re.findall(r"^```c\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0].splitlines():
+        assert line in out.splitlines()
+    assert {p.name for p in tmp_path.iterdir()} == {"unsharp_mask.o", "unsharp_mask.h"}
 
 
 def test_import_does_not_need_llvmlite():

@@ -124,8 +124,9 @@ def test_kernels_take_no_arguments(model, capsys):
     assert run(capsys, "compile", f"{model}:twice")[0] == 0
 
 
-def test_every_compile_option_is_an_option_of_every_command(model, capsys):
-    """Accepted, and acted upon or refused with a reason, with one hyphen and with two."""
+def test_every_compile_option_is_an_option_of_every_command(model, capsys, monkeypatch):
+    """Accepted, and planned and lowered with or refused with a reason, with one hyphen and with two."""
+    monkeypatch.setattr("pbkern.aot.build.emitted", lambda *_: {"obj": b""})  # which takes longest and knows of no options
     values = {"str": "cpu_x", "int": "2", "int | None": "2", "str | None": "x86-64-v3", "tuple[int, ...]": "0"}
     special = {"target": "cpu", "execution_backend": "polyblocks", "mm_conv_precision_mode": "fp32", "static_argnums": "1",
                "static_argnames": "axis", "donate_argnums": "0", "donate_argnames": "x", "debug": None}  # fmt: skip
@@ -168,7 +169,7 @@ MISUSES = {
     "a large constant": ([":constant", "--args", "f32[4]"], "pass it as an argument"),
     "a keyword": ([":blur", "--args", "f32[9]", "-aot-name", "double"], "a keyword of C or C++"),
     "no identifier": ([":blur", "--args", "f32[9]", "-aot-name", "a-b"], "bad value"),
-    "a function of C": ([":blur", "--args", "f32[9]", "-aot-name", "malloc"], "a function of the C library"),
+    "a function of C": ([":blur", "--args", "f32[9]", "-aot-name", "malloc"], "a name of the C library"),
     "no device": ([":blur", "--args", "f32[9]", "-device", "pentium"], "there is no device `pentium`"),
     "a device without FMA": ([":blur", "--args", "f32[9]", "-device", "x86-64-v2"], "no libraries are made for"),
     "two systems": ([":blur", "--args", "f32[9]", "-device", "native,apple-m1"], "one kind of processor and one system"),
@@ -224,3 +225,27 @@ def test_a_folder_that_cannot_be_written(model, capsys, tmp_path, monkeypatch):
 def test_devices_are_listed(capsys):
     status, out, _ = run(capsys, "targets", "--devices")
     assert status == 0 and "neoverse-n1: aarch64-unknown-linux-gnu" in out and "x86-64-v3: " in out
+
+
+def test_programs_of_stablehlo_and_of_jax_export(capsys, tmp_path, monkeypatch):
+    import jax
+    import jax.export
+    import jax.numpy as jnp
+
+    monkeypatch.chdir(tmp_path)
+    f = jax.jit(lambda x, y: jnp.tanh(x) @ y)
+    types = [jax.ShapeDtypeStruct((5, 6), jnp.float32), jax.ShapeDtypeStruct((6, 7), jnp.float32)]
+    (tmp_path / "text.mlir").write_text(f.lower(*types).as_text())
+    (tmp_path / "exported.bin").write_bytes(jax.export.export(f)(*types).serialize())
+    for name in ("text.mlir", "exported.bin"):
+        status, out, err = run(capsys, "compile", name, "-aot-name", "tanh_product", "--emit", "header,shared")
+        assert status == 0, err
+        text = (tmp_path / "tanh_product.h").read_text()
+        assert "memref<5x6xf32>" in text and "memref<5x7xf32>" in text
+        status, out, err = run(capsys, "run", name, "-num-iters", "2")
+        assert status == 0 and out.count("median of 2") == 3, err
+        assert run(capsys, "explain", name)[0] == 0
+    status, _, err = run(capsys, "compile", "text.mlir", "--args", "f32[3]")
+    assert status == 2 and "types of its own" in err
+    (tmp_path / "no.mlir").write_text("nothing")
+    assert run(capsys, "compile", "no.mlir")[0] == 2

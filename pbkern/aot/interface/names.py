@@ -38,6 +38,11 @@ TAKEN = frozenset(
 )
 
 
+# What macros of C's headers and of compilers replace, and what a header calls arguments of its own.
+MACROS = frozenset("NULL EOF I NAN INFINITY assert errno linux offsetof stderr stdin stdout unix".split())
+OWN = ("main", "stream", "user_device_memory")
+
+
 def check_function_name(name: str, given: bool) -> str:
     """The name, if a C library may have a function of that name. Raises OptionError.
 
@@ -49,9 +54,9 @@ def check_function_name(name: str, given: bool) -> str:
         raise OptionError(f"`{name}` is no name of a function in C", why=f"it is {whose}", hint=hint)
     if name in KEYWORDS:
         raise OptionError(f"`{name}` is a keyword of C or C++", why=f"it is {whose}", hint=f"aot_name: {name}_kernel")
-    if name in TAKEN:
+    if name in TAKEN or name in MACROS:
         why = f"it is {whose}; programs that link the library would call it in place of their own"
-        raise OptionError(f"`{name}` is a function of the C library", why=why, hint=f"aot_name: {name}_kernel")
+        raise OptionError(f"`{name}` is a name of the C library", why=why, hint=f"aot_name: {name}_kernel")
     if name.startswith("__") or re.match(r"_[A-Z]", name):
         raise OptionError(f"`{name}` is reserved to C compilers", why=f"it is {whose}", hint=hint)
     return name
@@ -61,7 +66,7 @@ def identifier(text: str) -> str:
     """What is left of a text as a name in C: `params['w'][0]` becomes params_w_0."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "argument"
     name = f"_{name}" if name[0].isdigit() else name
-    return f"{name}_" if name in KEYWORDS or name in ("main", "NULL") else name
+    return f"{name}_" if name in KEYWORDS or name in MACROS or name in OWN else name
 
 
 def distinct(names: Iterable[str]) -> list[str]:

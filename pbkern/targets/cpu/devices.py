@@ -8,6 +8,7 @@ Code uses the instruction sets that a Device names and no others, so that what a
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from dataclasses import dataclass
@@ -173,8 +174,11 @@ def _native(system: str) -> Device:
                           why=f"it lacks {', '.join(f for f in V3 if f not in has)}",
                           hint=f"a device by name: {', '.join(names()[1:])}")  # fmt: skip
     further = tuple(f for f in FURTHER if f in has and (level == "x86-64-v4" or not f.startswith("avx512")))
-    needs = (*LEVELS[level], *further)
-    return Device(NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, detected_machine())
+    needs, machine = (*LEVELS[level], *further), detected_machine()
+    if level == "x86-64-v3":  # with AVX-512 it may have some, as Knights Landing: libraries use that of x86-64-v4 or none
+        bits = min(machine.vector_bits, 256)
+        machine = dataclasses.replace(machine, vector_bits=bits, **instruction_sets((), bits))
+    return Device(NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, machine)
 
 
 def _host_name(level: str) -> str:
