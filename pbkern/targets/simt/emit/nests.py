@@ -198,10 +198,11 @@ class NestEmitter(Expressions):
     def _chain(self, w: Walk, block: Block, symbol: str, trips: int, accs: list[Ssa],
                fill: Callable[[Block, list[Ssa]], list[Ssa]], last: bool) -> list[Ssa]:
         """A loop. Long sums of floats start anew with every run of trips; what these have summed is added to the whole."""
+        longest = LONGEST_CHAIN // max(len(w.terms), 1)
         rounded = [reductions.is_rounded(r) for r in w.nest.reductions for _ in range(reductions.width(r))]
-        if not last or not any(rounded) or w.nest.ordered or trips <= 2 * LONGEST_CHAIN or not self.text.contract:
+        if not last or not any(rounded) or w.nest.ordered or trips <= 2 * longest or not self.text.contract:
             return self.text.loop(block, symbol, 0, trips, 1, fill, accs)
-        runs, rest = divmod(trips, LONGEST_CHAIN)
+        runs, rest = divmod(trips, longest)
         zeros = [a for r in w.nest.reductions for a in reductions.identity(self.builder(block), r)]
 
         def joined(b: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
@@ -218,9 +219,9 @@ class NestEmitter(Expressions):
 
             return joined(outer, a, self.text.loop(outer, f"{symbol}'", 0, count, 1, trip, restarted(a)))
 
-        whole = Affine.symbol(f"{symbol}''", LONGEST_CHAIN)
-        accs = self.text.loop(block, f"{symbol}''", 0, runs, 1, lambda b, a: run(b, a, whole, LONGEST_CHAIN), accs)
-        return run(block, accs, Affine((), runs * LONGEST_CHAIN), rest) if rest else accs
+        whole = Affine.symbol(f"{symbol}''", longest)
+        accs = self.text.loop(block, f"{symbol}''", 0, runs, 1, lambda b, a: run(b, a, whole, longest), accs)
+        return run(block, accs, Affine((), runs * longest), rest) if rest else accs
 
     def _terms_of_team(self, w: Walk, block: Block, deal: Deal, accs: list[Ssa], live: str | None) -> list[Ssa]:
         """The points of the reduced dimensions, dealt out to a team's threads."""
