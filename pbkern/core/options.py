@@ -47,8 +47,9 @@ class CompileOptions:
       donate_argnums, donate_argnames: arguments whose memory may be reused for results, as for jax.jit.
       execution_backend: "std" | "xla" | "polyblocks", for polymage_jit_* only, default "polyblocks": run op by op,
         under jax.jit, or compiled by pbkern.
-      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores.
-      device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched.
+      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses them so far, either way.
+      device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched. False is
+        refused: programs have no code that loads a kernel again.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
       user_device_memory: bool, default False. AOT for GPUs: the caller provides device memory and a stream.
       aot: bool, default False. AOT: make a library.

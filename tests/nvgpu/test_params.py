@@ -77,6 +77,14 @@ def test_code_and_prices_are_for_the_device_that_is_named_or_there(monkeypatch):
         _ = target.backend
 
 
+def test_kernels_are_loaded_once():
+    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device_one_time_load": False})
+    with pytest.raises(OptionError, match="loads a kernel once"):
+        f.as_text(np.zeros(8, np.float32), stage="ptx")
+    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "polyblocks_gpu_no_tensor_core": True})
+    assert "mma" not in f.as_text(np.zeros(8, np.float32), stage="ptx")
+
+
 def test_params_of_another_class_are_refused():
     class Other:
         target_name = "nvgpu"

@@ -22,6 +22,9 @@ from .machine import IN_FLIGHT_BYTES, RESIDENT
 
 # What the CPU's formulas take for granted of few programs: this part of the memory's bandwidth.
 CPU_LEAST_PARALLEL = 0.6
+# Of a multiprocessor's own memory, what shared memory may take: 227 of 256 KB, 163 of 192, 99 of 128. Source: CUDA C++
+# Programming Guide, technical specifications.
+SHARED_SHARE = 0.8
 
 
 class ThreadCosts(CpuCosts):
@@ -53,6 +56,8 @@ class ThreadCosts(CpuCosts):
         loads = min(found.working_set / IN_FLIGHT_BYTES, 1.0)
         in_flight = max(min(found.programs, self.cores / idle) * loads / self.cores, 1e-9)
         compute, memory = found.compute * (idle if found.programs > self.cores else 1), memory / in_flight
+        if found.scratch > SHARED_SHARE * self.near_bytes:  # it lies in global memory
+            overhead += 2 * found.scratch * found.programs / self.memory_bandwidth
         overhead += (found.programs / self.cores - math.ceil(found.programs / self.cores)) * self.program_seconds
         seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
         return dataclasses.replace(found, seconds=seconds, compute=compute, memory=memory)

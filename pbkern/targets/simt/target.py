@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core import fallback
+from pbkern.core.errors import OptionError
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache
@@ -100,7 +101,12 @@ class ThreadTarget:
         return support.coverage()
 
     def compile(self, program: HostProgram, options) -> Compiled:
-        """Raises UnsupportedOp, ScheduleError or InternalError."""
+        """Raises UnsupportedOp, ScheduleError, OptionError or InternalError."""
+        if not options.device_one_time_load:
+            raise OptionError(
+                f"target `{self.name}` loads a kernel once, however often it is launched", why="device_one_time_load=False",
+                hint="leave it out",
+            )  # fmt: skip
         program, start = in_stages(program), time.perf_counter()
         backend, codes, made = self.backend_of(options.device), {}, {}
         for n, k in enumerate(program.kernels()):

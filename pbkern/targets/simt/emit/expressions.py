@@ -16,7 +16,7 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write
 from pbkern.lower.nest.rounding import may_cancel
 
 from ..device import SHARED
@@ -34,6 +34,7 @@ class Walk:
       written: root buffers that it stores to.
       accs: accumulators once they are complete, by number.
       beside: points of a thread that lie side by side, whose loads and stores are whole vectors; along: their dimension.
+      terms: reductions at each of a thread's neighbours; empty: those of the nest.
     """
 
     nest: Nest
@@ -42,6 +43,7 @@ class Walk:
     accs: dict[int, Ssa] = field(default_factory=dict)
     beside: int = 1
     along: str = ""
+    terms: list[list[Reduction]] = field(default_factory=list)
     memo: dict[tuple, bool] = field(default_factory=dict)
 
 

@@ -81,8 +81,8 @@ class _Lowering:
                     hint="target 'cpu', or pbkern.interpret",
                 )  # fmt: skip
         self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
-        self.deals = {id(s): deal(s, self.options.threads, self.options.device.warp) for s in self._every()
-                      if isinstance(s, Nest)}
+        device, contract = self.options.device, self.options.contract
+        self.deals = {id(s): deal(s, self.options.threads, device.warp, contract) for s in self._every() if isinstance(s, Nest)}
         self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
         self.placement = memory.place(nests, self.options.shared_bytes, -(-self.slots * reductions.SLOT_BYTES // 64) * 64)
         self.index_bits = self._index_bits()

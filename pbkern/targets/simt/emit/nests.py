@@ -11,7 +11,7 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest
 
 from ..schedule.threads import Deal
-from ..schedule.tiles import Tile, tiled
+from ..schedule.tiles import Tile, terms_beside, tiled
 from . import reductions
 from .expressions import Expressions, Walk
 from .reductions import Team
@@ -38,6 +38,8 @@ class NestEmitter(Expressions):
         for t in deal.tiles:
             if t.beside:
                 w.beside, w.along = t.count, t.dim
+        if deal.beside:
+            w.terms = terms_beside(nest, *deal.beside, self.context)
         if deal.alone:
             first = self.text.put(top, f"arith.cmpi eq, {THREAD}, {self.text.index(0)} : index")
             self.text.when(top, first, lambda b: self._in_order(w, b, list(deal.free)))
@@ -127,7 +129,10 @@ class NestEmitter(Expressions):
             b = self.builder(block)
             start = [a for r in nest.reductions for a in reductions.identity(b, r)]
             if deal is not None and team > 1:
-                accs = self.team.joined(block, nest.reductions, self._terms_of_team(w, block, deal, start, live), team)
+                w.along, w.beside = deal.beside or ("", 1)
+                found = self._terms_of_team(w, block, deal, start, live)
+                w.along, w.beside = "", 1
+                accs = self.team.joined(block, nest.reductions, found, team)
             else:
                 accs = self._terms(w, block, list(nest.rdims), start)
             self._bind(w, accs)
@@ -169,11 +174,13 @@ class NestEmitter(Expressions):
 
     def _term(self, w: Walk, block: Block, accs: list[Ssa], also: str | None = None) -> list[Ssa]:
         """One point of the reduced dimensions; the next accumulators."""
-        b, at, out = self.builder(block), 0, []
-        for r in w.nest.reductions:
-            n = reductions.width(r)
-            out += reductions.add(b, r, accs[at : at + n], [self.value(w, block, e) for e in r.args])
-            at += n
+        b, out = self.builder(block), accs
+        for group in w.terms or [w.nest.reductions]:
+            accs, out, at = out, [], 0
+            for r in group:
+                n = reductions.width(r)
+                out += reductions.add(b, r, accs[at : at + n], [self.value(w, block, e) for e in r.args])
+                at += n
         if any(x.inner for x in w.nest.writes):
             if w.nest.ordered:
                 self._bind(w, out)
@@ -191,10 +198,11 @@ class NestEmitter(Expressions):
     def _chain(self, w: Walk, block: Block, symbol: str, trips: int, accs: list[Ssa],
                fill: Callable[[Block, list[Ssa]], list[Ssa]], last: bool) -> list[Ssa]:
         """A loop. Long sums of floats start anew with every run of trips; what these have summed is added to the whole."""
+        longest = LONGEST_CHAIN // max(len(w.terms), 1)
         rounded = [reductions.is_rounded(r) for r in w.nest.reductions for _ in range(reductions.width(r))]
-        if not last or not any(rounded) or w.nest.ordered or trips <= 2 * LONGEST_CHAIN or not self.text.contract:
+        if not last or not any(rounded) or w.nest.ordered or trips <= 2 * longest or not self.text.contract:
             return self.text.loop(block, symbol, 0, trips, 1, fill, accs)
-        runs, rest = divmod(trips, LONGEST_CHAIN)
+        runs, rest = divmod(trips, longest)
         zeros = [a for r in w.nest.reductions for a in reductions.identity(self.builder(block), r)]
 
         def joined(b: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
@@ -211,9 +219,9 @@ class NestEmitter(Expressions):
 
             return joined(outer, a, self.text.loop(outer, f"{symbol}'", 0, count, 1, trip, restarted(a)))
 
-        whole = Affine.symbol(f"{symbol}''", LONGEST_CHAIN)
-        accs = self.text.loop(block, f"{symbol}''", 0, runs, 1, lambda b, a: run(b, a, whole, LONGEST_CHAIN), accs)
-        return run(block, accs, Affine((), runs * LONGEST_CHAIN), rest) if rest else accs
+        whole = Affine.symbol(f"{symbol}''", longest)
+        accs = self.text.loop(block, f"{symbol}''", 0, runs, 1, lambda b, a: run(b, a, whole, longest), accs)
+        return run(block, accs, Affine((), runs * longest), rest) if rest else accs
 
     def _terms_of_team(self, w: Walk, block: Block, deal: Deal, accs: list[Ssa], live: str | None) -> list[Ssa]:
         """The points of the reduced dimensions, dealt out to a team's threads."""

@@ -107,7 +107,7 @@ def _split(i: Affine, nest: Nest) -> tuple[Affine, int, int]:
 
 def lane_dimension(nest: Nest, options: ThreadOptions) -> str:
     """The dimension along which neighbouring threads go; "" if there is none."""
-    dealt = deal(nest, options.threads, options.device.warp)
+    dealt = deal(nest, options.threads, options.device.warp, options.contract)
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
     dims = {d: nest.dims[d] for d in nest.rdims} if dealt.team > 1 else free
     order = along_lanes(nest, dims)

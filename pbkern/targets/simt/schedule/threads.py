@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import apart, flat_coefficient
-from pbkern.lower.nest.ir import Buf, Nest, Write
+from pbkern.lower.nest.ir import Buf, Nest, Reduction, Write
 
-from .tiles import Tile, nest_rewrites, tiles
+from .tiles import Tile, nest_rewrites, tiles, whole_terms
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Deal:
       threads: of the block.
       alone: one thread computes all points, in the nest's own order.
       tiles: several points of one thread (tiles.py); their dimensions count its places.
+      beside: a reduced dimension, of which threads take so many neighbours at a time; it counts such groups.
     """
 
     free: tuple[tuple[str, int], ...]
@@ -37,6 +38,7 @@ class Deal:
     threads: int
     alone: bool = False
     tiles: tuple[Tile, ...] = ()
+    beside: tuple[str, int] | None = None
 
     @property
     def points(self) -> int:
@@ -51,23 +53,42 @@ class Deal:
         return self.threads // self.team
 
 
-def deal(nest: Nest, threads: int, warp: int) -> Deal:
-    """The nest's points dealt out to so many threads."""
+def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
+    """The nest's points dealt out to so many threads. `reassociate`: sums of floats may be made of partial ones."""
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
     reduced = {d: nest.dims[d] for d in nest.rdims}
     if not is_parallel(nest, free):
         return Deal(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
     points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
-    if reduced and not nest.ordered and is_parallel(nest, nest.dims):
+    in_order = nest.ordered or not reassociate and any(is_rounded(r) for r in nest.reductions)
+    count = 1
+    if reduced and not in_order and is_parallel(nest, nest.dims):
         team = _team(nest, points, terms, threads, warp, free, reduced)
+        along = list(along_lanes(nest, reduced))[-1]
+        team, count = _whole(nest, along, team, terms, warp)
         if 1 < team < warp and points % (threads // team) and nest_rewrites(nest):
             team = 1  # teams without a point take part as well: they would read what others store
     order = along_lanes(nest, reduced if team > 1 else free)
     if team > 1:
-        return Deal(tuple(free.items()), tuple(order.items()), team, threads)
+        sizes = order | {along: order[along] // count}
+        return Deal(tuple(free.items()), tuple(sizes.items()), team, threads, beside=(along, count) if count > 1 else None)
     found = tiles(nest, order, threads)
     places = order | {t.dim: t.steps for t in found}
     return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
+
+
+def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[int, int]:
+    """(threads of a team, neighbours that each takes at a time): whole vectors, for which a team may have fewer threads."""
+    count = whole_terms(nest, along) if team > 1 else 1
+    fewer = team
+    while 1 < fewer <= warp and terms // count < fewer:
+        fewer //= 2
+    return (fewer, count) if fewer > 1 and terms // count >= fewer else (team, 1)
+
+
+def is_rounded(r: Reduction) -> bool:
+    """Whether the order of operands changes the result's last bits."""
+    return r.op in ("sum", "dot", "prod", "logaddexp") and r.dtype.kind not in "biu"
 
 
 def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int],

@@ -19,7 +19,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write, nodes
 
 BOOL = np.dtype(bool)
 LOWEST = -(1 << 40)
@@ -115,6 +115,30 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
     return ()
 
 
+def whole_terms(nest: Nest, d: str) -> int:
+    """How many neighbours along a reduced dimension a thread may load as whole vectors; 1 if it may not."""
+    terms = nodes([e for r in nest.reductions for e in r.args])
+    loads = [e for e in terms if e.kind in ("load", "gather") and d in e.symbols]
+    if not loads or nest.ordered or nest.moves() or any(w.inner for w in nest.writes):
+        return 1
+    if any(e.kind == "gather" or e.info[2] or e.info[0].root.dtype != e.info[0].dtype for e in loads):
+        return 1
+    sizes = [e.info[0].dtype.itemsize for e in loads]
+    count = VECTOR_BYTES // max(sizes) if min(sizes) else 1
+    flats = [flat_index(e.info[0], e.info[1]) for e in loads]
+    return count if nest.dims[d] % count == 0 and all(_is_along(f, d, count) for f in flats) else 1
+
+
+def terms_beside(nest: Nest, d: str, count: int, context: NestContext) -> list[list[Reduction]]:
+    """The reductions at each of `count` neighbours; the dimension counts such groups of them."""
+    places = [context.pool.renamer({d: Affine.symbol(d, count) + u}) for u in range(count)]
+    return [[r.mapped(at) for r in nest.reductions] for at in places]
+
+
+def _is_along(flat: Affine, d: str, count: int) -> bool:
+    return flat.coefficient(d) == 1 and flat.const % count == 0 and all(c % count == 0 for s, c in flat.terms if s != d)
+
+
 def _buffers(nest: Nest) -> list[Buf]:
     return [e.info[0] for e in nest.loads()] + [w.buf for w in nest.writes]
 
@@ -125,9 +149,7 @@ def _is_whole(nest: Nest, d: str, count: int) -> bool:
         return False
     if any(w.guard for w in nest.writes) or any(e.kind == "load" and e.info[2] for e in nest.loads()):
         return False
-    flats = [flat_index(b, i) for b, i in accesses]
-    return all(f.coefficient(d) == 1 and f.const % count == 0 and all(c % count == 0 for s, c in f.terms if s != d)
-               for f in flats)
+    return all(_is_along(flat_index(b, i), d, count) for b, i in accesses)
 
 
 def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
