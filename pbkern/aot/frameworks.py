@@ -10,6 +10,7 @@ import functools
 import os
 import pathlib
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -201,9 +202,11 @@ def library_of_torch_file(path: str, options: CompileOptions, output: Any, emit:
     """The library of a program that torch.export.save wrote."""
     torch = _needed("torch", "torch", "compile")
     check_for_aot(options)
-    try:
-        program = torch.export.load(path)
+    why = None if zipfile.is_zipfile(path) else "it is no archive" if pathlib.Path(path).exists() else "there is no such file"
+    try:  # Torch would print a traceback of its own
+        program = torch.export.load(path) if why is None else None
     except Exception as e:
-        raise ArgumentError(f"`{path}` is no program of torch.export", why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
-                            hint="a file that torch.export.save wrote") from None  # fmt: skip
+        why = f"{type(e).__name__}: {str(e).splitlines()[0]}"
+    if why is not None:
+        raise ArgumentError(f"`{path}` is no program of torch.export", why=why, hint="a file that torch.export.save wrote")
     return _torch_library(program, options, output, emit, pathlib.Path(path).stem)
