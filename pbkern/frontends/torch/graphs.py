@@ -25,8 +25,8 @@ from .decompositions import decompositions
 from .dtypes import check_tensor
 from .partition import partition
 
-# jaxpr, name -> function of tensors to a list of new ones.
-Compile = Callable[[Captured, str], Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]
+# jaxpr, name -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
+Compile = Callable[[Captured, str], Any]
 SEEDS = 2**62
 
 
@@ -78,9 +78,9 @@ class Runner:
                 return self._made[key]
             captured = self.captured or capture(self.module, arguments)
             self.captured = None
-            call = self.compile(captured, self.name)
-            self.graph.compiled.append(call)
-            found = self._made[key] = _linked(captured, call, arguments)
+            compiled = self.compile(captured, self.name)
+            self.graph.compiled.append(compiled)
+            found = self._made[key] = _linked(captured, compiled.run, arguments)
             self._only = None if self.symbolic else found
             return found
 
