@@ -19,7 +19,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from pbkern.core.errors import UnsupportedOp
 
-from . import shapes
+from . import recurrent, shapes
 from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
 from .decompositions import decompositions
 from .dtypes import check_tensor
@@ -192,6 +192,8 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
         for k, t in enumerate(inputs):
             if isinstance(t, torch.Tensor):
                 check_tensor(t, f"input {k} of graph {number}")
+
+        recurrent.in_loops(module)
 
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:

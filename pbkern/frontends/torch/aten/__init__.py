@@ -1,9 +1,9 @@
 """ATen operator and arguments -> JAX arrays: a table of one function per operator, a file per family."""
 
-from . import attention, convolutions, creation, elementwise, indexing, linear, pools, randomness, reductions, shapes
+from . import attention, convolutions, creation, elementwise, indexing, linear, loops, pools, randomness, reductions, shapes
 from .table import TABLE, names, rule_of
 
-FAMILIES = (elementwise, shapes, indexing, reductions, linear, convolutions, pools, attention, creation, randomness)
+FAMILIES = (elementwise, shapes, indexing, reductions, linear, convolutions, pools, attention, loops, creation, randomness)
 
 
 def listed() -> str:
