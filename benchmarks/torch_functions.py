@@ -155,7 +155,8 @@ def main() -> None:
         torch._dynamo.reset()
         fast, compiled = pbkern.polyblocks_jit_torch(f), torch.compile(f)
         check(f, args, both, caller(fast, args, both))
-        calls = {"pbkern": caller(fast, args, both), "eager": caller(f, args, both), "torch.compile": caller(compiled, args, both)}
+        versions = {"pbkern": fast, "eager": f, "torch.compile": compiled}
+        calls = {n: caller(g, args, both) for n, g in versions.items()}
         found = measured(calls, options.seconds)
         ratio = min(t[0] for n, t in found.items() if n != "pbkern") / found["pbkern"][0]
         ratios += [] if name.startswith("call") else [ratio]  # eager Torch has no call of a compiled function to pay for

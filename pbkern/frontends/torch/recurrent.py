@@ -1,8 +1,8 @@
 """nn.LSTM, nn.GRU and nn.RNN: one loop per layer and direction, where Torch's own decompositions write out every step.
 
-TorchDynamo captures a call of torch.lstm and the like (it does where torch._dynamo.config.allow_rnn is set). `in_loops` replaces it
-by the functions here: products with the whole input, and an operator of our own for the loop over time, with a gradient. The
-table has both as lax.scan (aten/loops.py).
+TorchDynamo captures a call of torch.lstm and the like, where torch._dynamo.config.allow_rnn is set. `in_loops` replaces it by
+the functions here: products with the whole input, and an operator of our own for the loop over time, with a gradient. The table has
+both as lax.scan (aten/loops.py).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _in_torch(kind: str, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, bi
 
 def _backward_in_torch(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: Any):
     with torch.enable_grad():
-        *tensors, reverse = [x.detach().requires_grad_() if isinstance(x, Tensor) else x for x in state]
-        made = _in_torch(kind, *tensors, reverse)
+        tensors = [x.detach().requires_grad_() for x in state[:-1]]
+        made = _in_torch(kind, *tensors, reverse=state[-1])
     found = torch.autograd.grad(made, tensors, (gy, gh, gc), allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors))
 
@@ -106,11 +106,13 @@ def _layers(kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor
         x = torch.cat(made, -1) if both else made[0]
         if dropout and train and layer + 1 < layers:
             x = F.dropout(x, dropout)
-    return x.transpose(0, 1) if batch_first else x, *map(torch.stack, zip(*last))
+    h, c = map(torch.stack, zip(*last))
+    return x.transpose(0, 1) if batch_first else x, h, c
 
 
 def lstm(x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _layers("lstm", x, *state, weights, *config)
+    h, c = state
+    return _layers("lstm", x, h, c, weights, *config)
 
 
 def gru(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor]:

@@ -23,9 +23,9 @@ DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 MOST = 6
 # Results that are undefined memory, drawn, or that depend on how a sort breaks ties.
 UNDEFINED = {
-    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "randn_like", "rand_like", "randn",
-    "randint_like", "randint", "bernoulli", "normal", "uniform", "exponential", "multinomial", "nn.functional.rrelu", "topk",
-    "sort", "argsort", "msort",
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "randn_like", "rand_like",
+    "randn", "randint_like", "randint", "bernoulli", "normal", "uniform", "exponential", "multinomial", "nn.functional.rrelu",
+    "topk", "sort", "argsort", "msort",
 }  # fmt: skip
 # Torch's own sums of powers overflow in another way; digamma and lgamma have errors of their own near their zeros.
 INEXACT = {("__rpow__", torch.int64), ("pow", torch.int64), ("float_power", torch.int64), ("lgamma", torch.bool),
