@@ -83,7 +83,10 @@ class TorchModule(OptimizedModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _check(args, kwargs)
         try:
-            return super().__call__(*args, **kwargs)
+            if not self.__dict__["recurrent"]:
+                return super().__call__(*args, **kwargs)
+            with torch._dynamo.config.patch(allow_rnn=True):
+                return super().__call__(*args, **kwargs)
         except BackendCompilerFailed as e:
             raise _own(e) from None
 
@@ -101,6 +104,7 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     module: Any = torch.compile(fn, backend=backend(options, graphs))
     module.__class__ = TorchModule
     module.__dict__["graphs"] = graphs
+    module.__dict__["recurrent"] = any(isinstance(m, torch.nn.RNNBase) for m in fn.modules())
     return module
 
 

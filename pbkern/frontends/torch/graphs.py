@@ -19,14 +19,14 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from pbkern.core.errors import UnsupportedOp
 
-from . import shapes
+from . import recurrent, shapes
 from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
 from .decompositions import decompositions
 from .dtypes import check_tensor
 from .partition import partition
 
-# jaxpr, name -> function of tensors to a list of new ones.
-Compile = Callable[[Captured, str], Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]
+# jaxpr, name -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
+Compile = Callable[[Captured, str], Any]
 SEEDS = 2**62
 
 
@@ -78,9 +78,9 @@ class Runner:
                 return self._made[key]
             captured = self.captured or capture(self.module, arguments)
             self.captured = None
-            call = self.compile(captured, self.name)
-            self.graph.compiled.append(call)
-            found = self._made[key] = _linked(captured, call, arguments)
+            compiled = self.compile(captured, self.name)
+            self.graph.compiled.append(compiled)
+            found = self._made[key] = _linked(captured, compiled.run, arguments)
             self._only = None if self.symbolic else found
             return found
 
@@ -192,6 +192,8 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
         for k, t in enumerate(inputs):
             if isinstance(t, torch.Tensor):
                 check_tensor(t, f"input {k} of graph {number}")
+
+        recurrent.in_loops(module)
 
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
