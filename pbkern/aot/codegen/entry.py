@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def _needs(self) -> list[str]:
-        return list(dict.fromkeys(n for p in self.parts for n in p.device.needs))
+        return list(dict.fromkeys(n for p in self.parts for n in p.device.asked))
 
     def _parameters(self) -> str:
         own = [f"ptr %a{k}" for k in range(len(self._arguments))]
@@ -161,7 +161,7 @@ class Entry:
         if self._needs:
             lines.append("  %has = call i64 @pbk_features()")
         for n, part in enumerate(self.parts):
-            mask = bits_of(part.device.needs, self._needs)
+            mask = bits_of(part.device.asked, self._needs)
             if mask:
                 lines += [
                     f"  %part{n} = and i64 %has, {mask}",
@@ -237,10 +237,10 @@ class Entry:
 
     def _lacking(self, device: Device) -> list[str]:
         """Lines that name the instruction sets that are not there."""
-        if not device.needs:
+        if not device.asked:
             return ["  br label %end"]
         lines = ["  %has = call i64 @pbk_features()"]
-        for name in device.needs:
+        for name in device.asked:
             bit = 1 << self._needs.index(name)
             lines += [f"  %bit.{name} = and i64 %has, {bit}", f"  %there.{name} = icmp ne i64 %bit.{name}, 0",
                       f"  br i1 %there.{name}, label %after.{name}, label %lacks.{name}", f"lacks.{name}:",
