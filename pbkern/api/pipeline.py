@@ -83,7 +83,7 @@ def build_plan(
         assert held is not None, name
         check_precision(held, options.mm_conv_precision_mode)
         return fuse.plan(
-            held, name=name, options=options, machine=target.costs(), supports=target.supports,
+            held, name=name, options=options, machine=target.costs(options.device), supports=target.supports,
             params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
             donated=donated,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""pbkern compile: a function of a file -> a library and what goes with it."""
+"""pbkern compile: a function of a file, or a program of another front end -> a library and what goes with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import pathlib
 
 from pbkern.aot.files import KINDS
+from pbkern.core.options import CompileOptions
 from pbkern.targets.cpu.devices import devices_of
 
 from . import functions, option_flags
@@ -26,9 +27,14 @@ def run(parsed: argparse.Namespace) -> None:
     kinds = None if parsed.emit is None else [k for k in parsed.emit.split(",") if k]
     if kinds is None and parsed.output is not None and pathlib.Path(parsed.output).is_dir():
         kinds = _all(options.get("device"))
-    fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
-    with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
-        library = polyblocks_aot_jax(compile_options=options, output=parsed.output, emit=kinds)(fn)(*args)
+    if parsed.function.endswith(".pt2"):
+        from pbkern.aot.frameworks import library_of_torch_file
+
+        library = library_of_torch_file(parsed.function, CompileOptions.from_dict(options), parsed.output, kinds)
+    else:
+        fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
+        with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
+            library = polyblocks_aot_jax(compile_options=options, output=parsed.output, emit=kinds)(fn)(*args)
     for path in library.paths.values():
         print(path)
 

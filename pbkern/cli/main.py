@@ -21,7 +21,8 @@ from . import compile, functions, look, option_flags, run
 EXAMPLES = {
     "compile": ("pbkern compile model.py:loss -o build/ --emit=obj,header,shared",
                 "pbkern compile image.py:blur --args 'f32[H,W]' -D H=1080 -D W=1920 -aot-name blur -device x86-64-v3,x86-64-v4",
-                "pbkern image.py:blur -aot -aot-name blur"),
+                "pbkern image.py:blur -aot -aot-name blur", "pbkern compile model.mlir -o libmodel.so",
+                "pbkern compile model.pt2 -aot-name model"),
     "run": ("pbkern run model.py:loss -num-iters 10 -skip-std", "pbkern run libblur.so image.npy"),
     "explain": ("pbkern explain model.py:loss", "pbkern explain model.py:blur --args 'f32[1080,1920]' 'f32[5]' --measure"),
     "dump": ("pbkern dump model.py:loss --out stages",),
@@ -30,6 +31,7 @@ EXAMPLES = {
     "cache": ("pbkern cache size",),
     "bench": ("pbkern bench softmax --quick",),
 }  # fmt: skip
+OTHER_FILES = {"run": "|LIBRARY.so", "compile": "|PROGRAM"}
 BROKEN_PIPE = 141  # as of programs that the signal ends
 COMMANDS = {
     "compile": compile.run, "run": run.run, "explain": look.explain, "dump": look.dump, "tune": look.tune,
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "tune": command("tune", "search schedules with measured times, and keep what is faster"),
     }
     for name, of_function in of_functions.items():
-        of_function.add_argument("function", metavar="FILE.py:FUNCTION" + ("|LIBRARY.so" if name == "run" else ""))
+        of_function.add_argument("function", metavar="FILE.py:FUNCTION" + OTHER_FILES.get(name, ""))
         of_function.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
         of_function.add_argument("-D", dest="sizes", action="append", default=[], metavar="NAME=SIZE",
                                  help="what a name in --args stands for")  # fmt: skip

@@ -47,15 +47,17 @@ class CompileOptions:
       donate_argnums, donate_argnames: arguments whose memory may be reused for results, as for jax.jit.
       execution_backend: "std" | "xla" | "polyblocks", for polymage_jit_* only, default "polyblocks": run op by op,
         under jax.jit, or compiled by pbkern.
-      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores.
-      device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched.
+      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses them so far, either way.
+      device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched. False is
+        refused: programs have no code that loads a kernel again.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
       user_device_memory: bool, default False. AOT for GPUs: the caller provides device memory and a stream.
       aot: bool, default False. AOT: make a library.
       aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its files. At the default, the
         function has the name that it has in Python.
       device: str or None, default None. AOT: the device to cross-compile for, such as "x86-64-v3", "neoverse-n1" or
-        "apple-m1/macos"; several with commas make one library. None: the processor at hand ("native").
+        "apple-m1/macos"; several with commas make one library. None: the processor at hand ("native"). GPU targets: the
+        device to compile for.
       openmp: bool, default True. AOT for CPUs: kernels run on OpenMP's threads; False: on the caller's alone.
       num_threads: int or None, default None. AOT for CPUs: the most threads of a call; memory is reserved for each. None:
         those of the device.
@@ -230,9 +232,45 @@ def check_for_backend(options: CompileOptions) -> None:
             )  # fmt: skip
 
 
+def check_for_torch(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to polyblocks_jit_torch, unless at their defaults."""
+    for name in options.differing():
+        if name in AOT_ONLY:
+            _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
+        if name in ARGUMENT_OPTIONS:
+            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
+        if name in GPU_ONLY and options.target == "cpu":
+            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
+        if name == "execution_backend":
+            _refuse(name, "polymage_jit_torch", "polymage_jit_torch(compile_options={'execution_backend': ...})")
+    selected, filtered = options.torch_polyblocks_select_graphs, options.torch_polyblocks_filter_graphs
+    for number in (*selected, *filtered):
+        if number < 0:
+            raise OptionError(f"there is no graph {number}", why=f"select {selected}, filter {filtered}",
+                              hint="graphs are 0, 1, ... in order of capture")  # fmt: skip
+    for number in sorted({*selected} & {*filtered}):
+        raise OptionError(f"graph {number} is selected and left out", why=f"select {selected}, filter {filtered}",
+                          hint="name it in one of the two")  # fmt: skip
+    if options.target != "cpu":
+        raise OptionError(f"functions of PyTorch are not compiled for target {options.target!r}",
+                          why="programs are called with addresses in this computer's memory", hint="target 'cpu'")  # fmt: skip
+
+
+def check_for_tf(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to polyblocks_jit_tf, unless at their defaults."""
+    for name in options.differing():
+        if name in ARGUMENT_OPTIONS:
+            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
+        if name == "execution_backend":
+            _refuse(name, "polymage_jit_tf", "polymage_jit_tf(compile_options={'execution_backend': ...})")
+    check_for_jax_jit(options)
+
+
 def check_for_jax_jit(options: CompileOptions) -> None:
     """Raises OptionError for options that mean nothing to a decorator that compiles just in time, unless at their defaults."""
     for name in options.differing():
+        if name == "device" and options.target != "cpu":
+            continue  # which GPU code is made for
         if name in AOT_ONLY:
             _refuse(name, "ahead-of-time compilation", "polyblocks_aot_jax(compile_options={...})(fn)(*args) makes libraries")
         if name in TORCH_ONLY:

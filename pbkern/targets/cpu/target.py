@@ -47,7 +47,7 @@ class CpuTarget:
     def machine(self) -> Machine:
         return self.device.machine if self.device else detected_machine()
 
-    def costs(self) -> CostModel:
+    def costs(self, device: str | None = None) -> CostModel:
         from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
 
         return CpuCosts.of(self.machine())
