@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -42,23 +43,29 @@ def build_library(asked: Wanted, options: CompileOptions, make: Callable[[Compil
         times: dict[str, float] = {}
         parts = [_part(d, options, make, times) for d in devices]
         threads = max(map(lambda d: most_threads(options, d), devices))
-        first = parts[0].function
-        interface = Interface(
-            asked.name, first.inputs, first.outputs, first.shared, options.user_device_memory,
-            max(p.memory_bytes(threads) for p in parts), [d.name for d in devices], threads,
-        )  # fmt: skip
+        interface = _interface(asked.name, parts, options.user_device_memory, threads)
         described = metadata_of(interface, options, devices, [p.variant.mlir if p.variant else "" for p in parts])
-        entry = Entry(asked.name, parts, threads, options.user_device_memory, json.dumps(described))
+        entry = Entry(interface, parts, json.dumps(described))
         kinds = {"obj", *(k for k in asked.files if k in EMITTED)}
         made = _timed(times, "LLVM", emitted, entry, [p.variant for p in parts], devices[0], kinds)
         texts = _texts(asked, interface, options, parts, described) | made
         _write(asked.files, texts, devices[0], options.openmp, times)
     if options.debug:
-        record = first.build.record
+        record = parts[0].function.build.record
         record.milliseconds |= times
         stages.report(record)
     header = texts["header"].decode()
     return Library(asked.name, dict(asked.files), header, described, made["obj"], devices[0], options.openmp)
+
+
+def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int) -> Interface:
+    """What holds for every device: plans may differ in what they read, and in which results take the place of arguments."""
+    functions = [p.function for p in parts]
+    inputs = [dataclasses.replace(of[0], is_used=any(a.is_used for a in of)) for of in zip(*(f.inputs for f in functions))]
+    shared = [pair for pair in functions[0].shared if all(pair in f.shared for f in functions)]
+    memory = max(p.memory_bytes(threads) for p in parts)
+    devices = [p.device.name for p in parts]
+    return Interface(name, inputs, functions[0].outputs, shared, user_memory, memory, devices, threads)
 
 
 def _texts(

@@ -17,7 +17,6 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax import call
 
-from .build import build_library
 from .files import wanted
 from .function import Function, function_of, function_of_kernel
 from .interface.names import argument_paths, identifier, parameter_names, result_paths
@@ -78,6 +77,8 @@ def _of_imported(program: ImportedFunction, compiled: Callable[..., Library], /,
 
 def compile_library(fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any) -> Library:
     """The library of a function for arguments like these."""
+    from .build import build_library  # with all that lowers, which `import pbkern` does not need
+
     own_name = fn.name if isinstance(fn, Kernel) else name_of(fn)
     asked = wanted(identifier(own_name), options, output, emit)
     if isinstance(fn, (Kernel, KernelFunction)):

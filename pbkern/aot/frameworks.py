@@ -23,7 +23,6 @@ from pbkern.api.decorators import merged, named_once
 from pbkern.core.errors import ArgumentError, OptionError, TargetError, UnsupportedOp
 from pbkern.core.options import CompileOptions, check_for_aot
 
-from .build import build_library
 from .files import wanted
 from .function import Function, function_of
 from .interface.names import identifier, parameter_names
@@ -111,6 +110,8 @@ def _library(
     in_names: Sequence[str], out_names: Sequence[str], held: Sequence[np.ndarray] = (),
 ) -> Library:  # fmt: skip
     """A library of a jaxpr, whose last operands are `held`, constants of the library."""
+    from .build import build_library  # with all that lowers, which `import pbkern` does not need
+
     count = len(jaxpr.in_avals) - len(held)
     run = jex.jaxpr_as_fun(jaxpr)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]

@@ -13,14 +13,21 @@ from pbkern.core.errors import TargetError
 from pbkern.targets.cpu.devices import Device
 
 COMPILERS = ("cc", "gcc", "clang")
+# (whether x86-64, system) -> as zig calls it.
+ZIG_TARGETS = {
+    (True, "linux"): "x86_64-linux-gnu", (True, "macos"): "x86_64-macos",
+    (False, "linux"): "aarch64-linux-gnu", (False, "macos"): "aarch64-macos",
+}  # fmt: skip
 HINT = "install a C compiler, or pip install ziglang; an object file (.o) needs neither"
 
 
 def link(made: pathlib.Path, objects: Sequence[pathlib.Path], device: Device, use_openmp: bool) -> None:
     """Makes the shared library `made`. Raises TargetError without a linker, or with what it says."""
-    command = [*_compiler(device), "-shared", "-o", str(made), *map(str, objects)]
+    compiler = _compiler(device)
+    command = [*compiler, "-shared", "-o", str(made), *map(str, objects)]
     if device.system == "linux":
-        command += ["-Wl,-z,noexecstack", "-Wl,-z,text", f"-Wl,-soname,{made.name}"]
+        command += ["-Wl,-z,noexecstack", f"-Wl,-soname,{made.name}"]
+        command += ["-Wl,-z,text"] if len(compiler) == 1 else []  # zig knows no other way
     if use_openmp:
         if not device.is_here:
             raise TargetError(
@@ -42,8 +49,8 @@ def _compiler(device: Device) -> list[str]:
     found = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if device.is_here and found:
         return [found]
-    target = device.triple.replace("unknown-", "").replace("arm64-apple-macosx11.0.0", "aarch64-macos")
-    return [*_zig("link"), "cc", "-target", target.replace("-apple-macosx11.0.0", "-macos")]
+    target = ["-target", ZIG_TARGETS[device.is_x86, device.system]] if not device.is_here else []
+    return [*_zig("link"), "cc", *target]
 
 
 def _zig(what: str) -> list[str]:

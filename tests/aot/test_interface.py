@@ -1,6 +1,7 @@
 """What a library takes and gives: names, constants, copies, arguments that are not used, Python's side of the call."""
 
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -328,8 +329,9 @@ def test_the_document_s_python_runs(tmp_path, monkeypatch, capsys):
     assert {p.name for p in tmp_path.iterdir()} == {"unsharp_mask.o", "unsharp_mask.h"}
 
 
-def test_import_does_not_need_llvmlite():
-    code = "import sys, pbkern, pbkern.cli.main; sys.exit('llvmlite' in sys.modules)"
+def test_import_needs_neither_llvmlite_nor_what_lowers():
+    heavy = {"llvmlite", "pbkern.aot.build", "pbkern.targets.cpu.backend"}
+    code = f"import sys, pbkern; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
@@ -341,6 +343,56 @@ def test_without_llvmlite_the_error_says_how_to_get_it(monkeypatch, tmp_path):
     with pytest.raises(TargetError, match="llvmlite is not installed") as e:
         aot(output=tmp_path)(programs.softmax)(X)
     assert "pip install 'pbkern[aot]'" in e.value.hint and not list(tmp_path.iterdir())
+
+
+def test_without_a_linker_the_error_says_what_to_do(monkeypatch, tmp_path):
+    from pbkern.aot import link
+
+    monkeypatch.setattr(link, "COMPILERS", ("no_such_compiler",))
+    find = link.importlib.util.find_spec
+    monkeypatch.setattr(link.importlib.util, "find_spec", lambda name: None if name == "ziglang" else find(name))
+    with pytest.raises(TargetError, match="nothing is installed that could link") as e:
+        aot(output=tmp_path, emit=["shared"])(programs.softmax)(X)
+    assert "pip install ziglang" in e.value.hint and not list(tmp_path.iterdir())
+
+
+def test_what_a_linker_says_is_told(monkeypatch, tmp_path):
+    from pbkern.aot import link
+
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho no space >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(link, "COMPILERS", (str(compiler),))
+    folder = tmp_path / "made"
+    folder.mkdir()
+    with pytest.raises(TargetError, match="linking failed") as e:
+        aot(output=folder, emit=["shared"])(programs.softmax)(X)
+    assert e.value.why == "no space" and not list(folder.iterdir())
+
+
+@pytest.mark.slow
+def test_zig_links_where_there_is_no_compiler(monkeypatch, tmp_path):
+    from pbkern.aot import link
+
+    pytest.importorskip("ziglang")
+    monkeypatch.setattr(link, "COMPILERS", ("no_such_compiler",))
+    options = {"aot_name": "softmax", "openmp": False}
+    made = aot(compile_options=options, output=tmp_path, emit=["shared"])(programs.softmax)(X)
+    np.testing.assert_allclose(made.load()(X).sum(1), np.ones(7), rtol=1e-5)
+    for device, start in (("apple-m1", b"\xcf\xfa\xed\xfe"), ("neoverse-n1", b"\x7fELF")):
+        made = aot(compile_options={**options, "device": device}, output=tmp_path, emit=["shared"])(programs.softmax)(X)
+        assert made.paths["shared"].read_bytes().startswith(start)
+
+
+@pytest.mark.slow
+def test_other_processes_make_the_same_bytes(tmp_path):
+    contents = []
+    for seed in ("1", "2"):
+        code = "import pbkern; from tests.aot import programs; f, args = programs.CASES['mlp_gradient']\n"
+        code += f"pbkern.polyblocks_aot_jax(output={str(tmp_path)!r})(f)(*args)"
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, timeout=120)
+        contents.append((tmp_path / "polyblocks_mlir_artifact.o").read_bytes())
+    assert contents[0] == contents[1]
 
 
 def test_llvm_that_fails_or_hangs_is_an_error(monkeypatch, tmp_path):

@@ -8,7 +8,6 @@ All are compiled for any processor of the kind: nothing of a variant runs before
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +17,8 @@ from pbkern.targets.cpu.codegen.host import ALIGNMENT
 from pbkern.targets.cpu.devices import Device
 
 from ..function import Function, Source
-from ..interface.arguments import NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR
+from ..interface.arguments import NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR, Argument
+from ..interface.header import Interface
 from .messages import messages_text
 from .processor_check import bits_of, features_text
 from .variant import Variant
@@ -47,15 +47,25 @@ class Part:
 
 @dataclass
 class Entry:
-    """Writes the functions. name: of the library; parts: the most demanding device first; threads: the most of a call."""
+    """Writes the functions. parts: the most demanding device first; metadata: a text of JSON."""
 
-    name: str
+    interface: Interface
     parts: Sequence[Part]
-    threads: int
-    user_memory: bool
     metadata: str
     lines: list[str] = field(default_factory=list)
     constants: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.interface.name
+
+    @property
+    def threads(self) -> int:
+        return self.interface.threads
+
+    @property
+    def user_memory(self) -> bool:
+        return self.interface.user_memory
 
     @property
     def keep(self) -> list[str]:
@@ -67,16 +77,22 @@ class Entry:
         return f"pbk_main_{n}"
 
     @property
-    def _arguments(self):
-        return self.parts[0].function.arguments
+    def _arguments(self) -> list[Argument]:
+        return self.interface.arguments
 
     @property
     def _needs(self) -> list[str]:
-        return list(dict.fromkeys(n for p in self.parts for n in p.device.needs))
+        return list(dict.fromkeys(n for p in self.parts for n in p.device.asked))
 
+    @property
+    def _arrays(self) -> str:
+        """Parameters of the arrays, as they are declared and as they are passed on."""
+        return ", ".join(f"ptr %a{k}" for k in range(len(self._arguments)))
+
+    @property
     def _parameters(self) -> str:
-        own = [f"ptr %a{k}" for k in range(len(self._arguments))]
-        return ", ".join([*own, *(["ptr %memory", "ptr %stream"] if self.user_memory else [])])
+        """All parameters of the C function."""
+        return ", ".join(filter(None, [self._arrays, "ptr %memory, ptr %stream" if self.user_memory else ""]))
 
     def text(self) -> str:
         """The module."""
@@ -115,8 +131,8 @@ class Entry:
 
     def _run(self, n: int, part: Part) -> None:
         """@pbk_run{n}(arguments..., memory): the variant on memory that starts anywhere, then copies."""
-        function, arguments = part.function, ", ".join(f"ptr %a{k}" for k in range(len(self._arguments)))
-        lines = [f"define internal void @pbk_run{n}({arguments}{', ' if arguments else ''}ptr %memory) #0 {{"]
+        function = part.function
+        lines = [f"define internal void @pbk_run{n}({self._with('ptr %memory')}) #0 {{"]
         if part.variant is not None:
             total = len(function.buffers)
             lines += [f"  %buffers = alloca [{max(total, 1)} x ptr], align 8"]
@@ -141,6 +157,10 @@ class Entry:
                 )
         self.lines += [*lines, "  ret void", "}", ""]
 
+    def _with(self, memory: str) -> str:
+        """The arrays and one more pointer."""
+        return ", ".join(filter(None, [self._arrays, memory]))
+
     def _pointer(self, function: Function, source: Source) -> str:
         match source.kind:
             case "input":
@@ -153,15 +173,14 @@ class Entry:
 
     def _call(self) -> None:
         """@pbk_call(arguments...) -> 0, or a code and an argument's number."""
-        lines = [f"define internal i32 @pbk_call({self._parameters()}) #0 {{"]
+        lines = [f"define internal i32 @pbk_call({self._parameters}) #0 {{"]
         for k, a in enumerate(self._arguments):
             if a.is_used and a.type.nbytes:
                 lines += self._null_test(f"%a{k}", k)
-        passed = ", ".join([*(f"ptr %a{k}" for k in range(len(self._arguments)))])
         if self._needs:
             lines.append("  %has = call i64 @pbk_features()")
         for n, part in enumerate(self.parts):
-            mask = bits_of(part.device.needs, self._needs)
+            mask = bits_of(part.device.asked, self._needs)
             if mask:
                 lines += [
                     f"  %part{n} = and i64 %has, {mask}",
@@ -170,7 +189,7 @@ class Entry:
                 ]
             else:
                 lines.append(f"  br label %run{n}")
-            lines += [f"run{n}:", *self._with_memory(n, part, passed), *([f"next{n}:"] if mask else [])]
+            lines += [f"run{n}:", *self._with_memory(n, part), *([f"next{n}:"] if mask else [])]
             if not mask:
                 break
         else:
@@ -183,11 +202,10 @@ class Entry:
         return [f"  %is.{label} = icmp eq ptr {pointer}, null", f"  br i1 %is.{label}, label %{label}, label %not.{label}",
                 f"{label}:", f"  ret i32 {code}", f"not.{label}:"]  # fmt: skip
 
-    def _with_memory(self, n: int, part: Part, passed: str) -> list[str]:
+    def _with_memory(self, n: int, part: Part) -> list[str]:
         """Lines that run one variant with its memory, up to their return."""
-        comma = ", " if passed else ""
         size = part.memory_bytes(self.threads)
-        run = lambda memory: f"  call void @pbk_run{n}({passed}{comma}ptr {memory})"
+        run = lambda memory: f"  call void @pbk_run{n}({self._with(f'ptr {memory}')})"
         if not size:
             return [run("null"), "  ret i32 0"]
         if self.user_memory:
@@ -202,11 +220,11 @@ class Entry:
 
     def _shown(self) -> None:
         """NAME and NAME_try."""
-        passed = ", ".join(re.findall(r"ptr %\w+", self._parameters()))
+        call = f"  %r = call i32 @pbk_call({self._parameters})"
         self.lines += [
-            f"define i32 @{self.name}_try({self._parameters()}) #0 {{", f"  %r = call i32 @pbk_call({passed})",
+            f"define i32 @{self.name}_try({self._parameters}) #0 {{", call,
             f"  %code = and i32 %r, {(1 << ARGUMENT_SHIFT) - 1}", "  ret i32 %code", "}", "",
-            f"define void @{self.name}({self._parameters()}) #0 {{", f"  %r = call i32 @pbk_call({passed})",
+            f"define void @{self.name}({self._parameters}) #0 {{", call,
             "  %bad = icmp ne i32 %r, 0", "  br i1 %bad, label %fail, label %done", "fail:", "  call void @pbk_fail(i32 %r)",
             "  unreachable", "done:", "  ret void", "}", "",
         ]  # fmt: skip
@@ -217,11 +235,13 @@ class Entry:
             NULL_POINTER | k << ARGUMENT_SHIFT: f"argument `{a.name}` is a null pointer\n"
             for k, a in enumerate(self._arguments)
         }
-        said[NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT] = "argument `user_device_memory` is a null pointer\n"
-        largest = max(p.memory_bytes(self.threads) for p in self.parts)
-        said[OUT_OF_MEMORY] = f"{largest} bytes of memory cannot be allocated\n"
+        if self.user_memory:
+            said[NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT] = "argument `user_device_memory` is a null pointer\n"
+        else:
+            said[OUT_OF_MEMORY] = f"{self.interface.memory_bytes} bytes of memory cannot be allocated\n"
         last = self.parts[-1].device
-        said[UNSUITABLE_PROCESSOR] = f"made for {last.name}; this processor lacks"
+        if last.asked:
+            said[UNSUITABLE_PROCESSOR] = f"made for {last.name}; this processor lacks"
         strings, cases, blocks = [], [], []
         for code, text in said.items():
             data = f"{self.name}: {text}".encode()
@@ -229,7 +249,7 @@ class Entry:
             cases.append(f"    i32 {code}, label %case{code}")
             end = self._lacking(last) if code == UNSUITABLE_PROCESSOR else ["  br label %end"]
             blocks += [f"case{code}:", f"  call void @pbk_write(ptr @pbk_said{code}, i64 {len(data)})", *end]
-        for name in self._needs if self._needs else ():
+        for name in last.asked:
             strings.append(self._string(f"pbk_set_{name}", f" {name}".encode()))
         strings.append(self._string("pbk_newline", b"\n"))
         self.lines += [*strings, "", "define internal void @pbk_fail(i32 %what) #1 {", "  switch i32 %what, label %end [",
@@ -237,10 +257,8 @@ class Entry:
 
     def _lacking(self, device: Device) -> list[str]:
         """Lines that name the instruction sets that are not there."""
-        if not device.needs:
-            return ["  br label %end"]
         lines = ["  %has = call i64 @pbk_features()"]
-        for name in device.needs:
+        for name in device.asked:
             bit = 1 << self._needs.index(name)
             lines += [f"  %bit.{name} = and i64 %has, {bit}", f"  %there.{name} = icmp ne i64 %bit.{name}, 0",
                       f"  br i1 %there.{name}, label %after.{name}, label %lacks.{name}", f"lacks.{name}:",

@@ -42,7 +42,7 @@ class Device:
       name: as the option `device` says it, without the system.
       system: "linux" or "macos".
       triple: LLVM's. cpu: LLVM's processor with none but the instruction sets of a level. tune: the one to schedule for.
-      needs: instruction sets that a processor must have. features: those of them that `cpu` does not have.
+      needs: instruction sets that a processor must have. features: those of them that LLVM's `cpu` does not have.
       machine: figures for the cost model and schedules.
     """
 
@@ -61,6 +61,11 @@ class Device:
     @property
     def features(self) -> tuple[str, ...]:
         return tuple(f for f in self.needs if f not in LEVELS.get(self.cpu, ()))
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What a library asks the processor for before it runs: on macOS, every Arm processor has what these devices need."""
+        return () if self.system == "macos" and not self.is_x86 else self.needs
 
     @property
     def is_here(self) -> bool:
