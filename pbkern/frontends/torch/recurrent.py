@@ -47,8 +47,7 @@ def _in_torch(kind: str, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, bi
 
 def _backward_in_torch(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: Any):
     with torch.enable_grad():
-        tensors = [x.detach().requires_grad_() for x in state[:-1]]
-        gates, h, c, weight, bias = tensors
+        tensors = gates, h, c, weight, bias = [x.detach().requires_grad_() for x in state[:-1]]
         made = _in_torch(kind, gates, h, c, weight, bias, state[-1])
     found = torch.autograd.grad(made, tensors, (gy, gh, gc), allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors))
