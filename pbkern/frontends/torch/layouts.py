@@ -1,7 +1,7 @@
 """Orders in which tensors lie in memory.
 
-Torch keeps track of strides, arrays here lie one element after the other. A tensor whose dimensions merely lie in another order,
-such as a transposed one or one in channels_last, is an array with its dimensions in that order, and a transpose.
+Torch keeps track of strides, arrays here lie one element after the other. A tensor whose dimensions merely lie in another
+order, such as a transposed one or one in channels_last, is an array with its dimensions in that order, and a transpose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def order_of(t: torch.Tensor) -> Order | None:
     contiguous already, and for one that skips or repeats elements."""
     if t.is_contiguous():
         return None
-    order = tuple(sorted(range(t.ndim), key=lambda d: (-t.stride(d), d)))
+    strides = t.stride()
+    order = tuple(sorted(range(t.ndim), key=lambda d: (-strides[d], d)))
     return order if t.permute(order).is_contiguous() else None
 
 
