@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-second bench lint clean
+.PHONY: demo test test-slow test-second bench gpu-check lint clean
 demo: $(STAMP)
 	$(BIN)/python -m pbkern.cli.demo
 
@@ -23,6 +23,10 @@ test-second: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run
+
+# On a machine with an NVIDIA GPU and jax for CUDA 13: PYTHON names the environment that has them; nothing is downloaded.
+gpu-check:
+	$(PYTHON) scripts/gpu_check.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check pbkern tests tutorials examples benchmarks scripts

@@ -1,89 +1,207 @@
-"""Kernels for NVIDIA GPUs without one: what ptxas says of them, and what the simulator counts.
+"""Kernels for GPUs without one: what their assemblers say of them, and what the simulator counts.
 
-    python -m benchmarks.gpu --assemble        registers and spills per architecture (needs ptxas)
-    python -m benchmarks.gpu --count           sectors beside the fewest possible, bytes beside those of inputs and outputs
+    python -m benchmarks.gpu --assemble [names]    registers and spills of every workload's kernels, per architecture
+    python -m benchmarks.gpu --count [names]       sectors beside the fewest possible, and beside those of inputs and outputs
+    python -m benchmarks.gpu --device [names]      on a machine with a GPU: bandwidth beside jax.jit, results beside NumPy's
+
+The first needs ptxas for NVIDIA's architectures, and an lld (ziglang) for AMD's.
 """
 
 import argparse
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pbkern
-from pbkern.api.simulation import ptx
+from benchmarks.workloads import WORKLOADS, Workload
+from pbkern.core.options import CompileOptions
+from pbkern.errors import TargetError
+from pbkern.targets import get_target
+from pbkern.targets.amdgpu import compile as amd
 from pbkern.targets.nvgpu import ptxas
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
+NVIDIA, AMD = ("sm_80", "sm_90a", "sm_100"), ("gfx942",)
 
 
-def blur(x, w):
-    rows, columns = x.shape[1] - 4, x.shape[2] - 4
-    y = sum(w[k] * x[:, k : k + rows, :] for k in range(5))
-    return sum(w[k] * y[:, :, k : k + columns] for k in range(5))
+# --- what assemblers say --------------------------------------------------------------------------------------------
 
 
-def layer_norm(x, scale, bias):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * scale + bias
+def codes(w: Workload, target: str, device: str) -> Iterator:
+    """Code of each kernel of a workload at full size."""
+    types = [jax.ShapeDtypeStruct(s.shape, s.dtype if not s.high else jnp.int32) for s in w.full]
+    build, _ = pbkern.jit(w.function, compile_options={"target": target}).build(tuple(types), {})
+    for program in build.plan.programs():
+        yield from get_target(target).compile(program, CompileOptions(target=target, device=device)).distinct()
 
 
-def rms_norm(x, scale):
-    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
+def assemble(names: list[str]) -> int:
+    """A row per kernel and architecture; the number of kernels that spill registers."""
+    if ptxas.find() is None:
+        raise TargetError("ptxas was not found", why="it assembles for NVIDIA's architectures",
+                          hint="pip install nvidia-cuda-nvcc")
+    amd.lld()
+    print(f"{'workload':22} {'kernel':36} {'architecture':12} {'registers':>9} {'spilled':>8} {'shared':>8} {'global':>10}")
+    spilled = 0
+    for name in names:
+        for target, devices in (("nvgpu", NVIDIA), ("amdgpu", AMD)):
+            for device in devices:
+                for code in codes(WORKLOADS[name], target, device):
+                    a, f = code.assembled, code.function
+                    spilled += a.spill_bytes > 0
+                    print(f"{name:22} {f.name[:36]:36} {device:12} {a.registers:9} {a.spill_bytes:8} {f.shared_bytes:8} "
+                          f"{f.global_bytes * f.blocks:10}")
+    print(f"{spilled} kernels spill registers")
+    return spilled
 
 
-FUNCTIONS = {
-    "elementwise": (lambda x, y: jnp.tanh(x) * jnp.exp(-y * y) + x, [(512, 1024)] * 2),
-    "softmax": (lambda x: jax.nn.softmax(x, -1), [(512, 1024)]),
-    "layer_norm": (layer_norm, [(512, 1024), (1024,), (1024,)]),
-    "rms_norm": (rms_norm, [(512, 1024), (1024,)]),
-    "cross_entropy": (lambda x, y: -(jax.nn.log_softmax(x, -1) * y).sum(-1).mean(), [(512, 1024)] * 2),
-    "sum": (lambda x: x.sum(), [(512, 1024)]),
-    "transpose": (lambda x: x.T + 0, [(512, 1024)]),
-    "blur": (blur, [(3, 260, 516), (5,)]),
-    "matmul": (lambda a, b, c: jax.nn.gelu(a @ b + c), [(256, 256), (256, 256), (256,)]),
-    "attention": (lambda q, k, v: jax.nn.softmax(q @ k.T / 8, -1) @ v, [(128, 64)] * 3),
+# --- what the simulator counts --------------------------------------------------------------------------------------
+
+
+def unsharp(image: jax.Array) -> jax.Array:
+    return WORKLOADS["unsharp"].function(image)
+
+
+def one_hot_loss(x: jax.Array, y: jax.Array) -> jax.Array:
+    return -(jax.nn.log_softmax(x, -1) * y).sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A function at a size that fills a GPU and that the simulator takes seconds for.
+
+    Attributes:
+      most_bytes: of the bytes of inputs and outputs, what its blocks may ask memory for.
+    """
+
+    function: Callable
+    shapes: tuple[tuple[int, ...], ...]
+    most_bytes: float = 1.1
+
+
+COUNTED = {
+    "elementwise": Counted(lambda x, y: jnp.tanh(x) * jnp.exp(-y * y) + x, ((1024, 2048),) * 2),
+    "softmax": Counted(WORKLOADS["softmax"].function, ((2048, 1024),)),
+    "layer_norm": Counted(WORKLOADS["layer_norm"].function, ((16384, 128), (128,), (128,))),
+    "rms_norm": Counted(WORKLOADS["rms_norm"].function, ((16384, 128), (128,))),
+    "cross_entropy": Counted(one_hot_loss, ((1024, 1000),) * 2),
+    "sum": Counted(lambda x: x.sum(), ((2048, 2048),)),
+    "transpose": Counted(lambda x: x.T + 0, ((2048, 2048),)),
+    "blur": Counted(WORKLOADS["blur_slices"].function, ((3, 516, 1028),), 1.3),
+    "unsharp": Counted(unsharp, ((540, 960, 3),), 1.3),
+    "matmul_gelu": Counted(WORKLOADS["matmul_bias_gelu"].function, ((256, 256), (256, 256), (256,)), np.inf),
+    "attention": Counted(lambda q, k, v: jax.nn.softmax(q @ k.T / 8, -1) @ v, ((128, 64),) * 3, np.inf),
 }
 
 
-def arrays(shapes):
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+def count(names: list[str]) -> int:
+    """A row per function; the number of them that ask for more than they may."""
+    rng, above = np.random.default_rng(0), 0
+    print(f"{'function':14} kernels {'sectors/fewest':>15} {'bytes/needed':>13} {'conflicts':>10} {'seconds':>8}")
+    for name in names:
+        c = COUNTED[name]
+        args = [rng.standard_normal(s).astype(np.float32) for s in c.shapes]
+        start = time.perf_counter()
+        found = pbkern.simulate(c.function, *args, check=False)
+        counts, needed = found.counts, sum(np.asarray(a).nbytes for a in (*args, *jax.tree.leaves(found.results)))
+        sectors, moved = counts.sectors / counts.fewest_sectors, counts.sectors * 32 / needed
+        conflicts = counts.bank_conflicts / max(counts.shared_accesses, 1)
+        high = c.most_bytes < np.inf and (sectors > 1.1 or moved > c.most_bytes or conflicts > 0.05)
+        above += high
+        print(f"{name:14} {len(found.kernels):7} {sectors:15.2f} {moved:13.2f} {conflicts:10.1%} "
+              f"{time.perf_counter() - start:8.1f}{'  *' if high else ''}")
+    print(f"{above} functions ask for more than they may (*)")
+    return above
 
 
-def count() -> None:
-    """A row per function. `needed`: bytes of inputs and outputs."""
-    print(f"{'function':14} kernels {'sectors/fewest':>15} {'bytes/needed':>13} {'conflicts':>10}")
-    for name, (f, shapes) in FUNCTIONS.items():
-        args = arrays(shapes)
-        found = pbkern.simulate(f, *args)
-        c, needed = found.counts, sum(a.nbytes for a in (*args, *map(np.asarray, jax.tree.leaves(found.results))))
-        conflicts = c.bank_conflicts / max(c.shared_accesses, 1)
-        print(f"{name:14} {len(found.kernels):7} {c.sectors / c.fewest_sectors:15.2f} "
-              f"{c.sectors * 32 / needed:13.2f} {conflicts:10.1%}")
+# --- on a device ----------------------------------------------------------------------------------------------------
 
 
-def assemble() -> None:
-    """A row per kernel and architecture."""
-    print(f"{'function':14} {'architecture':12} {'registers':>9} {'spilled':>8} {'shared':>8}")
-    for name, (f, shapes) in FUNCTIONS.items():
-        args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-        for architecture in ARCHITECTURES:
-            for text in ptx(f, *args, device=architecture):
-                a = ptxas.assemble(text, architecture)
-                print(f"{name:14} {architecture:12} {a.registers:9} {a.spill_bytes:8} {a.shared_bytes:8}")
+MEMORY_BOUND = ("blur_slices", "unsharp", "harris", "softmax", "layer_norm", "rms_norm", "elementwise", "sum_of_squares",
+                "cross_entropy", "jacobi_at")
 
 
-def main() -> None:
+def least_seconds(call: Callable[[], object], wait: Callable[[object], object], calls: int) -> float:
+    """The least of several calls, each waited for."""
+    wait(call())
+    found = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        wait(call())
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def error_of(w: Workload, device: jax.Device) -> float:
+    """Of the results at small size against float64, relative to the largest."""
+    small = w.arguments(w.small)
+    got = pbkern.jit(w.function, compile_options={"target": "nvgpu"})(*jax.device_put(small, device))
+    wide = [np.asarray(a, np.float64) if np.asarray(a).dtype.kind == "f" else np.asarray(a) for a in small]
+    want = w.numpy(*wide)
+    return max(float(np.abs(np.asarray(g, np.float64) - x).max() / max(np.abs(x).max(), 1e-30))
+               for g, x in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
+
+
+def torch_rate(w: Workload, arguments: Sequence[jax.Array], calls: int) -> float:
+    """Of torch.compile on its own CUDA device; not a number where it has none, or lacks the function."""
+    try:
+        import torch
+
+        from benchmarks import torch_peers
+    except ImportError:
+        return np.nan
+    f = torch_peers.compiled(w.name) if torch.cuda.is_available() else None
+    if f is None:
+        return np.nan
+    call = functools.partial(f, *(torch_peers.tensor(a).cuda() for a in arguments))
+    return w.compulsory_bytes / least_seconds(call, lambda _: torch.cuda.synchronize(), calls) / 1e9
+
+
+def on_device(names: list[str], full: bool = True, calls: int = 20) -> int:
+    """A row per workload, as a table for the documents; the number of wrong results. `full`: or at small size."""
+    device, wrong = jax.devices(get_target("nvgpu").platform)[0], 0
+    day = time.strftime("%d %B %Y")
+    print(f"{device.device_kind}, jax {jax.__version__}, {day}: GB/s of arguments and results, each once.\n")
+    print("| workload | pbkern | jax.jit | torch.compile | error |\n| --- | ---: | ---: | ---: | ---: |")
+    for name in names:
+        w = WORKLOADS[name]
+        error = error_of(w, device)
+        wrong += not error <= w.tolerance
+        drawn = w.arguments(w.full if full else w.small)
+        args = jax.device_put(drawn, device)
+        ours = pbkern.jit(w.function, compile_options={"target": "nvgpu"})
+        rates = [w.compulsory_bytes / least_seconds(functools.partial(f, *args), jax.block_until_ready, calls) / 1e9
+                 for f in (ours, jax.jit(w.function))]
+        rates.append(torch_rate(w, drawn, calls))
+        shown = " | ".join("" if np.isnan(r) else f"{r:.0f}" for r in rates)
+        print(f"| {name} | {shown} | {error:.1e}{'' if error <= w.tolerance else ' WRONG'} |", flush=True)
+    print(f"\n{wrong} results are wrong")
+    return wrong
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assemble", action="store_true")
     parser.add_argument("--count", action="store_true")
+    parser.add_argument("--device", action="store_true")
+    parser.add_argument("--small", action="store_true", help="with --device: small arguments, few calls")
+    parser.add_argument("names", nargs="*")
     options = parser.parse_args()
+    bad = 0
     if options.assemble:
-        assemble()
-    if options.count or not options.assemble:
-        count()
+        bad += assemble(options.names or list(WORKLOADS))
+    if options.count:
+        bad += count(options.names or list(COUNTED))
+    if options.device:
+        bad += on_device(options.names or list(MEMORY_BOUND), not options.small, 2 if options.small else 20)
+    if not (options.assemble or options.count or options.device):
+        parser.print_help()
+    return min(bad, 1)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

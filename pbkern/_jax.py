@@ -654,3 +654,19 @@ def ffi_call(name: str, results: Sequence[jax.ShapeDtypeStruct], *operands, **op
     """
     types = [*results, jax.ShapeDtypeStruct((0,), np.uint8)] if len(results) > 1 else list(results)
     return list(jax.ffi.ffi_call(name, types, **options)(*operands))[: len(results)]
+
+
+def mlir_context():
+    """A fresh MLIR context in which StableHLO, CHLO and what JAX and TensorFlow write beside them can be read."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
+
+    context, registry = ir.Context(), ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context.append_dialect_registry(registry)
+    for dialect in (stablehlo, chlo, sdy):
+        dialect.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    context.load_all_available_dialects()
+    return context

@@ -1,8 +1,10 @@
 """Public names: the errors that a user can meet."""
 
 from pbkern.core.errors import (
+    ArgumentError,
     CheckError,
     FallbackWarning,
+    FunctionError,
     InternalError,
     KernelError,
     OptionError,
@@ -17,8 +19,10 @@ from pbkern.core.errors import (
 )
 
 __all__ = [
+    "ArgumentError",
     "CheckError",
     "FallbackWarning",
+    "FunctionError",
     "InternalError",
     "KernelError",
     "OptionError",

@@ -1,7 +1,8 @@
-"""pl.pallas_call on CPU, without a change to the kernels: `pbkern.pallas.install()`.
+"""pl.pallas_call on CPUs and GPUs, without a change to the kernels: `pbkern.pallas.install()`.
 
-install() registers a CPU lowering of JAX's pallas_call primitive, and of that of pl.kernel and pl.core_map. Under jit, vmap,
-jvp, scan and friends a kernel is imported (frontends/pallas/call.py), compiled and called like one written in pbkern.
+install() registers a lowering of JAX's pallas_call primitive for the target's platform, and of that of pl.kernel and
+pl.core_map. Under jit, vmap, jvp, scan and friends a kernel is imported (frontends/pallas/call.py), compiled and called like
+one written in pbkern.
 `interpret=True` and InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
 (pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written; meshes that
 ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
@@ -11,12 +12,13 @@ jax.export cannot carry machine code of this process: exported programs contain 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
 from jax.interpreters import mlir
 
-from pbkern import _jax
+from pbkern import _jax, config
 from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
@@ -27,43 +29,56 @@ from pbkern.frontends.pallas.call import import_call
 from pbkern.frontends.pallas.float8 import is_float8
 from pbkern.frontends.pallas.mesh import call_params
 from pbkern.frontends.pallas.transposed_operands import in_place
+from pbkern.targets import get_target
 
-_installed = False
+_installed: list[str] = []  # the target, where there is one
 _undo: list[Callable[[], None]] = []
 
 
-def install() -> None:
-    """From now on, pallas_call on CPU compiles to native code. Installing twice does nothing."""
-    global _installed
-    if not _installed:
-        mlir.register_lowering(_jax.pallas().call_p, _lower, platform="cpu", cacheable=False)
-        mlir.register_lowering(_jax.pallas().mesh_call_p, _lower_mesh, platform="cpu")
-        infos, info = _jax.tpu_infos()
-        infos["cpu"] = info
-        _undo.append(_jax.give_meshes_one_core())
-        _undo.append(_jax.replace_jvp(_jax.pallas().call_p, _jvp))
-        _installed = True
-        jax.clear_caches()  # programs lowered before would keep their old meaning
+def install(target: str | None = None) -> None:
+    """From now on, pallas_call compiles to native code. Installing twice does nothing.
+
+    Args:
+      target: as in compile_options: "cpu", or "nvgpu", in place of JAX's own back ends for these devices. None: the target
+        of decorators that name none.
+    Raises TargetError for a target that there is not.
+    """
+    target = target or config.current().target
+    if _installed:
+        return
+    platform = get_target(target).platform
+    for primitive, lower, stock in (
+        (_jax.pallas().call_p, _lower, _jax.pallas().stock_lowering),
+        (_jax.pallas().mesh_call_p, _lower_mesh, _jax.pallas().stock_mesh_lowering),
+    ):
+        mlir.register_lowering(primitive, lower, platform=platform, cacheable=False)
+        if platform == "cpu":
+            _undo.append(functools.partial(_jax.remove_cpu_lowering, primitive))
+        else:
+            _undo.append(functools.partial(mlir.register_lowering, primitive, stock, platform=platform))
+    infos, info = _jax.tpu_infos()
+    infos[platform] = info
+    _undo.append(lambda: infos.pop(platform, None))
+    _undo.append(_jax.give_meshes_one_core())
+    _undo.append(_jax.replace_jvp(_jax.pallas().call_p, _jvp))
+    _installed.append(target)
+    jax.clear_caches()  # programs lowered before would keep their old meaning
 
 
 def uninstall() -> None:
-    """pallas_call on CPU is JAX's again: an error without interpret=True."""
-    global _installed
+    """pallas_call is JAX's again: on CPU, an error without interpret=True."""
     if _installed:
-        _jax.remove_cpu_lowering(_jax.pallas().call_p)
-        _jax.remove_cpu_lowering(_jax.pallas().mesh_call_p)
-        _jax.tpu_infos()[0].pop("cpu", None)
         while _undo:
             _undo.pop()()
-        _installed = False
+        _installed.clear()
         jax.clear_caches()
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
+def installed(target: str | None = None) -> Iterator[None]:
     """install() for the duration of a `with` block."""
-    before = _installed
-    install()
+    before = bool(_installed)
+    install(target)
     try:
         yield
     finally:
@@ -104,15 +119,19 @@ def _jvp(stock: Callable, primals, tangents, *, jaxpr, name, **params):
 def _native(ctx, nodes, params: dict):
     imported = import_call(**params)
     kernel, views = in_place(imported.kernel, imported.operands, nodes)
-    (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+    target = get_target(_installed[0])
+    (compiled,) = compile_programs(build_kernel(kernel), CompileOptions(target=target.name)).compiled.values()
     _jax.keep_with_executable(ctx, compiled)
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):
         places = {i: operands[i].reshape(t.shape) for i, t in zip(imported.operands, kernel.in_types) if i in views}
         held = [_held(places.get(i, operands[i]), t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
-        made = _jax.ffi_call(compiled.ffi_name, results, *held, input_output_aliases=dict(kernel.aliases),
-                             has_side_effect=_prints(kernel.body.jaxpr))  # fmt: skip
+        if _prints(kernel.body.jaxpr):  # the CPU's alone
+            made = _jax.ffi_call(compiled.ffi_name, results, *held, input_output_aliases=dict(kernel.aliases),
+                                 has_side_effect=True)  # fmt: skip
+        else:
+            made = target.call(compiled, *held)
         found = checks.after([kernel], made)
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 

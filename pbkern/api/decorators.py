@@ -173,7 +173,7 @@ class JitFunction(PickledByName, Generic[P, R]):
         self.__wrapped__ = fn  # the user's own function, as jax.jit's
         static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
         donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
-        name = _name_of(fn)
+        name = name_of(fn)
         poolable = not (donated.positions or donated.names or jit_kw)
 
         @functools.wraps(fn)
@@ -191,6 +191,11 @@ class JitFunction(PickledByName, Generic[P, R]):
         split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
         self._dispatch = result_pool.Dispatch(self._into_buffers, split)
         self._options, self._jit_kw = options, jit_kw
+
+    @property
+    def options(self) -> CompileOptions:
+        """What the decorator was given."""
+        return self._options
 
     def remade(self) -> tuple:
         """As jax.jit's functions: of the user's function."""
@@ -317,7 +322,7 @@ def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:
     return JitFunction(fn, options, jit_kw)
 
 
-def _name_of(fn: Callable) -> str:
+def name_of(fn: Callable) -> str:
     """A function's name; of a partial one, that of the function it calls."""
     while isinstance(fn, functools.partial):
         fn = fn.func

@@ -70,7 +70,7 @@ def build_plan(
 ) -> Build:  # fmt: skip
     """Fuses a jaxpr for its target. `choices`: what tuning found for it (api/tuned_choices.py); `donated`: operands given
     up."""
-    target, record = get_target(options.target), stages.Record(name)
+    target, record = get_target(options.target, options.device), stages.Record(name)
 
     def verified(plan: fuse.Plan) -> None:
         for kernel in plan.kernels():
@@ -83,7 +83,7 @@ def build_plan(
         assert held is not None, name
         check_precision(held, options.mm_conv_precision_mode)
         return fuse.plan(
-            held, name=name, options=options, machine=target.costs(), supports=target.supports,
+            held, name=name, options=options, machine=target.costs(options.device), supports=target.supports,
             params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
             donated=donated,
         )  # fmt: skip

@@ -40,6 +40,10 @@ class KernelError(PbkernError, ValueError):
     """A kernel, BlockSpec or index map is defined wrongly."""
 
 
+class ArgumentError(PbkernError, ValueError):
+    """A function is called with arguments, or made of a file, that it cannot take."""
+
+
 class OptionError(PbkernError, ValueError):
     """A compile option, CompilerParams field or environment variable has an unknown name or a bad value."""
 
@@ -86,6 +90,10 @@ class SimulationError(PbkernError):
     def __init__(self, what: str, *, kind: str, **rows: str | None):
         self.kind = kind
         super().__init__(what, **rows)
+
+
+class FunctionError(PbkernError):
+    """A function or its file, named on the command line, raised an error while it was run or traced."""
 
 
 class TargetError(PbkernError):

@@ -21,13 +21,14 @@ _parsed = functools.lru_cache(maxsize=256)(parse)
 
 
 def simulate_ptx(text: str, grid: int, block: int, arrays: Sequence[np.ndarray], *, shared_bytes: int = 0,
-                 check: bool = True) -> Counts:
+                 check: bool = True, unwritten: bool = False) -> Counts:
     """Runs the one kernel of a PTX text on NumPy arrays, which it updates.
 
     Args:
       grid, block: number of blocks, and of threads in each.
       arrays: per parameter an array, which must be contiguous, or a NumPy scalar.
       shared_bytes: shared memory that the launch adds to what the text declares.
+      unwritten: shared memory may be read before a store: what is read there is not used.
       check: races and reads of shared memory before a store are found. Accesses outside of memory, threads that are not
         together and waits without end always are.
     Returns what it has cost. Raises SimulationError; KernelError for arguments that do not fit; InternalError for
@@ -42,7 +43,8 @@ def simulate_ptx(text: str, grid: int, block: int, arrays: Sequence[np.ndarray],
         return Counts()
     numbers = {values.index(Arrays.address(k)): k for k in range(len(held))}  # position of a parameter -> array
     stored = {numbers[p] for p in written_parameters(program) if p in numbers}
-    launch = Launch(program, grid, block, values, Arrays(held, stored, check), _shared(program, shared_bytes), check)
+    launch = Launch(program, grid, block, values, Arrays(held, stored, check), _shared(program, shared_bytes), check,
+                    unwritten)
     launch.run()
     return launch.counts
 

@@ -40,6 +40,7 @@ class Launch:
 
     Attributes:
       arguments: per parameter its bits, an address for arrays. written: which arrays the kernel may store to.
+      check, unwritten: see simulate_ptx.
     """
 
     program: Program
@@ -49,6 +50,7 @@ class Launch:
     arrays: Arrays
     shared_bytes: int
     check: bool = True
+    unwritten: bool = False
     counts: Counts = field(default_factory=Counts)
     steps: list[Step | None] = field(default_factory=list)
 

@@ -36,8 +36,8 @@ class Target(Protocol):
     def machine(self) -> Machine:
         """The device in this computer."""
 
-    def costs(self) -> CostModel:
-        """Its prices for fusion."""
+    def costs(self, device: str | None = None) -> CostModel:
+        """Its prices for fusion, for the device that compile_options name; None: for the one in this computer."""
 
     def supports(self, eqn) -> str | None:
         """None if kernel bodies can contain the equation, else why not."""

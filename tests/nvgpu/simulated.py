@@ -1,9 +1,12 @@
 """The CPU's tests on simulated GPUs: in a `with` block, what they compile for the CPU becomes PTX, which is simulated.
 
 Plans and kernels are those that the CPU gets: blocks of many sizes, chains of nests, every statement. Only code differs.
+With TESTS_ON_DEVICE=1 they run where the driver that is configured runs them, on a device (`make gpu-check`).
 """
 
 import contextlib
+import dataclasses
+import os
 from unittest import mock
 
 import jax
@@ -13,12 +16,15 @@ from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from pbkern.targets.cpu.target import CpuTarget
 from pbkern.targets.nvgpu.driver import driver
-from pbkern.targets.nvgpu.launched_call import launched_call
+from pbkern.targets.simt.launch.call import launched_call
+
+GPU = CompileOptions(target="nvgpu")
+ON_DEVICE = os.environ.get("TESTS_ON_DEVICE") == "1"
 
 
-def compiled(program, *_, **__):
+def compiled(program, *_, options=GPU, **__):
     """A program for the GPU; it is called with NumPy arrays."""
-    return _Called(get_target("nvgpu").compile(program, CompileOptions(target="nvgpu")))
+    return _Called(get_target("nvgpu").compile(program, dataclasses.replace(options, target="nvgpu")))
 
 
 class _Called:
@@ -28,12 +34,15 @@ class _Called:
         self.made, self.program, self.times = made, made.program, made.times
 
     def __call__(self, *arrays):
-        return self.made.simulated([np.asarray(a) for a in arrays])[0]
+        if not ON_DEVICE:
+            return self.made.simulated([np.asarray(a) for a in arrays])[0]
+        held = jax.device_put([np.asarray(a) for a in arrays], jax.devices(get_target("nvgpu").platform)[0])
+        return [np.asarray(x) for x in jax.jit(lambda *operands: call(None, self, *operands))(*held)]
 
 
 def call(self, made, *operands):
     """The program as a JAX operation."""
-    return launched_call(made.made, operands, driver("simulator"))
+    return launched_call(made.made, operands, get_target("nvgpu").driver() if ON_DEVICE else driver("simulator"))
 
 
 @contextlib.contextmanager
@@ -41,9 +50,11 @@ def gpu():
     """What is compiled in the block runs in the simulator."""
     jax.clear_caches()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(CpuTarget, "compile", lambda self, program, options: compiled(program)))
+        stack.enter_context(mock.patch.object(CpuTarget, "compile", lambda _, p, options: compiled(p, options=options)))
         stack.enter_context(mock.patch.object(CpuTarget, "call", call))
         stack.enter_context(mock.patch.object(CpuTarget, "POOLED_BYTES", 1 << 62))
+        if ON_DEVICE:
+            stack.enter_context(mock.patch.object(CpuTarget, "platform", get_target("nvgpu").platform))
         stack.enter_context(mock.patch("tests.native.running.compile_program", compiled))
         yield
     jax.clear_caches()

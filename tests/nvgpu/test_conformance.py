@@ -1,66 +1,106 @@
 """The CPU's cases for NVIDIA GPUs: what tests/native runs as machine code of the CPU is PTX here, and simulated.
 
-Every n-th case by default, all of them with `-m slow`. What asks the CPU's compiler itself is left out.
+Every n-th case by default, all of them with `-m slow`. Tests that look into the CPU's code are left out: by the names that
+they, or functions of their module that they call, use.
 """
 
+import contextlib
 import importlib
 import inspect
+import pathlib
+import types
 
+import jax
+import numpy as np
 import pytest
 
 from .simulated import gpu
 
-# Module of tests/native -> tests of it that look into the CPU's code, or hand their kernels to XLA on their own.
-MODULES = {
-    "test_bodies": {"test_many_random_bodies"},
-    "test_edges": set(),
-    "test_uniform_axes": set(),
-    "test_integer_division": set(),
-}
-EVERY = 12
+NATIVE = pathlib.Path(__file__).parents[1] / "native"
+# Modules about the CPU's code generator and its threads.
+OWN = {"test_beside_tensorflow", "test_compile_units", "test_merge_functions", "test_threads"}
+LOOKS_INTO_CODE = {"lowered", "as_text", "compile_program", "LowerOptions", "kernel_nests"}
+FIXTURES = {"rng": lambda mp: np.random.default_rng(5), "wide_types": lambda mp: None, "monkeypatch": lambda mp: mp}
+# Bodies that truncate results of functions, whose last bits differ between targets.
+LEFT_OUT = {"test_many_random_bodies"}
+# Kernels that carry parameters of a class that tests invent for another target.
+FOREIGN = {"test_tiled_matmul_accumulates_in_scratch"}
+# Minutes in the simulator.
+LONG = {"test_deep_products_are_packed_in_runs", "test_matmul", "test_products", "test_bfloat16_of_few_columns",
+        "test_masked_attention", "test_equal_rows_and_columns_give_equal_bits", "test_special_values_of_live_keys",
+        "test_keys_alone_and_with_a_companion", "test_vectors", "test_dynamic_strides"}
+EVERY = 40
 
 
 def cases():
-    for module, left_out in MODULES.items():
-        tests = importlib.import_module(f"tests.native.{module}")
-        found = [(n, f) for n, f in vars(tests).items() if n.startswith("test_") and inspect.isfunction(f)
-                 and n not in left_out]
-        for n, f in found:
-            yield from ((module, n, f, values) for values in parameters(f))
+    for path in sorted(NATIVE.glob("test_*.py")):
+        if path.stem in OWN:
+            continue
+        module = importlib.import_module(f"tests.native.{path.stem}")
+        around = getattr(module, "pytestmark", [])
+        for n, f in vars(module).items():
+            if not n.startswith("test_") or n in LEFT_OUT or not inspect.isfunction(f):
+                continue
+            if not names_of(f, set()) & LOOKS_INTO_CODE:
+                marks = [*(around if isinstance(around, list) else [around]), *getattr(f, "pytestmark", ())]
+                yield from ((path.stem, n, f, values, is_wide(f, marks)) for values in parameters(f, marks))
 
 
-def parameters(f) -> list[dict]:
-    """Values of a test's parameters, all combinations; none for tests with fixtures."""
-    marks = [m for m in getattr(f, "pytestmark", ()) if m.name == "parametrize"]
-    if any(m.name in ("skipif", "skip") for m in getattr(f, "pytestmark", ())):
+def names_of(f, seen) -> set[str]:
+    """Names that a function uses, and those of its module's functions that it calls."""
+    if f in seen:
+        return set()
+    seen.add(f)
+    found, codes = set(), [f.__code__]
+    while codes:
+        code = codes.pop()
+        found |= set(code.co_names)
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    inner = [f.__globals__.get(n) for n in found]
+    return found.union(*(names_of(g, seen) for g in inner if inspect.isfunction(g) and g.__module__ == f.__module__))
+
+
+def is_wide(f, marks) -> bool:
+    """Whether the test is one with 64-bit types."""
+    used = [n for m in marks if m.name == "usefixtures" for n in m.args]
+    return "wide_types" in (*used, *inspect.signature(f).parameters)
+
+
+def parameters(f, marks) -> list[dict]:
+    """Values of a test's parameters, all combinations; none for tests with other fixtures."""
+    if any(m.name in ("skipif", "skip") for m in marks):
         return []
     combinations: list[dict] = [{}]
     for m in marks:
+        if m.name != "parametrize":
+            continue
         names = [n.strip() for n in m.args[0].split(",")] if isinstance(m.args[0], str) else list(m.args[0])
         rows = []
         for v in m.args[1]:
-            v = v.values if hasattr(v, "values") and hasattr(v, "marks") else v
-            values = tuple(v) if len(names) > 1 else (v,)
-            rows.append(dict(zip(names, values)))
+            of_param = hasattr(v, "values") and hasattr(v, "marks")
+            rows.append(dict(zip(names, v.values if of_param else v if len(names) > 1 else (v,))))
         combinations = [{**a, **b} for a in combinations for b in rows]
-    asked = set(inspect.signature(f).parameters)
+    asked = set(inspect.signature(f).parameters) - FIXTURES.keys()
     return [c for c in combinations if asked == set(c)]
 
 
 ALL = list(cases())
-# Kernels that carry parameters of a class that tests invent for another target.
-FOREIGN = {"test_tiled_matmul_accumulates_in_scratch"}
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=f"{c[0]}-{c[1]}-{n}", marks=() if n % EVERY == 0 else pytest.mark.slow)
+def is_sample(n: int) -> bool:
+    return n % EVERY == 0 and ALL[n][1] not in LONG
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=f"{c[0]}-{c[1]}-{n}", marks=() if is_sample(n) else pytest.mark.slow)
                                   for n, c in enumerate(ALL)])
-def test_case_of_the_cpu(case):
-    _, _, f, values = case
+def test_case_of_the_cpu(case, monkeypatch):
+    _, _, f, values, wide = case
     if set(map(str, values.values())) & FOREIGN:
         pytest.skip("its compiler_params are of another class")
-    with gpu():
-        f(**values)
+    given = {n: make(monkeypatch) for n, make in FIXTURES.items() if n in inspect.signature(f).parameters}
+    with gpu(), jax.enable_x64(True) if wide else contextlib.nullcontext():
+        f(**values, **given)
 
 
 def test_there_are_cases():
-    assert len(ALL) > 150
+    assert len(ALL) > 1500 and len({c[0] for c in ALL}) > 40

@@ -14,7 +14,7 @@ from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from pbkern.targets.nvgpu import compile as codegen
 from pbkern.targets.nvgpu import driver
-from pbkern.targets.nvgpu.launch import handler
+from pbkern.targets.simt.launch.handler import handler
 
 X = np.random.default_rng(0).normal(size=(24, 24)).astype("f4")
 GPU = {"target": "nvgpu"}
@@ -101,7 +101,7 @@ def test_a_failed_launch_is_an_exception_with_kernel_kind_and_line(monkeypatch):
 
 
 def test_without_a_driver_the_error_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(driver, "LIBRARY", "libcuda_that_is_not_there.so")
+    monkeypatch.setattr(driver.CudaDriver, "library_name", "libcuda_that_is_not_there.so")
     driver.driver.cache_clear()
     with config.override(gpu_driver=None), pytest.raises(TargetError, match="no program can be launched") as e:
         driver.driver(None)

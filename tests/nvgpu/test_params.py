@@ -4,9 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import triton as plt
 
 import pbkern
 from pbkern.errors import OptionError, ScheduleError, TargetError
+from pbkern.frontends.pallas.params import nvidia_params
+from pbkern.targets import get_target
+from pbkern.targets.nvgpu import driver
 
 BAD = {
     "approx_math": "yes", "unsafe_no_auto_barriers": 1, "max_concurrent_steps": 0, "delay_release": 1, "profile_space": -1,
@@ -57,6 +63,28 @@ def test_devices_by_name():
         pbkern.simulate(kernel(), x, device="h1000")
 
 
+def test_code_and_prices_are_for_the_device_that_is_named_or_there(monkeypatch):
+    target, x = get_target("nvgpu"), np.zeros(8, np.float32)
+    assert target.costs("a100").cores == 4 * 108 and target.costs().cores == 4 * 132
+    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device": "a100"})
+    assert ".target sm_80" in f.as_text(x, stage="ptx")
+    monkeypatch.setattr(driver, "present_capability", lambda: (8, 9))
+    assert target.backend.kind.architecture == "sm_89" and target.backend_of("b200").kind.architecture == "sm_100"
+    with pbkern.config.override(gpu_driver="simulator"):
+        assert target.backend.kind.architecture == "sm_90a"
+    monkeypatch.setattr(driver, "present_capability", lambda: (7, 5))
+    with pytest.raises(OptionError, match="no code for devices of compute capability 7.5"):
+        _ = target.backend
+
+
+def test_kernels_are_loaded_once():
+    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device_one_time_load": False})
+    with pytest.raises(OptionError, match="loads a kernel once"):
+        f.as_text(np.zeros(8, np.float32), stage="ptx")
+    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "polyblocks_gpu_no_tensor_core": True})
+    assert "mma" not in f.as_text(np.zeros(8, np.float32), stage="ptx")
+
+
 def test_params_of_another_class_are_refused():
     class Other:
         target_name = "nvgpu"
@@ -73,3 +101,56 @@ def test_calls_say_what_is_missing():
     f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu"})
     with pytest.raises(TargetError):
         f(jnp.zeros(8))
+
+
+def test_semantics_for_another_target_hold():
+    """Programs that add to one element in order stay in order where only the CPU's parameters say so."""
+    def body(x_ref, o_ref):
+        @pbkern.when(pbkern.program_id(0) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += x_ref[...]
+
+    kernel = pbkern.kernel(
+        body, grid=(4,), in_specs=[pbkern.BlockSpec((1, 8), lambda i: (i, 0))],
+        out_specs=pbkern.BlockSpec((1, 8), lambda i: (0, 0)), out_shape=jax.ShapeDtypeStruct((1, 8), jnp.float32),
+        compiler_params=pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",)),
+    )  # fmt: skip
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    np.testing.assert_array_equal(pbkern.simulate(kernel, x).results[0], x.sum(0, keepdims=True))
+
+
+def pallas_matmul(a, b, **params):
+    def body(a_ref, b_ref, o_ref):
+        @pl.when(pl.program_id(2) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += a_ref[...] @ b_ref[...]
+
+    specs = [pl.BlockSpec((16, 16), lambda i, j, k: (i, k)), pl.BlockSpec((16, 16), lambda i, j, k: (k, j))]
+    return pl.pallas_call(
+        body, grid=(2, 2, 2), in_specs=specs,
+        out_specs=pl.BlockSpec((16, 16), lambda i, j, k: (i, j)), out_shape=jax.ShapeDtypeStruct((32, 32), jnp.float32),
+        compiler_params=plgpu.CompilerParams(dimension_semantics=("parallel", "parallel", "sequential"), **params),
+    )(a, b)  # fmt: skip
+
+
+def test_pallas_kernels_run_with_their_params():
+    a, b = np.random.default_rng(0).normal(size=(2, 32, 32)).astype("f4")
+    with pbkern.config.override(gpu_driver="simulator"), pbkern.pallas.installed("nvgpu"):
+        np.testing.assert_allclose(jax.jit(pallas_matmul)(a, b), a @ b, rtol=1e-4, atol=1e-5)
+        with pytest.raises(ScheduleError, match="asks for max_concurrent_steps=3"):
+            jax.jit(lambda a, b: pallas_matmul(a, b, max_concurrent_steps=3))(a, b)
+
+
+def test_fields_of_pallas_become_those_of_the_same_name():
+    given = dict(approx_math=True, max_concurrent_steps=4, unsafe_no_auto_barriers=True, profile_space=7, profile_dir="x",
+                 lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+    made = nvidia_params(plgpu.CompilerParams(**given), ("parallel",))["nvgpu"]
+    assert made == pbkern.nvgpu.CompilerParams(**given | {"lowering_semantics": "Warpgroup"})
+    assert nvidia_params(plt.CompilerParams(num_warps=8), None)["nvgpu"].num_warps == 8
+    assert nvidia_params(plgpu.CompilerParams(), None) == {}
+    own = pbkern.nvgpu.CompilerParams(num_warps=2)
+    assert nvidia_params(own, None) == {"nvgpu": own}

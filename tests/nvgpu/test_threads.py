@@ -5,9 +5,9 @@ import pytest
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, For, Nest, Pool, Write
-from pbkern.targets.simt.barriers import Barriers, Pending
-from pbkern.targets.simt.threads import deal, is_one_to_one, is_parallel
-from pbkern.targets.simt.tiles import Tile
+from pbkern.targets.simt.schedule.barriers import Barriers, Pending
+from pbkern.targets.simt.schedule.threads import deal, is_one_to_one, is_parallel
+from pbkern.targets.simt.schedule.tiles import Tile
 
 F32 = np.dtype(np.float32)
 i, j = Affine.symbol("i"), Affine.symbol("j")

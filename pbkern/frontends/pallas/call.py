@@ -34,7 +34,7 @@ from . import (
     prng_state,
 )
 from .body import ATOMICS, Importer, allocation, held_as, scoped_allocations, uses_atomics
-from .params import backend_of, cpu_params
+from .params import backend_of, cpu_params, nvidia_params
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
         scratch=memory + tuple(s for group in scoped.values() for s in group),
         body=body,
         aliases=aliases,
-        compiler_params=params,
+        compiler_params=params | nvidia_params(compiler_params, params and params["cpu"].dimension_semantics),
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
         defined_at=at,

@@ -12,6 +12,7 @@ from typing import Any
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.targets.cpu.params import CompilerParams
+from pbkern.targets.nvgpu.params import CompilerParams as NvidiaParams
 
 USED, HINT, REFUSED = "used", "hint", "refused"
 
@@ -92,6 +93,8 @@ def cpu_params(
         return {}
     if isinstance(params, CompilerParams):
         return {"cpu": params}
+    if isinstance(params, NvidiaParams):
+        return {}
     if isinstance(params, dict):
         return cpu_params(params.get("cpu"), grid, vmapped, ordered, at)
     given = _given(params, at)
@@ -103,6 +106,29 @@ def cpu_params(
             max_concurrent_steps=max(int(given.get("max_concurrent_steps", 1)), 1),
         )
     }
+
+
+# Fields that pbkern.nvgpu.CompilerParams has under the same name, per back end; the others concern other devices.
+NVIDIA = {
+    "mosaic_gpu": ("approx_math", "dimension_semantics", "max_concurrent_steps", "delay_release", "unsafe_no_auto_barriers",
+                   "profile_space", "profile_dir", "lowering_semantics"),
+    "triton": ("num_warps",),
+}  # fmt: skip
+
+
+def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
+    """{"nvgpu": CompilerParams} with the same fields, where one differs from its default; else {}. That target refuses what it
+    does not do. `semantics`: of all grid dimensions, vmapped ones too, in the CPU's words; None or empty: not known."""
+    if isinstance(params, NvidiaParams):
+        return {"nvgpu": params}
+    names = NVIDIA.get(backend_of(params) or "", ())
+    given = {n: getattr(params, n) for n in names if getattr(params, n, None) is not None}
+    if "lowering_semantics" in given:
+        given["lowering_semantics"] = getattr(given["lowering_semantics"], "name", given["lowering_semantics"])
+    if "dimension_semantics" in given:
+        given["dimension_semantics"] = semantics or None
+    made = NvidiaParams(**given)
+    return {} if made == NvidiaParams() else {"nvgpu": made}
 
 
 def backend_of(params: Any) -> str | None:
@@ -158,4 +184,8 @@ def markdown() -> str:
         rows += [f"## {label}", ""] + ([ANY_ORDER, ""] if table is TRITON else [])
         rows += [ "| field | | what it does here |", "|---|---|---|"]
         rows += [f"| `{f.name}` | {f.use} | {f.meaning} |" for f in table] + [""]
+    rows += ["## On NVIDIA GPUs", "", "For the target `nvgpu` these fields become those of the same name of",
+             "`pbkern.nvgpu.CompilerParams`, which uses them or refuses them at its own table (its docstring); others are",
+             "hints to other devices.", "", "| class | fields |", "|---|---|"]  # fmt: skip
+    rows += [f"| `{TABLES[b][0]}` | {', '.join(f'`{n}`' for n in names)} |" for b, names in NVIDIA.items()] + [""]
     return "\n".join(rows)

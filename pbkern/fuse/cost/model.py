@@ -82,6 +82,7 @@ class CostModel(Protocol):
       name: of the device's platform.
       cores: programs that run at the same time: hardware threads of a CPU, multiprocessors of a GPU.
       near_bytes: memory of one core that is as good as near: what a program holds there costs little to read again.
+      scratch_bytes: values between equations that a program may hold without a look at blocks of another shape.
       shared_bytes: the last cache, that all cores share.
       near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of what lies behind them.
       clock_hz: operations of `lanes` elements per second of one core.
@@ -94,6 +95,8 @@ class CostModel(Protocol):
     def cores(self) -> int: ...
     @property
     def near_bytes(self) -> int: ...
+    @property
+    def scratch_bytes(self) -> int: ...
     @property
     def shared_bytes(self) -> int: ...
     @property

@@ -150,7 +150,8 @@ class ReductionStages:
         near = math.prod(shape) * itemsize <= self.machine.shared_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
         again = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in self.reduced_twice
-        room = self.machine.near_bytes // 2 if near or again else self.machine.shared_bytes // (4 * self.machine.cores)
+        room = self.machine.near_bytes // 2
+        room = room if near or again else max(room, self.machine.shared_bytes // (4 * self.machine.cores))
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
             if near or not _lies_in_short_pieces(shape, axes, itemsize):
                 return None

@@ -401,7 +401,7 @@ def search(
         options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
-            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.near_bytes:
+            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.scratch_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
-
-# Shared memory that a text may declare for a block; more would have to be asked for at the launch. Source: CUDA C++ Programming
-# Guide, shared memory.
-STATIC_SHARED_BYTES = 48 << 10
+from pbkern.targets.simt.device import NVIDIA, Device
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,7 @@ class DeviceKind:
     architecture: str
     ptx: int
     shared_bytes: int
+    device: Device = NVIDIA
 
 
 KINDS = {k.architecture: k for k in (
@@ -39,6 +37,16 @@ NAMES = {"a100": "sm_80", "a10": "sm_86", "rtx3090": "sm_86", "rtx4090": "sm_89"
          "h200": "sm_90a",
          "b200": "sm_100", "rtx5090": "sm_120"}  # fmt: skip
 DEFAULT = "sm_90a"
+
+
+def of_capability(major: int, minor: int) -> DeviceKind:
+    """The architecture whose code a device runs. Raises OptionError for a device that is newer or older than all of them."""
+    for k in KINDS.values():
+        if k.architecture.rstrip("a") == f"sm_{major}{minor}":
+            return k
+    raise OptionError(f"there is no code for devices of compute capability {major}.{minor}",
+                      why=f"architectures are {', '.join(KINDS)}",
+                      hint="compile_options={'device': ...} names one that it runs")
 
 
 def device_kind(name: str | None) -> DeviceKind:

@@ -1,10 +1,7 @@
-"""The driver's functions that launches call, by address: libcuda's, or the simulator's on arrays of the CPU.
+"""The NVIDIA driver's functions: libcuda's, or the simulator's on arrays of the CPU.
 
-    cuLaunchKernel, cuMemcpyDtoDAsync, cuMemcpyDtoHAsync, cuStreamSynchronize    as the CUDA driver API declares them
-    describe(kernel, error) -> text                                             what a failed call says
-
-A kernel is loaded once per process; its number stands for it in launches. The simulator's functions run PTX on the memory that
-the addresses point to: the code that launches is the same, and can be checked without a device.
+The simulator's functions run PTX on the memory that the addresses point to: the code that launches is the same, and can be
+checked without a device.
 """
 
 from __future__ import annotations
@@ -13,87 +10,67 @@ import ctypes
 import functools
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 import numpy as np
 
 from pbkern.core.errors import SimulationError, TargetError
 from pbkern.simulate.launches import simulate_ptx
+from pbkern.targets.simt.launch.driver import Describe, Driver, LibraryDriver, address_of, kept
+from pbkern.targets.simt.program import Code
 
-from .program import Code
+from . import program
 
-Address = int
-LIBRARY = "libcuda.so.1"
 LAUNCH_FAILED = 719  # CUDA_ERROR_LAUNCH_FAILED
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+CAPABILITY = 75, 76
+MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _Launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
                            ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)  # fmt: skip
 _Copy = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _Synchronize = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_Describe = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 
 
-class Driver(Protocol):
-    """What launches need of a driver.
+class CudaDriver(LibraryDriver):
+    """NVIDIA's."""
 
-    Attributes:
-      platform: JAX's platform whose arrays its addresses point to.
-      functions: addresses by name, as in the docstring of this file.
-    """
+    platform, vendor, library_name, initialise = "CUDA", "NVIDIA", "libcuda.so.1", "cuInit"
+    symbols = {"launch": "cuLaunchKernel", "copy": "cuMemcpyDtoDAsync_v2", "read": "cuMemcpyDtoHAsync_v2",
+               "synchronize": "cuStreamSynchronize"}  # fmt: skip
+    error_texts = "cuGetErrorName", "cuGetErrorString"
+    hint = ("nvidia-smi shows the state of driver and devices; PBKERN_GPU_DRIVER=simulator runs launches without a device")
 
-    platform: str
-    functions: Mapping[str, Address]
-
-    def load(self, code: Code, sizes: tuple[int, ...]) -> int:
-        """The number of a kernel, of whose arguments `sizes` has the bytes."""
-
-
-class CudaDriver:
-    """NVIDIA's. Raises TargetError where it is not installed or has no device."""
-
-    platform = "CUDA"
-
-    def __init__(self) -> None:
-        try:
-            self.library = ctypes.CDLL(LIBRARY)
-        except OSError as e:
-            raise TargetError("no program can be launched on an NVIDIA GPU", why=f"{LIBRARY}: {e}",
-                              hint="nvidia-smi shows whether a driver is installed; PBKERN_GPU_DRIVER=simulator runs launches "
-                                   "without a device") from None  # fmt: skip
-        self.names: dict[int, str] = {}
-        self._check(self.library.cuInit(0), "initialised")
-        names = {"cuLaunchKernel": "cuLaunchKernel", "cuMemcpyDtoDAsync": "cuMemcpyDtoDAsync_v2",
-                 "cuMemcpyDtoHAsync": "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize": "cuStreamSynchronize"}  # fmt: skip
-        self._describe, self._texts = _Describe(self._described), []
-        found = {k: _address(getattr(self.library, symbol)) for k, symbol in names.items()}
-        self.functions: Mapping[str, Address] = found | {"describe": _address(self._describe)}
-
-    def load(self, code: Code, sizes: tuple[int, ...]) -> int:
+    def loaded(self, code: Code) -> int:
         """A kernel of a library, which every context may launch. The driver assembles PTX where there is no ptxas."""
-        image = code.image
-        library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        self._check(self.library.cuLibraryLoadData(ctypes.byref(library), image, None, None, 0, None, None, 0),
-                    f"given kernel `{code.function.name}`")  # fmt: skip
+        library, kernel, image = ctypes.c_void_p(), ctypes.c_void_p(), code.image
+        self.check(self.library.cuLibraryLoadData(ctypes.byref(library), image, None, None, 0, None, None, 0),
+                   f"given kernel `{code.function.name}`")
         name = code.function.name.encode()
-        self._check(self.library.cuLibraryGetKernel(ctypes.byref(kernel), library, name), f"asked for `{code.function.name}`")
+        self.check(self.library.cuLibraryGetKernel(ctypes.byref(kernel), library, name), f"asked for `{code.function.name}`")
         assert kernel.value is not None
-        self.names[kernel.value] = code.function.name
+        if code.function.dynamic_shared_bytes:
+            self._allow_shared(kernel, code)
         return kernel.value
 
-    def _check(self, error: int, what: str) -> None:
-        if error:
-            raise TargetError(f"the CUDA driver fails when it is {what}", why=self._text(error),
-                              hint="nvidia-smi shows the state of driver and devices")  # fmt: skip
+    def _allow_shared(self, kernel: ctypes.c_void_p, code: Code) -> None:
+        """More shared memory than a text may declare has to be allowed, on every device."""
+        count, device = ctypes.c_int(), ctypes.c_int()
+        self.check(self.library.cuDeviceGetCount(ctypes.byref(count)), "asked for devices")
+        for n in range(count.value):
+            self.check(self.library.cuDeviceGet(ctypes.byref(device), n), f"asked for device {n}")
+            size = code.function.dynamic_shared_bytes
+            self.check(self.library.cuKernelSetAttribute(MOST_DYNAMIC_SHARED, size, kernel, device),
+                       f"asked for {size} bytes of shared memory for kernel `{code.function.name}`")
 
-    def _text(self, error: int) -> str:
-        name, text = ctypes.c_char_p(), ctypes.c_char_p()
-        self.library.cuGetErrorName(error, ctypes.byref(name))
-        self.library.cuGetErrorString(error, ctypes.byref(text))
-        return " ".join(t.value.decode() for t in (name, text) if t.value) or f"error {error}"
 
-    def _described(self, kernel: int | None, error: int) -> int:
-        what = f"kernel `{self.names[kernel]}`" if kernel in self.names else "a copy"
-        return _kept(self._texts, f"{what} was not launched: {self._text(error)}")
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of the first device."""
+        device, value, found = ctypes.c_int(), ctypes.c_int(), []
+        self.check(self.library.cuDeviceGet(ctypes.byref(device), 0), "asked for a device")
+        for attribute in CAPABILITY:
+            self.check(self.library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device), "asked for its capability")
+            found.append(value.value)
+        return found[0], found[1]
 
 
 class SimulatorDriver:
@@ -102,16 +79,16 @@ class SimulatorDriver:
     platform = "cpu"
 
     def __init__(self) -> None:
-        self.kernels: dict[int, tuple[Code, tuple[int, ...]]] = {}
+        self.kernels: dict[int, tuple[program.Code, tuple[int, ...]]] = {}
         self.failures: dict[int, str] = {}  # by thread: what its last call failed by
         self._lock = threading.Lock()
         self._texts: list[ctypes.Array] = []
         self._calls = (_Launch(self._launch), _Copy(_copied), _Copy(_copied), _Synchronize(lambda stream: 0),
-                       _Describe(self._described))  # fmt: skip
-        names = ("cuLaunchKernel", "cuMemcpyDtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "describe")
-        self.functions: Mapping[str, Address] = dict(zip(names, map(_address, self._calls)))
+                       Describe(self._described))  # fmt: skip
+        names = ("launch", "copy", "read", "synchronize", "describe")
+        self.functions: Mapping[str, int] = dict(zip(names, map(address_of, self._calls)))
 
-    def load(self, code: Code, sizes: tuple[int, ...]) -> int:
+    def load(self, code: program.Code, sizes: tuple[int, ...]) -> int:
         with self._lock:
             number = len(self.kernels) + 1
             self.kernels[number] = code, sizes
@@ -121,7 +98,7 @@ class SimulatorDriver:
         code, sizes = self.kernels[kernel]
         try:
             arrays = [_memory(ctypes.cast(arguments[k], ctypes.POINTER(ctypes.c_void_p))[0], n) for k, n in enumerate(sizes)]
-            simulate_ptx(code.ptx, x, threads, arrays, shared_bytes=shared)
+            simulate_ptx(code.ptx, x, threads, arrays, shared_bytes=shared, unwritten=code.function.reads_unwritten)
         except SimulationError as e:
             self.failures[threading.get_ident()] = f"kernel `{code.function.name}` failed: {e}"
             return LAUNCH_FAILED
@@ -131,7 +108,7 @@ class SimulatorDriver:
         return 0
 
     def _described(self, kernel: int | None, error: int) -> int:
-        return _kept(self._texts, self.failures.pop(threading.get_ident(), f"error {error}"))
+        return kept(self._texts, self.failures.pop(threading.get_ident(), f"error {error}"))
 
 
 @functools.cache
@@ -140,17 +117,21 @@ def driver(name: str | None) -> Driver:
     return SimulatorDriver() if name == "simulator" else CudaDriver()
 
 
+@functools.cache
+def present_capability() -> tuple[int, int] | None:
+    """Compute capability of this computer's device; None where there is no driver or no device."""
+    try:
+        found = driver(None)
+        return found.capability() if isinstance(found, CudaDriver) else None
+    except TargetError:
+        return None
+
+
 def synchronize() -> None:
     """Waits until all devices have done what they were given. Raises TargetError without a driver."""
     found = driver(None)
     assert isinstance(found, CudaDriver)
-    found._check(found.library.cuCtxSynchronize(), "waited for")
-
-
-def _address(function: Callable) -> Address:
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    return address
+    found.check(found.library.cuCtxSynchronize(), "waited for")
 
 
 def _memory(address: int | None, size: int) -> np.ndarray:
@@ -163,11 +144,3 @@ def _memory(address: int | None, size: int) -> np.ndarray:
 def _copied(destination: int, source: int, size: int, stream: int | None) -> int:
     ctypes.memmove(destination, source, size)
     return 0
-
-
-def _kept(texts: list, text: str) -> int:
-    """Address of a text that stays where it is while XLA may read it: the last hundred do."""
-    buffer = ctypes.create_string_buffer(text.encode())
-    texts.append(buffer)
-    del texts[:-100]
-    return ctypes.addressof(buffer)

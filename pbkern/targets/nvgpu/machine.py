@@ -1,43 +1,26 @@
-"""NVIDIA GPUs as the cost model sees them: a core is a streaming multiprocessor, its nearest caches its shared memory.
-
-Peaks are those of code without tensor cores. Scratch of a program has to fit the shared memory of a block, which stands
-where CPUs have a private second-level cache.
-"""
+"""NVIDIA GPUs as the cost model sees them. Peaks are those of code without tensor cores."""
 
 from __future__ import annotations
 
 from pbkern.core.machine import Machine
+from pbkern.targets.simt.machine import Figures
+from pbkern.targets.simt.machine import machine as figured
 
-from .devices import STATIC_SHARED_BYTES, DeviceKind
+from .devices import DeviceKind
 
-# Of a launch in a stream, and of one block of threads. Source: order of magnitude in NVIDIA's developer blog "Getting
-# Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured here.
-LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 5e-8
-_FIGURES = {
-    # SMs, f32 TFLOP/s, L2 bytes, memory bytes per second, clock. Sources: NVIDIA's data sheets and architecture white papers:
-    # A100 (SXM 80 GB), GA102, AD102 (RTX 4090), H100 (SXM5), B200 (half of a GB200's figures), GB202 (RTX 5090).
-    "sm_80": (108, 19.5e12, 40 << 20, 2.04e12, 1.41e9),
-    "sm_86": (82, 35.6e12, 6 << 20, 0.94e12, 1.70e9),
-    "sm_89": (128, 82.6e12, 72 << 20, 1.01e12, 2.52e9),
-    "sm_90a": (132, 66.9e12, 50 << 20, 3.35e12, 1.83e9),
-    "sm_100": (148, 75.0e12, 126 << 20, 8.0e12, 1.97e9),
-    "sm_120": (170, 104.8e12, 96 << 20, 1.79e12, 2.41e9),
-}  # fmt: skip
-WARP_BITS = 32 * 32  # 32 lanes of float32 take one instruction
-# More than one block shares a multiprocessor: what fusion may keep in scratch is a part of its memory.
-SCRATCH_SHARE = 4
+# Sources: NVIDIA's data sheets and architecture white papers: A100 (SXM 80 GB), GA102 (RTX 3090), AD102 (RTX 4090), H100 (SXM5;
+# H200 has 4.8 TB/s), B200 (half of a GB200's figures), GB202 (RTX 5090). near: "L1 data cache / shared memory" of an SM.
+FIGURES = {
+    "sm_80": Figures(108, 19.5e12, 40 << 20, 192 << 10, 2.04e12, 1.41e9),
+    "sm_86": Figures(82, 35.6e12, 6 << 20, 128 << 10, 0.94e12, 1.70e9, doubles=1 / 64),
+    "sm_89": Figures(128, 82.6e12, 72 << 20, 128 << 10, 1.01e12, 2.52e9, doubles=1 / 64),
+    "sm_90a": Figures(132, 66.9e12, 50 << 20, 256 << 10, 3.35e12, 1.83e9),
+    "sm_100": Figures(148, 75.0e12, 126 << 20, 256 << 10, 8.0e12, 1.97e9),
+    "sm_120": Figures(170, 104.8e12, 96 << 20, 128 << 10, 1.79e12, 2.41e9, doubles=1 / 64),
+}
 
 
 def machine(kind: DeviceKind) -> Machine:
     """The figures of a device."""
-    cores, flops, l2, bandwidth, clock = _FIGURES[kind.architecture]
-    return Machine(
-        name=f"nvgpu {kind.architecture}", cores=cores, vector_bits=WARP_BITS,
-        l1_bytes=32 << 10, l2_bytes=min(kind.shared_bytes // SCRATCH_SHARE, STATIC_SHARED_BYTES), l3_bytes=l2,
-        dram_bandwidth=bandwidth, l3_bandwidth=2.5 * bandwidth, l2_bandwidth=10 * bandwidth,
-        peak_flops={"float32": flops, "float64": flops / (2 if kind.architecture in ("sm_80", "sm_90a", "sm_100") else 64),
-                    "bfloat16": flops, "float16": flops, "int8": flops},
-        clock_hz=4 * clock,  # a multiprocessor has four schedulers
-        launch_seconds=LAUNCH_SECONDS, program_seconds=BLOCK_SECONDS,
-        source="data sheets and white papers of NVIDIA; near caches assumed in proportion to memory; not measured here",
-    )  # fmt: skip
+    return figured(f"nvgpu {kind.architecture}", FIGURES[kind.architecture], kind.device.warp,
+                   "data sheets and white papers of NVIDIA")

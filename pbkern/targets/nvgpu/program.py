@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from pbkern.core.errors import InternalError
-from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, Launch, Loop, Step, View, While
 from pbkern.dsl.interpret import poison
 from pbkern.simulate.counts import Counts
 from pbkern.simulate.launches import simulate_ptx
-from pbkern.targets.simt.emit import ThreadFunction
+from pbkern.targets.simt import program
+from pbkern.targets.simt.emit.kernel import ThreadFunction
 
 from . import compile as codegen
 from . import ptxas
@@ -51,22 +51,8 @@ class Code:
         return ptxas.assemble(self.ptx, self.kind.architecture)
 
 
-@dataclass(eq=False)
-class Compiled:
-    """One program.
-
-    Attributes:
-      program: without last stages. codes: by id of its kernels. times: milliseconds per stage.
-      handlers: by driver, the name that XLA knows and the bytes of temporaries of a call.
-    """
-
-    program: HostProgram
-    codes: dict[int, Code]
-    times: dict[str, float] = field(default_factory=dict)
-    handlers: dict[Any, tuple[str, int]] = field(default_factory=dict)
-
-    def distinct(self) -> list[Code]:
-        return list(dict.fromkeys(self.codes.values()))
+class Compiled(program.Compiled[Code]):
+    """One program for NVIDIA GPUs, which the simulator runs as well."""
 
     def simulated(self, arrays: Sequence[np.ndarray], check: bool = True) -> tuple[list[np.ndarray], Counts]:
         """Results on NumPy arrays, and what all launches cost together. Raises SimulationError."""
@@ -139,7 +125,8 @@ class _Run:
         if f.global_bytes:
             arrays.append(np.zeros(f.global_bytes * f.blocks, np.uint8))
         if f.blocks:
-            self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, check=self.check)
+            self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, shared_bytes=f.dynamic_shared_bytes,
+                                        check=self.check, unwritten=f.reads_unwritten)
 
 
 def _padded(a: np.ndarray) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""KernelNests -> the MLIR function of one thread block per program, for GPUs of every vendor (simt/emit.py)."""
+"""KernelNests -> the MLIR function of one thread block per program, for GPUs of every vendor (simt/emit/kernel.py)."""

@@ -18,10 +18,15 @@ class Device(Protocol):
     Attributes:
       name: the target's.
       warp: threads that exchange registers.
+      declared_bytes: most shared memory that the text may declare for a block; more is asked for at the launch.
     """
 
-    name: str
-    warp: int
+    @property
+    def name(self) -> str: ...
+    @property
+    def warp(self) -> int: ...
+    @property
+    def declared_bytes(self) -> int: ...
 
     def thread(self, put: Put) -> str:
         """i32: number of the thread in its block."""
@@ -29,7 +34,7 @@ class Device(Protocol):
     def block(self, put: Put) -> str:
         """i32: number of the block in the grid."""
 
-    def barrier(self) -> str:
+    def barrier(self) -> tuple[str, ...]:
         """Waits for all threads of the block; what they stored before is there for all of them after."""
 
     def exchange(self, put: Put, value: str, distance: int) -> str:
@@ -39,10 +44,11 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Nvidia:
-    """PTX, by the NVVM dialect."""
+    """PTX, by the NVVM dialect. Source of declared_bytes: CUDA C++ Programming Guide, shared memory."""
 
     name: str = "nvgpu"
     warp: int = 32
+    declared_bytes: int = 48 << 10
 
     def thread(self, put: Put) -> str:
         return put("nvvm.read.ptx.sreg.tid.x : i32")
@@ -50,12 +56,38 @@ class Nvidia:
     def block(self, put: Put) -> str:
         return put("nvvm.read.ptx.sreg.ctaid.x : i32")
 
-    def barrier(self) -> str:
-        return "nvvm.barrier"
+    def barrier(self) -> tuple[str, ...]:
+        return ("nvvm.barrier",)
 
     def exchange(self, put: Put, value: str, distance: int) -> str:
         mask, by, last = (put(f"arith.constant {n} : i32") for n in (-1, distance, 31))
         return put(f"nvvm.shfl.sync bfly {mask}, {value}, {by}, {last} : i32 -> i32")
+
+
+@dataclass(frozen=True)
+class Amd:
+    """AMD's instructions, by the ROCDL dialect. A warp is what AMD calls a wavefront: 64 threads of CDNA, 32 of RDNA."""
+
+    name: str = "amdgpu"
+    warp: int = 64
+    declared_bytes: int = 64 << 10
+
+    def thread(self, put: Put) -> str:
+        return put("rocdl.workitem.id.x : i32")
+
+    def block(self, put: Put) -> str:
+        return put("rocdl.workgroup.id.x : i32")
+
+    def barrier(self) -> tuple[str, ...]:
+        """The instruction alone orders no memory. Source: LLVM, User Guide for AMDGPU Backend, memory model."""
+        return ('llvm.fence syncscope("workgroup") release', "rocdl.s.barrier", 'llvm.fence syncscope("workgroup") acquire')
+
+    def exchange(self, put: Put, value: str, distance: int) -> str:
+        """By ds_bpermute, which takes places in bytes, of 4 for each thread of the warp."""
+        lane = put(f"arith.andi {self.thread(put)}, {put(f'arith.constant {self.warp - 1} : i32')} : i32")
+        other = put(f"arith.xori {lane}, {put(f'arith.constant {distance} : i32')} : i32")
+        place = put(f"arith.shli {other}, {put('arith.constant 2 : i32')} : i32")
+        return put(f"rocdl.ds_bpermute {place}, {value} : (i32, i32) -> i32")
 
 
 NVIDIA = Nvidia()

@@ -29,6 +29,10 @@ class CpuCosts(Machine):
         return self.l2_bytes
 
     @property
+    def scratch_bytes(self) -> int:
+        return self.near_bytes
+
+    @property
     def shared_bytes(self) -> int:
         return self.l3_bytes
 

@@ -1,0 +1,247 @@
+"""What small regions compute: which operation combines two elements, which order a comparator means.
+
+An order is found by trying: a region that only compares, selects and combines truth values can tell apart no more than the
+few kinds of numbers that are tried, so that a region that agrees on all of them agrees everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .constants import constant
+from .operation import Operation, made_by, tensor_type
+
+EXTREMES = {"stablehlo.maximum": np.maximum, "stablehlo.minimum": np.minimum}
+LOGIC = {"stablehlo.and": np.logical_and, "stablehlo.or": np.logical_or, "stablehlo.xor": np.logical_xor}
+COMPARISONS = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
+MOST_SAMPLES = {1: None, 2: 8, 3: 6}  # per key, by number of keys: all combinations of pairs are tried
+COMMUTATIVE = ("add", "multiply", "minimum", "maximum", "and", "or", "xor")
+
+
+def combiner(block: Any) -> str | None:
+    """The one operation of a region of two arguments, such as "add"; "first" or "second" for the argument that it returns."""
+    found = combiners(block)
+    return found[0] if len(found) == 1 else None
+
+
+def combiners(block: Any) -> list[str | None]:
+    """The same of a region of arguments x0, .., xn, y0, .., yn that returns a combination of each pair."""
+    *operations, last = [o.operation for o in block.operations]
+    arguments = list(block.arguments)
+    n = len(arguments) // 2
+    made = {o.results[0]: o for o in operations if len(o.results) == 1}
+    return [_combiner(made, value, arguments[k], arguments[n + k]) for k, value in enumerate(last.operands)]
+
+
+def _combiner(made: dict, value: Any, x: Any, y: Any) -> str | None:
+    if value == x or value == y:
+        return "first" if value == x else "second"
+    op = made.get(value)
+    if op is None or not op.name.startswith("stablehlo.") or len(op.operands) != 2:
+        return None
+    name, given = op.name.removeprefix("stablehlo."), list(op.operands)
+    if given == [x, y] or (name in COMMUTATIVE and given == [y, x]):
+        return name if name in (*COMMUTATIVE, "subtract") else None
+    return None
+
+
+# --- orders ---------------------------------------------------------------------------------------------------------
+
+
+def _is_logic(block: Any) -> bool:
+    """Whether a region only compares and selects numbers, and combines truth values."""
+    known = {
+        *LOGIC,
+        *EXTREMES,
+        "stablehlo.compare",
+        "stablehlo.select",
+        "stablehlo.constant",
+        "stablehlo.not",
+        "stablehlo.return",
+    }
+    if any(outer is None or outer.name != "stablehlo.constant" for outer in _outer(block)):
+        return False
+    for view in block.operations:
+        op = view.operation
+        logic = op.name in LOGIC or op.name == "stablehlo.not"
+        if op.name not in known or (logic and tensor_type(op.results[0])[1].kind != "b"):
+            return False
+    return True
+
+
+def _outer(block: Any) -> list[Any]:
+    """Operations outside of a region whose results it reads; None for an argument of a block outside."""
+    own = [*block.arguments, *(r for o in block.operations for r in o.operation.results)]
+    return [made_by(v) for o in block.operations for v in o.operation.operands if v not in own]
+
+
+def _constants(block: Any) -> list[np.ndarray]:
+    found = [o.operation for o in block.operations if o.operation.name == "stablehlo.constant"]
+    return [constant(o, tensor_type(o.results[0])[1]) for o in (*found, *_outer(block))]
+
+
+def _samples(dtype: np.dtype, constants: Sequence[np.ndarray]) -> np.ndarray:
+    """A number of each kind that comparisons can tell apart, and neighbours of the constants."""
+    given = [c for c in constants if c.dtype == dtype]
+    if dtype.kind == "b":
+        return np.array([False, True])
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        values = [limits.min, limits.max, 0, 1, 2, *(int(c) + k for c in given for k in (-1, 0, 1))]
+        return np.array(sorted({v for v in values if limits.min <= v <= limits.max}), dtype)
+    # The first six have all kinds of relations.
+    found = [np.array([np.nan, -0.0, 0.0, 1.0, -2.5, np.inf, -np.nan, -np.inf, 2.5, -1.0], dtype)]
+    for c in given:
+        with np.errstate(all="ignore"):
+            found.append(
+                np.array([c, np.nextafter(c, dtype.type(np.inf)), np.nextafter(c, dtype.type(-np.inf))], dtype).ravel()
+            )
+    every = np.concatenate(found)
+    first = np.unique(every.view(f"int{dtype.itemsize * 8}"), return_index=True)[1]
+    return every[np.sort(first)]
+
+
+def total_order(x: np.ndarray) -> np.ndarray:
+    """Integers in the order -NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
+    bits = x.view(f"int{x.dtype.itemsize * 8}")
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+
+def _run(block: Any, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """A region that is logic, on many elements at once."""
+    values = dict(zip(block.arguments, arguments))
+    values |= {o.results[0]: constant(o, tensor_type(o.results[0])[1]) for o in _outer(block)}
+    for view in block.operations:
+        op = view.operation
+        given = [values[v] for v in op.operands]
+        if op.name == "stablehlo.return":
+            return [np.broadcast_to(g, arguments[0].shape) for g in given]
+        values[op.results[0]] = _result(op, given)
+    raise AssertionError("a region ends with a return")
+
+
+def _result(op: Any, given: list[np.ndarray]) -> np.ndarray:
+    if op.name == "stablehlo.constant":
+        return constant(op, tensor_type(op.results[0])[1])
+    if op.name == "stablehlo.compare":
+        wrapped = Operation(op, lambda *_: [], lambda *_: [])
+        if wrapped.choice("compare_type") == "TOTALORDER" and given[0].dtype.kind not in "iub":
+            given = [total_order(np.asarray(g)) for g in given]
+        return COMPARISONS[wrapped.choice("comparison_direction") or ""](*given)
+    if op.name == "stablehlo.select":
+        return np.where(given[0], given[1], given[2]).astype(given[1].dtype)
+    return np.logical_not(given[0]) if op.name == "stablehlo.not" else (LOGIC | EXTREMES)[op.name](*given)
+
+
+@dataclass(frozen=True)
+class Key:
+    """How one array decides an order: descending or not, and whether by the total order of its bits, or by value with all
+    NaN after everything else and zeros alike, as lax.sort does."""
+
+    descending: bool
+    total: bool
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """Integers in this order."""
+        if x.dtype.kind in "iub":
+            found = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+            return -found if self.descending else found
+        if self.total:
+            return -total_order(x) if self.descending else total_order(x)
+        value = -x if self.descending else x
+        value = np.where(value == 0, np.zeros((), x.dtype), np.where(x != x, np.array(np.nan, x.dtype), value))
+        return total_order(value.astype(x.dtype))
+
+
+def sort_order(block: Any) -> tuple[Key, ...] | None:
+    """Keys, the most important first, of a comparator whose arguments are x0, y0, x1, y1, ..; None if it is no such order."""
+    if not _is_logic(block):
+        return None
+    arguments = list(block.arguments)
+    dtypes = [tensor_type(a)[1] for a in arguments[::2]]
+    if any(d.kind not in "fiub" and d != ml_dtypes.bfloat16 for d in dtypes):
+        return None
+    constants = _constants(block)
+    used = [k for k, a in enumerate(arguments) if list(a.uses)]
+    count = max(used, default=-1) // 2 + 1
+    if count not in MOST_SAMPLES:
+        return None
+    pairs = _pairs([_samples(d, constants)[: MOST_SAMPLES[count]] for d in dtypes[:count]])
+    others = [np.zeros(pairs[0].shape, d) for d in dtypes[count:] for _ in (0, 1)]
+    (found,) = _run(block, [*pairs, *others])
+    return next((keys for keys in _candidates(count, dtypes) if _agrees(keys, pairs, found)), None)
+
+
+def _candidates(count: int, dtypes: Sequence[np.dtype]) -> Iterator[tuple[Key, ...]]:
+    kinds = [
+        [Key(d, t) for t in ((False, True) if dtype.kind not in "iub" else (False,)) for d in (False, True)] for dtype in dtypes
+    ]
+    return itertools.product(*kinds[:count])
+
+
+def _pairs(samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """x0, y0, x1, y1, ..: all combinations."""
+    axes = [s for s in samples for _ in (0, 1)]
+    grids = np.meshgrid(*[np.arange(len(s)) for s in axes], indexing="ij")
+    return [s[g.ravel()] for s, g in zip(axes, grids)]
+
+
+def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> bool:
+    """Whether a comparator's answers are "x before y" by these keys. One that takes no care of NaN leaves its place open."""
+    before, equal = np.zeros(found.shape, bool), np.ones(found.shape, bool)
+    known = np.ones(found.shape, bool)
+    for key, x, y in zip(keys, pairs[::2], pairs[1::2]):
+        a, b = key.of(np.stack([x, y]))
+        known &= ~equal | key.total | ((x == x) & (y == y))
+        before |= equal & (a < b)
+        equal &= a == b
+    if (found == before).all():
+        return True
+    return bool((found == before)[known].all() and not found[~known].any())
+
+
+# --- the place of an extreme ----------------------------------------------------------------------------------------
+
+
+def extreme(block: Any) -> str | None:
+    """Of a region (x, i, y, j) -> (an extreme, its least place): "argmax" or "argmin" as lax has them, NaN beyond all others.
+
+    None if it is neither. Regions that take one of two elements by their order if one is NaN leave that open.
+    """
+    arguments = list(block.arguments)
+    if len(arguments) != 4 or not _is_logic(block):
+        return None
+    dtype, places = tensor_type(arguments[0])[1], tensor_type(arguments[1])[1]
+    if places.kind not in "iu":
+        return None
+    sample, few = _samples(dtype, _constants(block)), np.arange(3, dtype=places)
+    x, y, i, j = _grid(sample, sample, few, few)
+    x, y, i, j = (a[i != j] for a in (x, y, i, j))  # places of different elements differ
+    value, place = _run(block, [x, i, y, j])
+    missing = (x != x) | (y != y)
+    if not _nan_wins(x, y, value):
+        return None
+    for name, better in (("argmax", np.greater), ("argmin", np.less)):
+        first = better(x, y) | ((x == y) & (i < j))
+        good = (value == np.where(better(x, y), x, y)) & (place == np.where(first, i, j))
+        if good[~missing].all():
+            return name
+    return None
+
+
+def _nan_wins(x: np.ndarray, y: np.ndarray, value: np.ndarray) -> bool:
+    """Whether a region takes NaN rather than a number, or now this and now that, by their order."""
+    left, right = (x != x) & (y == y), (x == x) & (y != y)
+    taken = value != value
+    return not left.any() or bool(taken[left].all() or taken[right].all())
+
+
+def _grid(*axes: np.ndarray) -> list[np.ndarray]:
+    grids = np.meshgrid(*[np.arange(len(a)) for a in axes], indexing="ij")
+    return [a[g.ravel()] for a, g in zip(axes, grids)]

@@ -1,0 +1,103 @@
+"""How often a `while` runs whose counter, start, end and step are known; None where that is not known before it runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .constants import constant
+from .operation import Operation, made_by, tensor_type
+
+MOST_STEPS = 2**31 - 1
+HOLDS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
+
+
+def trip_count(op: Any, given: Sequence[Any]) -> int | None:
+    """Of a loop `while (i < n) { ..; i = i + s }` with constants n and s, and a start among `given` that is one, in any order
+    of the operands of the comparison and of the sum."""
+    test, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
+    comparison = _comparison(test)
+    if comparison is None:
+        return None
+    counter, direction, end = comparison
+    limit = _known(end, test, given)
+    start = given[counter]
+    step = _step(body, counter)
+    if limit is None or step is None or not isinstance(start, np.ndarray | np.integer) or np.ndim(start):
+        return None
+    found = _steps(int(start), int(limit), step, direction)
+    dtype = tensor_type(test.arguments[counter])[1]
+    if found is None or found > MOST_STEPS or not np.iinfo(dtype).min <= int(start) + found * step <= np.iinfo(dtype).max:
+        return None
+    return found
+
+
+def _steps(start: int, end: int, step: int, direction: str) -> int | None:
+    if not HOLDS[direction](start, end):
+        return 0
+    if direction == "NE":
+        away = end - start
+        return away // step if step and away % step == 0 and away // step > 0 else None
+    if direction in ("GT", "GE"):
+        start, end, step = -start, -end, -step
+    if step <= 0:
+        return None
+    return -(-(end + (direction in ("LE", "GE")) - start) // step)
+
+
+MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+
+
+def _comparison(test: Any) -> tuple[int, str, Any] | None:
+    """(number of the counter among the carries, direction, what it is compared with) of a region that only compares."""
+    operations = [o.operation for o in test.operations]
+    found = made_by(operations[-1].operands[0])
+    others = [o for o in operations[:-1] if o.name not in ("stablehlo.compare", "stablehlo.constant")]
+    if found is None or found.name != "stablehlo.compare" or others:
+        return None
+    direction = Operation(found, lambda *_: [], lambda *_: []).choice("comparison_direction")
+    x, y = found.operands
+    arguments = list(test.arguments)
+    if direction not in MIRRORED or tensor_type(x)[1].kind not in "iu":
+        return None
+    if x in arguments and y not in arguments:
+        return arguments.index(x), direction, y
+    if y in arguments and x not in arguments:
+        return arguments.index(y), MIRRORED[direction], x
+    if x in arguments and y in arguments:  # the end is a carry that never changes, or the counter is
+        return arguments.index(x), direction, y
+    return None
+
+
+def _known(value: Any, test: Any, given: Sequence[Any]) -> int | None:
+    """A constant of the region or of the program, or a carry that starts as one and never changes."""
+    arguments = list(test.arguments)
+    if value in arguments:
+        k = arguments.index(value)
+        body = test.owner.regions[1].blocks[0]
+        last = [o.operation for o in body.operations][-1]
+        kept = last.operands[k] == body.arguments[k]
+        return int(given[k]) if kept and isinstance(given[k], np.ndarray | np.integer) else None
+    made = made_by(value)
+    if made is None or made.name != "stablehlo.constant":
+        return None
+    return int(constant(made, tensor_type(made.results[0])[1]))
+
+
+def _step(body: Any, counter: int) -> int | None:
+    """What a loop adds to its counter."""
+    last = [o.operation for o in body.operations][-1]
+    made = made_by(last.operands[counter])
+    if made is None or made.name not in ("stablehlo.add", "stablehlo.subtract"):
+        return None
+    x, y = made.operands
+    if made.name == "stablehlo.add" and y == body.arguments[counter]:
+        x, y = y, x
+    amount = made_by(y)
+    if x != body.arguments[counter] or amount is None or amount.name != "stablehlo.constant":
+        return None
+    step = int(constant(amount, tensor_type(amount.results[0])[1]))
+    return step if made.name == "stablehlo.add" else -step

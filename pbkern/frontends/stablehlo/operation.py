@@ -1,0 +1,168 @@
+"""One operation of a program as rules see it: its attributes as Python's numbers, its regions as functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jaxlib.mlir import ir
+
+from pbkern.core.errors import UnsupportedOp
+
+from .constants import dense, dense_integers
+
+FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+DTYPES: dict[str, np.dtype] = {
+    "i1": np.dtype(np.bool_), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
+    "bf16": np.dtype(ml_dtypes.bfloat16), "complex<f32>": np.dtype(np.complex64), "complex<f64>": np.dtype(np.complex128),
+    **{f"i{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)}, **{f"ui{n}": np.dtype(f"uint{n}") for n in (8, 16, 32, 64)},
+    "i4": np.dtype(ml_dtypes.int4), "ui4": np.dtype(ml_dtypes.uint4),
+    **{f"f8{n.upper()}": np.dtype(getattr(ml_dtypes, f"float8_{n}")) for n in FLOAT8},
+}  # fmt: skip
+
+
+def type_problem(type_: ir.Type) -> str | None:
+    """Why values of a type cannot be imported; None if they can."""
+    text = str(type_)
+    if text.startswith("!stablehlo.token"):
+        return None
+    if isinstance(type_, ir.TupleType):
+        parts = ir.TupleType(type_)
+        return next(filter(None, (type_problem(parts.get_type(k)) for k in range(parts.num_types))), None)
+    if not isinstance(type_, ir.RankedTensorType):
+        return f"type {text}"
+    tensor = ir.RankedTensorType(type_)
+    if not tensor.has_static_shape:
+        return f"shape that is known only when it runs: {text}"
+    return None if str(tensor.element_type) in DTYPES else f"element type {tensor.element_type}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _dtype_of(text: str) -> np.dtype:
+    return DTYPES[text]
+
+
+def tensor_type(value: ir.Value) -> tuple[tuple[int, ...], np.dtype]:
+    """(shape, dtype) of a value that type_problem lets pass."""
+    tensor = ir.RankedTensorType(value.type)
+    return tuple(tensor.shape), _dtype_of(str(tensor.element_type))
+
+
+def made_by(value: ir.Value) -> Any:
+    """The operation that makes a value; None for an argument of a block."""
+    return getattr(value.owner, "operation", None)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation and the scope it is in.
+
+    Attributes:
+      mlir: the operation itself.
+      run_block: (block, arguments) -> results, with the values of the scope in reach.
+      call: (function's name, arguments) -> results.
+    """
+
+    mlir: Any
+    run_block: Callable[[Any, Sequence[Any]], list]
+    call: Callable[[str, Sequence[Any]], list]
+
+    @property
+    def name(self) -> str:
+        return self.mlir.name
+
+    def type(self, k: int = 0) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and dtype of result k."""
+        return tensor_type(self.mlir.results[k])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type()[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.type()[1]
+
+    def attribute(self, name: str) -> Any:
+        """None where it is absent."""
+        return self.mlir.attributes[name] if name in self.mlir.attributes else None
+
+    def integer(self, name: str) -> int:
+        return ir.IntegerAttr(self.attribute(name)).value
+
+    def number(self, name: str) -> float:
+        return ir.FloatAttr(self.attribute(name)).value
+
+    def text(self, name: str) -> str:
+        """Of a string, or the name of a symbol."""
+        found = self.attribute(name)
+        return (ir.StringAttr if isinstance(found, ir.StringAttr) else ir.FlatSymbolRefAttr)(found).value
+
+    def flag(self, name: str) -> bool:
+        found = self.attribute(name)
+        return found is not None and ir.BoolAttr(found).value
+
+    def integers(self, name: str, default: Sequence[int] | None = None) -> list[int]:
+        found = self.attribute(name)
+        if found is None:
+            assert default is not None, f"{self.name} has no {name}"
+            return list(default)
+        return dense_integers(found)
+
+    def pairs(self, name: str, rank: int) -> list[tuple[int, int]]:
+        """A pair per dimension, zeros where it is absent."""
+        found = self.attribute(name)
+        if found is None:
+            return [(0, 0)] * rank
+        return [(int(a), int(b)) for a, b in dense(found).reshape(-1, 2)]
+
+    def choice(self, name: str, default: str | None = None) -> str | None:
+        """The word of an enumeration, such as LT of #stablehlo<comparison_direction LT>."""
+        found = self.attribute(name)
+        return default if found is None else str(found).rstrip(">").replace("<", " ").split()[-1]
+
+    @property
+    def precision(self) -> tuple[str, ...] | None:
+        """Of a contraction's operands, in lower case; None for the default."""
+        found = self.attribute("precision_config")
+        words = () if found is None else tuple(str(a).rstrip(">").split()[-1].lower() for a in ir.ArrayAttr(found))
+        return None if all(w == "default" for w in words) else words
+
+    def region(self, k: int) -> Callable[..., list]:
+        """A region of one block as a function of its arguments."""
+        block = self.mlir.regions[k].blocks[0]
+        return lambda *arguments: self.run_block(block, arguments)
+
+    def block(self, k: int) -> Any:
+        return self.mlir.regions[k].blocks[0]
+
+
+def described(op: Any) -> str:
+    """An operation's name, and its place where the program tells it."""
+    name = op.name
+    if name == "stablehlo.custom_call":
+        name = f"custom_call @{ir.StringAttr(op.attributes['call_target_name']).value}"
+    return f"{name}{place(op)}"
+
+
+def place(op: Any) -> str:
+    """Of an operation, `at file:line` where its location names one; lines of TensorFlow's own files tell a user nothing."""
+    found = str(op.location)
+    start = found.find('"')
+    while start >= 0:
+        end = found.find('"', start + 1)
+        tail = found[end + 1 :]
+        if tail.startswith(":") and tail[1:2].isdigit() and "/tensorflow/python/" not in found[start:end]:
+            line = tail[1:].split(":")[0].split(" ")[0].rstrip(")")
+            return f" at {found[start + 1 : end]}:{line}"
+        start = found.find('"', end + 1)
+    return ""
+
+
+def refused(op: Operation, why: str) -> UnsupportedOp:
+    """The error of one operation that has a rule, which does not cover this case."""
+    return UnsupportedOp(f"{described(op.mlir)} is not imported", why=why, hint="compute it outside of the program")

@@ -1,0 +1,58 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from ..table import rule
+
+
+def _precision(op):
+    words = op.precision
+    return words and tuple(getattr(lax.Precision, w.upper()) for w in words)
+
+
+@rule("stablehlo.dot")
+def dot(op, x, y):
+    """Of vectors and matrices."""
+    dims = (((x.ndim - 1,), (0,)), ((), ()))
+    return lax.dot_general(x, y, dims, precision=_precision(op), preferred_element_type=op.dtype)
+
+
+@rule("stablehlo.dot_general")
+def dot_general(op, x, y):
+    d = stablehlo.DotDimensionNumbers(op.attribute("dot_dimension_numbers"))
+    contracted = list(d.lhs_contracting_dimensions), list(d.rhs_contracting_dimensions)
+    batch = list(d.lhs_batching_dimensions), list(d.rhs_batching_dimensions)
+    return lax.dot_general(x, y, (contracted, batch), precision=_precision(op), preferred_element_type=op.dtype)
+
+
+@rule("stablehlo.convolution")
+def convolution(op, x, w):
+    d = stablehlo.ConvDimensionNumbers(op.attribute("dimension_numbers"))
+    space = list(d.kernel_spatial_dimensions)
+    numbers = lax.ConvDimensionNumbers(
+        (d.input_batch_dimension, d.input_feature_dimension, *d.input_spatial_dimensions),
+        (d.kernel_output_feature_dimension, d.kernel_input_feature_dimension, *space),
+        (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
+    )
+    ones = [1] * len(space)
+    reversed_ = [s for s, flipped in zip(space, op.integers("window_reversal", [0] * len(space))) if flipped]
+    return lax.conv_general_dilated(
+        x, lax.rev(w, reversed_) if reversed_ else w, op.integers("window_strides", ones), op.pairs("padding", len(space)),
+        op.integers("lhs_dilation", ones), op.integers("rhs_dilation", ones), numbers, op.integer("feature_group_count"),
+        op.integer("batch_group_count"), _precision(op), op.dtype,
+    )  # fmt: skip
+
+
+@rule("stablehlo.einsum")
+def einsum(op, x, y):
+    return jnp.einsum(ir.StringAttr(op.attribute("einsum_config")).value, x, y)
+
+
+@rule("stablehlo.unary_einsum")
+def unary_einsum(op, x):
+    return jnp.einsum(ir.StringAttr(op.attribute("einsum_config")).value, x)

@@ -1,0 +1,85 @@
+"""Loops, branches, calls, tuples and tokens."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jaxlib.mlir import ir
+
+from ..counted_loops import trip_count
+from ..operation import Operation
+from ..table import RULES, rule
+
+
+@rule("stablehlo.while")
+def while_(op: Operation, *given):
+    """What a loop hands on as it got it is no carry; a loop that counts runs a known number of times."""
+    body, test = op.block(1), op.block(0)
+    last = [o.operation for o in body.operations][-1]
+    kept = [k for k, v in enumerate(last.operands) if v != body.arguments[k]]
+    start = tuple(jnp.asarray(given[k], op.type(k)[1]) for k in kept)
+
+    def every(carry):
+        values = list(given)
+        for k, c in zip(kept, carry):
+            values[k] = c
+        return values
+
+    def step(carry):
+        made = op.run_block(body, every(carry))
+        return tuple(jnp.asarray(made[k], op.type(k)[1]) for k in kept)
+
+    steps = trip_count(op.mlir, given)
+    if steps is not None:
+        carry, _ = lax.scan(lambda c, _: (step(c), None), start, None, length=steps)
+    else:
+        carry = lax.while_loop(lambda c: op.run_block(test, every(c))[0], step, start)
+    return every(carry)
+
+
+@rule("stablehlo.case")
+def case(op: Operation, index):
+    """A number of no branch means the last."""
+    count = len(op.mlir.regions)
+    branches = [_branch(op, k) for k in range(count)]
+    return lax.switch(jnp.where((index < 0) | (index >= count), count - 1, index), branches)
+
+
+@rule("stablehlo.if")
+def if_(op: Operation, test):
+    return lax.cond(test, _branch(op, 0), _branch(op, 1))
+
+
+def _branch(op: Operation, k: int):
+    region = op.region(k)
+    return lambda: tuple(jnp.asarray(x, op.type(n)[1]) for n, x in enumerate(region()))
+
+
+@rule("func.call")
+def call(op: Operation, *operands):
+    return op.call(op.text("callee"), operands)
+
+
+@rule("stablehlo.composite")
+def composite(op: Operation, *operands):
+    """An operation of CHLO under its name, or what it is made of."""
+    name = ir.StringAttr(op.attribute("name")).value
+    attributes = op.attribute("composite_attributes")
+    if name in RULES and not op.mlir.regions and (attributes is None or not len(ir.DictAttr(attributes))):
+        return RULES.lookup(name)(op, *operands)
+    return op.call(op.text("decomposition"), operands)
+
+
+@rule("stablehlo.tuple")
+def tuple_(op: Operation, *xs):
+    return (tuple(xs),)
+
+
+@rule("stablehlo.get_tuple_element")
+def get_tuple_element(op: Operation, xs):
+    return xs[op.integer("index")]
+
+
+@rule("stablehlo.create_token", "stablehlo.after_all")
+def token(op: Operation, *tokens):
+    return (None,)

@@ -1,0 +1,92 @@
+"""Operations that read and write elements at computed places."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jaxlib.mlir.dialects import stablehlo
+
+from ..comparators import combiners
+from ..table import check, rule
+
+
+@rule("stablehlo.dynamic_slice")
+def dynamic_slice(op, x, *starts):
+    """Starts below 0 are 0, unlike Python's."""
+    return lax.dynamic_slice(x, starts, op.integers("slice_sizes"), allow_negative_indices=False)
+
+
+@rule("stablehlo.dynamic_update_slice")
+def dynamic_update_slice(op, x, update, *starts):
+    return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False)
+
+
+def _indices_last(indices, dim: int):
+    """Index vectors along the last dimension, as lax has them; one more dimension where they are single numbers."""
+    return jnp.expand_dims(indices, dim) if dim == indices.ndim else jnp.moveaxis(indices, dim, -1)
+
+
+@rule("stablehlo.gather")
+def gather(op, x, indices):
+    """Slices that would reach over an end are moved back."""
+    d = stablehlo.GatherDimensionNumbers(op.attribute("dimension_numbers"))
+    numbers = lax.GatherDimensionNumbers(
+        tuple(d.offset_dims), tuple(d.collapsed_slice_dims), tuple(d.start_index_map), tuple(d.operand_batching_dims),
+        tuple(d.start_indices_batching_dims),
+    )  # fmt: skip
+    return lax.gather(x, _indices_last(indices, d.index_vector_dim), numbers, op.integers("slice_sizes"),
+                      indices_are_sorted=op.flag("indices_are_sorted"), mode="clip")  # fmt: skip
+
+
+SCATTERS = {
+    "add": lax.scatter_add, "multiply": lax.scatter_mul, "minimum": lax.scatter_min, "maximum": lax.scatter_max,
+    "second": lax.scatter, "subtract": lax.scatter_sub, "or": lax.scatter_max, "and": lax.scatter_min,
+}  # fmt: skip
+BOOLEAN = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}
+
+
+@rule("stablehlo.scatter")
+def scatter(op, *operands):
+    """Updates that would reach over an end are left out."""
+    n = (len(operands) - 1) // 2
+    d = stablehlo.ScatterDimensionNumbers(op.attribute("scatter_dimension_numbers"))
+    numbers = lax.ScatterDimensionNumbers(
+        tuple(d.update_window_dims), tuple(d.inserted_window_dims), tuple(d.scattered_dims_to_operand_dims),
+        tuple(d.input_batching_dims), tuple(d.scatter_indices_batching_dims),
+    )  # fmt: skip
+    indices = _indices_last(operands[n], d.index_vector_dim)
+    made = []
+    for x, updates, name in zip(operands[:n], operands[n + 1 :], combiners(op.block(0))):
+        assert name is not None
+        f = SCATTERS[BOOLEAN.get(name, name) if x.dtype == bool else name]
+        made.append(f(x, indices, updates, numbers, indices_are_sorted=op.flag("indices_are_sorted"),
+                      unique_indices=op.flag("unique_indices"), mode="drop"))  # fmt: skip
+    return made
+
+
+@check("stablehlo.scatter")
+def _scatter_combines(op):
+    names = combiners(op.regions[0].blocks[0])
+    if len(names) != (len(op.operands) - 1) // 2 or any(n not in SCATTERS for n in names):
+        return "elements are combined by more than one operation"
+    types = [str(v.type) for v in op.operands]
+    if any(n in ("or", "and") and "xi1>" not in t and "<i1>" not in t for n, t in zip(names, types)):
+        return "bits of integers are combined"
+    return None
+
+
+@rule("stablehlo.torch_index_select")
+def torch_index_select(op, x, indices):
+    """Rows along `dim` for each element of the first `batch_dims` dimensions."""
+    dim, batch = op.integer("dim"), op.integer("batch_dims")
+    if not batch:
+        return jnp.take(x, indices, axis=dim, mode="clip")
+    shape = indices.shape[:batch] + (1,) * (dim - batch) + indices.shape[batch:] + (1,) * (x.ndim - dim - 1)
+    return jnp.take_along_axis(x, indices.reshape(shape), axis=dim, mode="clip")
+
+
+@rule("stablehlo.real_dynamic_slice")
+def real_dynamic_slice(op, x, starts, limits, strides):
+    """Of results of known size."""
+    places = tuple(starts[k] + jnp.arange(n) * strides[k] for k, n in enumerate(op.shape))
+    return x[jnp.ix_(*places)] if places else x

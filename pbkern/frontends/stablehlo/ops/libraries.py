@@ -1,0 +1,111 @@
+"""Operations that lax has as a whole: transforms, decompositions, random bits, normalisation, calls of known names."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jaxlib.mlir import ir
+
+from ..operation import Operation
+from ..table import check, rule
+
+
+@rule("stablehlo.fft")
+def fft(op: Operation, x):
+    return lax.fft(x, lax.FftType[op.choice("fft_type") or ""], tuple(op.integers("fft_length")))
+
+
+@rule("stablehlo.cholesky")
+def cholesky(op: Operation, x):
+    lower = op.flag("lower")
+    made = lax.linalg.cholesky(x if lower else jnp.swapaxes(x, -1, -2).conj(), symmetrize_input=False)
+    return made if lower else jnp.swapaxes(made, -1, -2).conj()
+
+
+@rule("stablehlo.triangular_solve")
+def triangular_solve(op: Operation, a, b):
+    turned = op.choice("transpose_a")
+    return lax.linalg.triangular_solve(
+        a, b, left_side=op.flag("left_side"), lower=op.flag("lower"), unit_diagonal=op.flag("unit_diagonal"),
+        transpose_a=turned in ("TRANSPOSE", "ADJOINT"), conjugate_a=turned == "ADJOINT",
+    )  # fmt: skip
+
+
+@rule("stablehlo.rng")
+def rng(op: Operation, low, high, shape):
+    return lax.rng_uniform(low, high, op.shape)
+
+
+@check("stablehlo.rng")
+def _is_uniform(op):
+    kind = Operation(op, lambda *_: [], lambda *_: []).choice("rng_distribution")
+    return None if kind == "UNIFORM" else f"{kind} numbers; lax has uniform ones"
+
+
+def _normalised(op: Operation, x, scale, offset, mean, variance):
+    d = op.integer("feature_index")
+    across = lambda v: lax.broadcast_in_dim(v, x.shape, (d,))
+    return (x - across(mean)) * across(lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))) * across(scale) + across(
+        offset
+    )
+
+
+@rule("stablehlo.batch_norm_inference")
+def batch_norm_inference(op: Operation, x, scale, offset, mean, variance):
+    return _normalised(op, x, scale, offset, mean, variance)
+
+
+def _moments(op: Operation, x):
+    others = tuple(d for d in range(x.ndim) if d != op.integer("feature_index"))
+    return jnp.mean(x, others), jnp.var(x, others), others
+
+
+@rule("stablehlo.batch_norm_training")
+def batch_norm_training(op: Operation, x, scale, offset):
+    mean, variance, _ = _moments(op, x)
+    return _normalised(op, x, scale, offset, mean, variance), mean, variance
+
+
+@rule("stablehlo.batch_norm_grad")
+def batch_norm_grad(op: Operation, x, scale, mean, variance, g):
+    """Gradients of batch_norm_training; formula of StableHLO's specification."""
+    d = op.integer("feature_index")
+    others = tuple(k for k in range(x.ndim) if k != d)
+    across = lambda v: lax.broadcast_in_dim(v, x.shape, (d,))
+    count = x.dtype.type(x.size // x.shape[d])
+    centred, spread = x - across(mean), lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))
+    total, weighted = g.sum(others), (g * centred).sum(others)
+    to_x = across(scale * spread / count) * (count * g - across(total) - centred * across(weighted * spread * spread))
+    return to_x, weighted * spread, total
+
+
+# Calls that mean what they are given, or a function that lax has.
+UNCHANGED = (
+    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "LayoutConstraint",
+    "annotate_device_placement", "mhlo.copy",
+)  # fmt: skip
+FUNCTIONS = {
+    "mhlo.erf": lax.erf, "mhlo.tan": lax.tan, "mhlo.asin": lax.asin, "mhlo.acos": lax.acos, "mhlo.atan": lax.atan,
+    "mhlo.sinh": lax.sinh, "mhlo.cosh": lax.cosh, "mhlo.asinh": lax.asinh, "mhlo.acosh": lax.acosh, "mhlo.atanh": lax.atanh,
+}  # fmt: skip
+
+
+@rule("stablehlo.custom_call")
+def custom_call(op: Operation, *xs):
+    name = op.text("call_target_name")
+    if name in UNCHANGED:
+        return xs[0]
+    if name in FUNCTIONS:
+        return FUNCTIONS[name](*xs)
+    return lax.top_k(xs[0], op.shape[-1])
+
+
+@check("stablehlo.custom_call")
+def _is_known(op):
+    name = ir.StringAttr(op.attributes["call_target_name"]).value
+    return None if name in UNCHANGED or name in FUNCTIONS or name == "mhlo.topk" else "unknown"
+
+
+@rule("sdy.sharding_constraint", "mhlo.copy")
+def unchanged(op: Operation, x):
+    return x

@@ -1,0 +1,120 @@
+"""Path, bytes, text or jax.export.Exported -> Source: an MLIR module and how its main function is called."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.export
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pbkern import _jax
+from pbkern.core.errors import ArgumentError, TargetError, UnsupportedOp
+
+BYTECODE = b"ML\xefR"
+PORTABLE = b"StableHLO_v"  # producer in the header of a portable artefact's bytecode
+LONGEST_PATH = 4096
+
+
+@dataclass(frozen=True)
+class Source:
+    """A program that can be imported.
+
+    Attributes:
+      module: its MLIR module.
+      what: words for messages, such as "`model.mlir`".
+      exported: what jax.export made it of, which knows the structure of arguments and results; None for other programs.
+    """
+
+    module: ir.Module
+    what: str
+    exported: jax.export.Exported | None = None
+
+
+def parse(given: Any, what: str = "the text") -> Source:
+    """Reads a program; `what` stands for a text in messages.
+
+    Raises ArgumentError for what is no StableHLO, TargetError where a package is missing, UnsupportedOp for several devices.
+    """
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, jax.export.Exported):
+        return _of_exported(given, f"the export of `{given.fun_name}`")
+    if isinstance(given, os.PathLike) or (isinstance(given, str) and _is_path(given)):
+        return _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
+    if isinstance(given, bytes | bytearray | memoryview):
+        return _of_bytes(bytes(given), f"program of {len(given)} bytes")
+    if isinstance(given, str):
+        return Source(_module(given, what), what)
+    forms = "a StableHLO program is a path, bytes, text or a jax.export.Exported"
+    raise ArgumentError(forms, why=f"given {type(given).__name__}",
+                        hint="jax.export.export(jax.jit(f))(*args)")  # fmt: skip
+
+
+def _is_path(text: str) -> bool:
+    """Whether a string names a file: no program has only one line without a brace."""
+    return "\n" not in text and "{" not in text and len(text) < LONGEST_PATH
+
+
+def _contents(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise ArgumentError(f"`{path}` cannot be read", why=f"{type(e).__name__}: {e.strerror}",
+                          hint="the path of a StableHLO file") from None  # fmt: skip
+
+
+def _of_bytes(given: bytes, what: str) -> Source:
+    if given.startswith(BYTECODE):
+        return Source(_module(given, what), what)
+    try:
+        text = given.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if "{" in text:
+        return Source(_module(text, what), what)
+    return _of_blob(given, what)
+
+
+def _of_blob(given: bytes, what: str) -> Source:
+    """What jax.export.Exported.serialize wrote."""
+    try:
+        exported = jax.export.deserialize(bytearray(given))
+    except ImportError as e:
+        raise TargetError(f"{what} cannot be read", why=str(e), hint="pip install flatbuffers") from None
+    except Exception as e:
+        raise _no_program(what, f"neither MLIR's bytecode or text, nor a jax.export artefact: {type(e).__name__}") from None
+    return _of_exported(exported, what)
+
+
+def _of_exported(exported: jax.export.Exported, what: str) -> Source:
+    if exported.nr_devices != 1:
+        raise UnsupportedOp(f"{what} is for {exported.nr_devices} devices", why="kernels run on one",
+                            hint="export it without shardings")  # fmt: skip
+    if len(exported.platforms) != 1:
+        raise UnsupportedOp(f"{what} is for several platforms", why=f"{', '.join(exported.platforms)}",
+                            hint="export it for one: platforms=['cpu']")  # fmt: skip
+    if exported.ordered_effects or exported.unordered_effects:
+        effects = ", ".join(map(str, (*exported.ordered_effects, *exported.unordered_effects)))
+        raise UnsupportedOp(f"{what} has side effects", why=effects, hint="export it without callbacks and prints")
+    return Source(_module(exported.mlir_module_serialized, what), what, exported)
+
+
+def _module(given: bytes | str, what: str) -> ir.Module:
+    context = _jax.mlir_context()
+    try:
+        if isinstance(given, bytes) and PORTABLE in given[:32]:
+            return stablehlo.deserialize_portable_artifact(context, given)
+        with context:
+            return ir.Module.parse(given)
+    except Exception as e:
+        raise _no_program(what, str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__) from None
+
+
+def _no_program(what: str, why: str) -> ArgumentError:
+    hint = "a file that jax.export, TensorFlow or another compiler wrote"
+    return ArgumentError(f"{what} is no StableHLO program", why=why, hint=hint)

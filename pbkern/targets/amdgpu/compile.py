@@ -1,0 +1,78 @@
+"""MLIR of one kernel for threads -> LLVM IR -> object -> code object (hsaco). Needs llvmlite and an lld, no GPU and no ROCm."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+from pbkern.core.errors import InternalError, TargetError
+from pbkern.targets.simt import llvm
+from pbkern.targets.simt.emit.kernel import ThreadFunction
+
+from .devices import DeviceKind
+
+TRIPLE = "amdgcn-amd-amdhsa"
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Machine code of one kernel.
+
+    Attributes:
+      text: as LLVM prints it. image: code object, ELF. registers: vector registers of a thread. spill_bytes: stored because
+        registers did not suffice. shared_bytes: LDS of a workgroup.
+    """
+
+    text: str
+    image: bytes
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def llvm_ir(function: ThreadFunction) -> str:
+    """LLVM IR of a kernel. Raises InternalError."""
+    threads = f'"{function.threads},{function.threads}"'
+    return llvm.ir_of(function, (), {"rocdl.kernel": "unit", "rocdl.flat_work_group_size": threads})
+
+
+def assemble(ir: str, kind: DeviceKind) -> Assembled:
+    """Machine code of LLVM IR for a device. Raises TargetError without an lld, InternalError for calls of
+    what no device has."""
+    linker = lld()
+    machine, module = llvm.optimised(ir, TRIPLE, cpu=kind.architecture, features="", reloc="pic")
+    text = machine.emit_assembly(module.clone())  # a module can be emitted once
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = pathlib.Path(folder) / "kernel.o", pathlib.Path(folder) / "kernel.hsaco"
+        source.write_bytes(machine.emit_object(module))
+        command = [*linker, "-shared", "--no-undefined", str(source), "-o", str(result)]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        if ran.returncode:
+            raise InternalError("lld does not link the code of a kernel", why=ran.stderr.strip()[:1000])
+        return Assembled(text, result.read_bytes(), _number(r"\.vgpr_count: +(\d+)", text),
+                         _number(r"\.private_segment_fixed_size: +(\d+)", text),
+                         _number(r"\.group_segment_fixed_size: +(\d+)", text))
+
+
+@functools.cache
+def lld() -> tuple[str, ...]:
+    """Command of LLVM's linker: ziglang's, ROCm's, or one in PATH. Raises TargetError."""
+    if importlib.util.find_spec("ziglang"):
+        return sys.executable, "-m", "ziglang", "ld.lld"
+    for found in ("/opt/rocm/llvm/bin/ld.lld", shutil.which("ld.lld")):
+        if found and pathlib.Path(found).exists():
+            return (found,)
+    raise TargetError("code for AMD GPUs cannot be linked", why="there is neither ziglang, nor /opt/rocm, nor ld.lld in PATH",
+                      hint="pip install 'pbkern[amd]'")
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0

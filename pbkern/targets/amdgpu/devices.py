@@ -1,0 +1,45 @@
+"""Devices by the names that people give them -> architecture, wavefront, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core.errors import OptionError
+from pbkern.core.options import nearest
+from pbkern.targets.simt.device import Amd
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """What code is made for.
+
+    Attributes:
+      architecture: as LLVM calls it.
+      device: how threads exchange; a wavefront has 64 of them on CDNA, 32 on RDNA. Source: LLVM, User Guide for AMDGPU
+        Backend, target features (wavefrontsize64).
+      shared_bytes: most LDS of a workgroup. Sources: AMD Instinct MI200 and CDNA 3 ISA, "LDS"; RDNA 3 ISA, "LDS".
+    """
+
+    architecture: str
+    device: Amd
+    shared_bytes: int = 64 << 10
+
+
+KINDS = {k.architecture: k for k in (
+    DeviceKind("gfx90a", Amd(warp=64)),
+    DeviceKind("gfx942", Amd(warp=64)),
+    DeviceKind("gfx1100", Amd(warp=32)),
+)}  # fmt: skip
+NAMES = {"mi210": "gfx90a", "mi250x": "gfx90a", "mi300a": "gfx942", "mi300x": "gfx942", "mi325x": "gfx942",
+         "rx7900xtx": "gfx1100"}  # fmt: skip
+DEFAULT = "gfx942"
+
+
+def device_kind(name: str | None) -> DeviceKind:
+    """The device of a name: an architecture, or a product. Raises OptionError."""
+    name = (name or DEFAULT).lower()
+    architecture = NAMES.get(name, name)
+    if architecture not in KINDS:
+        known = [*KINDS, *NAMES]
+        raise OptionError(f"there is no AMD device `{name}`", why=f"devices are {', '.join(known)}", hint=nearest(name, known))
+    return KINDS[architecture]

@@ -1,0 +1,67 @@
+"""The AMD GPU target: HostProgram -> code objects of its kernels, and what this code says of itself."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from pbkern.core.machine import Machine
+from pbkern.targets.simt.emit.kernel import ThreadFunction
+from pbkern.targets.simt.target import ThreadTarget
+
+from . import compile as codegen
+from . import machine
+from .backend import AmdgpuBackend
+from .devices import DeviceKind, device_kind
+from .driver import HipDriver, driver
+from .params import CompilerParams
+
+
+@dataclass(eq=False)
+class Code:
+    """One kernel's code: its function as MLIR, with the numbers of its launch, and what LLVM and lld make of it."""
+
+    function: ThreadFunction
+    kind: DeviceKind
+
+    @functools.cached_property
+    def llvm(self) -> str:
+        return codegen.llvm_ir(self.function)
+
+    @functools.cached_property
+    def assembled(self) -> codegen.Assembled:
+        return codegen.assemble(self.llvm, self.kind)
+
+    @functools.cached_property
+    def image(self) -> bytes:
+        return self.assembled.image
+
+
+class AmdgpuTarget(ThreadTarget):
+    """See targets.target.Target."""
+
+    name = "amdgpu"
+    platform = "rocm"
+    params = CompilerParams
+    STAGES = ("nests", "mlir", "llvm", "asm")
+
+    def machine(self, device: str | None = None) -> Machine:
+        return machine.machine(self.backend_of(device).kind)
+
+    def backend_of(self, device: str | None) -> AmdgpuBackend:
+        return AmdgpuBackend(device_kind(device))
+
+    def make(self, function: ThreadFunction, kind: DeviceKind, made: bytes | None) -> Code:
+        code = Code(function, kind)
+        if made is not None:
+            code.image = made
+        return code
+
+    def made(self, code: Code) -> bytes:
+        return code.image
+
+    def driver(self) -> HipDriver:
+        return driver()
+
+    def show(self, code: Code, stage: str) -> str:
+        return code.llvm if stage == "llvm" else code.assembled.text

@@ -1,0 +1,78 @@
+"""A GPU's half of lowering: CompilerParams and options -> ThreadOptions; nests -> threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+from pbkern.core.errors import ScheduleError
+from pbkern.core.passes import Pass
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.lower.kernel_nests import KernelNests
+
+from .device import Device
+from .emit.kernel import ThreadFunction, emit
+from .options import ThreadOptions
+from .params import ThreadParams, of_kernel
+from .passes import THREAD_PASSES
+
+DEFAULT_THREADS = 128
+
+
+class DeviceKind(Protocol):
+    """What code is made for.
+
+    Attributes:
+      architecture: as compilers call it. device: the vendor's code. shared_bytes: most shared memory of a block.
+    """
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+# Of a block. Sources: CUDA C++ Programming Guide, technical specifications; HIP programming guide, hardware features.
+MOST_THREADS = 1024
+
+
+class ThreadBackend:
+    """One kind of device. See targets.backend.KernelBackend.
+
+    Attributes:
+      params: CompilerParams of kernels that have none.
+    """
+
+    passes: tuple[Pass, ...] = THREAD_PASSES
+    params: ClassVar[ThreadParams]
+
+    def __init__(self, kind: DeviceKind):
+        self.kind = kind
+
+    def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> ThreadOptions:
+        """Raises ScheduleError where CompilerParams ask for what this target does not do."""
+        p, warp, fast = of_kernel(kernel, self.params), self.kind.device.warp, not options.mlir_disable_fast_math
+        for field, why in self.refused(p).items():
+            raise ScheduleError(f"kernel `{kernel.name}` asks for {field}={getattr(p, field)!r}", at=kernel.defined_at or None,
+                                why=why, hint=f"leave {field} at its default")
+        threads = warp * p.num_warps if p.num_warps else DEFAULT_THREADS
+        if threads > MOST_THREADS:
+            raise ScheduleError(
+                f"kernel `{kernel.name}` asks for num_warps={p.num_warps}", at=kernel.defined_at or None,
+                why=f"these are {threads} threads of {warp} in a warp; a block of {self.kind.architecture} has at most "
+                    f"{MOST_THREADS}", hint=f"num_warps={MOST_THREADS // warp}",
+            )  # fmt: skip
+        return ThreadOptions(
+            semantics=p.dimension_semantics, contract=fast, approx_math=p.approx_math and fast, device=self.kind.device,
+            threads=threads, shared_bytes=self.kind.shared_bytes, barriers=not p.unsafe_no_auto_barriers,
+        )  # fmt: skip
+
+    def refused(self, params: ThreadParams) -> Mapping[str, str]:
+        """Fields that ask for what is not done -> why."""
+        return {}
+
+    def emit(self, nests: KernelNests, name: str) -> ThreadFunction:
+        return emit(nests, name)

@@ -1,0 +1,297 @@
+"""Expressions of a nest at one point, as scalars in the registers of one thread.
+
+A value is placed in the shallowest block of its nest that knows its symbols; what reads an array that the nest writes
+stays where it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pbkern.core.affine import Affine
+from pbkern.lower.math import elementwise
+from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
+from pbkern.lower.mlir.ops import Builder
+from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write
+from pbkern.lower.nest.rounding import may_cancel
+
+from ..device import SHARED
+from ..schedule.memory import Placement
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass
+class Walk:
+    """State while one nest is emitted.
+
+    Attributes:
+      top: the block behind which its points begin.
+      written: root buffers that it stores to.
+      accs: accumulators once they are complete, by number.
+      beside: points of a thread that lie side by side, whose loads and stores are whole vectors; along: their dimension.
+      terms: reductions at each of a thread's neighbours; empty: those of the nest.
+    """
+
+    nest: Nest
+    top: Block
+    written: frozenset[Buf]
+    accs: dict[int, Ssa] = field(default_factory=dict)
+    beside: int = 1
+    along: str = ""
+    terms: list[list[Reduction]] = field(default_factory=list)
+    memo: dict[tuple, bool] = field(default_factory=dict)
+
+
+class Expressions:
+    """Emits values, loads and stores into blocks of `text`."""
+
+    def __init__(self, text: Text, placement: Placement, context: NestContext, index_bits: int):
+        self.text, self.placement, self.context, self.index_bits = text, placement, context, index_bits
+        self.bases: dict[Buf, tuple[str, str, str]] = {}  # root buffer -> bytes that hold it, its first one, type of the bytes
+        self.wholes: dict[tuple[Buf, int], str] = {}
+
+    def builder(self, block: Block) -> Builder:
+        return self.text.builder(block, 0)
+
+    def scalar(self, block: Block, e: Expr) -> Ssa:
+        """A value outside of any nest."""
+        return self.value(Walk(Nest({}), block, frozenset()), block, e)
+
+    def value(self, w: Walk, block: Block, e: Expr) -> Ssa:
+        if e.kind == "acc":
+            return w.accs[e.info]
+        where = self._place(w, block, e)
+        key: tuple = ("value", id(e))
+        if self._has(w, e, "acc"):
+            key = (*key, *(a.name for a in w.accs.values()))
+        if key not in where.memo:
+            where.memo[key] = self._make(w, where, e)
+        return where.memo[key]
+
+    def _place(self, w: Walk, block: Block, e: Expr) -> Block:
+        if self._has(w, e, "written") or self._has(w, e, "acc"):
+            return block
+        depth = max((block.lookup(s)[0].depth for s in e.symbols), default=0)
+        return block.ancestor(max(depth, w.top.depth))
+
+    def _has(self, w: Walk, e: Expr, what: str) -> bool:
+        """Whether a value comes from an accumulator, or of what the nest writes."""
+        key = (what, id(e))
+        if key not in w.memo:
+            own = e.kind == "acc" if what == "acc" else e.kind in ("load", "gather") and e.info[0].root in w.written
+            w.memo[key] = own or any(self._has(w, a, what) for a in e.args)
+        return w.memo[key]
+
+    def _make(self, w: Walk, block: Block, e: Expr) -> Ssa:
+        b = self.builder(block)
+        match e.kind:
+            case "const":
+                return b.c(e.info, compute_el(e.dtype))
+            case "index":
+                return self._cast(block, self.text.affine(block, e.info)[1], compute_el(e.dtype))
+            case "range":
+                i, low, high = e.info
+                return Ssa(self._within(block, self.text.affine(block, i)[1], low, high) or b.c(True, "i1").name, "i1", 0)
+            case "load":
+                buf, index, guard = e.info
+                if w.beside > 1 and w.along in e.symbols:
+                    return b.from_storage(self._load_beside(w, block, buf, flat_index(buf, index)), buf.dtype)
+                flat = self._clamped(w, block, buf, index) if guard else flat_index(buf, index)
+                return self._load(block, buf, flat)
+            case "gather":
+                return self._gather(w, block, e)
+            case "moved":
+                there = {d: Affine.symbol(d) + k for d, k in e.info}
+                return self.value(w, block, self.context.pool.rename(e.args[0], there))
+        args = [self.value(w, block, a) for a in e.args]
+        b = b.strict() if may_cancel(e) else b
+        return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
+
+    # ---------------------------------------------------------------- indices
+
+    def _cast(self, block: Block, index: str, el: str) -> Ssa:
+        return Ssa(self.text.put(block, f"arith.index_cast {index} : index to {el}"), el, 0)
+
+    def _within(self, block: Block, index: str, low: int, high: int) -> str | None:
+        """i1: whether low <= index < high, of which one beyond 32 bits tells nothing; None if that is known to be so."""
+        tests = [("sge", low)] if low > -INT32_MAX else []
+        tests += [("slt", high)] if high < INT32_MAX else []
+        names = [self.text.put(block, f"arith.cmpi {p}, {index}, {self.text.index(n)} : index") for p, n in tests]
+        return names[0] if len(names) == 1 else self.text.put(block,
+                                                              f"arith.andi {names[0]}, {names[1]} : i1") if names else None
+
+    def is_safe(self, w: Walk, i: Affine, extent: int) -> bool:
+        """Whether an index lies in [0, extent) at every point of the nest."""
+        if not i.symbols <= w.nest.dims.keys():
+            return False
+        low, high = i.bounds(lambda d: w.nest.dims[d])
+        return low >= 0 and high < extent and not w.nest.moves()
+
+    def guards(self, w: Walk, block: Block, buf: Buf, index) -> list[str]:
+        """Conditions under which an element lies in its buffer."""
+        found = [self._within(block, self.text.affine(block, i)[1], 0, n)
+                 for i, n in zip(index, buf.shape) if not self.is_safe(w, i, n)]
+        return [f for f in found if f is not None]
+
+    def _clamped(self, w: Walk, block: Block, buf: Buf, index) -> str | Affine:
+        """Place of an element of which each index is kept in its axis."""
+        if buf.size == 0:
+            return Affine()
+        rest, place = Affine(), None
+        for i, n, stride in zip(index, buf.shape, buf.strides):
+            if self.is_safe(w, i, n):
+                rest = rest + i * stride
+                continue
+            part = self._scaled(block, self._kept(block, self.text.affine(block, i)[1], n), stride)
+            place = part if place is None else self._sum(block, place, part)
+        if place is None:
+            return rest
+        return place if rest == Affine() else self._sum(block, place, self.text.affine(block, rest)[1])
+
+    def _kept(self, block: Block, index: str, extent: int) -> str:
+        at_least = self.text.put(block, f"arith.maxsi {index}, {self.text.index(0)} : index")
+        return self.text.put(block, f"arith.minsi {at_least}, {self.text.index(max(extent - 1, 0))} : index")
+
+    def _scaled(self, block: Block, index: str, stride: int) -> str:
+        return index if stride == 1 else self.text.put(block, f"arith.muli {index}, {self.text.index(stride)} : index")
+
+    def _sum(self, block: Block, x: str, y: str) -> str:
+        return self.text.put(block, f"arith.addi {x}, {y} : index")
+
+    def to_index(self, block: Block, v: Ssa, unsigned: bool) -> str:
+        """An integer as an index. One that 32 bits do not hold lies outside of every array: it becomes the nearest that
+        they do."""
+        if v.el == "i64" and self.index_bits == 32:
+            b = self.builder(block)
+            low, high = b.c(-INT32_MAX - 1, "i64"), b.c(INT32_MAX, "i64")
+            v = b.min(v, high, unsigned=True) if unsigned else b.min(b.max(v, low), high)
+        cast = "index_castui" if unsigned or v.el == "i1" else "index_cast"
+        return self.text.put(block, f"arith.{cast} {v.name} : {v.el} to index")
+
+    # ---------------------------------------------------------------- memory
+
+    def address(self, block: Block, flat: Affine | str) -> str:
+        return flat if isinstance(flat, str) else self.text.affine(block, flat)[1]
+
+    def _load(self, block: Block, buf: Buf, flat: Affine | str) -> Ssa:
+        """Register value of one element."""
+        return self.builder(block).from_storage(self.load_stored(block, buf, flat), buf.dtype)
+
+    def load_stored(self, block: Block, buf: Buf, flat: Affine | str) -> Ssa:
+        """One element as it is stored."""
+        b, kept, wanted = self.builder(block), storage_el(buf.root.dtype), storage_el(buf.dtype)
+        if buf.root.size == 0:
+            return b.c(0, wanted)
+        if BITS[kept] < BITS[wanted]:
+            return self._load_words(block, buf, flat, kept, wanted)
+        if BITS[kept] > BITS[wanted]:
+            return self._load_part(block, buf, flat, kept, wanted)
+        v = self._load_word(block, buf, self.address(block, flat), kept)
+        return v if kept == wanted else b.bitcast(v, wanted)
+
+    def _load_word(self, block: Block, buf: Buf, address: str, el: str) -> Ssa:
+        return Ssa(self.text.put(block, f"memref.load {buf.root.name}[{address}] : {self.placement.memref(buf)}"), el, 0)
+
+    def _whole(self, buf: Buf, count: int, flat: Affine) -> tuple[str, Affine, str]:
+        """(view of a buffer as vectors, the vector's number, type of the view)."""
+        root, space = buf.root, f", {SHARED}" if self.placement.is_shared(buf) else ""
+        vectors = f"memref<{max(root.size // count, 1)}x{mlir_type(storage_el(root.dtype), count)}{space}>"
+        if (root, count) not in self.wholes:
+            base, at, kind = self.bases[root]
+            view = f"memref.view {base}[{at}][] : {kind} to {vectors}"
+            self.wholes[root, count] = self.text.put(self.text.top, view)
+        return self.wholes[root, count], Affine(tuple((s, c // count) for s, c in flat.terms), flat.const // count), vectors
+
+    def _load_beside(self, w: Walk, block: Block, buf: Buf, flat: Affine) -> Ssa:
+        """An element of a whole vector, which is loaded once."""
+        lane = flat.const % w.beside
+        key, el = ("whole", buf, flat - lane), storage_el(buf.dtype)
+        if key not in block.memo:
+            name, number, kind = self._whole(buf, w.beside, flat - lane)
+            block.memo[key] = self.text.put(block, f"memref.load {name}[{self.address(block, number)}] : {kind}")
+        v, kind = block.memo[key], mlir_type(el, w.beside)
+        return Ssa(self.text.put(block, f"vector.extract {v}[{lane}] : {mlir_type(el)} from {kind}"), el, 0)
+
+    def write_beside(self, w: Walk, block: Block, writes: list[Write]) -> None:
+        """Stores a whole vector."""
+        b, buf = self.builder(block), writes[0].buf
+        values = [b.to_storage(self.value(w, block, x.value), buf.dtype) for x in writes]
+        kind = mlir_type(values[0].el, len(values))
+        v = self.text.put(block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}")
+        name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
+        block.add(f"memref.store {v}, {name}[{self.address(block, number)}] : {view}")
+
+    def _load_words(self, block: Block, buf: Buf, flat: Affine | str, kept: str, wanted: str) -> Ssa:
+        """An element that spans several of the buffer whose bytes it reinterprets, the first in its low bits."""
+        b, count, whole = self.builder(block), BITS[wanted] // BITS[kept], f"i{BITS[wanted]}"
+        first = self._scaled(block, self.address(block, flat), count)
+        total = None
+        for k in range(count):
+            at = first if not k else self._sum(block, first, self.text.index(k))
+            word = b.bitcast(self._load_word(block, buf, at, kept), f"i{BITS[kept]}")
+            part = b.int_resize(word, whole, unsigned=True)
+            part = part if not k else b.shl(part, b.c(k * BITS[kept], whole))
+            total = part if total is None else b.or_(total, part)
+        return b.bitcast(total, wanted)
+
+    def _load_part(self, block: Block, buf: Buf, flat: Affine | str, kept: str, wanted: str) -> Ssa:
+        """An element that is a part of one of the buffer whose bytes it reinterprets."""
+        b, count, whole = self.builder(block), BITS[kept] // BITS[wanted], f"i{BITS[kept]}"
+        address, per = self.address(block, flat), self.text.index(count)
+        word = b.bitcast(self._load_word(block, buf, self.text.put(block, f"arith.divui {address}, {per} : index"), kept),
+                         whole)
+        part = self._scaled(block, self.text.put(block, f"arith.remui {address}, {per} : index"), BITS[wanted])
+        return b.bitcast(b.int_resize(b.shr(word, self._cast(block, part, whole)), f"i{BITS[wanted]}"), wanted)
+
+    def _gather(self, w: Walk, block: Block, e: Expr) -> Ssa:
+        """Axes given by index expressions, which lie inside; the others are affine."""
+        buf, index = e.info
+        if buf.size == 0:
+            return self.builder(block).c(0, compute_el(buf.dtype))
+        args, place = iter(e.args), None
+        for i, extent, stride in zip(index, buf.shape, buf.strides):
+            if i is None:
+                arg = next(args)
+                part = self.to_index(block, self.value(w, block, arg), arg.dtype.kind in "ub")
+            else:
+                part = self.text.affine(block, i)[1]
+                part = part if self.is_safe(w, i, extent) else self._kept(block, part, extent)
+            part = self._scaled(block, part, stride)
+            place = part if place is None else self._sum(block, place, part)
+        return self._load(block, buf, place or Affine())
+
+    def write(self, w: Walk, block: Block, write: Write, also: str | None = None) -> None:
+        """Stores at the point, where its mask, its guard and `also` hold. Where `also` does not, nothing is read for it."""
+        if write.buf.root.size == 0:
+            return
+        if also is not None:
+            self.text.when(block, also, lambda inner: self.write(w, inner, write))
+            return
+        stored = self.builder(block).to_storage(self.value(w, block, write.value), write.buf.dtype)
+        conditions = [] if write.mask is None else [self.value(w, block, write.mask).name]
+        conditions += self.guards(w, block, write.buf, write.index) if write.guard else []
+
+        def fill(inner: Block) -> None:
+            self.store_stored(inner, write.buf, self.text.affine(inner, flat_index(write.buf, write.index))[1], stored)
+
+        self.under(block, conditions, fill)
+
+    def store_stored(self, block: Block, buf: Buf, address: str, v: Ssa) -> None:
+        kept = storage_el(buf.root.dtype)
+        v = v if v.el == kept else self.builder(block).bitcast(v, kept)
+        block.add(f"memref.store {v.name}, {buf.root.name}[{address}] : {self.placement.memref(buf)}")
+
+    def under(self, block: Block, conditions: list[str], fill) -> None:
+        """What `fill` emits, where all conditions hold."""
+        if not conditions:
+            fill(block)
+            return
+        test = conditions[0]
+        for c in conditions[1:]:
+            test = self.text.put(block, f"arith.andi {test}, {c} : i1")
+        self.text.when(block, test, fill)

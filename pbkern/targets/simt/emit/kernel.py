@@ -1,0 +1,355 @@
+"""KernelNests -> one MLIR function for the threads of a block; block number p runs program p of the parallel grid dimensions.
+
+The other grid dimensions are loops inside the block. All threads walk all statements; a nest's points are dealt out to them
+(threads.py), scalars are computed by each. Where statements meet in memory, threads wait (barriers.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.core.errors import UnsupportedOp
+from pbkern.lower.grid import block_shift
+from pbkern.lower.grid.edge_variants import Extent
+from pbkern.lower.kernel_nests import Case, KernelNests
+from pbkern.lower.mlir import operation
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
+
+from ..device import SHARED
+from ..options import ThreadOptions
+from ..schedule import memory
+from ..schedule.barriers import Barriers, Pending
+from ..schedule.threads import deal
+from . import reductions, sorts
+from .nests import THREAD, NestEmitter
+
+# Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
+ALIGNMENT = 16
+SLOTS, ARENA, FAR = "%slots", "%arena", "%far"
+
+
+@dataclass(frozen=True)
+class ThreadFunction:
+    """func.func @name(operands..., scratch in global memory if there is any).
+
+    Attributes:
+      blocks, threads: of a launch.
+      shared_bytes: of a block. dynamic_shared_bytes: of them, what the launch has to ask for. global_bytes: of a block's
+        scratch in global memory.
+      index_bits: of integers that stand for places.
+      nests: readable, as they were emitted. operands: operands and results without memory of others.
+      reads_unwritten: whether windows of rows that fusion has made may be read where no row is yet; that is not used.
+    """
+
+    name: str
+    text: str
+    nests: str
+    blocks: int
+    threads: int
+    shared_bytes: int
+    dynamic_shared_bytes: int
+    global_bytes: int
+    index_bits: int
+    operands: tuple[int, ...]
+    reads_unwritten: bool = False
+    is_shared: bool = True
+
+
+def emit(nests: KernelNests, name: str) -> ThreadFunction:
+    """The function of nests that have gone through all passes; their options are ThreadOptions. Raises UnsupportedOp for what
+    needs the host process while the kernel runs."""
+    if 0 not in nests.kernel.grid:  # blocks of empty arrays lie nowhere
+        nests.verify()
+    return _Lowering(nests, name).lower()
+
+
+class _Lowering:
+    """State of writing one kernel."""
+
+    def __init__(self, nests: KernelNests, name: str):
+        assert isinstance(nests.options, ThreadOptions)
+        self.nests, self.kernel, self.name, self.options = nests, nests.kernel, name, nests.options
+        for s in self._every():
+            if isinstance(s, Trace):
+                raise UnsupportedOp(
+                    f"kernel `{self.kernel.name}` prints or checks while it runs", at=self.kernel.defined_at or None,
+                    why=f"values would have to reach the host process from {self.options.device.name}, which it cannot",
+                    hint="target 'cpu', or pbkern.interpret",
+                )  # fmt: skip
+        self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
+        device, contract = self.options.device, self.options.contract
+        self.deals = {id(s): deal(s, self.options.threads, device.warp, contract) for s in self._every() if isinstance(s, Nest)}
+        self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
+        self.placement = memory.place(nests, self.options.shared_bytes, -(-self.slots * reductions.SLOT_BYTES // 64) * 64)
+        self.index_bits = self._index_bits()
+        self.emitter = NestEmitter(self.text, self.placement, nests.prologue.context, self.index_bits)
+        self.emitter.team = reductions.Team(self.text, self.options.device, self.options.threads, THREAD, SLOTS,
+                                            f"memref<{max(self.slots, 1)}xi64, {SHARED}>", self._barrier)
+        self.shown: list[str] = []
+        self.waits: set[int] = set()
+
+    def _every(self) -> list[Stmt]:
+        return [s for part in (self.nests.prologue, *self.nests.cases) for s in every(list(part.statements))]
+
+    def _slots(self, nest: Nest) -> int:
+        warp = self.options.device.warp
+        wide = self.deals[id(nest)].team > warp
+        return reductions.slots(nest.reductions, self.options.threads // warp) if wide else 0
+
+    def _index_bits(self) -> int:
+        """64 where a place, or a 64-bit integer that is computed as one, may not fit 32 bits."""
+        if memory.fewest_index_bits(self.nests) == 64:
+            return 64
+        if self.placement.global_bytes * self._blocks() >= 1 << 31:
+            return 64
+        for s in self._every():
+            held = [e for n in (s.expressions() if isinstance(s, Nest) else [s.value] if isinstance(s, Let) else ())
+                    for e in nodes([n])]
+            if any(e.kind == "index" and e.dtype.itemsize == 8 and _is_long(e.info, s) for e in held):
+                return 64
+        return 32
+
+    def _blocks(self) -> int:
+        return math.prod(self.kernel.grid[d] for d in self.nests.parallel)
+
+    # ---------------------------------------------------------------- the function
+
+    def lower(self) -> ThreadFunction:
+        t, top = self.text, self.text.top
+        put = lambda text: t.put(top, text)  # noqa: E731
+        device = self.options.device
+        top.add(f"{THREAD} = arith.index_castui {device.thread(put)} : i32 to index")
+        top.add(f"%p = arith.index_castui {device.block(put)} : i32 to index")
+        for name in (THREAD, "%p"):
+            top.values[name] = name
+            t.indices.add(name)
+        self._views(top)
+        block = Block(top)
+        self._delinearise(block)
+        inner = [d for d in range(len(self.kernel.grid)) if d not in self.nests.parallel]
+        self._plan(inner)
+        self._in_order(block, inner)
+        return ThreadFunction(
+            self.name, self._function(block), "\n".join(self.shown), self._blocks(), self.options.threads,
+            self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
+            self.placement.global_bytes, self.index_bits,
+            tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
+            bool(self.kernel.scratch) and not self.kernel.defined_at,
+        )  # fmt: skip
+
+    def _views(self, top: Block) -> None:
+        """Names of arrays and scratch: views of bytes."""
+        p, t, bases = self.placement, self.text, self.emitter.bases
+        for o in self.nests.operands:
+            if o.buf.storage is None:
+                bases[o.buf] = f"{o.buf.name}_bytes", t.index(0), _bytes(o.buf)
+        shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
+        if p.shared_bytes:
+            top.add(f"{ARENA} = memref.get_global @{self.name}_shared : {shared}")
+            if self.slots:
+                top.add(f"{SLOTS} = memref.view {ARENA}[{t.index(0)}][] : {shared} to {self.emitter.team.slots_type}")
+        if p.global_bytes:
+            start = t.put(top, f"arith.muli %p, {t.index(p.global_bytes)} : index")
+        for b, offset in p.offsets.items():
+            near = p.is_shared(b)
+            at = t.index(offset) if near else t.put(top, f"arith.addi {start}, {t.index(offset)} : index")
+            bases[b] = (ARENA, at, shared) if near else (FAR, at, self._far())
+        for b, (base, at, kind) in bases.items():
+            top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {p.memref(b)}")
+
+    def _is_dynamic(self) -> bool:
+        """Whether the launch gives shared memory: a text may declare less than there is."""
+        return self.placement.shared_bytes > self.options.device.declared_bytes
+
+    def _far(self) -> str:
+        return f"memref<{self.placement.global_bytes * self._blocks()}xi8>"
+
+    def _function(self, block: Block) -> str:
+        t, p = self.text, self.placement
+        arrays = [(k, o.buf) for k, o in enumerate(self.nests.operands) if o.buf.storage is None]
+        args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
+        args += [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if p.global_bytes else []
+        constants = [f"{n} = {c}" for c, n in t.constants.items()]
+        shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
+        private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
+        head = [f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"]
+        body = operation.lines([*t.top.operations, *block.operations])
+        lines = [*(head if p.shared_bytes else ()), f"func.func @{self.name}({', '.join(args)}) {{", *constants, *body,
+                 "return", "}"]
+        return "\n".join(lines)
+
+    def _attributes(self, operand: int, buf: Buf) -> str:
+        """Of an argument. LLVM makes whole vectors of neighbouring loads, and reads what is missing behind the last one: it may
+        know no alignment that would let that lie behind the array."""
+        nbytes = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
+        aligned = f"llvm.align = {min(nbytes & -nbytes, ALIGNMENT)} : i64"
+        aliased = operand in {i for i, _ in self.kernel.aliases}
+        return f" {{{aligned}}}" if aliased else f" {{{aligned}, llvm.noalias}}"
+
+    def _delinearise(self, block: Block) -> None:
+        """Grid indices along parallel dimensions."""
+        rest, parallel = "%p", self.nests.parallel
+        longer = [d for d in parallel if self.kernel.grid[d] > 1]
+        for d in reversed(parallel):
+            n = self.kernel.grid[d]
+            if n == 1:
+                block.values[f"%g{d}"] = 0
+            elif d == longer[0]:
+                block.values[f"%g{d}"] = rest
+            else:
+                size = self.text.index(n)
+                block.values[f"%g{d}"] = self.text.put(block, f"arith.remui {rest}, {size} : index")
+                rest = self.text.put(block, f"arith.divui {rest}, {size} : index")
+
+    def _in_order(self, block: Block, dims: list[int]) -> None:
+        """Loops over the other grid dimensions."""
+        if not dims:
+            self._program(block)
+            return
+
+        def fill(inner: Block, _) -> list:
+            self._in_order(inner, dims[1:])
+            return []
+
+        operand, size = dict(self.kernel.dynamic_grid).get(dims[0]), self.kernel.grid[dims[0]]
+        if operand is not None:
+            buf = self.nests.operands[operand].buf
+            v = self.emitter.load_stored(block, buf, Affine())
+            size = self.text.put(block, f"arith.index_cast {v.name} : {v.el} to index")
+        self.text.loop(block, f"%g{dims[0]}", 0, size, 1, fill)
+
+    # ---------------------------------------------------------------- barriers
+
+    def _plan(self, inner: list[int]) -> None:
+        """Before which statements all threads wait."""
+        if not self.options.barriers:
+            return
+        plan = Barriers(self.placement.place, lambda s: isinstance(s, Nest) and self._slots(s) > 0)
+        prologue = list(self.nests.prologue.statements)
+        for case in self.nests.cases:
+            stmts = [*prologue, *case.statements]
+            others = [s for c in self.nests.cases for s in c.statements]
+            start = Pending()
+            if inner:  # what any program may have left, of whichever case it was
+                start.add(*plan.effects([*prologue, *others]))
+            plan.run(stmts, start)
+        self.waits = plan.before
+
+    def _barrier(self, block: Block) -> None:
+        for line in self.options.device.barrier():
+            block.add(line)
+
+    # ---------------------------------------------------------------- one program
+
+    def _program(self, block: Block) -> None:
+        nests = self.nests
+        for d, s in nests.shifts.items():
+            start, limit = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))[1], self.text.index(s.limit)
+            block.values[block_shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
+        self._statements(block, nests.prologue.statements)
+        if nests.crossing:
+            inside, guarded = nests.cases
+            self.text.when(block, self._all_inside(block, nests.crossing),
+                           lambda b: self._body(b, inside), lambda b: self._body(b, guarded))
+        else:
+            self._choose(block, nests.ragged, nests.cases)
+
+    def _choose(self, block: Block, ragged: Sequence[int], cases: Sequence[Case]) -> None:
+        """The body for programs at this place of the grid."""
+        if not ragged:
+            (case,) = cases
+            self._body(block, case)
+            return
+        d, *rest = ragged
+        last = self.text.index(self.kernel.grid[d] - 1)
+        test = self.text.put(block, f"arith.cmpi ult, {self._name(block.lookup(f'%g{d}')[1])}, {last} : index")
+        before, at_end = ([c for c in cases if (d in c.variant.last) is end] for end in (False, True))
+        self.text.when(block, test, lambda b: self._choose(b, rest, before), lambda b: self._choose(b, rest, at_end))
+
+    def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
+        tests = []
+        for e in blocks:
+            at = self.text.affine(block, e.start)[1]
+            for predicate, n in (("sge", 0), ("sle", e.length - e.size)):
+                tests.append(self.text.put(block, f"arith.cmpi {predicate}, {at}, {self.text.index(n)} : index"))
+        condition = tests[0]
+        for test in tests[1:]:
+            condition = self.text.put(block, f"arith.andi {condition}, {test} : i1")
+        return condition
+
+    def _body(self, block: Block, case: Case) -> None:
+        self.shown.append(str(case))
+        self.emitter.context = case.context
+        self._statements(block, case.statements)
+
+    # ---------------------------------------------------------------- statements
+
+    def _statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
+        for s in stmts:
+            if id(s) in self.waits:
+                self._barrier(block)
+            self._statement(block, s)
+
+    def _statement(self, block: Block, s: Stmt) -> None:
+        match s:
+            case Let(name=name, value=value):
+                v = self.emitter.scalar(block, value)
+                block.values[name] = self.emitter.to_index(block, v, value.dtype.kind in "ub")
+            case Nest():
+                self.emitter.emit(block, s, self.deals[id(s)])
+            case If(index=i, branches=branches):
+                self._if(block, i, branches)
+            case For(counter=counter, trips=trips, body=body):
+                high = trips if isinstance(trips, int) else self._name(block.lookup(trips)[1])
+                self.text.loop(block, counter, 0, high, 1, lambda b, _: self._statements(b, body) or [])
+            case While(condition=condition, predicate=predicate, body=body):
+                self._while(block, condition, predicate, body)
+            case Sort():
+                sorts.emit_sort(self.emitter, block, s, self.options.threads, self._barrier)
+            case Fetch():
+                pass  # changes nothing
+
+    def _name(self, value: str | int) -> str:
+        return value if isinstance(value, str) else self.text.index(value)
+
+    def _if(self, block: Block, index: str, branches: list[list[Stmt]]) -> None:
+        _, value = block.lookup(index)
+
+        def chain(b: Block, k: int) -> None:
+            if k == len(branches) - 1:
+                self._statements(b, branches[k])
+                return
+            predicate = "sle" if k == 0 else "eq"  # the index is clamped
+            test = self.text.put(b, f"arith.cmpi {predicate}, {self._name(value)}, {self.text.index(k)} : index")
+            self.text.when(b, test, lambda x: self._statements(x, branches[k]), lambda x: chain(x, k + 1))
+
+        chain(block, 0)
+
+    def _while(self, block: Block, condition: list[Stmt], predicate: str, body: list[Stmt]) -> None:
+        before, after = Block(block), Block(block)
+        self._statements(before, condition)
+        value = self._name(before.lookup(predicate)[1]) if predicate.startswith("%") else self.text.index(int(predicate))
+        test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
+        self._statements(after, body)
+        before.add(f"scf.condition({test})")
+        after.add("scf.yield")
+        block.add("scf.while : () -> ()", before, after, words=("", "do"))
+
+
+def _bytes(buf: Buf) -> str:
+    """Type of an array as bytes."""
+    return f"memref<{max(buf.size, 1) * max(buf.dtype.itemsize, 1)}xi8>"
+
+
+def _is_long(i: Affine, s: Stmt) -> bool:
+    """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only counts points, or is a
+    scalar."""
+    dims = s.dims if isinstance(s, Nest) else {}
+    if i.symbols <= dims.keys():
+        low, high = i.bounds(lambda d: dims[d])
+        return low < -(1 << 31) or high >= 1 << 31
+    return not (len(i.terms) == 1 and i.terms[0][1] == 1 and i.const == 0)

@@ -1,0 +1,49 @@
+"""Code of kernels between processes: what lowering and the vendor's compiler made, on disk, by what it depends on.
+
+    key     kernel, its users' lines, options, device; pbkern's sources, versions of MLIR and llvmlite
+    entry   the function as MLIR with the numbers of its launch, and the vendor's text or image
+
+A hit costs neither lowering nor MLIR.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import zlib
+from typing import Any
+
+from pbkern._jax import user_line
+from pbkern.core.jaxprs import equations
+from pbkern.core.process import disk_cache
+from pbkern.dsl.kernel import Kernel
+from pbkern.targets import mlir
+from pbkern.targets.cpu.codegen.cache_key import sources
+
+from .emit.kernel import ThreadFunction
+
+
+@functools.cache
+def environment() -> str:
+    """Digest of what code depends on beside its kernel and its device."""
+    return disk_cache.digest((sources(), mlir.installed(), importlib.metadata.version("llvmlite")))
+
+
+def key(kernel: Kernel, name: str, options: Any, device: Any) -> str:
+    """Of one kernel's code. Lines are in it: errors of the simulator name them."""
+    lines = tuple(user_line(e) for e in equations(kernel.body.jaxpr))
+    return disk_cache.digest((environment(), name, kernel.content, lines, options, device))
+
+
+def packed(function: ThreadFunction, made: bytes) -> bytes:
+    head = zlib.compress(json.dumps(dataclasses.asdict(function)).encode())
+    return len(head).to_bytes(8, "little") + head + made
+
+
+def unpacked(payload: bytes) -> tuple[ThreadFunction, bytes]:
+    """Raises ValueError or TypeError for what `packed` did not make."""
+    size = int.from_bytes(payload[:8], "little")
+    fields = json.loads(zlib.decompress(payload[8 : 8 + size]))
+    return ThreadFunction(**fields | {"operands": tuple(fields["operands"])}), payload[8 + size :]

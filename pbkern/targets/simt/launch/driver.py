@@ -1,0 +1,106 @@
+"""The functions of a driver that launches call, by address, and what every vendor's library has of them.
+
+    launch, copy, read, synchronize    as the CUDA driver API declares cuLaunchKernel, cuMemcpyDtoDAsync, cuMemcpyDtoHAsync,
+                                       cuStreamSynchronize; HIP's have the same arguments
+    describe(kernel, error) -> text    what a failed call says
+
+A kernel is loaded once per process; its number stands for it in launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from pbkern.core.errors import TargetError
+
+from ..program import Code
+
+Address = int
+Describe = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+
+
+class Driver(Protocol):
+    """What launches need of a driver.
+
+    Attributes:
+      platform: of XLA's handlers, whose arrays its addresses point to.
+      functions: addresses by name, as in the docstring of this file.
+    """
+
+    platform: str
+    functions: Mapping[str, Address]
+
+    def load(self, code: Code, sizes: tuple[int, ...]) -> int:
+        """The number of a kernel, of whose arguments `sizes` has the bytes."""
+
+
+class LibraryDriver:
+    """A vendor's library. Raises TargetError where it is not installed or has no device.
+
+    Attributes:
+      vendor: in messages. library_name: of the file. symbols: name in `functions` -> the library's. initialise: its symbol.
+      error_texts: functions that store the name and the text of an error. hint: of errors.
+    """
+
+    platform: str
+    vendor: str
+    library_name: str
+    symbols: Mapping[str, str]
+    initialise: str
+    error_texts: tuple[str, ...]
+    hint: str
+
+    def __init__(self) -> None:
+        try:
+            self.library = ctypes.CDLL(self.library_name)
+        except OSError as e:
+            raise TargetError(f"no program can be launched on an {self.vendor} GPU", why=f"{self.library_name}: {e}",
+                              hint=self.hint) from None
+        self.names: dict[int, str] = {}
+        self.check(getattr(self.library, self.initialise)(0), "initialised")
+        self._describe, self._texts = Describe(self._described), list[ctypes.Array]()
+        found = {k: address_of(getattr(self.library, symbol)) for k, symbol in self.symbols.items()}
+        self.functions: Mapping[str, Address] = found | {"describe": address_of(self._describe)}
+
+    def load(self, code: Code, sizes: tuple[int, ...]) -> int:
+        kernel = self.loaded(code)
+        self.names[kernel] = code.function.name
+        return kernel
+
+    def loaded(self, code: Code) -> int:
+        """The library's handle of a kernel."""
+        raise NotImplementedError
+
+    def check(self, error: int, what: str) -> None:
+        """Raises TargetError for what the library calls an error."""
+        if error:
+            raise TargetError(f"the driver of the {self.vendor} GPU fails when it is {what}", why=self._text(error),
+                              hint=self.hint)
+
+    def _text(self, error: int) -> str:
+        found = []
+        for symbol in self.error_texts:
+            text = ctypes.c_char_p()
+            getattr(self.library, symbol)(error, ctypes.byref(text))
+            found += [text.value.decode()] if text.value else []
+        return " ".join(found) or f"error {error}"
+
+    def _described(self, kernel: int | None, error: int) -> int:
+        what = f"kernel `{self.names[kernel]}`" if kernel in self.names else "a copy"
+        return kept(self._texts, f"{what} was not launched: {self._text(error)}")
+
+
+def address_of(function: Callable) -> Address:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def kept(texts: list, text: str) -> int:
+    """Address of a text that stays where it is while XLA may read it: the last hundred do."""
+    buffer = ctypes.create_string_buffer(text.encode())
+    texts.append(buffer)
+    del texts[:-100]
+    return ctypes.addressof(buffer)

@@ -1,0 +1,270 @@
+"""HostProgram -> XLA FFI handler that launches its kernels: the stream is XLA's, temporaries are a further result of the call.
+
+    @pbk_handler(call frame)    gathers addresses and the stream, runs the steps, and makes an error of what failed
+    @pbk_main(call, buffers, temporaries)    the steps; `call` holds the stream, the first error, and the kernel that it is of
+
+After an error no further step does anything. Conditions of loops and branches are read back from the device, which waits for
+the stream: such a call cannot be part of a command buffer, and the handler tells XLA so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pbkern.core.errors import InternalError
+from pbkern.dsl.host_program import Cond, HostProgram, Launch, Step, View, While
+from pbkern.targets import mlir
+from pbkern.targets.cpu.codegen import object_files
+from pbkern.targets.cpu.codegen.elf_loader import Image
+from pbkern.targets.cpu.codegen.host import HostText
+from pbkern.targets.cpu.codegen.runtime import xla
+
+from ..program import Compiled
+from .driver import Driver
+
+STREAM, ERROR, KERNEL = 0, 8, 16  # bytes of `call`
+ALIGNMENT = 256  # of memory that the driver gives. Source: CUDA C++ Programming Guide, device memory accesses
+# XLA FFI API 0.3 (xla/ffi/api/c_api.h): offsets of functions in its table; an error of the kind "internal".
+ERROR_CREATE, STREAM_GET, COMMAND_BUFFERS, ERRC_INTERNAL = 48, 80, 1, 13
+
+
+class LaunchText(HostText):
+    """Writes the steps of a program for a GPU."""
+
+    def __init__(self, compiled: Compiled, handles: Mapping[int, int]):
+        self.compiled, self.handles = compiled, handles
+        super().__init__(compiled.program, {}, lambda kernel: 1)
+        self.scratch_bytes = max((c.function.global_bytes * c.function.blocks for c in compiled.codes.values()), default=0)
+
+    def _copy_sizes(self, kernel) -> list[int]:
+        return []
+
+    def _memcpy(self, destination: str, source: str, size: int) -> None:
+        self.lines.append(f"func.call @pbk_copy(%frame, {destination}, {source}, {self.const(size)}) : "
+                          "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()")
+
+    def _load(self, view: View, kind: str) -> str:
+        """A value on the device; zero after an error."""
+        place = self.alloca("i64")
+        self.lines.append(f"llvm.store {self.const(0)}, {place} : i64, !llvm.ptr")
+        size = self.const(view.type.nbytes)
+        self.lines.append(f"func.call @pbk_read(%frame, {place}, {self.pointer(view)}, {size}) : "
+                          "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()")
+        return self.put(f"llvm.load {place} : !llvm.ptr -> {kind}")
+
+    def _launch(self, step: Launch) -> None:
+        function = self.compiled.codes[id(step.kernel)].function
+        if not function.blocks:
+            return
+        views = [*step.operands, *step.results]
+        for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same buffer
+            if step.operands[i].buffer != step.results[o].buffer:
+                self._copy_unless_same(step.operands[i], step.results[o])
+            views[i] = step.results[o]
+        pointers = [self.pointer(views[k]) for k in function.operands]
+        if function.global_bytes:
+            pointers.append(self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8"))
+        values, places = (self.alloca(f"!llvm.array<{max(len(pointers), 1)} x ptr>") for _ in range(2))
+        for k, p in enumerate(pointers):  # the driver is given addresses of arguments
+            at = f"[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8"
+            value, place = self.put(f"llvm.getelementptr {values}{at}"), self.put(f"llvm.getelementptr {places}{at}")
+            self.lines += [f"llvm.store {p}, {value} : !llvm.ptr, !llvm.ptr",
+                           f"llvm.store {value}, {place} : !llvm.ptr, !llvm.ptr"]  # fmt: skip
+        numbers = (self.handles[id(step.kernel)], function.blocks, function.threads, function.dynamic_shared_bytes)
+        passed = ", ".join([*map(self.const, numbers), places])
+        self.lines.append(f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()")
+
+    def distinct(self) -> tuple:
+        return ()
+
+
+_MAIN = """
+func.func private @pbk_failed(%call: !llvm.ptr) -> i1 {{
+  %p = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+  %rc = llvm.load %p : !llvm.ptr -> i32
+  %none = arith.constant 0 : i32
+  %is = arith.cmpi ne, %rc, %none : i32
+  return %is : i1
+}}
+
+func.func private @pbk_note(%call: !llvm.ptr, %rc: i32, %kernel: i64) {{
+  %none = arith.constant 0 : i32
+  %bad = arith.cmpi ne, %rc, %none : i32
+  scf.if %bad {{
+    %p = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %k = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %rc, %p : i32, !llvm.ptr
+    llvm.store %kernel, %k : i64, !llvm.ptr
+  }}
+  return
+}}
+
+func.func private @pbk_launch(%call: !llvm.ptr, %kernel: i64, %blocks: i64, %threads: i64, %shared: i64,
+                              %arguments: !llvm.ptr) {{
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %address = arith.constant {launch} : i64
+    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+    %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
+    %b = arith.trunci %blocks : i64 to i32
+    %t = arith.trunci %threads : i64 to i32
+    %one = arith.constant 1 : i32
+    %s = arith.trunci %shared : i64 to i32
+    %null = llvm.mlir.zero : !llvm.ptr
+    %rc = llvm.call %f(%k, %b, %one, %one, %t, %one, %one, %s, %stream, %arguments, %null) : !llvm.ptr, (
+      !llvm.ptr, i32, i32, i32, i32, i32, i32, i32, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+    func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+
+func.func private @pbk_copied(%call: !llvm.ptr, %address: i64, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+    %rc = llvm.call %f(%to, %from, %bytes, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, i64, !llvm.ptr) -> i32
+    %none = arith.constant 0 : i64
+    func.call @pbk_note(%call, %rc, %none) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+
+func.func private @pbk_copy(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
+  %address = arith.constant {copy} : i64
+  func.call @pbk_copied(%call, %address, %to, %from, %bytes) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr, i64) -> ()
+  return
+}}
+
+func.func private @pbk_read(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
+  %address = arith.constant {read} : i64
+  func.call @pbk_copied(%call, %address, %to, %from, %bytes) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr, i64) -> ()
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %wait = arith.constant {synchronize} : i64
+    %f = llvm.inttoptr %wait : i64 to !llvm.ptr
+    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+    %rc = llvm.call %f(%stream) : !llvm.ptr, (!llvm.ptr) -> i32
+    %none = arith.constant 0 : i64
+    func.call @pbk_note(%call, %rc, %none) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+"""
+
+_STREAM = f"""
+    %getp = llvm.getelementptr %api[{STREAM_GET}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %get = llvm.load %getp : !llvm.ptr -> !llvm.ptr
+    %asked_for = llvm.call %get(%query) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
+"""
+
+_HANDLER = """
+func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
+  %one = arith.constant 1 : i64
+  %zero = arith.constant 0 : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
+  %error = scf.if %asked -> (!llvm.ptr) {{
+    scf.yield %null : !llvm.ptr
+  }} else {{
+    %buffers = llvm.alloca %one x !llvm.array<{count} x ptr> : (i64) -> !llvm.ptr
+    %call = llvm.alloca %one x !llvm.array<3 x i64> : (i64) -> !llvm.ptr
+    %errorp = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %kernelp = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %zero, %errorp : i64, !llvm.ptr
+    llvm.store %zero, %kernelp : i64, !llvm.ptr
+    %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
+    %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
+    %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %ctx = llvm.load %ctxp : !llvm.ptr -> !llvm.ptr
+    %size = arith.constant 32 : i64
+    %query = llvm.alloca %one x !llvm.array<4 x i64> : (i64) -> !llvm.ptr
+    %query8 = llvm.getelementptr %query[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    %query16 = llvm.getelementptr %query[16] : (!llvm.ptr) -> !llvm.ptr, i8
+    %query24 = llvm.getelementptr %query[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %size, %query : i64, !llvm.ptr
+    llvm.store %zero, %query8 : i64, !llvm.ptr
+    llvm.store %ctx, %query16 : !llvm.ptr, !llvm.ptr
+    llvm.store %zero, %query24 : i64, !llvm.ptr
+    {stream}
+    %stream = llvm.load %query24 : !llvm.ptr -> !llvm.ptr
+    llvm.store %stream, %call : !llvm.ptr, !llvm.ptr
+    {gathered}
+    func.call @pbk_main(%call, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+    %rc = llvm.load %errorp : !llvm.ptr -> i32
+    %none = arith.constant 0 : i32
+    %bad = arith.cmpi ne, %rc, %none : i32
+    %made = scf.if %bad -> (!llvm.ptr) {{
+      %kernel = llvm.load %kernelp : !llvm.ptr -> !llvm.ptr
+      %address = arith.constant {describe} : i64
+      %f = llvm.inttoptr %address : i64 to !llvm.ptr
+      %text = llvm.call %f(%kernel, %rc) : !llvm.ptr, (!llvm.ptr, i32) -> !llvm.ptr
+      %kind = arith.constant {ERRC_INTERNAL} : i64
+      llvm.store %text, %query16 : !llvm.ptr, !llvm.ptr
+      llvm.store %kind, %query24 : i64, !llvm.ptr
+      %makep = llvm.getelementptr %api[{ERROR_CREATE}] : (!llvm.ptr) -> !llvm.ptr, i8
+      %make = llvm.load %makep : !llvm.ptr -> !llvm.ptr
+      %e = llvm.call %make(%query) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
+      scf.yield %e : !llvm.ptr
+    }} else {{
+      scf.yield %null : !llvm.ptr
+    }}
+    scf.yield %made : !llvm.ptr
+  }}
+  return %error : !llvm.ptr
+}}
+"""
+
+
+def handler(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
+    """(the handler's code, bytes of temporaries that a call brings). Raises TargetError where the driver refuses a kernel."""
+    handles = {k: driver.load(code, _sizes(compiled, k)) for k, code in compiled.codes.items()}
+    text = LaunchText(compiled, handles)
+    text.steps(compiled.program.steps)
+    constants = {"ERROR": ERROR, "KERNEL": KERNEL, **driver.functions}
+    count = max(len(compiled.program.inputs) + len(compiled.program.outputs), 1)
+    entry = _HANDLER.format(**constants, ERRC_INTERNAL=ERRC_INTERNAL, ERROR_CREATE=ERROR_CREATE, count=count,
+                            stream=_STREAM if driver.platform != "cpu" else "", gathered=_gathered(compiled.program))
+    traits = 0 if _reads_back(compiled.program.steps) else COMMAND_BUFFERS
+    parts = [text.text(), _MAIN.format(**constants), xla.metadata_text(traits), entry]
+    module = object_files.host_module("\n".join(parts))
+    mlir.check_lowered(module)
+    code = mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, "pbk_handler", {})
+    return Image(code, {}), text.temp_bytes + text.scratch_bytes
+
+
+def _gathered(program: HostProgram) -> str:
+    """Lines that store the addresses of inputs and results in %buffers, and name that of the temporaries %arena."""
+    lines = []
+    for name, offset in (("args", 72), ("rets", 112)):
+        lines += [f"%{name}p = llvm.getelementptr %frame[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                  f"%{name} = llvm.load %{name}p : !llvm.ptr -> !llvm.ptr"]  # fmt: skip
+    places = [("args", k) for k in range(len(program.inputs))] + [("rets", k) for k in range(len(program.outputs) + 1)]
+    for k, (base, n) in enumerate(places):
+        name = "%arena" if k == len(places) - 1 else f"%data{k}"
+        lines += [f"%at{k} = llvm.getelementptr %{base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                  f"%buffer{k} = llvm.load %at{k} : !llvm.ptr -> !llvm.ptr",
+                  f"%dp{k} = llvm.getelementptr %buffer{k}[24] : (!llvm.ptr) -> !llvm.ptr, i8",
+                  f"{name} = llvm.load %dp{k} : !llvm.ptr -> !llvm.ptr"]  # fmt: skip
+        if k < len(places) - 1:
+            lines += [f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                      f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr"]  # fmt: skip
+    return "\n    ".join(lines)
+
+
+def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
+    """Bytes of each argument of a kernel."""
+    (step,) = [x for x in compiled.program.launches() if id(x.kernel) == kernel][:1] or [None]
+    if step is None:
+        raise InternalError("a kernel without a launch was compiled")
+    function, types = compiled.codes[kernel].function, [*step.kernel.in_types, *step.kernel.out_types]
+    scratch = [function.global_bytes * function.blocks] if function.global_bytes else []
+    return (*(types[k].nbytes for k in function.operands), *scratch)
+
+
+def _reads_back(steps: tuple[Step, ...]) -> bool:
+    return any(isinstance(s, While | Cond) or _reads_back(getattr(s, "steps", ())) for s in steps)

@@ -1,0 +1,34 @@
+"""THREAD_PASSES: the passes of GPUs over nests, after SHARED_PASSES: what is read more than once is read from shared memory."""
+
+from __future__ import annotations
+
+from pbkern.core.passes import Pass
+from pbkern.lower.nest.collapse_dims import collapse
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.ir import Nest, Stmt, with_bodies
+
+from ..options import ThreadOptions
+from .staging import Stage
+from .strips import cut
+
+Context = NestContext[ThreadOptions]
+
+
+def _cut(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return cut(stmts, Stage.of(stmts, context))
+
+
+def _stage(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    return Stage.of(stmts, context).staged(stmts)
+
+
+def _join(stmts: list[Stmt], context: Context) -> list[Stmt]:
+    found = [with_bodies(s, lambda body: _join(body, context)) for s in stmts]
+    return [collapse(s, context.pool, context.aliases) if isinstance(s, Nest) else s for s in found]
+
+
+THREAD_PASSES = (
+    Pass("cut into strips", _cut, "what nests read again fits shared memory a few rows at a time"),
+    Pass("stage in shared memory", _stage, "what is read again, or across rows, is loaded once, along rows"),
+    Pass("join dimensions", _join, "rows that follow one another in memory are one, of whole vectors"),
+)

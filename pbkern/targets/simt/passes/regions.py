@@ -1,0 +1,127 @@
+"""Parts of arrays that statements of a program read: per array and start a box that holds all that is read from there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, nodes
+
+from ..options import ThreadOptions
+from ..schedule.threads import along_lanes, deal
+
+# How often an element is read, on average, before it is worth a copy.
+READS = 2
+
+
+@dataclass
+class Region:
+    """One box.
+
+    Attributes:
+      start: per axis what does not depend on dimensions of nests. low, high: first and last place from there.
+      readers: positions of the statements. reads: of elements, by all of them together.
+      guard: whether some place may lie outside of the array. turned: whether neighbouring threads read across rows.
+      uniform: whether all threads of a warp read one element at a time.
+    """
+
+    buf: Buf
+    start: tuple[Affine, ...]
+    low: list[int]
+    high: list[int]
+    readers: list[int] = field(default_factory=list)
+    reads: int = 0
+    guard: bool = False
+    turned: bool = False
+    uniform: bool = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(h - l + 1 for l, h in zip(self.low, self.high))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.buf.dtype.itemsize
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a copy saves loads of memory."""
+        again = self.reads >= READS * self.size and not self.uniform
+        return self.size > 1 and (again or self.turned and self.reads >= self.size)
+
+    def holds(self, start: tuple[Affine, ...]) -> bool:
+        return self.start == start
+
+
+def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[Region]:
+    """Of the nests of one list of statements; `written`: arrays that are stored to somewhere, which have none."""
+    found: dict[tuple, Region] = {}
+    for at, s in enumerate(stmts):
+        if not isinstance(s, Nest) or s.moves() or not all(s.dims.values()):
+            continue
+        lane = lane_dimension(s, options)
+        often = {id(e) for e in nodes(terms(s))}
+        for e in staged_loads(s, written):
+            buf, index, guard = e.info
+            places = [_split(i, s) for i in index]
+            start = tuple(p for p, _, _ in places)
+            low, high = [l for _, l, _ in places], [h for _, _, h in places]
+            r = found.setdefault((buf, start), Region(buf, start, low, high))
+            r.low, r.high = list(map(min, r.low, low)), list(map(max, r.high, high))
+            r.readers += [at] if at not in r.readers else []
+            r.reads += math.prod(n for d, n in s.dims.items() if id(e) in often or d not in s.rdims)
+            r.guard |= guard
+            r.turned |= _is_turned(e, s, lane)
+            r.uniform &= flat_coefficient(buf, index, lane) == 0
+    return list(found.values())
+
+
+def terms(nest: Nest) -> list[Expr]:
+    """What is computed at every point, also of reduced dimensions."""
+    found = [e for r in nest.reductions for e in r.args]
+    return found + [e for w in nest.writes if w.inner or not nest.rdims for e in (w.value, w.mask) if e is not None]
+
+
+def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Expr]:
+    """Loads that may come from a copy."""
+    for e in nest.loads():
+        if e.kind == "load":
+            buf = e.info[0]
+            if not buf.arena and buf.storage is None and buf not in written and buf.size and buf.dtype.itemsize:
+                yield e
+
+
+def _split(i: Affine, nest: Nest) -> tuple[Affine, int, int]:
+    """(what does not depend on the nest's dimensions, the smallest and the largest rest)."""
+    inner = Affine(tuple((s, c) for s, c in i.terms if s in nest.dims), i.const)
+    low, high = inner.bounds(lambda d: nest.dims[d])
+    return i - inner, low, high
+
+
+def lane_dimension(nest: Nest, options: ThreadOptions) -> str:
+    """The dimension along which neighbouring threads go; "" if there is none."""
+    dealt = deal(nest, options.threads, options.device.warp, options.contract)
+    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
+    dims = {d: nest.dims[d] for d in nest.rdims} if dealt.team > 1 else free
+    order = along_lanes(nest, dims)
+    return list(order)[-1] if order and not dealt.alone else ""
+
+
+def _is_turned(e: Expr, nest: Nest, lane: str) -> bool:
+    buf, index, _ = e.info
+    step = abs(flat_coefficient(buf, index, lane))
+    beside = any(abs(flat_coefficient(buf, index, d)) == 1 and n > 1 for d, n in nest.dims.items() if d != lane)
+    return step > 1 and beside and nest.dims.get(lane, 1) > 1
+
+
+def is_contraction(nest: Nest) -> bool:
+    """Whether sums of products take each element many times: results have dimensions that an operand lacks."""
+    free = {d for d, n in nest.dims.items() if d not in nest.rdims and n > 1}
+    return any(r.op == "dot" and any(not free <= a.symbols for a in r.args) for r in nest.reductions)

@@ -1,0 +1,126 @@
+"""What a program reads more than once, or across rows, is copied to shared memory first.
+
+    t = sum x[i, :]                     c[:, :] = x[i, :]                     lanes along rows
+    y[i, :] = x[i, :] / t        ->     t = sum c[:, :]
+                                        y[i, :] = c[:, :] / t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, Write, every, with_bodies
+
+from ..options import ThreadOptions
+from .regions import Region, regions, staged_loads
+
+BANK_BYTES = 4
+# Of shared memory that warps need to reduce together.
+RESERVED = 2048
+
+
+@dataclass
+class Stage:
+    """Shared memory for copies.
+
+    Attributes:
+      written: arrays that some statement stores to. usual, most: bytes that copies take at a time: such that other blocks fit
+        beside this one, and at most. made: copies.
+    """
+
+    context: NestContext[ThreadOptions]
+    written: set[Buf]
+    usual: int
+    most: int
+    made: list[Nest] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> Stage:
+        options = context.options
+        held = sum(scratch.padded_bytes(b) for b in scratch.touched(list(stmts)) | set(context.kept) if b.arena)
+        most = max(options.shared_bytes - held - RESERVED, 0)
+        return cls(context, scratch.written(list(stmts)), min(options.device.declared_bytes, options.shared_bytes // 4, most),
+                   most)
+
+    def wanted(self, stmts: Sequence[Stmt]) -> list[Region]:
+        """What is worth a copy, most first."""
+        found = [r for r in regions(stmts, self.context.options, self.written) if r.is_wanted]
+        return sorted(found, key=lambda r: (-r.turned, -r.reads / r.size, r.buf.name))
+
+    def staged(self, stmts: list[Stmt], room: int | None = None) -> list[Stmt]:
+        """The statements, inner ones too, with copies before the first that reads one."""
+        whole = room = self.usual if room is None else room
+        out: list[Stmt] = list(stmts)
+        copies: dict[int, list[Nest]] = {}
+        alive: list[tuple[range, int]] = []
+        for r in self.wanted(stmts):
+            padded = self._buffer(r)
+            size = scratch.padded_bytes(padded)
+            if size > room:
+                continue
+            room -= size
+            alive.append((range(min(r.readers), max(r.readers)), size))
+            self.made.append(_copy(r, padded, self.context, stmts))
+            copies.setdefault(min(r.readers), []).append(self.made[-1])
+            for at in r.readers:
+                nest = out[at]
+                assert isinstance(nest, Nest)
+                out[at] = nest.mapped(self._reading(r, padded, nest))
+        result: list[Stmt] = []
+        for at, s in enumerate(out):
+            result += copies.get(at, [])
+            left = whole - sum(size for span, size in alive if at in span)
+            before, inner = self._hoisted(with_bodies(s, lambda body: self.staged(body, left)))  # noqa: B023
+            result += [*before, inner]
+        return result
+
+    def _hoisted(self, s: Stmt) -> tuple[list[Stmt], Stmt]:
+        """(copies at the head of a loop's body that are the same in every step, the loop without them)."""
+        if not isinstance(s, For):
+            return [], s
+        inside = {s.counter} | {x.name for x in every(s.body) if isinstance(x, Let)}
+        before: list[Stmt] = []
+        body = list(s.body)
+        while body and any(body[0] is c for c in self.made):
+            if isinstance(body[0], Nest) and frozenset().union(*(e.symbols for e in body[0].loads())) & inside:
+                break
+            before.append(body.pop(0))
+        return before, For(s.counter, s.trips, body)
+
+    def _buffer(self, r: Region) -> Buf:
+        """Rows that threads read across have a length at which these fall into different banks."""
+        *outer, row = r.shape
+        if r.turned:
+            size = r.buf.dtype.itemsize
+            step = max(BANK_BYTES // size, 1)  # elements of a bank
+            words = -(-row // step)
+            row = (words + (words % 2 == 0)) * step if size <= BANK_BYTES else words + (words % 2 == 0)
+        return self.context.new_buffer((*outer, row), r.buf.dtype)
+
+    def _reading(self, r: Region, copy: Buf, nest: Nest):
+        """Rewrites expressions of a nest to read the copy."""
+        mine = {id(e) for e in staged_loads(nest, self.written) if e.info[0] is r.buf}
+
+        def replace(x: Expr) -> Expr | None:
+            if id(x) not in mine:
+                return None
+            rest = [i - s for i, s in zip(x.info[1], r.start)]
+            if not all(i.symbols <= nest.dims.keys() for i in rest):
+                return None  # of another start
+            index = tuple(i - low for i, low in zip(rest, r.low))
+            return self.context.pool.make("load", x.dtype, (copy, index, False))
+
+        return self.context.pool.rewriter(replace)
+
+
+def _copy(r: Region, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:
+    dims = {context.names("d"): n for n in r.shape}
+    index = tuple(map(Affine.symbol, dims))
+    place = tuple(s + i + low for s, i, low in zip(r.start, index, r.low))
+    load = context.pool.make("load", r.buf.dtype, (r.buf, place, r.guard))
+    first = stmts[min(r.readers)]
+    return Nest(dims, writes=[Write(copy, index, load)], at=first.at if isinstance(first, Nest) else None)

@@ -1,0 +1,154 @@
+"""Nests that read more again than shared memory holds -> loops over strips, inside of which they take turns.
+
+    for all rows: m[row] = max x[row, :]                     for each strip of rows:  m[row] = max x[row, :]
+    for all rows: y[row, :] = exp(x[row, :] - m[row])   ->                            y[row, :] = exp(x[row, :] - m[row])
+
+Nests walk a dimension in step where what one writes another one touches at the same place along it. A nest by itself that
+reads across rows is cut as well, into pieces that can be turned in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, For, Nest, Stmt, with_bodies
+
+from .regions import Region, is_contraction, lane_dimension
+from .staging import Stage
+
+# Rows of a strip that is turned: neighbouring threads read and write so many neighbours each.
+TURNED_ROWS = 32
+Access = tuple[Buf, tuple, bool]
+
+
+def cut(stmts: list[Stmt], stage: Stage) -> list[Stmt]:
+    """The statements, inner ones too, with runs of nests in strips where that lets copies fit."""
+    out = [with_bodies(s, lambda body: cut(body, stage)) for s in stmts]
+    for r in stage.wanted(out):
+        if scratch.padded_bytes(stage.context.new_buffer(r.shape, r.buf.dtype)) <= stage.usual:
+            continue
+        found = _cut_for(out, r, stage)
+        if found is not None:
+            low, high, inner = found
+            return [*cut(out[:low], stage), *inner, *cut(out[high:], stage)]
+    return out
+
+
+def _cut_for(stmts: list[Stmt], r: Region, stage: Stage) -> tuple[int, int, list[Stmt]] | None:
+    """(first, behind the last of the statements that become strips, what they become)."""
+    low, high = min(r.readers), max(r.readers) + 1
+    run = [s for s in stmts[low:high] if isinstance(s, Nest) and not s.moves() and not s.ordered]
+    if len(run) != high - low or any(is_contraction(n) for n in run):
+        return None  # contractions read all of one operand for each part of the other
+    best: tuple[int, dict[int, str]] | None = None
+    for d, n in run[0].dims.items():
+        dims = in_step(run, d) if d not in run[0].rdims and n > 1 else None
+        length = _length(run, dims, r, stage) if dims else 0
+        if dims and 0 < length < n and (best is None or length > best[0]):
+            best = length, dims
+    if best is None:
+        return None
+    return low, high, _strips(run, best[1], best[0], stage)
+
+
+def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
+    """Position -> dimension that all nests of a run walk in step with dimension `first` of the first; None if they do not."""
+    size, dims = run[0].dims[first], {0: first}
+    touching: dict[Buf, list[tuple[int, Access]]] = {}
+    for at, nest in enumerate(run):
+        for a in _accesses(nest):
+            touching.setdefault(a[0].root, []).append((at, a))
+    written = {b for b, found in touching.items() if any(w for _, (_, _, w) in found)}
+    for at, nest in enumerate(run):
+        if at not in dims:
+            d = _dimension_of(nest, at, dims, touching, written, run) or _along_reads(nest, run[0], first)
+            if d is None or nest.dims.get(d) != size or d in nest.rdims:
+                return None
+            dims[at] = d
+    for b in written:  # every strip touches its own part
+        axes = {_place(a, dims[at]) for at, a in touching[b]}
+        if len(axes) != 1 or None in axes or len({id(a[0]) for _, a in touching[b]}) > 1:
+            return None
+    return dims
+
+
+def _dimension_of(nest: Nest, at: int, dims: dict[int, str], touching: dict, written: set[Buf], run) -> str | None:
+    """By what earlier nests wrote or this one writes over: the dimension at the same axis."""
+    for b in written:
+        mine = [a for k, a in touching[b] if k == at]
+        for k, a in touching[b]:
+            place = _place(a, dims[k]) if k in dims else None
+            if place is None or not mine or mine[0][1][place[0]] is None:
+                continue
+            names = mine[0][1][place[0]].symbols & nest.dims.keys()
+            if len(names) == 1:
+                return next(iter(names))
+    return None
+
+
+def _along_reads(nest: Nest, first: Nest, d: str) -> str | None:
+    """By an array that the first nest reads as well."""
+    for buf, index, _ in _accesses(first):
+        for other, there, _ in _accesses(nest):
+            if other is buf:
+                for i, j in zip(index, there):
+                    if i is not None and j is not None and d in i.symbols and len(j.symbols & nest.dims.keys()) == 1:
+                        return next(iter(j.symbols & nest.dims.keys()))
+    return None
+
+
+def _accesses(n: Nest) -> Iterator[Access]:
+    for e in n.loads():
+        yield e.info[0], e.info[1], False
+    for w in n.writes:
+        yield w.buf, w.index, True
+
+
+def _place(a: Access, d: str) -> tuple[int, Affine] | None:
+    """(the one axis along which an access goes with `d`, one by one; where it starts), None if there is no such axis."""
+    axes = [k for k, i in enumerate(a[1]) if i is not None and d in i.symbols]
+    if len(axes) != 1 or a[1][axes[0]].coefficient(d) != 1:
+        return None
+    return axes[0], a[1][axes[0]] - Affine.symbol(d)
+
+
+def _length(run: Sequence[Nest], dims: dict[int, str], r: Region, stage: Stage) -> int:
+    """How long strips may be for all copies to fit; 0 if none does."""
+    def nbytes(length: int) -> int:
+        part = [_part(n, dims[k], Affine(), length, stage) for k, n in enumerate(run)]
+        return sum(x.nbytes for x in stage.wanted(part) or [r])
+
+    one, two = nbytes(1), nbytes(2)
+    step = max(two - one, 1)
+    if two <= one and one > stage.usual:
+        return 0
+    if one > stage.usual:
+        return 1 if one <= stage.most else 0
+    length = 1 + (stage.usual - one) // step
+    if r.turned and len(run) == 1:
+        lane = lane_dimension(run[0], stage.context.options)
+        length = min(length, TURNED_ROWS * (2 if dims[0] == lane else 1))
+    return next((n for n in range(length, length // 2, -1) if run[0].dims[dims[0]] % n == 0), length)
+
+
+def _part(nest: Nest, d: str, start: Affine, length: int, stage: Stage) -> Nest:
+    """The points of a nest from a place along a dimension on."""
+    changed = {d: start + Affine.symbol(d)}
+    made = nest.mapped(stage.context.pool.renamer(changed))
+    writes = [replace(w, index=tuple(i.substitute(changed.get) for i in w.index)) for w in made.writes]
+    return replace(made, dims={**nest.dims, d: length}, writes=writes)
+
+
+def _strips(run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage) -> list[Stmt]:
+    size = run[0].dims[dims[0]]
+    full, rest = divmod(size, length)
+    counter = stage.context.names("%i")
+
+    def body(start: Affine, count: int) -> list[Stmt]:
+        return cut([_part(n, dims[k], start, count, stage) for k, n in enumerate(run)], stage)
+
+    out: list[Stmt] = [For(counter, full, body(Affine.symbol(counter, length), length))]
+    return out + (body(Affine((), full * length), rest) if rest else [])

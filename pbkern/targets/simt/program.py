@@ -1,0 +1,47 @@
+"""A HostProgram with the code of its kernels, for devices of every vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from pbkern.core.options import CompileOptions
+from pbkern.dsl.host_program import HostProgram
+
+from .emit.kernel import ThreadFunction
+
+
+class Code(Protocol):
+    """One kernel's code.
+
+    Attributes:
+      function: as MLIR, with the numbers of its launch. image: what a driver loads.
+    """
+
+    @property
+    def function(self) -> ThreadFunction: ...
+    @property
+    def image(self) -> bytes: ...
+
+
+C = TypeVar("C", bound=Code)
+
+
+@dataclass(eq=False)
+class Compiled(Generic[C]):
+    """One program.
+
+    Attributes:
+      program: without last stages. codes: by id of its kernels. options: CompileOptions. times: milliseconds per stage.
+      handlers: by driver, the name that XLA knows and the bytes of temporaries of a call.
+    """
+
+    program: HostProgram
+    codes: Mapping[int, C]
+    options: CompileOptions
+    times: dict[str, float] = field(default_factory=dict)
+    handlers: dict[Any, tuple[str, int]] = field(default_factory=dict)
+
+    def distinct(self) -> list[C]:
+        return list(dict.fromkeys(self.codes.values()))

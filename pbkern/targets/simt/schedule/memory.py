@@ -1,0 +1,85 @@
+"""Scratch of a program -> shared memory of its thread block, or, where it does not fit, global memory of the block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pbkern.lower.kernel_nests import KernelNests
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.nest import scratch
+from pbkern.lower.nest.ir import Buf, Stmt
+
+from ..device import SHARED
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where scratch lies.
+
+    Attributes:
+      offsets: root buffer -> first byte in its memory.
+      in_global: which of them lie in global memory.
+      shared_bytes, global_bytes: of one block.
+    """
+
+    offsets: Mapping[Buf, int]
+    in_global: frozenset[Buf]
+    shared_bytes: int
+    global_bytes: int
+
+    def is_shared(self, buf: Buf) -> bool:
+        return buf.root in self.offsets and buf.root not in self.in_global
+
+    def memref(self, buf: Buf) -> str:
+        """Type of the flat memref that holds a buffer."""
+        root = buf.root
+        space = f", {SHARED}" if self.is_shared(root) else ""
+        return f"memref<{max(root.size, 1)}x{mlir_type(storage_el(root.dtype))}{space}>"
+
+    def place(self, buf: Buf) -> tuple[str, int, int]:
+        """(memory, first byte, one behind the last): places of one memory that overlap are the same bytes."""
+        root = buf.root
+        if root not in self.offsets:
+            return root.name, 0, 1
+        start = self.offsets[root]
+        return ("global" if root in self.in_global else "shared"), start, start + scratch.padded_bytes(root)
+
+
+def place(nests: KernelNests, limit: int, reserved: int) -> Placement:
+    """Places all scratch of a kernel: `reserved` bytes of shared memory first, `limit` at most. The largest buffers go to
+    global memory until the others fit."""
+    every = sorted({b for s in (nests.prologue, *nests.cases) for b in scratch.touched(list(s.statements)) if b.arena}
+                   | set(nests.scratch), key=lambda b: (-scratch.padded_bytes(b), b.name))
+    for count in range(len(every) + 1):
+        far = frozenset(every[:count])
+        near = frozenset(every[count:])
+        shared, end = _placed(nests, near, far, reserved)
+        if end <= limit:
+            offsets, global_end = _placed(nests, far, near, 0)
+            return Placement(shared | offsets, far, end, global_end)
+    raise AssertionError("no scratch fits no memory")
+
+
+def _placed(nests: KernelNests, wanted: frozenset[Buf], others: frozenset[Buf], start: int) -> tuple[dict[Buf, int], int]:
+    """(offset of each wanted buffer, end of the last). Kept scratch lives all along, cases exclude each other."""
+    found: dict[Buf, int] = {}
+    for b in nests.scratch:
+        if b in wanted:
+            found[b], start = start, start + scratch.padded_bytes(b)
+    prologue: Sequence[Stmt] = nests.prologue.statements
+    offsets, start = scratch.place(list(prologue), start, {*found, *others})
+    found |= offsets
+    kept, end = {*found, *others}, start
+    for case in nests.cases:
+        offsets, last = scratch.place(list(case.statements), start, kept)
+        found |= offsets
+        end = max(end, last)
+    return found, end
+
+
+def fewest_index_bits(nests: KernelNests) -> int:
+    """32 where places of all elements are integers of 32 bits, else 64."""
+    roots = [o.buf.root for o in nests.operands]
+    return 64 if any(math.prod(b.shape) * max(b.dtype.itemsize, 1) >= 1 << 31 for b in roots) else 32

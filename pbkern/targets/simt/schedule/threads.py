@@ -1,0 +1,177 @@
+"""A nest's points -> threads: which dimension runs along the lanes of a warp, and how many threads reduce one point.
+
+Points of free dimensions are numbered, the dimension along lanes fastest, and dealt out to teams: one thread each, or, where
+reductions are long and points few, a part of a warp, a warp or the whole block. A nest whose points meet, because one
+stores what another one reads or stores, runs on one thread, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.addresses import apart, flat_coefficient
+from pbkern.lower.nest.ir import Buf, Nest, Reduction, Write
+
+from .tiles import Tile, nest_rewrites, tiles, whole_terms
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Who computes a nest.
+
+    Attributes:
+      free: free dimensions with their sizes, slowest first.
+      reduced: reduced dimensions with their sizes, slowest first.
+      team: threads that share the reduction of a point: 1, a power of two up to the warp, or all threads of the block.
+      threads: of the block.
+      alone: one thread computes all points, in the nest's own order.
+      tiles: several points of one thread (tiles.py); their dimensions count its places.
+      beside: a reduced dimension, of which threads take so many neighbours at a time; it counts such groups.
+    """
+
+    free: tuple[tuple[str, int], ...]
+    reduced: tuple[tuple[str, int], ...]
+    team: int
+    threads: int
+    alone: bool = False
+    tiles: tuple[Tile, ...] = ()
+    beside: tuple[str, int] | None = None
+
+    @property
+    def points(self) -> int:
+        return math.prod(n for _, n in self.free)
+
+    @property
+    def terms(self) -> int:
+        return math.prod(n for _, n in self.reduced)
+
+    @property
+    def teams(self) -> int:
+        return self.threads // self.team
+
+
+def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
+    """The nest's points dealt out to so many threads. `reassociate`: sums of floats may be made of partial ones."""
+    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
+    reduced = {d: nest.dims[d] for d in nest.rdims}
+    if not is_parallel(nest, free):
+        return Deal(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
+    points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
+    in_order = nest.ordered or not reassociate and any(is_rounded(r) for r in nest.reductions)
+    count = 1
+    if reduced and not in_order and is_parallel(nest, nest.dims):
+        team = _team(nest, points, terms, threads, warp, free, reduced)
+        along = list(along_lanes(nest, reduced))[-1]
+        team, count = _whole(nest, along, team, terms, warp)
+        if 1 < team < warp and points % (threads // team) and nest_rewrites(nest):
+            team = 1  # teams without a point take part as well: they would read what others store
+    order = along_lanes(nest, reduced if team > 1 else free)
+    if team > 1:
+        sizes = order | {along: order[along] // count}
+        return Deal(tuple(free.items()), tuple(sizes.items()), team, threads, beside=(along, count) if count > 1 else None)
+    found = tiles(nest, order, threads)
+    places = order | {t.dim: t.steps for t in found}
+    return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
+
+
+def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[int, int]:
+    """(threads of a team, neighbours that each takes at a time): whole vectors, for which a team may have fewer threads."""
+    count = whole_terms(nest, along) if team > 1 else 1
+    fewer = team
+    while 1 < fewer <= warp and terms // count < fewer:
+        fewer //= 2
+    return (fewer, count) if fewer > 1 and terms // count >= fewer else (team, 1)
+
+
+def is_rounded(r: Reduction) -> bool:
+    """Whether the order of operands changes the result's last bits."""
+    return r.op in ("sum", "dot", "prod", "logaddexp") and r.dtype.kind not in "biu"
+
+
+def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int],
+          reduced: Mapping[str, int]) -> int:
+    """As many threads for a point as leave none idle; those of a warp where neighbours of a row lie side by side."""
+    if points * warp <= threads and terms >= 2 * threads:
+        return threads
+    team = 1
+    along, weight = _neighbours(nest, reduced)
+    row = reduced[along] if weight > _neighbours(nest, free)[1] else 0
+    while team < warp and 2 * team <= terms and (2 * team <= row or 2 * team * points <= threads):
+        team *= 2
+    return team
+
+
+def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
+    """(the dimension along which most accesses go to neighbours, how often these are made)."""
+    return max(((d, _weight(nest, d)) for d, n in dims.items() if n > 1), key=lambda found: found[1], default=("", 0))
+
+
+def _weight(nest: Nest, d: str) -> int:
+    """How many accesses are made whose next one along a dimension is the neighbour. Those that do not depend on others of
+    the dimensions are made once for all of them."""
+    free = [x for x in nest.dims if x not in nest.rdims]
+    accesses = [(e.info[0], e.info[1], e.symbols) for e in nest.loads()]
+    accesses += [(w.buf, w.index, frozenset(nest.dims if w.inner else free)) for w in nest.writes]
+    return sum(math.prod(nest.dims[x] for x in nest.dims if x in symbols) for buf, index, symbols in accesses
+               if abs(flat_coefficient(buf, index, d)) == 1)
+
+
+def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
+    """Dimensions in an order whose last one runs along lanes: the one along which most accesses go to neighbours."""
+    if not dims:
+        return {}
+    best = max(dims, key=lambda d: (dims[d] > 1, _weight(nest, d), list(dims).index(d)))
+    return {d: n for d, n in dims.items() if d != best} | {best: dims[best]}
+
+
+# ---------------------------------------------------------------- do points meet?
+
+
+def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
+    """Whether points that differ in these dimensions may run at the same time: each stores to its own elements, and none
+    reads what another one stores."""
+    moving = {d: n for d, n in dims.items() if n > 1}
+    stored: dict[Buf, list[Write]] = {}
+    for w in nest.writes:
+        if w.inner:  # at every point, also of reduced dimensions that one thread walks
+            symbols = frozenset().union(*(i.symbols for i in w.index))
+            walked = {d: nest.dims[d] for d in nest.rdims if d in symbols and nest.dims[d] > 1}
+            told = is_one_to_one(w.index, moving | walked)
+        else:
+            told = is_one_to_one(w.index, {d: n for d, n in moving.items() if d not in nest.rdims})
+        if not told:
+            return False
+        stored.setdefault(w.buf.root, []).append(w)
+    pairs = [(w, e.info[0], e.info[1]) for e in nest.loads() for w in stored.get(e.info[0].root, ())]
+    pairs += [(a, b.buf, b.index) for ws in stored.values() for k, a in enumerate(ws) for b in ws[:k]]
+    return all(_same_element(w, buf, index) or _apart(w, buf, index, nest) for w, buf, index in pairs)
+
+
+def _same_element(w: Write, buf: Buf, index: Sequence[Affine | None]) -> bool:
+    return buf is w.buf and tuple(index) == tuple(w.index)
+
+
+def _apart(w: Write, buf: Buf, index: Sequence[Affine | None], nest: Nest) -> bool:
+    return buf is w.buf and not nest.moves() and apart(w.index, nest.dims, index, nest.dims)
+
+
+def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
+    """Whether different points have different indices: axis by axis, an index tells its dimensions if each moves it further
+    than all finer ones together."""
+    left = dict(dims)
+    found = True
+    while left and found:
+        found = False
+        for i in index:
+            mine = sorted((abs(c), d) for d, c in i.terms if d in left)
+            reach, told = 0, bool(mine)
+            for c, d in mine:
+                told = told and c > reach
+                reach += c * (left[d] - 1)
+            if told:
+                left = {d: n for d, n in left.items() if d not in {x for _, x in mine}}
+                found = True
+    return not left

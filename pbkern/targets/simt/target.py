@@ -1,0 +1,177 @@
+"""What the targets of all GPU vendors have in common: HostProgram -> code of its kernels, launched by a driver."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pbkern.core import fallback
+from pbkern.core.errors import OptionError
+from pbkern.core.machine import Machine
+from pbkern.core.options import CompileOptions
+from pbkern.core.process import disk_cache
+from pbkern.dsl.build_programs import in_stages
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.primitives.breakpoint import breakpoint_p
+from pbkern.dsl.text import repro
+from pbkern.lower.rules import coverage as support
+from pbkern.targets.backend import device_function, device_functions
+
+from . import kept_code
+from .backend import ThreadBackend
+from .emit.kernel import ThreadFunction
+from .launch.call import launched_call
+from .launch.driver import Driver
+from .options import ThreadOptions
+from .params import ThreadParams
+from .program import Code, Compiled
+
+if TYPE_CHECKING:
+    from pbkern.fuse.cost.model import CostModel
+
+PRINTS = ("debug_callback", "debug_print")
+
+
+class ThreadTarget:
+    """See targets.target.Target. A vendor's target has beside it:
+
+      backend_of(device): lowering for the device that compile_options name, or for the default one.
+      make(function, kind, made): a kernel's code; `made`: its text or image, if an earlier process had it.
+      made(code): the text or image, as bytes. driver(): the functions that launch. show(code, stage): text of a last stage.
+    """
+
+    name: str
+    params: type[ThreadParams]
+    STAGES: tuple[str, ...]
+    POOLED_BYTES = 1 << 62  # results lie where XLA puts them
+    compiled_class: type[Compiled] = Compiled
+
+    def __init__(self) -> None:
+        self._codes: dict[str, Code] = {}
+
+    # ---------------------------------------------------------------- a vendor's own
+
+    def backend_of(self, device: str | None) -> ThreadBackend:
+        raise NotImplementedError
+
+    def make(self, function: ThreadFunction, kind: Any, made: bytes | None) -> Code:
+        raise NotImplementedError
+
+    def made(self, code: Any) -> bytes:
+        raise NotImplementedError
+
+    def driver(self) -> Driver:
+        raise NotImplementedError
+
+    def show(self, code: Any, stage: str) -> str:
+        raise NotImplementedError
+
+    def machine(self, device: str | None = None) -> Machine:
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- all vendors'
+
+    @property
+    def backend(self) -> ThreadBackend:
+        return self.backend_of(None)
+
+    def costs(self, device: str | None = None) -> CostModel:
+        from .costs import ThreadCosts  # imports the fuser, which `import pbkern` does not need
+
+        return ThreadCosts.of(self.machine(device))
+
+    def supports(self, eqn) -> str | None:
+        if eqn.primitive is breakpoint_p or eqn.primitive.name in PRINTS:
+            return "a GPU cannot call the host process"
+        return support.supports(eqn)
+
+    def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
+        return {self.name: self.params(dimension_semantics=semantics, **chosen)}
+
+    def variations(self) -> list[tuple[str, list]]:
+        return [("num_warps", [2, 8])]
+
+    def identity(self) -> str:
+        return f"{self.name} {self.backend.kind.architecture} {kept_code.environment()}"
+
+    def coverage(self) -> dict[str, list[str]]:
+        return support.coverage()
+
+    def compile(self, program: HostProgram, options) -> Compiled:
+        """Raises UnsupportedOp, ScheduleError, OptionError or InternalError."""
+        if not options.device_one_time_load:
+            raise OptionError(
+                f"target `{self.name}` loads a kernel once, however often it is launched", why="device_one_time_load=False",
+                hint="leave it out",
+            )  # fmt: skip
+        program, start = in_stages(program), time.perf_counter()
+        backend, codes, made = self.backend_of(options.device), {}, {}
+        for n, k in enumerate(program.kernels()):
+            build = backend.build_options(k, options, program)
+            like = k.content, build
+            if like not in made:
+                made[like] = self._code(k, build, f"k{n}_{k.name}", backend)
+            codes[id(k)] = made[like]
+        compiled = self.compiled_class(program, codes, options)
+        compiled.times |= {"code": (time.perf_counter() - start) * 1e3}
+        return compiled
+
+    def _code(self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend) -> Code:
+        """What this process or the disk has, else what is made now."""
+        key = kept_code.key(kernel, name, options, backend.kind)
+        if fallback.is_failing():
+            return self._lowered(kernel, options, name, backend)
+        if key not in self._codes:
+            store = disk_cache.current()
+            payload = store.get(self.name, key) if store else None
+            if store and payload is not None:
+                try:
+                    function, found = kept_code.unpacked(payload)
+                    self._codes[key] = self.make(function, backend.kind, found)
+                    return self._codes[key]
+                except (ValueError, TypeError, zlib.error):  # no entry of ours: make it anew
+                    store.remove(self.name, key)
+            code = self._codes[key] = self._lowered(kernel, options, name, backend)
+            if store:
+                store.put(self.name, key, kept_code.packed(code.function, self.made(code)))
+        return self._codes[key]
+
+    def _lowered(self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend) -> Code:
+        try:
+            function = device_function(kernel, options, backend.passes, backend.emit, name)
+            code = self.make(function, backend.kind, None)
+            self.made(code)
+        except Exception as e:
+            repro.attach(e, kernel)
+            raise
+        return code
+
+    def lower_again(self, compiled: Compiled) -> Any:
+        options: CompileOptions = compiled.options
+        backend = self.backend_of(options.device)
+        return device_functions(compiled.program, lambda k: backend.build_options(k, options, compiled.program),
+                                backend.passes, backend.emit)
+
+    def call(self, compiled: Compiled, *operands) -> list:
+        """Raises TargetError without a driver."""
+        return launched_call(compiled, operands, self.driver())
+
+    def call_into(self, compiled: Compiled, operands, places) -> tuple[list, Any]:
+        return self.call(compiled, *operands), None
+
+    def text(self, compiled: Compiled, stage: str) -> str:
+        codes = compiled.distinct()
+        match stage:
+            case "nests":
+                return "\n\n".join(f"{c.function.name}:\n{c.function.nests}" for c in codes)
+            case "mlir":
+                return "\n".join(c.function.text for c in codes)
+        return "\n".join(self.show(c, stage) for c in codes)
+
+    def memory(self, compiled: Compiled) -> tuple[int, int]:
+        codes = compiled.distinct()
+        scratch = max((c.function.global_bytes * c.function.blocks for c in codes), default=0)
+        return scratch, sum(len(self.made(c)) for c in codes)

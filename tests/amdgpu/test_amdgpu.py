@@ -1,0 +1,144 @@
+"""Kernels for AMD GPUs without one: every function becomes a code object; what is missing is said."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern.core.options import CompileOptions
+from pbkern.errors import InternalError, OptionError, ScheduleError, TargetError
+from pbkern.targets import get_target
+from pbkern.targets.amdgpu import compile as codegen
+from pbkern.targets.amdgpu import driver
+from pbkern.targets.amdgpu.devices import KINDS
+
+from ..nvgpu.test_kernels import DTYPES, FUNCTIONS
+
+GPU = {"target": "amdgpu"}
+
+
+def has_lld() -> bool:
+    try:
+        return bool(codegen.lld())
+    except TargetError:
+        return False
+
+
+needs_lld = pytest.mark.skipif(not has_lld(), reason="there is no lld: pip install ziglang")
+
+
+def codes(f, *types, device=None):
+    """Code of a function's kernels."""
+    build, _ = pbkern.jit(f, compile_options=GPU).build(types, {})
+    options = CompileOptions(target="amdgpu", device=device)
+    return [c for p in build.plan.programs() for c in get_target("amdgpu").compile(p, options).distinct()]
+
+
+def types(shapes):
+    return [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+
+
+@needs_lld
+@pytest.mark.parametrize("name", [n if k % 4 == 0 else pytest.param(n, marks=pytest.mark.slow)
+                                  for k, n in enumerate(FUNCTIONS)])
+@pytest.mark.parametrize("architecture", KINDS)
+def test_functions_become_code_objects(name, architecture):
+    f, shapes = FUNCTIONS[name]
+    made = codes(f, *types(shapes), device=architecture)
+    assert made
+    for code in made:
+        a = code.assembled
+        assert a.image[:4] == b"\x7fELF" and a.spill_bytes == 0 and 0 < a.registers <= 256
+        assert f'amdgcn-amd-amdhsa--{architecture}' in a.text and f".amdhsa_kernel {code.function.name}" in a.text
+
+
+@needs_lld
+@pytest.mark.parametrize("dtype", [d if d in ("bfloat16", "int8", "bool") else pytest.param(d, marks=pytest.mark.slow)
+                                   for d in DTYPES])
+def test_every_dtype(dtype):
+    with jax.enable_x64(True):
+        t = jax.ShapeDtypeStruct((7, 40), jnp.dtype(dtype))
+        for code in codes(lambda x: (x ^ x[::-1] if dtype == "bool" else x * x + x[::-1], x.max(1)), t):
+            assert code.assembled.image
+
+
+@needs_lld
+def test_wavefronts_of_64_threads_exchange_at_six_distances_and_of_32_at_five():
+    for architecture, count in (("gfx942", 6), ("gfx1100", 5)):
+        (code,) = codes(lambda x: x.sum(), *types([(100, 100)]), device=architecture)
+        assert len(re.findall(r"rocdl\.ds_bpermute", code.function.text)) == count
+
+
+@needs_lld
+def test_barriers_order_memory():
+    (code,) = codes(lambda x: jnp.sort(x, -1), *types([(3, 50)]))
+    assert "rocdl.s.barrier" in code.function.text
+    text = re.sub(r"\s*\.loc[^\n]*", "", code.assembled.text)
+    assert len(re.findall(r"s_waitcnt [^\n]*lgkmcnt\(0\)[^\n]*\s*s_barrier", text)) > 3  # stores to LDS have arrived
+
+
+@needs_lld
+def test_calls_of_functions_that_no_device_has_are_errors():
+    ir = "declare float @sinf(float)\ndefine amdgpu_kernel void @k(ptr %p) {\n%x = load float, ptr %p\n" \
+         "%y = call float @sinf(float %x)\nstore float %y, ptr %p\nret void\n}"  # fmt: skip
+    with pytest.raises(InternalError, match="does not link"):
+        codegen.assemble(ir, KINDS["gfx942"])
+
+
+@needs_lld
+def test_stages_of_text():
+    f = pbkern.jit(lambda x: x + 1, compile_options=GPU)
+    for stage, words in {"nests": "nest [", "mlir": "rocdl.workitem.id.x", "llvm": "amdgpu_kernel",
+                         "asm": ".amdhsa_kernel"}.items():
+        assert words in f.as_text(np.zeros(10, "f4"), stage=stage)
+
+
+@needs_lld
+def test_calls_without_a_device_say_what_is_missing(monkeypatch):
+    """JAX has no platform "rocm" here; where it has, the driver is what is missing."""
+    f = pbkern.jit(lambda x: x + 1, compile_options=GPU)
+    with pytest.raises(TargetError, match="compiled for target `amdgpu` but its arguments are on cpu"):
+        f(jnp.zeros(8))
+    monkeypatch.setattr(driver.HipDriver, "library_name", "libamdhip64_that_is_not_there.so")
+    with pytest.raises(TargetError, match="no program can be launched on an AMD GPU") as e:
+        driver.HipDriver()
+    assert "libamdhip64_that_is_not_there" in str(e.value) and "rocminfo" in str(e.value)
+
+
+def test_without_a_linker_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(codegen.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(codegen.shutil, "which", lambda name: None)
+    monkeypatch.setattr(codegen.pathlib.Path, "exists", lambda self: False)
+    with pytest.raises(TargetError, match="cannot be linked") as e:
+        codegen.lld.__wrapped__()
+    assert "pbkern[amd]" in str(e.value)
+
+
+def test_devices_by_name():
+    assert get_target("amdgpu").backend_of("MI300X").kind.architecture == "gfx942"
+    with pytest.raises(OptionError, match="there is no AMD device `mi300`"):
+        get_target("amdgpu").backend_of("mi300")
+
+
+def test_params_are_checked_and_printed():
+    with pytest.raises(OptionError, match="amdgpu.CompilerParams has no field `max_concurrent_steps`"):
+        pbkern.amdgpu.CompilerParams(max_concurrent_steps=2)
+    with pytest.raises(OptionError, match="amdgpu.CompilerParams field `num_warps` has a bad value"):
+        pbkern.amdgpu.CompilerParams(num_warps=5)
+
+    wide = pbkern.amdgpu.CompilerParams(num_warps=32)
+
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((8,), jnp.float32), compiler_params=wide)
+    def plus_one(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    made = plus_one.trace(np.zeros(8, np.float32))
+    assert "pbkern.amdgpu.CompilerParams(num_warps=32)" in made.source()
+    backend = get_target("amdgpu").backend_of("gfx942")
+    with pytest.raises(ScheduleError, match="asks for num_warps=32") as e:
+        backend.build_options(made, CompileOptions(target="amdgpu"))
+    assert "2048 threads of 64" in str(e.value) and "num_warps=16" in str(e.value)
+    assert get_target("amdgpu").backend_of("gfx1100").build_options(made, CompileOptions(target="amdgpu")).threads == 1024

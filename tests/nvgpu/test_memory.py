@@ -1,0 +1,136 @@
+"""Copies in shared memory: what blocks ask memory for, that passes change no result, and one kernel where it should be one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import benchmarks.gpu
+import pbkern
+from benchmarks.workloads import WORKLOADS
+from pbkern.core.options import CompileOptions
+from pbkern.lower.kernel_nests import kernel_nests
+from pbkern.lower.nest.ir import For, every
+from pbkern.lower.passes.shared import SHARED_PASSES
+from pbkern.targets import get_target
+from pbkern.targets.simt.passes import THREAD_PASSES
+from pbkern.testing import assert_kernels
+
+GPU = {"target": "nvgpu"}
+
+
+def arrays(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+SMALLER = {
+    "elementwise": ((128, 512),) * 2, "softmax": ((256, 256),), "layer_norm": ((4096, 64), (64,), (64,)),
+    "rms_norm": ((4096, 64), (64,)), "cross_entropy": ((128, 500),) * 2, "sum": ((512, 512),), "transpose": ((2048, 2048),),
+    "blur": ((1, 260, 516),), "unsharp": ((128, 192, 3),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n if n in ("softmax", "transpose", "unsharp") else pytest.param(n, marks=pytest.mark.slow)
+                                  for n in SMALLER])
+def test_blocks_ask_memory_for_little_more_than_they_need(name):
+    counted = benchmarks.gpu.COUNTED[name]
+    args = arrays(SMALLER[name])
+    found = pbkern.simulate(counted.function, *args)
+    for got, want in zip(jax.tree.leaves(found.results), jax.tree.leaves(counted.function(*map(jnp.asarray, args)))):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    c, needed = found.counts, sum(np.asarray(a).nbytes for a in (*args, *jax.tree.leaves(found.results)))
+    assert c.sectors <= 1.1 * c.fewest_sectors
+    if name not in ("blur", "unsharp"):  # small images have small blocks with large halos
+        assert c.sectors * 32 <= counted.most_bytes * needed
+    assert c.bank_conflicts <= 0.05 * c.shared_accesses
+    assert ("v4" in found.ptx[0]) is (name != "transpose")  # padded rows are not whole vectors
+
+
+@pytest.mark.slow
+def test_the_table_of_counts():
+    assert benchmarks.gpu.count(list(benchmarks.gpu.COUNTED)) == 0
+
+
+FUNCTIONS = {
+    "rows again": (lambda x: x / x.sum(-1, keepdims=True), [(37, 70)]),
+    "long rows": (lambda x: jax.nn.softmax(x, -1), [(3, 17000)]),
+    "many rows": (lambda x: (x - x.mean(-1, keepdims=True)) * x.max(-1, keepdims=True), [(2000, 129)]),
+    "turned": (lambda x: x.T * 2, [(130, 67)]),
+    "turned thrice": (lambda x: jnp.transpose(x, (2, 0, 1)) + 1, [(5, 33, 40)]),
+    "turned halves": (lambda x: x.astype(jnp.bfloat16).T, [(65, 70)]),
+    "window": (lambda x: sum(x[k : k + 60, j : j + 30] for k in range(3) for j in range(3)), [(62, 32)]),
+    "columns": (lambda x: (x - x.mean(0)) / (x.std(0) + 1), [(150, 33)]),
+    "itself turned": (lambda x: x + x.T, [(70, 70)]),
+}
+
+
+def kernels(f, shapes):
+    return pbkern.jit(f, compile_options=GPU).kernels(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_passes_change_no_result(name):
+    """The nests of each kernel, interpreted after all passes, against those without the threads' own."""
+    f, shapes = FUNCTIONS[name]
+    backend = get_target("nvgpu").backend
+    for k in kernels(f, shapes):
+        if k.finish is not None:
+            continue
+        nests = kernel_nests(k, backend.build_options(k, CompileOptions(target="nvgpu")))
+        rng = np.random.default_rng(1)
+        ins = [rng.standard_normal(t.shape).astype(t.dtype) for t in k.in_types]
+        plain, ours = nests.after(SHARED_PASSES), nests.after([*SHARED_PASSES, *THREAD_PASSES])
+        ours.verify()
+        for a, b in zip(plain.interpret(*ins), ours.interpret(*ins)):
+            np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["long rows", "turned", "window"])
+def test_copies_equal_float64_in_the_simulator(name):
+    f, shapes = FUNCTIONS[name]
+    args = arrays(shapes)
+    found = pbkern.simulate(f, *args)
+    with jax.enable_x64(True):
+        want = f(*(jnp.asarray(a, jnp.float64) for a in args))
+    np.testing.assert_allclose(found.results, want, rtol=1e-5, atol=1e-6)
+    assert found.counts.shared_accesses > 0
+
+
+def by_hand(rows, columns):
+    spec = pbkern.BlockSpec((rows, columns), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((2 * rows, columns), jnp.float32)
+
+    @pbkern.kernel(grid=(2,), in_specs=[spec], out_specs=spec, out_shape=shape)
+    def normalised(x, o):
+        o[...] = x[...] / jnp.sqrt((x[...] * x[...]).sum(-1, keepdims=True))
+
+    return normalised
+
+
+def test_blocks_that_shared_memory_does_not_hold_are_cut_into_strips_of_rows():
+    x = arrays([(2 * 50, 600)])[0]
+    kernel = by_hand(50, 600).trace(x)
+    options = get_target("nvgpu").backend.build_options(kernel, CompileOptions(target="nvgpu"))
+    nests = kernel_nests(kernel, options).after([*SHARED_PASSES, *THREAD_PASSES])
+    loops = [s for s in every(list(nests.cases[0].statements)) if isinstance(s, For)]
+    assert loops, str(nests)
+    found = pbkern.simulate(kernel, x)
+    np.testing.assert_allclose(found.results[0], x / np.linalg.norm(x.astype("f8"), axis=1, keepdims=True), rtol=1e-5)
+    assert found.counts.sectors * 32 == 2 * x.nbytes
+
+
+ONE_KERNEL = ["blur", "blur_slices", "unsharp", "softmax", "layer_norm", "rms_norm", "matmul_bias_gelu", "attention_1024",
+              "conv_bias_relu", "cross_entropy"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_KERNEL)
+def test_one_kernel(name):
+    w = WORKLOADS[name]
+    types = [jax.ShapeDtypeStruct(s.shape, s.dtype if not s.high else jnp.int32) for s in w.full]
+    assert_kernels(pbkern.jit(w.function, compile_options=GPU), types, 1)
+
+
+def test_bias_and_gelu_are_one_kernel():
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 768), (768,))]
+    assert_kernels(pbkern.jit(lambda x, b: jax.nn.gelu(x + b), compile_options=GPU), types, 1)
