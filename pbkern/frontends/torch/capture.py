@@ -120,8 +120,11 @@ def described(node: torch.fx.Node) -> str:
     return f"{name_of(node.target) or node.target}{at}"
 
 
-def capture(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Captured:
-    """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled."""
+def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True) -> Captured:
+    """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
+
+    strided: tensors come, and results go, in the orders of dimensions in which Torch has them in memory; else all are row-major.
+    """
     module = concrete(module, arguments)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
@@ -130,7 +133,7 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Captured:
     numbers: dict[torch.fx.Node, Any] = {}
     draws = any(name_of(n.target) in RANDOM for n in module.graph.nodes)
     values = [n.meta["val"] for n, a in zip(placeholders, arguments) if isinstance(a, torch.Tensor)]
-    orders = tuple(map(order_of, values))
+    orders = tuple(order_of(v) if strided else None for v in values)
     lying = [v if order is None else v.permute(order) for v, order in zip(values, orders)]
     types = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in lying]
 
@@ -143,7 +146,7 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Captured:
             if not hasattr(env[n], "dtype"):
                 numbers[n] = env[n]
                 continue
-            order = order_of(n.meta["val"])
+            order = order_of(n.meta["val"]) if strided else None
             numbers[n] = Place(len(kept), None if order is None else inverse(order))
             kept.append(env[n] if order is None else jax.numpy.transpose(env[n], order))
         return kept
