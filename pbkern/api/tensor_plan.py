@@ -63,14 +63,17 @@ class TensorPlan:
         return [values[k] if not copied else values[k].clone() for k, copied in self._results]
 
     def _one_program(self) -> Callable[[Sequence[torch.Tensor]], Tensors] | None:
-        """The function of a plan that is one program, whose results are the plan's in their order."""
+        """The function of a plan that is one program of real numbers, whose results are the plan's in their order."""
+        types: Any = self.jaxpr.in_avals
+        if any(a.dtype.kind == "c" for a in types):
+            return None
         first = len(self.jaxpr.in_avals) + len(self._constants)
         in_order = [k - first for k, _ in self._results] == list(range(len(self._results)))
         if len(self._steps) != 1 or not in_order or any(copied for _, copied in self._results):
             return None
         (step,), constants = self._steps, self._constants
 
-        def run(tensors: Sequence[torch.Tensor]) -> Tensors:  # programs take no complex numbers, which may wait for conjugation
+        def run(tensors: Sequence[torch.Tensor]) -> Tensors:
             values = [t if t.is_contiguous() and not t.is_neg() else dense(t) for t in tensors]
             return step(values + constants if constants else values)
 
