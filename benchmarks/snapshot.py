@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -43,6 +44,7 @@ import jax
 import numpy as np
 
 import pbkern
+from pbkern.core.machine import Machine
 from pbkern.targets import backend, get_target
 
 STAGES = ("jaxpr", "plan", "kernels", "nests", "mlir", "objects")
@@ -197,8 +199,9 @@ class Recorder:
 def environment() -> dict[str, str]:
     """What both snapshots must share."""
     machine = get_target("cpu").machine()
+    known = {f.name: getattr(machine, f.name) for f in dataclasses.fields(Machine)}  # not what later versions know besides
     return {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__,
-            "machine": digest(str(machine)), "threads": str(os.environ.get("PBKERN_NUM_THREADS", machine.cores))}
+            "machine": digest(str(Machine(**known))), "threads": str(os.environ.get("PBKERN_NUM_THREADS", machine.cores))}
 
 
 def _on(machine: str):

@@ -1,11 +1,16 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
 from pbkern import amdgpu, config, cpu, errors, nvgpu, options, pallas, testing
+from pbkern.aot.decorator import polyblocks_aot_jax
+from pbkern.aot.frameworks import polyblocks_aot_tf, polyblocks_aot_torch
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
 from pbkern.api.simulation import Simulation, simulate
 from pbkern.api.stablehlo_functions import from_stablehlo
+from pbkern.api.tf_functions import polyblocks_jit_tf, polymage_jit_tf
+from pbkern.api.torch_functions import polyblocks_jit_torch, polymage_jit_torch
 from pbkern.api.tune import tune
 from pbkern.core.options import CompileOptions
+from pbkern.core.version import VERSION
 from pbkern.dsl import (
     Blocked,
     BlockSpec,
@@ -45,7 +50,7 @@ from pbkern.dsl import (
 )
 from pbkern.simulate.launches import simulate_ptx
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "BlockSpec",
@@ -89,8 +94,15 @@ __all__ = [
     "nvgpu",
     "options",
     "pallas",
+    "polyblocks_aot_jax",
+    "polyblocks_aot_tf",
+    "polyblocks_aot_torch",
     "polyblocks_jit_jax",
+    "polyblocks_jit_tf",
+    "polyblocks_jit_torch",
     "polymage_jit_jax",
+    "polymage_jit_tf",
+    "polymage_jit_torch",
     "program_id",
     "rebuild",
     "simulate",

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
 RELEASE = "trixie"
-PACKAGES = "python3,python3-venv,python3-dev,ca-certificates,binutils,g++,libgl1,libglib2.0-0"
+PACKAGES = "python3,python3-venv,python3-dev,ca-certificates,binutils,g++,libgl1,libglib2.0-0t64"
 SYSTEM = ("/proc", "/sys", "/dev", "/dev/shm")
 
 

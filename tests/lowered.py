@@ -5,15 +5,17 @@ What a schedule does with a function depends on vector width and caches. Tests t
 """
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 import pbkern
-from pbkern.core.machine import DEFAULT_MACHINE
+from pbkern.core.machine import DEFAULT_MACHINE, Machine
 from pbkern.core.process import recursion
 from pbkern.dsl.build_programs import kernel_program
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.targets import backend, get_target
+from pbkern.targets.cpu.machine import CpuMachine
 
 TABLE = DEFAULT_MACHINE  # AVX-512, two cores
 
@@ -21,12 +23,12 @@ TABLE = DEFAULT_MACHINE  # AVX-512, two cores
 @contextlib.contextmanager
 def on(machine=TABLE):
     """Plans are made, and kernels lowered, for this machine, with all its instruction sets. Do not run what comes out."""
-    cpu = "pbkern.targets.cpu"
+    cpu, wide = "pbkern.targets.cpu", machine.vector_bits >= 512
+    figures = {f.name: getattr(machine, f.name) for f in dataclasses.fields(Machine)}
+    whole = CpuMachine(**figures, avx512=wide, bf16_pairs=wide, vnni=wide)
     with contextlib.ExitStack() as stack:
         for module in ("target", "backend"):
-            stack.enter_context(mock.patch(f"{cpu}.{module}.detected_machine", lambda: machine))
-        for feature in ("has_avx512dq", "has_bf16_pairs", "has_vnni"):
-            stack.enter_context(mock.patch(f"{cpu}.backend.{feature}", lambda: machine.vector_bits >= 512))
+            stack.enter_context(mock.patch(f"{cpu}.{module}.detected_machine", lambda: whole))
         yield
 
 

@@ -73,20 +73,20 @@ def polyblocks_jit_jax(
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
     """
-    compile_options = _named_once(compile_options, runtime_args)
+    compile_options = named_once(compile_options, runtime_args)
     arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
     if fn is None:
         return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
     if not callable(fn):
         hint = "@polyblocks_jit_jax(compile_options={...})"
         raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
-    given = _merged(compile_options, arguments)
+    given = merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
     check_for_jax_jit(options)
     return JitFunction(fn, options, jit_kw)
 
 
-def _merged(compile_options, arguments: dict) -> dict:
+def merged(compile_options, arguments: dict) -> dict:
     """compile_options with the decorator's own arguments and the environment's defaults."""
     if isinstance(compile_options, CompileOptions):
         compile_options = compile_options.differing()
@@ -132,7 +132,7 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtim
       kw: passed on to jax.jit; none with "std".
     Raises OptionError for options that the backend cannot obey.
     """
-    compile_options = _named_once(compile_options, runtime_args)
+    compile_options = named_once(compile_options, runtime_args)
     if fn is None:
         return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
     options = CompileOptions.from_dict(compile_options)
@@ -150,7 +150,7 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtim
     return fn
 
 
-def _named_once(compile_options, runtime_args):
+def named_once(compile_options, runtime_args):
     """The options under either name."""
     if compile_options is not None and runtime_args is not None:
         both = f"compile_options={compile_options!r}, runtime_args={runtime_args!r}"
@@ -173,7 +173,7 @@ class JitFunction(PickledByName, Generic[P, R]):
         self.__wrapped__ = fn  # the user's own function, as jax.jit's
         static = call.Marked.of(fn, options.static_argnums, options.static_argnames)
         donated = call.Marked.of(fn, options.donate_argnums, options.donate_argnames)
-        name = _name_of(fn)
+        name = name_of(fn)
         poolable = not (donated.positions or donated.names or jit_kw)
 
         @functools.wraps(fn)
@@ -191,6 +191,11 @@ class JitFunction(PickledByName, Generic[P, R]):
         split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
         self._dispatch = result_pool.Dispatch(self._into_buffers, split)
         self._options, self._jit_kw = options, jit_kw
+
+    @property
+    def options(self) -> CompileOptions:
+        """What the decorator was given."""
+        return self._options
 
     def remade(self) -> tuple:
         """As jax.jit's functions: of the user's function."""
@@ -317,7 +322,7 @@ def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:
     return JitFunction(fn, options, jit_kw)
 
 
-def _name_of(fn: Callable) -> str:
+def name_of(fn: Callable) -> str:
     """A function's name; of a partial one, that of the function it calls."""
     while isinstance(fn, functools.partial):
         fn = fn.func

@@ -70,7 +70,7 @@ def build_plan(
 ) -> Build:  # fmt: skip
     """Fuses a jaxpr for its target. `choices`: what tuning found for it (api/tuned_choices.py); `donated`: operands given
     up."""
-    target, record = get_target(options.target), stages.Record(name)
+    target, record = get_target(options.target, options.device), stages.Record(name)
 
     def verified(plan: fuse.Plan) -> None:
         for kernel in plan.kernels():

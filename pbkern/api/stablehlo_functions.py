@@ -51,7 +51,7 @@ class ImportedFunction:
     """
 
     def __init__(self, source: Source, compile_options: Any):
-        imported = import_program(source)
+        self._source, imported = source, import_program(source)
         self.in_avals = _arguments(source, imported)
         self.out_avals = tuple(imported.jaxpr.out_avals)
         self._is_wide = any(a.dtype in WIDE for a in (*self.in_avals, *self.out_avals))
@@ -60,10 +60,26 @@ class ImportedFunction:
         self.__name__ = imported.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._types():
+        with self.types_kept():
             return self._jitted(*args, **kwargs)
 
-    def _types(self) -> contextlib.AbstractContextManager:
+    @property
+    def jitted(self) -> JitFunction:
+        """The decorated function, to be called under `types_kept`."""
+        return self._jitted
+
+    @property
+    def example(self) -> tuple[tuple, dict]:
+        """(arguments, keywords) of the program, as types."""
+        leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.in_avals]
+        exported = self._source.exported
+        return jax.tree.unflatten(exported.in_tree, leaves) if exported else (tuple(leaves), {})
+
+    def with_options(self, compile_options: Any) -> ImportedFunction:
+        """The same program with other options."""
+        return ImportedFunction(self._source, compile_options)
+
+    def types_kept(self) -> contextlib.AbstractContextManager:
         """64-bit arguments and results stay what they are, whatever JAX's setting is."""
         return jax.enable_x64(True) if self._is_wide else contextlib.nullcontext()
 
@@ -75,7 +91,7 @@ class ImportedFunction:
             return found
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            with self._types():
+            with self.types_kept():
                 return found(*args, **kwargs)
 
         return method

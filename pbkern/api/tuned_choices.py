@@ -64,7 +64,7 @@ def trial(choices: Choices) -> AbstractContextManager:
 
 
 def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:
-    target = get_target(options.target)
+    target = get_target(options.target, options.device)
     return disk_cache.digest((fingerprint(jaxpr), repr(options), config.num_threads(), target.identity(), fusion_sources()))
 
 

@@ -92,6 +92,10 @@ class SimulationError(PbkernError):
         super().__init__(what, **rows)
 
 
+class FunctionError(PbkernError):
+    """A function or its file, named on the command line, raised an error while it was run or traced."""
+
+
 class TargetError(PbkernError):
     """A tool, library or device that a target needs is missing."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, TargetError
 
 TARGETS = ("cpu", "nvgpu", "amdgpu")
 PRECISION_MODES = ("fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_int32")
@@ -53,8 +53,14 @@ class CompileOptions:
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
       user_device_memory: bool, default False. AOT for GPUs: the caller provides device memory and a stream.
       aot: bool, default False. AOT: make a library.
-      aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its files.
-      device: str or None, default None. AOT, and GPU targets: the device to compile for.
+      aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its files. At the default, the
+        function has the name that it has in Python.
+      device: str or None, default None. AOT: the device to cross-compile for, such as "x86-64-v3", "neoverse-n1" or
+        "apple-m1/macos"; several with commas make one library. None: the processor at hand ("native"). GPU targets: the
+        device to compile for.
+      openmp: bool, default True. AOT for CPUs: kernels run on OpenMP's threads; False: on the caller's alone.
+      num_threads: int or None, default None. AOT for CPUs: the most threads of a call; memory is reserved for each. None:
+        those of the device.
       torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers, default (). Torch only.
     """
 
@@ -79,6 +85,8 @@ class CompileOptions:
     aot: bool = False
     aot_name: str = "polyblocks_mlir_artifact"
     device: str | None = None
+    openmp: bool = True
+    num_threads: int | None = None
     torch_polyblocks_select_graphs: tuple[int, ...] = ()
     torch_polyblocks_filter_graphs: tuple[int, ...] = ()
 
@@ -187,6 +195,7 @@ BY_TYPE: Mapping[str, Callable] = {
     "str": _str,
     "str | None": _optional_str,
     "int": _count,
+    "int | None": lambda name, value: None if value is None else _count(name, value),
     "tuple[int, ...]": _tuple_of(int, "an integer"),
     "tuple[str, ...]": _tuple_of(str, "a name"),
 }
@@ -200,7 +209,7 @@ CHECKS: Mapping[str, Callable] = {
 # --- who takes which ------------------------------------------------------------------------------------------------
 
 GPU_ONLY = ("polyblocks_gpu_no_tensor_core", "device_one_time_load")
-AOT_ONLY = ("aot", "aot_name", "device", "on_gpu_tensors", "user_device_memory")
+AOT_ONLY = ("aot", "aot_name", "device", "on_gpu_tensors", "user_device_memory", "openmp", "num_threads")
 TORCH_ONLY = ("torch_polyblocks_select_graphs", "torch_polyblocks_filter_graphs")
 
 
@@ -223,19 +232,71 @@ def check_for_backend(options: CompileOptions) -> None:
             )  # fmt: skip
 
 
+def check_for_torch(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to polyblocks_jit_torch, unless at their defaults."""
+    for name in options.differing():
+        if name in AOT_ONLY:
+            _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
+        if name in ARGUMENT_OPTIONS:
+            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
+        if name in GPU_ONLY and options.target == "cpu":
+            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
+        if name == "execution_backend":
+            _refuse(name, "polymage_jit_torch", "polymage_jit_torch(compile_options={'execution_backend': ...})")
+    selected, filtered = options.torch_polyblocks_select_graphs, options.torch_polyblocks_filter_graphs
+    for number in (*selected, *filtered):
+        if number < 0:
+            raise OptionError(f"there is no graph {number}", why=f"select {selected}, filter {filtered}",
+                              hint="graphs are 0, 1, ... in order of capture")  # fmt: skip
+    for number in sorted({*selected} & {*filtered}):
+        raise OptionError(f"graph {number} is selected and left out", why=f"select {selected}, filter {filtered}",
+                          hint="name it in one of the two")  # fmt: skip
+    if options.target != "cpu":
+        raise OptionError(f"functions of PyTorch are not compiled for target {options.target!r}",
+                          why="programs are called with addresses in this computer's memory", hint="target 'cpu'")  # fmt: skip
+
+
+def check_for_tf(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to polyblocks_jit_tf, unless at their defaults."""
+    for name in options.differing():
+        if name in ARGUMENT_OPTIONS:
+            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
+        if name == "execution_backend":
+            _refuse(name, "polymage_jit_tf", "polymage_jit_tf(compile_options={'execution_backend': ...})")
+    check_for_jax_jit(options)
+
+
 def check_for_jax_jit(options: CompileOptions) -> None:
     """Raises OptionError for options that mean nothing to a decorator that compiles just in time, unless at their defaults."""
     for name in options.differing():
         if name == "device" and options.target != "cpu":
             continue  # which GPU code is made for
         if name in AOT_ONLY:
-            _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
+            _refuse(name, "ahead-of-time compilation", "polyblocks_aot_jax(compile_options={...})(fn)(*args) makes libraries")
         if name in TORCH_ONLY:
             _refuse(name, "the PyTorch front end", "use it with polyblocks_jit_torch")
         if name in GPU_ONLY and options.target == "cpu":
             _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
         if name == "execution_backend":
             _refuse(name, "polymage_jit_jax", "polymage_jit_jax(compile_options={'execution_backend': ...})")
+
+
+def check_for_aot(options: CompileOptions) -> None:
+    """Raises OptionError for options that mean nothing to a library, unless at their defaults; TargetError for targets of which
+    there are none yet."""
+    if options.target != "cpu":
+        raise TargetError(f"libraries for target `{options.target}` are not made yet", why="they are made for CPUs",
+                          hint="compile_options={'target': 'cpu'}")  # fmt: skip
+    for name in options.differing():
+        if name in TORCH_ONLY:
+            _refuse(name, "the PyTorch front end", "leave it out")
+        if name in (*GPU_ONLY, "on_gpu_tensors"):
+            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
+        if name == "execution_backend":
+            _refuse(name, "polymage_jit_jax", "leave it out: libraries hold what pbkern compiles")
+    if not options.openmp and (options.num_threads or 1) > 1:
+        raise OptionError("a library without OpenMP runs on one thread", why=f"openmp=False, num_threads={options.num_threads}",
+                          hint="leave one of them out")  # fmt: skip
 
 
 def _refuse(name: str, concerns: str, hint: str) -> None:

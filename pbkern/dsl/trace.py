@@ -141,6 +141,11 @@ class KernelFunction(PickledByName):
         }
         self._traced: dict[tuple[ArrayType, ...], Kernel] = {}
 
+    @property
+    def in_types(self) -> list[ArrayType] | None:
+        """Types of the operands, where the decorator was given them."""
+        return self._in_types
+
     def remade(self) -> tuple:
         """Without the Kernels that it was traced to."""
         return _remade, (vars(self) | {"_traced": {}},)

@@ -187,6 +187,13 @@ def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
                         check(op.operation)
 
 
+def llvm_ir(module) -> str:
+    """Text of LLVM IR, as this MLIR's LLVM prints it, of a module that `check_lowered` has accepted."""
+    translate = importlib.import_module(f"{bindings().ir.__name__.rpartition('.')[0]}.dialects.llvm").translate_module_to_llvmir
+    with _turn, context():
+        return translate(module.operation)
+
+
 def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int]) -> bytes:
     """The module's ELF object file.
 

@@ -43,6 +43,14 @@ def test_peaks_follow_what_the_processor_executes(detected, text, bits, share):
     assert ("halves" in found.source) == (text == ZEN4)
 
 
+@pytest.mark.parametrize("text, registers", [(ZEN5, 32), (ZEN3, 16), (INTEL, 32), ("", 16), ("Features : fp asimd\n", 32)])
+def test_registers_are_the_processor_s(detected, text, registers):
+    """Source: Intel's manual volume 1, 15.1; Arm's Architecture Reference Manual, A1.4."""
+    found = detected(text)
+    assert found.registers == registers
+    assert (found.bf16_pairs, found.avx512, found.vnni) == (text == ZEN5, False, False)
+
+
 def test_the_peak_of_this_machine_is_one_that_a_chain_of_multiply_adds_reaches():
     """Not above what is measured by more than the disturbance of a busy machine explains, and not half of it."""
     from benchmarks import peaks

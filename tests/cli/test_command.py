@@ -116,7 +116,7 @@ def test_help_shows_examples(capsys):
 @pytest.mark.parametrize("line", [line for lines in main.EXAMPLES.values() for line in lines])
 def test_examples_are_commands(line):
     name, *arguments = line.replace("'", "").split()
-    options, rest = main._parser().parse_known_args(arguments)
+    options, rest = main._parser().parse_known_args(main.normalised(arguments))
     assert name == "pbkern" and (not rest or options.command == "bench")
 
 

@@ -9,14 +9,15 @@ import tempfile
 
 import ml_dtypes
 import numpy as np
-from torch_mlir import ir, passmanager
-from torch_mlir._mlir_libs import _mlirRegisterEverything as register
-from torch_mlir.execution_engine import ExecutionEngine
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.ops import Builder, Value
 from pbkern.targets.cpu.math.table import AVX512
+from pbkern.targets.mlir import bindings
+
+found = bindings()
+ir, passmanager, register, ExecutionEngine = found.ir, found.passmanager, found.register, found.engine.ExecutionEngine
 
 PASSES = (
     "canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
@@ -27,7 +28,7 @@ PASSES = (
 
 
 @functools.cache
-def context() -> ir.Context:
+def context():
     ctx, registry = ir.Context(), ir.DialectRegistry()
     register.register_dialects(registry)
     ctx.append_dialect_registry(registry)

@@ -1,9 +1,12 @@
 """Runs Kernels and plans as machine code, for comparison with the interpreter and with plain JAX.
 
-`pytest --engine nests` runs the same tests with the interpreter of nests in place of machine code (tests/targets/stub.py).
+`pytest --engine nests` runs the same tests with the interpreter of nests in place of machine code (tests/targets/stub.py),
+`--engine library` and `--engine library:x86-64-v3` with C libraries.
 """
 
 import functools
+import pathlib
+import tempfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +30,8 @@ def native_program(program, inputs):
     """Results of a HostProgram, compiled."""
     if engine[0] == "nests":
         return [jnp.asarray(o) for o in stub.run(program, *inputs)]
+    if engine[0].startswith("library"):
+        return [jnp.asarray(o) for o in library(program)(*inputs)]
     compiled = compile_program(program, options_of=semantics)
     return [jnp.asarray(o) for o in compiled(*[np.asarray(i) for i in inputs])]
 
@@ -38,9 +43,35 @@ def compiled(kernel: Kernel):
     ins = [Buffer(f"in{n}", t, BufferKind.INPUT, n) for n, t in enumerate(kernel.in_types)]
     outs = [Buffer(f"out{n}", t, BufferKind.OUTPUT, n) for n, t in enumerate(kernel.out_types)]
     launch = Launch(kernel, tuple(View(b.name, b.type) for b in ins), tuple(View(b.name, b.type) for b in outs))
-    return compile_program(HostProgram(kernel.name, (*ins, *outs), (launch,)), options_of=semantics)
+    program = HostProgram(kernel.name, (*ins, *outs), (launch,))
+    return library(program) if engine[0].startswith("library") else compile_program(program, options_of=semantics)
 
 
 def native(kernel: Kernel, *arrays):
     """Results of one Kernel, compiled."""
     return compiled(kernel)(*arrays)
+
+
+def library(program: HostProgram):
+    """A program as a C library: a function of its operands."""
+    from pbkern.aot.build import build_library
+    from pbkern.aot.files import Wanted
+    from pbkern.aot.function import Function, Source
+    from pbkern.aot.interface.arguments import Argument
+    from pbkern.core.options import CompileOptions
+
+    device = engine[0].partition(":")[2] or None
+    inputs, outputs = (tuple(Argument(f"{stem}{n}", stem, b.type) for n, b in enumerate(side))
+                       for stem, side in (("in", program.inputs), ("out", program.outputs)))  # fmt: skip
+    buffers = (*(Source("input", n) for n in range(len(inputs))), *(Source("output", n) for n in range(len(outputs))))
+    function = Function(program.name, inputs, outputs, (), program, buffers, (), (), None)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"shared": pathlib.Path(folder) / "program.so"}
+        made = build_library(Wanted("program", files), CompileOptions(device=device), lambda options: function).load()
+
+    def call(*operands) -> list:
+        arrays = [np.ascontiguousarray(x).reshape(np.shape(x)) for x in operands]
+        found = made(*arrays)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    return call

@@ -11,7 +11,7 @@ from jax import lax
 import pbkern
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import has_bf16_pairs, has_vnni
+from pbkern.targets.cpu.machine import detected_machine
 from tests.arrays import array
 from tests.lowered import lowered
 
@@ -69,7 +69,7 @@ def test_dtypes(dtype):
         check(f, (a, b), {"float64": 1e-14, "float16": 2e-3, "bfloat16": 8e-3}.get(dtype, 0), jnp.matmul)
 
 
-@pytest.mark.skipif(not has_bf16_pairs(), reason="the processor has no AVX512-BF16")
+@pytest.mark.skipif(not detected_machine().bf16_pairs, reason="the processor has no AVX512-BF16")
 @pytest.mark.parametrize("m,k,n", [(64, 64, 64), (37, 50, 70), (5, 32, 9), (256, 512, 300)])
 def test_pairs_of_bfloat16_accumulate_in_float32(m, k, n):
     a, b = draw((m, k), jnp.bfloat16, 1), draw((k, n), jnp.bfloat16, 2)
@@ -251,7 +251,7 @@ def test_one_column_behind_panels_of_bfloat16():
     np.testing.assert_allclose(f(a, b), want, rtol=1e-4, atol=1e-4)
 
 
-needs_vnni = pytest.mark.skipif(not has_vnni(), reason="the processor has no AVX512-VNNI")
+needs_vnni = pytest.mark.skipif(not detected_machine().vnni, reason="the processor has no AVX512-VNNI")
 
 
 @pytest.mark.sampled(2)
@@ -271,7 +271,7 @@ def test_depths_that_words_do_not_divide(depth, dtype, turned):
     fused = pbkern.jit(f)
     given = a, b.T.copy() if turned else b
     np.testing.assert_array_equal(fused(*given), want)
-    if has_vnni() and depth > 16:
+    if detected_machine().vnni and depth > 16:
         assert re.search("dot_i8=|dot_i16=", fused.as_text(*given, stage="nests"))
 
 
@@ -326,7 +326,7 @@ def test_what_is_more_than_a_copy_of_narrow_integers_stays_narrow(name):
     wide = [a if a.dtype == np.float32 else a.astype(np.int32) for a in args]
     want = NARROW_LAYERS[name][0](*(wide if name != "quantised on the way" else args))
     np.testing.assert_allclose(f(*args), want, rtol=1e-6)
-    if has_vnni():
+    if detected_machine().vnni:
         nests = f.as_text(*args, stage="nests")
         assert "dot_i8=" in nests and "dot=" not in nests
 

@@ -1,5 +1,6 @@
 """Long chains, sums of many arguments, deep callers: nothing depends on the depth of Python's stack."""
 
+import subprocess
 import sys
 
 import jax
@@ -47,6 +48,18 @@ def test_deep_callers():
     f = alternating(120)
     np.testing.assert_allclose(deep(frames, lambda: pbkern.jit(f)(X)), jax.jit(f)(X), rtol=1e-4)
     assert sys.getrecursionlimit() == limit
+
+
+def test_deep_first_call_of_a_process():
+    """What a process imports when it first compiles is imported from there."""
+    program = """
+import sys, numpy as np, pbkern
+def deep(frames, f):
+    return f() if frames == 0 else deep(frames - 1, f)
+print(deep(sys.getrecursionlimit() - 90, lambda: float(pbkern.jit(lambda x: (x * 2).sum())(np.ones(4, "f")))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "8.0\n", done.stderr
 
 
 def test_the_limit_is_what_it_was_after_an_error():

@@ -94,8 +94,26 @@ class Marked:
         return {k: v for k, v in both.items() if v}
 
 
-def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
-    """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
+@dataclass(frozen=True)
+class Traced:
+    """A function, traced.
+
+    Attributes:
+      closed: without constants: what the function closes over are its first operands.
+      held: those values, then the leaves of the arguments that are not static. constants: how many of the former there are.
+      donated: one flag per operand.
+      results: the pytree of the results' types.
+    """
+
+    closed: jex.ClosedJaxpr
+    held: list
+    constants: int
+    donated: tuple[bool, ...]
+    results: Any
+
+
+def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: dict) -> Traced:
+    """Traces `fn` on `args`, arrays or types of arrays."""
     dynamic, named = static.others(args, kwargs)
     leaves = jax.tree.leaves((dynamic, named))
     fixed = tuple(n for n in range(len(args)) if n not in dynamic)
@@ -106,16 +124,22 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
 
     closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(*args, **named)
     closed = count_progressions(_jax.without_refs(closed))
-    closed, held = _jax.hoist_constants(closed), [*closed.consts, *leaves]
     groups = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
     groups += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
-    flags = (False,) * (len(held) - len(leaves)) + tuple(f for group in groups for f in group)
+    flags = (False,) * len(closed.consts) + tuple(f for group in groups for f in group)
+    return Traced(_jax.hoist_constants(closed), [*closed.consts, *leaves], len(closed.consts), flags, results)
+
+
+def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
+    """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
+    traced = trace(fn, static, donated, args, kwargs)
+    closed, held = traced.closed, traced.held
     pure, written = _jax.without_ref_operands(closed)
     contents = [x[...] if _jax.is_ref(jax.typeof(x)) else x for x in held]
-    outs = bind(contents, pure, name, options, flags)
+    outs = bind(contents, pure, name, options, traced.donated)
     for n, new in zip(written, outs[len(closed.out_avals) :]):
         held[n][...] = new
-    return jax.tree.unflatten(jax.tree.structure(results), outs[: len(closed.out_avals)])
+    return jax.tree.unflatten(jax.tree.structure(traced.results), outs[: len(closed.out_avals)])
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------

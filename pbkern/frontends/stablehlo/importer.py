@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 from pbkern.core.errors import ArgumentError, PbkernError, UnsupportedOp
 
 from . import ops
+from .canonical import canonicalise, functions_of, name_of
 from .operation import Operation, described, tensor_type, type_problem
 from .parse import Source
 from .table import CHECKS, RULES
@@ -44,15 +45,15 @@ class Imported:
 
 def import_program(source: Source) -> Imported:
     """Raises UnsupportedOp, which names all that cannot be imported; ArgumentError for a module without a main function."""
-    functions = {ir.StringAttr(f.operation.attributes["sym_name"]).value: f.operation
-                 for f in source.module.body.operations if f.operation.name == "func.func"}  # fmt: skip
+    functions = functions_of(source.module)
     if MAIN not in functions and len(functions) != 1:
         raise ArgumentError(f"{source.what} has no function `{MAIN}`", why=f"it has {', '.join(functions) or 'none'}",
                           hint="name the function to import main")  # fmt: skip
     main = functions.get(MAIN) or next(iter(functions.values()))
+    canonicalise(source.module, name_of(main))
     _check(source)
     types = [jax.ShapeDtypeStruct(*tensor_type(a)) for a in main.regions[0].blocks[0].arguments]
-    scope = Scope(functions, {})
+    scope = Scope(functions_of(source.module), {})
     block = main.regions[0].blocks[0]
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(lambda *args: [jnp.asarray(x) for x in scope.run(block, args)])(*types)

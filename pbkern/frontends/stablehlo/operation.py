@@ -150,13 +150,13 @@ def described(op: Any) -> str:
 
 
 def place(op: Any) -> str:
-    """ " at file:line" where the location names one."""
+    """Of an operation, `at file:line` where its location names one; lines of TensorFlow's own files tell a user nothing."""
     found = str(op.location)
     start = found.find('"')
     while start >= 0:
         end = found.find('"', start + 1)
         tail = found[end + 1 :]
-        if tail.startswith(":") and tail[1:2].isdigit():
+        if tail.startswith(":") and tail[1:2].isdigit() and "/tensorflow/python/" not in found[start:end]:
             line = tail[1:].split(":")[0].split(" ")[0].rstrip(")")
             return f" at {found[start + 1 : end]}:{line}"
         start = found.find('"', end + 1)

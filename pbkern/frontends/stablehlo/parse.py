@@ -35,8 +35,11 @@ class Source:
     exported: jax.export.Exported | None = None
 
 
-def parse(given: Any) -> Source:
-    """Reads a program. Raises ArgumentError for what is no StableHLO, TargetError where a package is missing."""
+def parse(given: Any, what: str = "the text") -> Source:
+    """Reads a program; `what` stands for a text in messages.
+
+    Raises ArgumentError for what is no StableHLO, TargetError where a package is missing, UnsupportedOp for several devices.
+    """
     if isinstance(given, Source):
         return given
     if isinstance(given, jax.export.Exported):
@@ -46,9 +49,9 @@ def parse(given: Any) -> Source:
     if isinstance(given, bytes | bytearray | memoryview):
         return _of_bytes(bytes(given), f"program of {len(given)} bytes")
     if isinstance(given, str):
-        return Source(_module(given, "the text"), "the text")
-    what = "a StableHLO program is a path, bytes, text or a jax.export.Exported"
-    raise ArgumentError(what, why=f"given {type(given).__name__}",
+        return Source(_module(given, what), what)
+    forms = "a StableHLO program is a path, bytes, text or a jax.export.Exported"
+    raise ArgumentError(forms, why=f"given {type(given).__name__}",
                         hint="jax.export.export(jax.jit(f))(*args)")  # fmt: skip
 
 

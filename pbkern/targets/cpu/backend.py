@@ -13,7 +13,7 @@ from pbkern.targets.cpu.codegen.host import LoweredProgram, emit_host, starts_an
 from pbkern.targets.cpu.codegen.kernel import LoweredKernel, emit
 
 from .lower_options import NEVER, LowerOptions
-from .machine import detected_machine, has_avx512dq, has_bf16_pairs, has_vnni
+from .machine import CpuMachine, VectorBits, detected_machine
 from .params import CompilerParams
 from .passes import CPU_PASSES
 
@@ -21,34 +21,41 @@ DEFAULT_PARAMS = CompilerParams()
 
 
 class CpuBackend:
-    """See targets.backend.KernelBackend."""
+    """See targets.backend.KernelBackend. `given`: the machine to lower for; None: the one this process runs on."""
 
     passes: tuple[Pass, ...] = CPU_PASSES
 
+    def __init__(self, given: CpuMachine | None = None):
+        self.given = given
+
+    @property
+    def machine(self) -> CpuMachine:
+        return self.given or detected_machine()
+
     def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> LowerOptions:
-        p, machine = _params(kernel), detected_machine()
-        anywhere = program is not None and starts_anywhere(kernel, program)
+        p, machine = _params(kernel), self.machine
+        through = not machine.stores_past_caches or (program is not None and starts_anywhere(kernel, program))
         fast = not options.mlir_disable_fast_math
         return LowerOptions(
             approx_math=p.approx_math and fast,
             contract=fast,
-            vector_bits=p.vector_width or machine.vector_bits,
+            vector_bits=VectorBits(p.vector_width or machine.vector_bits, machine.registers),
             semantics=p.dimension_semantics,
             prefetch_steps=p.max_concurrent_steps - 1,
-            avx512=machine.vector_bits >= 512 and has_avx512dq(),
-            bf16_pairs=fast and has_bf16_pairs(),
-            vnni=has_vnni(),
+            avx512=machine.vector_bits >= 512 and machine.avx512,
+            bf16_pairs=fast and machine.bf16_pairs,
+            vnni=machine.vnni,
             l1_bytes=machine.l1_bytes,
             # With its operands and what others keep there, such a result leaves the last-level cache before it is read. With
             # its reader counted, 8 MB of 32 lose 13 % if all was in the cache before, gain 20 % if not; 12 MB gain either way.
-            stream_bytes=NEVER if anywhere else machine.l3_bytes * 3 // 8,
+            stream_bytes=NEVER if through else machine.l3_bytes * 3 // 8,
             # 16 MB of 32 that are made of next to nothing, call after call: 0.20 ms through the cache, 0.43 past it.
             stream_traffic=machine.l3_bytes * 5 // 8,
         )
 
     def threads(self, kernel: Kernel) -> int:
         """Most threads that run programs of a kernel."""
-        return _params(kernel).num_threads or config.num_threads() or detected_machine().cores
+        return _params(kernel).num_threads or config.num_threads() or self.machine.cores
 
     def emit(self, nests: KernelNests, name: str) -> LoweredKernel:
         return emit(nests, name)

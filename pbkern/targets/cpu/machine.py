@@ -1,16 +1,17 @@
-"""This computer's CPU -> Machine: cores, vector width and caches as the system reports them, with their sources.
+"""This computer's CPU -> CpuMachine: cores, vector width and caches as the system reports them, with their sources.
 
 Bandwidths and peaks are scaled from figures measured on one machine: relative prices are what fusion needs of them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import os
 import pathlib
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.machine import DEFAULT_MACHINE, Machine
@@ -23,30 +24,88 @@ CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
 
 
-@functools.cache
-def detected_machine() -> Machine:
-    """The machine this process runs on. What cannot be read keeps DEFAULT_MACHINE's value."""
-    cores, cores_from = usable_cores()
-    info = _read(CPUINFO)
-    bits, bits_from = vector_bits(info)
-    caches = cache_bytes()
-    model = re.search(r"model name\s*: (.*)", info)
+class VectorBits(int):
+    """Width of vectors in bits. It knows how many registers hold such vectors: what chooses a schedule by one needs both."""
+
+    registers: int
+
+    def __new__(cls, bits: int, registers: int = 32) -> VectorBits:
+        made = super().__new__(cls, bits)
+        made.registers = registers
+        return made
+
+    def __repr__(self) -> str:
+        return f"VectorBits({int(self)}, {self.registers})"
+
+    __str__ = int.__repr__
+
+
+def registers_of(vector_bits: int) -> int:
+    """Vector registers of the machine; of a plain number, as many as AVX-512 and NEON have."""
+    return getattr(vector_bits, "registers", 32)
+
+
+@dataclass(frozen=True)
+class CpuMachine(Machine):
+    """A CPU.
+
+    Attributes:
+      registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume 1, 15.1), NEON 32.
+      avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by name.
+      bf16_pairs: multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL).
+      vnni: multiplies words of narrow integers (AVX512-VNNI, with the shorter vectors of AVX512-VL).
+      stores_past_caches: whether large results may be written past the caches.
+    """
+
+    registers: int = 32
+    avx512: bool = False
+    bf16_pairs: bool = False
+    vnni: bool = False
+    stores_past_caches: bool = True
+
+
+def scaled_machine(cores: int, bits: int, share_of_peak: float = 1.0, **figures: Any) -> CpuMachine:
+    """DEFAULT_MACHINE's rates at another number of cores and width of vectors; other figures as given."""
     share = cores / DEFAULT_MACHINE.cores
-    rate, rate_from = executed_share(info, bits)
-    peak = {k: v * share * rate * bits / DEFAULT_MACHINE.vector_bits for k, v in DEFAULT_MACHINE.peak_flops.items()}
-    known: dict[str, Any] = {f"{level}_bytes": size for level, size in caches.items()}
-    return dataclasses.replace(
-        DEFAULT_MACHINE,
+    width = share_of_peak * bits / DEFAULT_MACHINE.vector_bits
+    return CpuMachine(
         cores=cores,
         vector_bits=bits,
         l2_bandwidth=DEFAULT_MACHINE.l2_bandwidth * share,
         l3_bandwidth=DEFAULT_MACHINE.l3_bandwidth * share,
-        peak_flops=peak,
+        peak_flops={k: v * share * width for k, v in DEFAULT_MACHINE.peak_flops.items()},
+        **figures,
+    )
+
+
+@functools.cache
+def detected_machine() -> CpuMachine:
+    """The machine this process runs on. What cannot be read keeps DEFAULT_MACHINE's value."""
+    cores, cores_from = usable_cores()
+    info = cpuinfo()
+    bits, bits_from = vector_bits(info)
+    caches, flags = cache_bytes(), cpu_flags(info)
+    model = re.search(r"model name\s*: (.*)", info)
+    rate, rate_from = executed_share(info, bits)
+    return scaled_machine(
+        cores, bits, rate,
         source=f"{model[1] if model else 'unknown CPU'}; cores: {cores_from}; vectors: {bits_from}; "
         f"caches: {CACHES if caches else 'assumed'}; "
         f"rates scaled by cores and vector width{rate_from} from: {DEFAULT_MACHINE.source}",
-        **known,
-    )
+        **instruction_sets(flags, bits),
+        **{f"{level}_bytes": size for level, size in caches.items()},
+    )  # fmt: skip
+
+
+def instruction_sets(flags: Collection[str], bits: int) -> dict[str, Any]:
+    """Fields of CpuMachine by flags of /proc/cpuinfo."""
+    flags = set(flags)
+    return {
+        "registers": 16 if bits < 512 and "asimd" not in flags else 32,
+        "avx512": {"avx512f", "avx512dq"} <= flags,
+        "bf16_pairs": {"avx512_bf16", "avx512vl"} <= flags,
+        "vnni": {"avx512_vnni", "avx512vl"} <= flags,
+    }
 
 
 def usable_cores() -> tuple[int, str]:
@@ -81,24 +140,6 @@ def cpuinfo() -> str:
 def cpu_flags(cpuinfo: str) -> set[str]:
     line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
     return set(line[1].split()) if line else set()
-
-
-@functools.cache
-def has_bf16_pairs() -> bool:
-    """Whether the processor multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL)."""
-    return {"avx512_bf16", "avx512vl"} <= cpu_flags(_read(CPUINFO))
-
-
-@functools.cache
-def has_avx512dq() -> bool:
-    """Whether the processor has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by name."""
-    return {"avx512f", "avx512dq"} <= cpu_flags(_read(CPUINFO))
-
-
-@functools.cache
-def has_vnni() -> bool:
-    """Whether the processor multiplies words of narrow integers (AVX512-VNNI, with the shorter vectors of AVX512-VL)."""
-    return {"avx512_vnni", "avx512vl"} <= cpu_flags(_read(CPUINFO))
 
 
 def vector_bits(cpuinfo: str) -> tuple[int, str]:

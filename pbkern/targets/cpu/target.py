@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pbkern.core import config, fallback
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
+from pbkern.core.process import disk_cache
 from pbkern.dsl.build_programs import in_stages, kernel_program
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -22,6 +23,7 @@ from pbkern.targets.cpu.codegen import compile as cpu_compile
 from pbkern.targets.cpu.codegen.runtime import xla
 
 from .backend import CpuBackend
+from .devices import Device
 from .machine import detected_machine
 from .params import CompilerParams
 
@@ -30,19 +32,20 @@ if TYPE_CHECKING:
 
 
 class CpuTarget:
-    """See targets.target.Target."""
+    """See targets.target.Target. `device`: what libraries are made for; None: this computer's processor."""
 
     name = "cpu"
     platform = "cpu"
     POOLED_BYTES = xla.POOLED_BYTES
     STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
-    def __init__(self) -> None:
-        self.backend = CpuBackend()
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device
+        self.backend = CpuBackend(None if device is None else device.machine)
         self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
 
     def machine(self) -> Machine:
-        return detected_machine()
+        return self.device.machine if self.device else detected_machine()
 
     def costs(self, device: str | None = None) -> CostModel:
         from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
@@ -61,7 +64,7 @@ class CpuTarget:
         return [("max_concurrent_steps", [2, 3]), ("num_threads", threads)]
 
     def identity(self) -> str:
-        return content.environment()
+        return disk_cache.digest((content.sources(), self.device)) if self.device else content.environment()
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
         program = in_stages(program)

@@ -239,6 +239,9 @@ def test_operations_of_other_front_ends():
     across = program(["tensor<3x4xf32>", "tensor<4xf32>"], "tensor<3x4xf32>",
                      "%r = chlo.broadcast_subtract %a, %b : (tensor<3x4xf32>, tensor<4xf32>) -> tensor<3x4xf32>")  # fmt: skip
     np.testing.assert_array_equal(run(across, X, X[1]), X - X[1])
+    like = program(["tensor<3x4xf32>"], "tensor<3x4xf32>",
+                   '%r = "chlo.constant_like"(%a) <{value = 2.5 : f32}> : (tensor<3x4xf32>) -> tensor<3x4xf32>')  # fmt: skip
+    np.testing.assert_array_equal(run(like, X), np.full((3, 4), 2.5))
     mapped = program(
         ["tensor<3x4xf32>"],
         "tensor<3x4xf32>",

@@ -59,6 +59,8 @@ FUNCTIONS = {
     "descending": (lambda x: jnp.sort(x, descending=True), normal(9)),
     "by two keys": (lambda x, y: lax.sort((x, y), num_keys=2), integers(20, dtype="float32"), normal(20)),
     "cumsum": (lambda x: jnp.cumsum(x, 1), normal(4, 9)),
+    "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 1), normal(4, 9)),
+    "cumlogsumexp from the end": (lambda x: lax.cumlogsumexp(x, 0, reverse=True), normal(5, 3)),
     "argmax": (lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(x)), normal(4, 9)),
     "argmax of integers": (lambda x: jnp.argmax(x, 1), integers(4, 9, high=3)),
     "top_k": (lambda x: lax.top_k(x, 3), normal(4, 9)),
@@ -122,7 +124,11 @@ def test_workloads_keep_their_kernels(name):
     assert len(imported.left) <= len(plan.left)
 
 
-@pytest.mark.parametrize("name", ["unsharp", "attention_1024_causal", "gradient_descent", "cross_entropy", "jacobi"])
+BY_DEFAULT = ("unsharp", "attention_1024_causal", "gradient_descent", "cross_entropy", "jacobi")
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n, w in WORKLOADS.items() if n not in BY_DEFAULT and w.numpy is not None]
+
+
+@pytest.mark.parametrize("name", [*BY_DEFAULT, *SLOW])
 def test_workloads_keep_their_numbers(name):
     workload = WORKLOADS[name]
     args = workload.arguments(workload.small)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxlib.mlir import ir
 
 from ..operation import refused
 from ..table import rule
@@ -52,8 +53,8 @@ def broadcast(op, *operands):
 
 for _name, _f in (UNARY | BINARY).items():
     rule(f"stablehlo.{_name}")(lambda op, *operands, _f=_f: _f(*operands))
-for _name, _f in CHLO.items():
-    rule(f"chlo.{_name}")(lambda op, *operands, _f=_f: _f(*operands))
+for _name, _f in CHLO.items():  # TensorFlow writes those of MHLO
+    rule(f"chlo.{_name}", f"mhlo.{_name}")(lambda op, *operands, _f=_f: _f(*operands))
 for _name, _f in BROADCASTING.items():
     rule(f"chlo.broadcast_{_name}")(lambda op, *operands, _f=_f: _f(*broadcast(op, *operands)))
 
@@ -112,7 +113,10 @@ def reduce_precision(op, x):
 
 @rule("chlo.constant_like")
 def constant_like(op, x):
-    raise refused(op, "constants like an operand are not read")
+    value = op.attribute("value")
+    if not isinstance(value, ir.FloatAttr | ir.IntegerAttr):
+        raise refused(op, f"a constant {value}")
+    return jnp.full(x.shape, value.value, op.dtype)
 
 
 @rule("stablehlo.optimization_barrier")

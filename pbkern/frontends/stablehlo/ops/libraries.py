@@ -9,8 +9,6 @@ from jaxlib.mlir import ir
 from ..operation import Operation
 from ..table import check, rule
 
-RANDOM_BITS = {"DEFAULT": "RNG_DEFAULT", "THREE_FRY": "RNG_THREE_FRY", "PHILOX": "RNG_PHILOX"}
-
 
 @rule("stablehlo.fft")
 def fft(op: Operation, x):
@@ -31,13 +29,6 @@ def triangular_solve(op: Operation, a, b):
         a, b, left_side=op.flag("left_side"), lower=op.flag("lower"), unit_diagonal=op.flag("unit_diagonal"),
         transpose_a=turned in ("TRANSPOSE", "ADJOINT"), conjugate_a=turned == "ADJOINT",
     )  # fmt: skip
-
-
-@rule("stablehlo.rng_bit_generator")
-def rng_bit_generator(op: Operation, state):
-    shape, dtype = op.type(1)
-    algorithm = lax.RandomAlgorithm[RANDOM_BITS[op.choice("rng_algorithm") or "DEFAULT"]]
-    return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=algorithm)
 
 
 @rule("stablehlo.rng")

@@ -51,6 +51,13 @@ def _order_is_known(op):
     return None if known else "its comparator is no order by up to three of the arrays, ascending or descending"
 
 
-@rule("chlo.top_k")
+@rule("chlo.top_k", "mhlo.topk")
 def top_k(op: Operation, x):
+    """Of the last dimension."""
     return lax.top_k(x, op.integer("k"))
+
+
+@check("mhlo.topk")
+def _takes_the_greatest(op):
+    largest = op.attributes["largest"] if "largest" in op.attributes else None
+    return None if largest is None or str(largest) == "true" else "it takes the least"

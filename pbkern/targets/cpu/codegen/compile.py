@@ -84,19 +84,26 @@ class Compiled:
     """One program in memory.
 
     Attributes:
-      ffi_name: name under which the handler is registered with XLA.
+      name: name under which XLA knows the handler, once it is asked for as `ffi_name`.
       code: its machine code.
       from_disk: whether an earlier process had compiled it.
       times: milliseconds per stage; those of different kernels overlap.
     """
 
     program: HostProgram
-    ffi_name: str
+    name: str
     code: Code
     image: objects.Image
     lower: Callable[[], LoweredProgram]
     from_disk: bool = False
     times: dict[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def ffi_name(self) -> str:
+        """Registers the handler. Not before somebody asks: until XLA has a client it only keeps the address, and the program
+        may have gone when it calls there."""
+        lifetime.register(self.name, self.image)
+        return self.name
 
     @property
     def lowered(self) -> LoweredProgram:
@@ -168,16 +175,15 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
-        code, image, found = _kept(key, symbols, make, timed)
+        code, image, found = kept(key, symbols, make, timed)
     name = f"pbkern_{next(_serial)}_{program.name}"
-    lifetime.register(name, image)
     compiled = Compiled(program, name, code, image, lower, found, times)
     lifetime.free_with(compiled, image)
     _resident.add(compiled)
     return compiled
 
 
-def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
+def kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
     """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored."""
     store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
@@ -186,17 +192,17 @@ def _kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lam
         if payload is not None:
             try:
                 code = Code.unpacked(payload)
-                return code, timed("load", _image, code, symbols), True
+                return code, timed("load", image_of, code, symbols), True
             except (InternalError, ValueError, KeyError):  # no object of ours: make it anew
                 store.remove(KIND, key)
     code = make()
-    image = timed("load", _image, code, symbols)
+    image = timed("load", image_of, code, symbols)
     if store is not None and not prints(code):
         timed("write", store.put, KIND, key, code.packed())
     return code, image, False
 
 
-def _image(code: Code, symbols: Mapping[str, int]) -> objects.Image:
+def image_of(code: Code, symbols: Mapping[str, int]) -> objects.Image:
     """The last object's image, which keeps those of the others alive. Raises InternalError."""
     image = None
     for made in code.objects:
@@ -233,7 +239,7 @@ def _loaded_runtime() -> dict[str, int]:
         mlir.check_lowered(module)
         return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, xla.SYMBOLS[0], {}),))
 
-    _, image, _ = _kept("runtime", {}, make)
+    _, image, _ = kept("runtime", {}, make)
     _runtime.append(image)
     lifetime.register_state(image)
     addresses = {name: image.address(name) for name in xla.SYMBOLS} | {TRACE: callbacks.ADDRESS}

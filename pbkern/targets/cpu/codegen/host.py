@@ -27,14 +27,21 @@ PARALLEL = "_mlir_ciface_pbk_parallel"
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """`kernels`: func/scf/vector text; `host`: text of the host functions; `arena_bytes`: memory of one call;
-    `lowered`: the kernels that differ.
+    """`kernels`: func/scf/vector text; `host`: text of the host functions; `lowered`: the kernels that differ.
+
+    Memory of a call: `temporary_bytes`, and behind them the scratch of a launch: (bytes of a thread, most threads) of each.
     """
 
     kernels: str
     host: str
-    arena_bytes: int
+    temporary_bytes: int
+    scratch: tuple[tuple[int, int], ...]
     lowered: tuple[LoweredKernel, ...]
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory of one call on all threads."""
+        return self.temporary_bytes + max((size * threads for size, threads in self.scratch), default=0)
 
 
 class HostText:
@@ -48,7 +55,7 @@ class HostText:
         self.counters: dict[str, str] = {}
         self.offsets, self.copies_at = self._temporaries()
         self.temp_bytes = self.copies_at + max((sum(self._copy_sizes(k)) for k in program.kernels()), default=0)
-        self.scratch_bytes = 0
+        self.scratch: list[tuple[int, int]] = []
 
     def name(self) -> str:
         self.count += 1
@@ -175,12 +182,12 @@ class HostText:
             if step.operands[i].buffer != step.results[o].buffer:
                 self._copy_unless_same(step.operands[i], step.results[o])
                 views[i] = step.results[o]
-        self.scratch_bytes = max(self.scratch_bytes, threads * lowered.scratch_bytes)
+        self.scratch.append((lowered.scratch_bytes, threads))
         pointers = [*map(self.pointer, views), *self._copies(step, views)]
         scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
         total = self.const(lowered.programs)
         if threads == 1:
-            passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(_argument_types(lowered))
+            passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(argument_types(lowered))
             self.lines.append(f"func.call @{lowered.name}({passed}) : ({types}) -> ()")
             return
         args = self.alloca(f"!llvm.array<{len(pointers) + 1} x ptr>")
@@ -212,7 +219,7 @@ class HostText:
             pointers.append(f"%p{k}")
         lines += [f"%size = arith.constant {lowered.scratch_bytes} : i64", "%at = arith.muli %slot, %size : i64",
                   f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8"]
-        args, types = [*pointers[:-1], "%mine", "%low", "%high"], ", ".join(_argument_types(lowered))
+        args, types = [*pointers[:-1], "%mine", "%low", "%high"], ", ".join(argument_types(lowered))
         lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({types}) -> ()", "return", "}"]
         self.tasks.append("\n".join(lines))
         return name
@@ -224,13 +231,13 @@ class HostText:
     def text(self) -> str:
         declared = []
         for lowered in self.distinct():
-            declared.append(f"func.func private @{lowered.name}({', '.join(_argument_types(lowered))})")
+            declared.append(f"func.func private @{lowered.name}({', '.join(argument_types(lowered))})")
         head = f"func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {INTERNAL} {{"
         main = [head, *self.lines, "return", "}"]
         return "\n".join([*declared, *self.tasks, *main])
 
 
-def _argument_types(lowered: LoweredKernel) -> list[str]:
+def argument_types(lowered: LoweredKernel) -> list[str]:
     """Of operands and copies, the scratch memory, and the first program and the one after the last."""
     return ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
 
@@ -255,7 +262,7 @@ def emit_host(
     host.steps(program.steps)
     distinct = host.distinct()
     text = module_text(f for k in distinct for f in k.functions)
-    return LoweredProgram(text, host.text(), host.temp_bytes + host.scratch_bytes, distinct)
+    return LoweredProgram(text, host.text(), host.temp_bytes, tuple(dict.fromkeys(host.scratch)), distinct)
 
 
 def starts_anywhere(kernel: Kernel, program: HostProgram) -> bool:

@@ -37,7 +37,7 @@ class _TypeInfo(ctypes.Structure):
 def register_state(runtime: Image) -> _TypeInfo:
     """Makes the numbers known to XLA as states of handlers, once; `runtime` is the image of the runtime's functions."""
     info = _TypeInfo(ctypes.sizeof(_TypeInfo), None, runtime.address("pbk_drop"))
-    capsules = {"type_id": jax.ffi.pycapsule(runtime.address("pbk_state_type")),
+    capsules: Any = {"type_id": jax.ffi.pycapsule(runtime.address("pbk_state_type")),
                 "type_info": jax.ffi.pycapsule(ctypes.addressof(info))}  # fmt: skip
     jax.ffi.register_ffi_type("pbkern_program", capsules, platform="cpu")
     _hold(runtime)
@@ -80,7 +80,7 @@ def sweep() -> None:
         if executables(image):
             _waiting.append(image)
         else:
-            _free_arenas(image)
+            free_arenas(image)
             _let_go(image)
 
 
@@ -89,7 +89,7 @@ def executables(image: Image) -> int:
     return ctypes.c_int64.from_address(image.address("pbk_held")).value
 
 
-def _free_arenas(image: Image) -> None:
+def free_arenas(image: Image) -> None:
     """Gives back the temporaries that a program keeps from call to call."""
     for place in (ctypes.c_int64 * (2 * ARENAS)).from_address(image.address("pbk_pool"))[1::2]:
         if place:

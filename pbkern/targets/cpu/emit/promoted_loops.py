@@ -12,8 +12,8 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For
+from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.schedule.register_promotion import WORKING, Place, Plan
-from pbkern.targets.cpu.schedule.register_tiles import REGISTERS
 
 from .addressing import Places, Point, Tail, memref
 
@@ -40,7 +40,7 @@ class Registers(Places):
         parts = [(b, at) for b, p in made.carried.items() for at in range(p.start, p.start + p.size, max(p.lanes, 1))]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
-            free = REGISTERS - WORKING - len(parts)
+            free = registers_of(self.vector_bits) - WORKING - len(parts)
             self.kept = PromotedBuffers(block, scratch.written(loop.body), free, dict(zip(parts, values)))
             for nest, schedule in zip(loop.body, made.schedules):
                 self.emit(inner, nest, schedule)

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
-from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, MAX_COLUMN_VECTORS, choose
+from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, choose, column_vectors
 
 from .strip_mining import Chain, Run, StripMinedLoop, even_part, runs
 
@@ -62,7 +63,7 @@ def _suits(chain: Chain, vector_bits: int) -> bool:
         return False
     sums = [n for n, d in nests if d in n.rdims]
     vectors = [_sum_vectors(n, vector_bits) for n in sums]
-    if not sums or len(sums) == len(nests) or not all(vectors) or sum(vectors) > MAX_COLUMN_VECTORS:
+    if not sums or len(sums) == len(nests) or not all(vectors) or sum(vectors) > column_vectors(registers_of(vector_bits)):
         return False
     return sum(isinstance(g, list) for g in chain.groups()) == 1
 

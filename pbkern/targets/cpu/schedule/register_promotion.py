@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Nest, Write
+from pbkern.targets.cpu.machine import registers_of
 
-from .register_tiles import MAX_COLUMN_VECTORS, MAX_TILE_NODES, NestSchedule, schedule_of
+from .register_tiles import MAX_TILE_NODES, NestSchedule, column_vectors, schedule_of
 
 # Registers that the arithmetic of a round needs beside what is kept; accumulators of one sum, whose rounds overlap.
 WORKING, SUM_ACCUMULATORS = 6, 4
@@ -51,10 +52,11 @@ def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
     nests: list[Nest] = [s for s in loop.body if isinstance(s, Nest)]
     schedules = [schedule_of(n, vector_bits, reassociate) for n in nests]
     carried: dict[Buf, Place] = {}
+    most = column_vectors(registers_of(vector_bits))
     for buf in _changed(nests):
         places = {p for n, s in zip(nests, schedules) for p in _places(n, s, buf)}
         place = places.pop() if len(places) == 1 else None
-        if place is not None and place.vectors + sum(p.vectors for p in carried.values()) <= MAX_COLUMN_VECTORS:
+        if place is not None and place.vectors + sum(p.vectors for p in carried.values()) <= most:
             carried[buf] = place
     if not any(p.lanes for p in carried.values()):
         return None
@@ -113,7 +115,7 @@ def _in_one_tile(nest: Nest, s: NestSchedule, carried: dict[Buf, Place]) -> Nest
     if s.vector in nest.rdims:
         if not _is_straight(nest, s) or nest.rdims != (s.vector,):
             return s
-        short = -(-nest.dims[s.vector] // s.lanes) <= MAX_COLUMN_VECTORS
+        short = -(-nest.dims[s.vector] // s.lanes) <= column_vectors(s.registers)
         return replace(s, unroll=min(s.unroll, SUM_ACCUMULATORS), straight=short)
     roots = {e.info[0].root for e in nest.loads()} | {w.buf.root for w in nest.writes}
     if any(b in roots and p.lanes for b, p in carried.items()):

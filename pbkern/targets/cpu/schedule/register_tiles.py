@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pbkern.lower.mlir.element_types import BITS, compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest, nodes
+from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import fit, rows_apart
@@ -20,8 +21,8 @@ from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_
 from .register_transpose import is_turned, turned_dim, turning_dims
 from .short_rows import SHORTEST_ROW, rows_beside
 
-# Vector registers that accumulators may fill; the rest hold operands (x86-64 with AVX-512 has 32).
-REGISTERS, ACCUMULATOR_REGISTERS = 32, 28
+# Vector registers that accumulators leave to operands.
+OPERAND_REGISTERS = 4
 # Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
 MAX_POINT_NODES = 420
 # An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
@@ -88,11 +89,17 @@ class NestSchedule:
     # sums of `lanes` points along this dim become one vector (targets/cpu/emit/horizontal_reductions.py)
     side_by_side: str | None = None
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
+    registers: int = 32  # of the machine
 
     @property
     def along(self) -> str:
         """The vectorised dimension; in scalar code "", which no dimension is called."""
         return self.vector or ""
+
+    @property
+    def accumulators(self) -> int:
+        """Registers that accumulators may fill."""
+        return self.registers - OPERAND_REGISTERS
 
     @property
     def tile(self) -> int:
@@ -102,6 +109,11 @@ class NestSchedule:
     def __str__(self) -> str:
         jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
         return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
+
+
+def column_vectors(registers: int) -> int:
+    """Vectors that a sum over rows keeps, if it shares no operand."""
+    return min(MAX_COLUMN_VECTORS, registers - OPERAND_REGISTERS)
 
 
 def register_bits(nest: Nest, along: str | None = None) -> int:
@@ -224,13 +236,14 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
 
 def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     """The schedule with vectors along one dimension."""
-    sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
+    order = tuple(d for d in nest.dims if d != vector)
+    sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest, vector), 2)
     sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
     turned = turned_dim(nest, vector) if nest.rdims else None
     if turned is not None:
         sched.transpose, step = turned
-        sched.lanes = min(sched.lanes, REGISTERS // 2 // step)
+        sched.lanes = min(sched.lanes, sched.registers // 2 // step)
     elif nest.reductions and vector in nest.rdims:
         _tile_horizontal(nest, sched)
         _put_side_by_side(nest, sched, full)
@@ -292,7 +305,8 @@ def _accesses(e: Expr, sched: NestSchedule) -> int:
 
 def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
     """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
-    sched = NestSchedule(vector=vector, order=tuple(d for d in nest.dims if d != vector))
+    order = tuple(d for d in nest.dims if d != vector)
+    sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(r.op.startswith("dot_") for r in nest.reductions) else 1
     sched.lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
@@ -312,7 +326,7 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
     turned = turned_dim(nest, sched.along)
     if turned is not None:
         sched.transpose, step = turned
-        sched.lanes = min(sched.lanes, REGISTERS // 2 // step)  # squares of each of the elements between fill the registers
+        sched.lanes = min(sched.lanes, sched.registers // 2 // step)  # squares of each element between fill the registers
         sched.jam = {sched.transpose: sched.lanes}
         return
     sched.unroll = min(_points_in_turn(nest), _vectors(nest, sched))
@@ -394,7 +408,7 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
         return
     (a, m), (b, n) = ((side[-1], nest.dims[side[-1]]) for side in sides)
     tiles = [(i, j, u) for i in range(1, min(m, SIDE) + 1) for j in range(1, min(n, SIDE) + 1)
-             for u in range(1, min(4, _vectors(nest, sched)) + 1) if i * j * u <= ACCUMULATOR_REGISTERS - min(i, j)]
+             for u in range(1, min(4, _vectors(nest, sched)) + 1) if i * j * u <= sched.accumulators - min(i, j)]
 
     def cycles(tile: tuple[int, int, int]) -> float:
         i, j, u = tile
@@ -415,17 +429,17 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     """Vectors along a result dimension, accumulators in registers over the reduction."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
     pair = 2 if any(r.op in ("argmax", "argmin") for r in nest.reductions) else 1
-    room = max(ACCUMULATOR_REGISTERS // (count * pair), 1)
+    room = max(sched.accumulators // (count * pair), 1)
     jam = _jam_dim(nest, sched.along)
     if jam is None:
         few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
-        sched.unroll = min(FEW_COLUMN_VECTORS if few else MAX_COLUMN_VECTORS, vectors, room)
+        sched.unroll = min(FEW_COLUMN_VECTORS if few else column_vectors(sched.registers), vectors, room)
         _jam_chains(nest, sched, room // sched.unroll)
         return
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
     operands, best = _operand_registers(nest, sched), None
     for unroll in range(1, min(4, vectors) + 1):
-        for j in range(1, min(room // unroll, (REGISTERS - operands) // unroll - 1, rows) + 1):
+        for j in range(1, min(room // unroll, (sched.registers - operands) // unroll - 1, rows) + 1):
             cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v, apart)))
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
@@ -458,7 +472,7 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
         return
     second = others[-1]
     rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
-    registers = REGISTERS - _operand_registers(nest, sched)
+    registers = sched.registers - _operand_registers(nest, sched)
     for unroll in range(1, min(4, vectors) + 1):
         for j in range(2, min(room // (unroll * first), (registers // unroll - 1) // first, rows) + 1):
             together = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r * first, v)))

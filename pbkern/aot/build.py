@@ -1,0 +1,138 @@
+"""Functions, one per device -> Library: variants, entry, object file, header, and the files that are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pbkern.api import stages
+from pbkern.core import config
+from pbkern.core.options import CompileOptions
+from pbkern.core.process import gc_pause, progress, recursion
+from pbkern.core.version import VERSION
+from pbkern.targets.cpu.devices import Device, devices_of
+
+from . import link
+from .codegen.emit import emitted, require_llvmlite
+from .codegen.entry import Entry, Part
+from .codegen.variant import variant_of
+from .files import Wanted, all_or_none
+from .function import Function
+from .interface import companions
+from .interface.c_types import element_type
+from .interface.header import Interface, header_text
+from .interface.metadata import metadata_of
+from .library import Library
+
+EMITTED = ("obj", "asm", "llvm")
+
+
+def build_library(asked: Wanted, options: CompileOptions, make: Callable[[CompileOptions], Function]) -> Library:
+    """Makes a library and writes its files. Nothing is written after an error.
+
+    make: the function as it is planned under such options, for one device.
+    """
+    require_llvmlite()
+    devices = devices_of(options.device)
+    with progress.compiling(asked.name), gc_pause.paused(), recursion.headroom():
+        times: dict[str, float] = {}
+        parts = [_part(d, options, make, times) for d in devices]
+        threads = max(map(lambda d: most_threads(options, d), devices))
+        interface = _interface(asked.name, parts, options.user_device_memory, threads)
+        described = metadata_of(interface, options, devices, [p.variant.mlir if p.variant else "" for p in parts])
+        entry = Entry(interface, parts, json.dumps(described))
+        kinds = {"obj", *(k for k in asked.files if k in EMITTED)}
+        made = _timed(times, "LLVM", emitted, entry, [p.variant for p in parts], devices[0], kinds)
+        texts = _texts(asked, interface, options, parts, described) | made
+        _write(asked.files, texts, devices[0], options.openmp, times)
+    if options.debug:
+        record = parts[0].function.build.record
+        record.milliseconds |= times
+        stages.report(record)
+    header = texts["header"].decode()
+    return Library(asked.name, dict(asked.files), header, described, made["obj"], devices[0], options.openmp)
+
+
+def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int) -> Interface:
+    """What holds for every device: plans may differ in what they read, and in which results take the place of arguments."""
+    functions = [p.function for p in parts]
+    inputs = [dataclasses.replace(of[0], is_used=any(a.is_used for a in of)) for of in zip(*(f.inputs for f in functions))]
+    shared = [pair for pair in functions[0].shared if all(pair in f.shared for f in functions)]
+    memory = max(p.memory_bytes(threads) for p in parts)
+    devices = [p.device.name for p in parts]
+    return Interface(name, inputs, functions[0].outputs, shared, user_memory, memory, devices, threads)
+
+
+def _texts(
+    asked: Wanted, of: Interface, options: CompileOptions, parts: Sequence[Part], described: Mapping
+) -> dict[str, bytes]:
+    """Those of KINDS that are texts."""
+    names = {kind: path.name for kind, path in asked.files.items()}
+    makers: dict[str, Callable[[], str]] = {
+        "header": lambda: header_text(of),
+        "metadata": lambda: json.dumps(described, indent=1) + "\n",
+        "mlir": lambda: "\n".join(p.variant.mlir for p in parts if p.variant),
+        "kernels": lambda: "\n\n".join(k.source() for k in parts[0].function.build.record.kernels) + "\n",
+        "cmake": lambda: companions.cmake(of, names, options.openmp),
+        "pkgconfig": lambda: companions.pkgconfig(of, names, options.openmp, VERSION),
+        "cpp": lambda: companions.cpp(of, names),
+        "bench": lambda: companions.bench(of, names, options.openmp),
+    }
+    return {kind: make().encode() for kind, make in makers.items() if kind in (*asked.files, "header")}
+
+
+def plan_options(options: CompileOptions, device: Device) -> CompileOptions:
+    """The options of a plan: the same as just in time where the device is the one at hand."""
+    kept = {
+        k: v
+        for k, v in options.differing().items()
+        if k not in ("aot", "aot_name", "user_device_memory", "openmp", "num_threads")
+    }
+    return CompileOptions(**(kept | {"device": None if device.name == "native" else device.name}))
+
+
+def most_threads(options: CompileOptions, device: Device) -> int:
+    """Of one call."""
+    if not options.openmp:
+        return 1
+    here = config.num_threads() if device.name == "native" else None
+    return options.num_threads or here or device.machine.cores
+
+
+def _part(device: Device, options: CompileOptions, make: Callable, times: dict[str, float]) -> Part:
+    function = _timed(times, f"plan for {device.name}", make, plan_options(options, device))
+    for a in function.arguments:
+        element_type(a.type.dtype, a.path)
+    if function.program is None:
+        return Part(device, function, None)
+    threads = most_threads(options, device)
+    variant = _timed(
+        times, f"lowering for {device.name}", variant_of, function.program, options, device, threads, options.openmp
+    )
+    return Part(device, function, variant)
+
+
+def _timed(times: dict[str, float], what: str, f: Callable, *args: Any) -> Any:
+    progress.step(what)
+    start = time.perf_counter()
+    result = f(*args)
+    times[what] = (time.perf_counter() - start) * 1e3
+    return result
+
+
+def _write(files: Mapping[str, pathlib.Path], texts: Mapping[str, bytes], device: Device, use_openmp: bool, times) -> None:
+    with all_or_none(files) as places, tempfile.TemporaryDirectory() as folder:
+        code = pathlib.Path(folder) / f"{next(iter(files.values())).stem}.o"  # its name is in an archive
+        code.write_bytes(texts["obj"])
+        for kind, place in places.items():
+            if kind == "shared":
+                _timed(times, "link", link.link, place, [code], device, use_openmp)
+            elif kind == "static":
+                _timed(times, "archive", link.archive, place, [code], device)
+            else:
+                place.write_bytes(texts[kind])

@@ -1,0 +1,69 @@
+"""Kernels that write past the caches, for arrays that start anywhere: a second function without, chosen by the addresses.
+
+Such stores fault unless they are aligned to a cache line, as XLA's arrays are; those of C and NumPy are aligned to 16 bytes.
+Kernels gain by them, so both ways are kept (docs/decisions/039-results-that-start-anywhere.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.targets.backend import device_function, device_functions
+from pbkern.targets.cpu.codegen.host import ALIGNMENT, argument_types
+from pbkern.targets.cpu.codegen.kernel import Function, LoweredKernel, emit
+from pbkern.targets.cpu.lower_options import NEVER, LowerOptions
+from pbkern.targets.cpu.passes import CPU_PASSES
+
+STORES_PAST_CACHES = "nontemporal = true"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """by_id: what the host calls, by id of a launch's kernel; functions: of all; choosing: MLIR of those that choose."""
+
+    by_id: dict[int, LoweredKernel]
+    functions: tuple[Function, ...]
+    choosing: str
+
+
+def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOptions]) -> Kernels:
+    """A program's kernels for results that start anywhere. Raises what lowering raises."""
+    made = device_functions(program, options_of, CPU_PASSES, emit)
+    functions = [f for k in {k.name: k for k in made.values()}.values() for f in k.functions]
+    chosen: dict[str, LoweredKernel] = {}
+    texts: list[str] = []
+    for kernel in program.kernels():
+        aligned = made[id(kernel)]
+        if aligned.name in chosen or STORES_PAST_CACHES not in aligned.text:
+            continue
+        options = dataclasses.replace(options_of(kernel), stream_bytes=NEVER)
+        anywhere = device_function(kernel, options, CPU_PASSES, emit, f"{aligned.name}_anywhere")
+        functions += anywhere.functions
+        name = f"{aligned.name}_either"
+        texts.append(_choice(name, aligned, anywhere, len(kernel.inputs)))
+        chosen[aligned.name] = dataclasses.replace(aligned, main=dataclasses.replace(aligned.main, name=name))
+    return Kernels({i: chosen.get(k.name, k) for i, k in made.items()}, tuple(functions), "\n".join(texts))
+
+
+def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: int) -> str:
+    """@name: calls the first function if all results start at a cache line, else the second."""
+    types = argument_types(aligned)
+    assert types == argument_types(anywhere) and aligned.scratch_bytes >= anywhere.scratch_bytes
+    parameters, passed = ", ".join(f"%a{k}: {t}" for k, t in enumerate(types)), ", ".join(f"%a{k}" for k in range(len(types)))
+    lines = [f"func.func private @{f.name}({', '.join(types)})" for f in (aligned, anywhere)]
+    lines += [f"func.func @{name}({parameters}) {{", "%past = arith.constant 0 : i64"]
+    past = "%past"
+    for k in range(inputs, aligned.operand_count):
+        lines += [f"%at{k} = llvm.ptrtoint %a{k} : !llvm.ptr to i64", f"%or{k} = arith.ori {past}, %at{k} : i64"]
+        past = f"%or{k}"
+    call = lambda f: f"func.call @{f.name}({passed}) : ({', '.join(types)}) -> ()"
+    lines += [
+        f"%mask = arith.constant {ALIGNMENT - 1} : i64", "%zero = arith.constant 0 : i64",
+        f"%rest = arith.andi {past}, %mask : i64", "%is = arith.cmpi eq, %rest, %zero : i64",
+        "scf.if %is {", call(aligned), "} else {", call(anywhere), "}", "return", "}",
+    ]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,283 @@
+"""The functions that a library shows: NAME, NAME_try, NAME_memory_bytes, and NAME_metadata. LLVM IR text.
+
+    NAME      calls the same as NAME_try; after an error prints one line and aborts
+    NAME_try  null pointers? -> which variant suits the processor -> memory -> arrays of addresses -> @pbk_main -> copies
+
+All are compiled for any processor of the kind: nothing of a variant runs before the processor is known to have what it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pbkern.targets.cpu.codegen.host import ALIGNMENT
+from pbkern.targets.cpu.devices import Device
+
+from ..function import Function, Source
+from ..interface.arguments import NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR, Argument
+from ..interface.header import Interface
+from .messages import messages_text
+from .processor_check import bits_of, features_text
+from .variant import Variant
+
+# In what @pbk_call returns, the number of an argument stands above the code.
+ARGUMENT_SHIFT = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """A library's half for one device."""
+
+    device: Device
+    function: Function
+    variant: Variant | None
+
+    def aligned_bytes(self, threads: int) -> int:
+        """Memory of a call, from a cache line's start on."""
+        return self.variant.memory_bytes(threads) if self.variant else 0
+
+    def memory_bytes(self, threads: int) -> int:
+        """The same wherever it starts."""
+        wanted = self.aligned_bytes(threads)
+        return wanted + ALIGNMENT - 1 if wanted else 0
+
+
+@dataclass
+class Entry:
+    """Writes the functions. parts: the most demanding device first; metadata: a text of JSON."""
+
+    interface: Interface
+    parts: Sequence[Part]
+    metadata: str
+    lines: list[str] = field(default_factory=list)
+    constants: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.interface.name
+
+    @property
+    def threads(self) -> int:
+        return self.interface.threads
+
+    @property
+    def user_memory(self) -> bool:
+        return self.interface.user_memory
+
+    @property
+    def keep(self) -> list[str]:
+        """Names that are global."""
+        return [self.name, f"{self.name}_try", f"{self.name}_memory_bytes", f"{self.name}_metadata"]
+
+    def main(self, n: int) -> str:
+        """What @pbk_main of a part is called."""
+        return f"pbk_main_{n}"
+
+    @property
+    def _arguments(self) -> list[Argument]:
+        return self.interface.arguments
+
+    @property
+    def _needs(self) -> list[str]:
+        return list(dict.fromkeys(n for p in self.parts for n in p.device.asked))
+
+    @property
+    def _arrays(self) -> str:
+        """Parameters of the arrays, as they are declared and as they are passed on."""
+        return ", ".join(f"ptr %a{k}" for k in range(len(self._arguments)))
+
+    @property
+    def _parameters(self) -> str:
+        """All parameters of the C function."""
+        return ", ".join(filter(None, [self._arrays, "ptr %memory, ptr %stream" if self.user_memory else ""]))
+
+    def text(self) -> str:
+        """The module."""
+        device = self.parts[0].device
+        for n, part in enumerate(self.parts):
+            self._run(n, part)
+        self._call()
+        self._shown()
+        self._failure()
+        self._memory_bytes()
+        baseline = f'"target-cpu"="{"x86-64" if device.is_x86 else "generic"}"'
+        calls_kernel = device.is_x86 and device.system == "linux"
+        needs = self._needs
+        return "\n".join([
+            *(f'@{name} = internal constant [{len(data)} x i8] c"{escaped(data)}", align {ALIGNMENT}'
+              for data, name in self.constants.items()),
+            self._string(f"{self.name}_metadata", self.metadata.encode() + b"\0", "constant"),
+            *self.lines, *([features_text(needs, device.is_x86)] if needs else []), messages_text(calls_kernel),
+            "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)", "declare i64 @llvm.umin.i64(i64, i64)",
+            *([] if self.user_memory or not any(p.memory_bytes(1) for p in self.parts) else
+              ["declare ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"]),
+            *(f"declare void @{self.main(n)}(ptr, ptr, ptr)" for n, p in enumerate(self.parts) if p.variant),
+            f"attributes #0 = {{ nounwind {baseline} }}",
+            f"attributes #1 = {{ noreturn nounwind cold noinline {baseline} }}",
+            "",
+        ])  # fmt: skip
+
+    def _string(self, name: str, data: bytes, kind: str = "internal constant") -> str:
+        return f'@{name} = {kind} [{len(data)} x i8] c"{escaped(data)}", align 1'
+
+    def _constant(self, x: np.ndarray) -> str:
+        data = np.ascontiguousarray(x).tobytes()
+        return self.constants.setdefault(data, f"pbk_constant{len(self.constants)}")
+
+    # ---------------------------------------------------------------- one variant
+
+    def _run(self, n: int, part: Part) -> None:
+        """@pbk_run{n}(arguments..., memory): the variant on memory that starts anywhere, then copies."""
+        function = part.function
+        lines = [f"define internal void @pbk_run{n}({self._with('ptr %memory')}) #0 {{"]
+        if part.variant is not None:
+            total = len(function.buffers)
+            lines += [f"  %buffers = alloca [{max(total, 1)} x ptr], align 8"]
+            for k, source in enumerate(function.buffers):
+                lines += [
+                    f"  %b{k} = getelementptr i8, ptr %buffers, i64 {8 * k}",
+                    f"  store ptr {self._pointer(function, source)}, ptr %b{k}, align 8",
+                ]
+            lines += [
+                "  %at = ptrtoint ptr %memory to i64",
+                f"  %past = add i64 %at, {ALIGNMENT - 1}",
+                f"  %line = and i64 %past, {-ALIGNMENT}",
+                "  %arena = inttoptr i64 %line to ptr",
+                f"  call void @{self.main(n)}(ptr null, ptr %buffers, ptr %arena)",
+            ]
+        for k, source in function.copies:
+            size = function.outputs[k].type.nbytes
+            to = self._pointer(function, Source("output", k))
+            if size:
+                lines.append(
+                    f"  call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {self._pointer(function, source)}, i64 {size}, i1 false)"
+                )
+        self.lines += [*lines, "  ret void", "}", ""]
+
+    def _with(self, memory: str) -> str:
+        """The arrays and one more pointer."""
+        return ", ".join(filter(None, [self._arrays, memory]))
+
+    def _pointer(self, function: Function, source: Source) -> str:
+        match source.kind:
+            case "input":
+                return f"%a{source.n}"
+            case "output":
+                return f"%a{len(function.inputs) + source.n}"
+        return f"@{self._constant(function.constants[source.n])}"
+
+    # ---------------------------------------------------------------- what all variants share
+
+    def _call(self) -> None:
+        """@pbk_call(arguments...) -> 0, or a code and an argument's number."""
+        lines = [f"define internal i32 @pbk_call({self._parameters}) #0 {{"]
+        for k, a in enumerate(self._arguments):
+            if a.is_used and a.type.nbytes:
+                lines += self._null_test(f"%a{k}", k)
+        if self._needs:
+            lines.append("  %has = call i64 @pbk_features()")
+        for n, part in enumerate(self.parts):
+            mask = bits_of(part.device.asked, self._needs)
+            if mask:
+                lines += [
+                    f"  %part{n} = and i64 %has, {mask}",
+                    f"  %suits{n} = icmp eq i64 %part{n}, {mask}",
+                    f"  br i1 %suits{n}, label %run{n}, label %next{n}",
+                ]
+            else:
+                lines.append(f"  br label %run{n}")
+            lines += [f"run{n}:", *self._with_memory(n, part), *([f"next{n}:"] if mask else [])]
+            if not mask:
+                break
+        else:
+            lines.append(f"  ret i32 {UNSUITABLE_PROCESSOR}")
+        self.lines += [*lines, "}", ""]
+
+    def _null_test(self, pointer: str, number: int) -> list[str]:
+        code = NULL_POINTER | number << ARGUMENT_SHIFT
+        label = f"null{number}"
+        return [f"  %is.{label} = icmp eq ptr {pointer}, null", f"  br i1 %is.{label}, label %{label}, label %not.{label}",
+                f"{label}:", f"  ret i32 {code}", f"not.{label}:"]  # fmt: skip
+
+    def _with_memory(self, n: int, part: Part) -> list[str]:
+        """Lines that run one variant with its memory, up to their return."""
+        size = part.memory_bytes(self.threads)
+        run = lambda memory: f"  call void @pbk_run{n}({self._with(f'ptr {memory}')})"
+        if not size:
+            return [run("null"), "  ret i32 0"]
+        if self.user_memory:
+            code = NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT
+            return [f"  %none{n} = icmp eq ptr %memory, null", f"  br i1 %none{n}, label %without{n}, label %with{n}",
+                    f"without{n}:", f"  ret i32 {code}", f"with{n}:", run("%memory"), "  ret i32 0"]  # fmt: skip
+        whole = -(-part.aligned_bytes(self.threads) // ALIGNMENT) * ALIGNMENT
+        return [f"  %memory{n} = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})",
+                f"  %none{n} = icmp eq ptr %memory{n}, null", f"  br i1 %none{n}, label %without{n}, label %with{n}",
+                f"without{n}:", f"  ret i32 {OUT_OF_MEMORY}", f"with{n}:", run(f"%memory{n}"),
+                f"  call void @free(ptr %memory{n})", "  ret i32 0"]  # fmt: skip
+
+    def _shown(self) -> None:
+        """NAME and NAME_try."""
+        call = f"  %r = call i32 @pbk_call({self._parameters})"
+        self.lines += [
+            f"define i32 @{self.name}_try({self._parameters}) #0 {{", call,
+            f"  %code = and i32 %r, {(1 << ARGUMENT_SHIFT) - 1}", "  ret i32 %code", "}", "",
+            f"define void @{self.name}({self._parameters}) #0 {{", call,
+            "  %bad = icmp ne i32 %r, 0", "  br i1 %bad, label %fail, label %done", "fail:", "  call void @pbk_fail(i32 %r)",
+            "  unreachable", "done:", "  ret void", "}", "",
+        ]  # fmt: skip
+
+    def _failure(self) -> None:
+        """@pbk_fail(what @pbk_call returned): one line on stderr, then the end."""
+        said = {
+            NULL_POINTER | k << ARGUMENT_SHIFT: f"argument `{a.name}` is a null pointer\n"
+            for k, a in enumerate(self._arguments)
+        }
+        if self.user_memory:
+            said[NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT] = "argument `user_device_memory` is a null pointer\n"
+        else:
+            said[OUT_OF_MEMORY] = f"{self.interface.memory_bytes} bytes of memory cannot be allocated\n"
+        last = self.parts[-1].device
+        if last.asked:
+            said[UNSUITABLE_PROCESSOR] = f"made for {last.name}; this processor lacks"
+        strings, cases, blocks = [], [], []
+        for code, text in said.items():
+            data = f"{self.name}: {text}".encode()
+            strings.append(self._string(f"pbk_said{code}", data))
+            cases.append(f"    i32 {code}, label %case{code}")
+            end = self._lacking(last) if code == UNSUITABLE_PROCESSOR else ["  br label %end"]
+            blocks += [f"case{code}:", f"  call void @pbk_write(ptr @pbk_said{code}, i64 {len(data)})", *end]
+        for name in last.asked:
+            strings.append(self._string(f"pbk_set_{name}", f" {name}".encode()))
+        strings.append(self._string("pbk_newline", b"\n"))
+        self.lines += [*strings, "", "define internal void @pbk_fail(i32 %what) #1 {", "  switch i32 %what, label %end [",
+                       *cases, "  ]", *blocks, "end:", "  call void @pbk_abort()", "  unreachable", "}", ""]  # fmt: skip
+
+    def _lacking(self, device: Device) -> list[str]:
+        """Lines that name the instruction sets that are not there."""
+        lines = ["  %has = call i64 @pbk_features()"]
+        for name in device.asked:
+            bit = 1 << self._needs.index(name)
+            lines += [f"  %bit.{name} = and i64 %has, {bit}", f"  %there.{name} = icmp ne i64 %bit.{name}, 0",
+                      f"  br i1 %there.{name}, label %after.{name}, label %lacks.{name}", f"lacks.{name}:",
+                      f"  call void @pbk_write(ptr @pbk_set_{name}, i64 {len(name) + 1})", f"  br label %after.{name}",
+                      f"after.{name}:"]  # fmt: skip
+        return [*lines, "  call void @pbk_write(ptr @pbk_newline, i64 1)", "  br label %end"]
+
+    def _memory_bytes(self) -> None:
+        """NAME_memory_bytes(threads): for whichever variant runs."""
+        cases = {t: max(p.memory_bytes(t) for p in self.parts) for t in range(1, self.threads + 1)}
+        lines = [f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{", "  switch i32 %threads, label %most ["]
+        lines += [f"    i32 {t}, label %t{t}" for t in cases if t < self.threads]
+        lines += ["  ]"]
+        for t, size in cases.items():
+            lines += [f"t{t}:" if t < self.threads else "most:", f"  ret i64 {size}"]
+        self.lines += [*lines, "}", ""]
+
+
+def escaped(data: bytes) -> str:
+    """Bytes as LLVM writes them in a string."""
+    table = np.array([list(f"\\{n:02X}".encode()) for n in range(256)], np.uint8)
+    return table[np.frombuffer(data, np.uint8)].tobytes().decode()

@@ -1,0 +1,89 @@
+"""HostProgram, device -> Variant: LLVM IR of kernels and host for one kind of processor, and the memory that a call takes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from pbkern.core.options import CompileOptions
+from pbkern.dsl.build_programs import in_stages
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
+from pbkern.targets import llvm_literals, mlir
+from pbkern.targets.cpu.backend import CpuBackend
+from pbkern.targets.cpu.codegen.host import emit_host, module_text
+from pbkern.targets.cpu.codegen.runtime import openmp, serial
+from pbkern.targets.cpu.devices import Device
+
+from .alignment import lowered_kernels
+
+MAIN = "pbk_main"
+
+
+@dataclass(frozen=True)
+class Part:
+    """LLVM IR of one module. has_scalar_loops: whether LLVM's optimiser is worth its time."""
+
+    text: str
+    has_scalar_loops: bool
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A program for one kind of processor; its entry is @pbk_main(frame, buffers, memory).
+
+    Attributes:
+      parts: modules that call each other.
+      temporary_bytes: of one call; scratch: (bytes per thread, most threads) of each launch that has some.
+      mlir: kernels and host, for reading.
+    """
+
+    parts: tuple[Part, ...]
+    temporary_bytes: int
+    scratch: tuple[tuple[int, int], ...]
+    mlir: str
+
+    def memory_bytes(self, threads: int) -> int:
+        """Bytes beside inputs and outputs, from a cache line's start on, on so many threads."""
+        return self.temporary_bytes + max((size * min(threads, most) for size, most in self.scratch), default=0)
+
+
+def variant_of(program: HostProgram, options: CompileOptions, device: Device, threads: int, use_openmp: bool) -> Variant:
+    """Lowers a program. threads: the most that a launch takes. Raises UnsupportedOp or InternalError."""
+    program, backend = in_stages(program), CpuBackend(device.machine)
+    options_of = functools.partial(backend.build_options, options=options, program=program)
+
+    def threads_of(kernel: Kernel) -> int:
+        return min(backend.threads(kernel), threads)
+
+    kernels = lowered_kernels(program, options_of)
+    lowered, functions, parts = emit_host(program, kernels.by_id, threads_of), kernels.functions, []
+    for scalar in (False, True):
+        of_kind = [f for f in functions if f.has_scalar_loops is scalar]
+        if of_kind:
+            parts.append(Part(_llvm_ir(module_text(of_kind), mlir.KERNEL_PASSES, device), scalar))
+    runtime = openmp.OPENMP if use_openmp else serial.SERIAL
+    if kernels.choosing:
+        parts.append(Part(_llvm_ir(kernels.choosing, mlir.HOST_PASSES, device), False))
+    parts.append(Part(_llvm_ir(lowered.host + runtime, mlir.HOST_PASSES, device), False))
+    return Variant(tuple(parts), lowered.temporary_bytes, lowered.scratch, f"{module_text(functions)}\n{lowered.host}")
+
+
+def _llvm_ir(text: str, passes: str, device: Device) -> str:
+    """MLIR -> LLVM IR that llvmlite's LLVM reads; its functions are compiled for the device."""
+    module = mlir.run_passes(mlir.parse(text), passes)
+    mlir.check_lowered(module)
+    m = mlir.bindings()
+    features = ", ".join(f'"+{f}"' for f in device.features)
+    with mlir.context():
+        attributes = {"target_cpu": m.ir.StringAttr.get(device.cpu), "tune_cpu": m.ir.StringAttr.get(device.tune)}
+        if features:
+            attributes["target_features"] = m.ir.Attribute.parse(f"#llvm.target_features<[{features}]>")
+        for op in module.body.operations:
+            if op.operation.name != "llvm.func" or not op.operation.regions[0].blocks:
+                continue
+            for name, value in attributes.items():
+                op.attributes[name] = value
+            if op.attributes["sym_name"].value == MAIN:
+                op.attributes["linkage"] = m.ir.Attribute.parse("#llvm.linkage<external>")
+    return llvm_literals.readable(mlir.llvm_ir(module))

@@ -1,0 +1,103 @@
+"""What files of a library are to be written, and where: all of them, whole, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pbkern.core.errors import OptionError
+from pbkern.core.options import CompileOptions, nearest
+
+from .interface.names import check_function_name
+
+# What can be asked for, and the ends of its files' names.
+KINDS = {
+    "obj": ".o", "header": ".h", "shared": ".so", "static": ".a", "asm": ".s", "llvm": ".ll", "mlir": ".mlir", "kernels": ".py",
+    "metadata": ".json", "cmake": "-config.cmake", "pkgconfig": ".pc", "cpp": ".hpp", "bench": "_bench.c",
+}  # fmt: skip
+DEFAULT_KINDS = ("obj", "header")
+# What programs can be linked with; all of it needs the header. And what needs one of them beside it.
+LINKED, NEEDING = ("obj", "shared", "static"), ("cmake", "pkgconfig", "cpp", "bench")
+DEFAULT_NAME = CompileOptions().aot_name
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Name of the function, and kind -> path of each file."""
+
+    name: str
+    files: Mapping[str, pathlib.Path]
+
+
+def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | None, kinds: Iterable[str] | None) -> Wanted:
+    """What is to be made. Raises OptionError for names that C does not allow, kinds that there are not, and places where
+    nothing can be written.
+
+    own_name: of the function in Python. output: a folder, or the name of one file, whose end says what it is; None: the folder
+    in which the process runs. kinds: of KINDS.
+    """
+    given = options.aot_name != DEFAULT_NAME
+    name = check_function_name(options.aot_name if given else own_name, given)
+    path = pathlib.Path(output) if output is not None else pathlib.Path()
+    chosen = None if kinds is None else dict.fromkeys(kinds)
+    for kind in chosen or ():
+        if kind not in KINDS:
+            raise OptionError(f"there is no `{kind}` to emit", why=f"there are {', '.join(KINDS)}", hint=nearest(kind, KINDS))
+    if path.is_dir():
+        stem, own = path / (name if given else DEFAULT_NAME), dict[str, pathlib.Path]()
+        chosen = dict.fromkeys(DEFAULT_KINDS) if chosen is None else chosen
+    else:
+        stem, own = _named(path)
+        chosen = chosen or {}
+    if {*NEEDING} & {*chosen, *own} and not {*LINKED} & {*chosen, *own}:
+        chosen["obj"] = None
+    if {*LINKED, *NEEDING} & {*chosen, *own}:
+        chosen["header"] = None
+    files = {kind: _file(stem, kind) for kind in chosen} | own
+    check_places(files)
+    return Wanted(name, files)
+
+
+def _named(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, pathlib.Path]]:
+    """(name without its end, {kind: path}) of one file."""
+    kind = next((k for k, end in KINDS.items() if path.name.endswith(end) and path.name != end), None)
+    if kind is None:
+        raise OptionError(f"what {path.name or path} is to be is not known", why="its end is none of a file's; it is no folder",
+                          hint=f"an existing folder, or an end of {', '.join(KINDS.values())}")  # fmt: skip
+    return path.with_name(path.name.removesuffix(KINDS[kind])), {kind: path}
+
+
+def _file(stem: pathlib.Path, kind: str) -> pathlib.Path:
+    """The name of a file; linkers look for libNAME."""
+    prefix = "lib" if kind in ("shared", "static") and not stem.name.startswith("lib") else ""
+    return stem.with_name(f"{prefix}{stem.name}{KINDS[kind]}")
+
+
+def check_places(files: Mapping[str, pathlib.Path]) -> None:
+    """Raises OptionError where a file cannot be written."""
+    for folder in {p.parent for p in files.values()}:
+        if not folder.is_dir():
+            raise OptionError(f"there is no folder {folder}", why="files would go there", hint=f"mkdir -p {folder}")
+        if not os.access(folder, os.W_OK):
+            raise OptionError(f"nothing can be written to {folder}", why="files of the library would go there")
+    for path in files.values():
+        if path.is_dir():
+            raise OptionError(f"{path} is a folder", why="a file has this name", hint="another name, or remove it")
+
+
+@contextlib.contextmanager
+def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib.Path]]:
+    """Paths beside the files', from where they are moved once the body is done; after an error, nothing is left of them."""
+    check_places(files)
+    with contextlib.ExitStack() as stack:
+        places = {}
+        for kind, path in files.items():
+            beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".pbkern-", dir=path.parent))
+            places[kind] = pathlib.Path(beside) / path.name
+        yield places
+        for kind, path in files.items():
+            os.replace(places[kind], path)

@@ -1,0 +1,32 @@
+"""The arrays of a C function, and the codes that it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.dsl.kernel import ArrayType
+
+# What NAME_try returns, with the words of the header.
+OK, NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR = range(4)
+CODES = {
+    "OK": (OK, "done"),
+    "NULL_POINTER": (NULL_POINTER, "an argument is a null pointer"),
+    "OUT_OF_MEMORY": (OUT_OF_MEMORY, "memory cannot be allocated"),
+    "UNSUITABLE_PROCESSOR": (UNSUITABLE_PROCESSOR, "the processor lacks instructions that the library uses"),
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One array of the C function.
+
+    Attributes:
+      name: in C. path: in Python, as "params['w']".
+      type: shape and dtype.
+      is_used: whether the library touches it.
+    """
+
+    name: str
+    path: str
+    type: ArrayType
+    is_used: bool = True

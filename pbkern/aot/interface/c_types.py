@@ -1,0 +1,54 @@
+"""dtype -> how C, MLIR and Python call its elements. Types that C does not have are the integers or pairs that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbkern.core.errors import UnsupportedOp
+from pbkern.dsl.kernel import ArrayType
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """c: type of an element, or of both parts of a complex one. mlir: element type of a memref. note: what C cannot say."""
+
+    c: str
+    mlir: str
+    note: str = ""
+
+
+_PARTS = "pairs of real and imaginary parts"
+TYPES = {
+    "bool": ElementType("uint8_t", "i1", "bytes that are 0 or 1"),
+    **{f"int{n}": ElementType(f"int{n}_t", f"i{n}") for n in (8, 16, 32, 64)},
+    **{f"uint{n}": ElementType(f"uint{n}_t", f"ui{n}") for n in (8, 16, 32, 64)},
+    "float16": ElementType("uint16_t", "f16", "the bits of IEEE half precision"),
+    "bfloat16": ElementType("uint16_t", "bf16", "the upper 16 bits of float"),
+    "float32": ElementType("float", "f32"),
+    "float64": ElementType("double", "f64"),
+    "complex64": ElementType("float", "complex<f32>", _PARTS),
+    "complex128": ElementType("double", "complex<f64>", _PARTS),
+    "float8_e4m3fn": ElementType("uint8_t", "f8E4M3FN", "the bits of a float of 8 bits"),
+    "float8_e5m2": ElementType("uint8_t", "f8E5M2", "the bits of a float of 8 bits"),
+}
+
+
+def element_type(dtype: np.dtype, path: str) -> ElementType:
+    """Raises UnsupportedOp, naming the argument `path`, for types that arrays in C cannot have."""
+    found = TYPES.get(dtype.name)
+    if found is None:
+        raise UnsupportedOp(f"`{path}` cannot be an array in C", why=f"its elements are {dtype.name}",
+                            hint=f"convert it: {', '.join(TYPES)}")  # fmt: skip
+    return found
+
+
+def memref(array: ArrayType, path: str) -> str:
+    """The type as MLIR writes it: memref<1080x1920x3xf32>."""
+    return f"memref<{''.join(f'{n}x' for n in array.shape)}{element_type(array.dtype, path).mlir}>"
+
+
+def elements(array: ArrayType) -> int:
+    """Elements of the C array: two for a complex one."""
+    return array.nbytes // max(array.dtype.itemsize, 1) * (2 if array.dtype.kind == "c" else 1)

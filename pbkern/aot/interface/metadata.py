@@ -1,0 +1,39 @@
+"""What NAME_metadata holds: a library described for programs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from pbkern.core.options import CompileOptions
+from pbkern.core.version import VERSION
+from pbkern.targets.cpu.devices import Device
+
+from .arguments import Argument
+from .c_types import element_type, memref
+from .header import Interface
+
+
+def metadata_of(of: Interface, options: CompileOptions, devices: Sequence[Device], content: Sequence[str]) -> dict[str, Any]:
+    """What NAME_metadata holds."""
+    def argument(a: Argument) -> dict[str, Any]:
+        return {
+            "name": a.name,
+            "path": a.path,
+            "dtype": a.type.dtype.name,
+            "shape": list(a.type.shape),
+            "bytes": a.type.nbytes,
+            "c_type": element_type(a.type.dtype, a.path).c,
+            "memref": memref(a.type, a.path),
+            "used": a.is_used,
+        }
+
+    return {
+        "pbkern": "library",
+        "name": of.name, "inputs": list(map(argument, of.inputs)), "outputs": list(map(argument, of.outputs)),
+        "shared": [list(pair) for pair in of.shared], "user_device_memory": of.user_memory, "memory_bytes": of.memory_bytes,
+        "devices": list(of.devices), "triple": devices[0].triple, "needs": [list(d.needs) for d in devices],
+        "openmp": options.openmp, "threads": of.threads, "version": VERSION,
+        "content": hashlib.sha256("\n".join(content).encode()).hexdigest(),
+    }  # fmt: skip

@@ -1,0 +1,113 @@
+"""Names of a library in C: of its function and of its arguments, from those that they have in Python."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from pbkern.core.errors import OptionError
+
+# Words that no C or C++ program may use as a name. Sources: ISO C17 6.4.1, ISO C++20 [lex.key], [lex.digraph].
+KEYWORDS = frozenset(
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
+    co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+    double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires restrict return short signed sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
+    xor_eq
+""".split()
+)
+# Functions of the C library: a library that defined one would take its place. Source: ISO C17 annex B, those in one word that
+# people call functions of arrays, and the entry points of programs.
+TAKEN = frozenset(
+    """
+    abort abs acos acosh asin asinh atan atan2 atanh atexit atof atoi bsearch calloc cbrt ceil clock copysign cos cosh
+    div erf erfc exit exp exp2 expm1 fabs fdim floor fma fmax fmin fmod fopen fork free frexp fread fwrite getenv hypot
+    ilogb index isalpha isdigit isinf isnan kill ldexp lgamma link log log10 log1p log2 logb longjmp lrint lround main
+    malloc memchr memcmp memcpy memmove memset mmap modf nan nearbyint nextafter open pow printf putc puts qsort raise
+    rand read realloc remainder remove rename rint round scalbn scanf select send setenv setjmp signal sin sinh sleep
+    sprintf sqrt srand sscanf strcat strchr strcmp strcpy strlen system tan tanh tgamma time trunc ungetc write y0 y1 yn
+    j0 j1 jn _init _fini _start
+""".split()
+)
+
+
+# What macros of C's headers and of compilers replace, and what a header calls arguments of its own.
+MACROS = frozenset("NULL EOF I NAN INFINITY assert errno linux offsetof stderr stdin stdout unix".split())
+OWN = ("main", "stream", "user_device_memory")
+
+
+def check_function_name(name: str, given: bool) -> str:
+    """The name, if a C library may have a function of that name. Raises OptionError.
+
+    given: whether the option aot_name says it; else it is that of the Python function.
+    """
+    whose = "aot_name" if given else "the function's own name"
+    hint = "aot_name: letters, digits and underscores, such as unsharp_mask"
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise OptionError(f"`{name}` is no name of a function in C", why=f"it is {whose}", hint=hint)
+    if name in KEYWORDS:
+        raise OptionError(f"`{name}` is a keyword of C or C++", why=f"it is {whose}", hint=f"aot_name: {name}_kernel")
+    if name in TAKEN or name in MACROS:
+        why = f"it is {whose}; programs that link the library would call it in place of their own"
+        raise OptionError(f"`{name}` is a name of the C library", why=why, hint=f"aot_name: {name}_kernel")
+    if name.startswith("__") or re.match(r"_[A-Z]", name):
+        raise OptionError(f"`{name}` is reserved to C compilers", why=f"it is {whose}", hint=hint)
+    return name
+
+
+def identifier(text: str) -> str:
+    """What is left of a text as a name in C: `params['w'][0]` becomes params_w_0."""
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "argument"
+    name = f"_{name}" if name[0].isdigit() else name
+    return f"{name}_" if name in KEYWORDS or name in MACROS or name in OWN else name
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Identifiers of texts, each with a number behind it where another one has the same."""
+    found: list[str] = []
+    for name in map(identifier, names):
+        other, n = name, 1
+        while other in found:
+            n += 1
+            other = f"{name}_{n}"
+        found.append(other)
+    return found
+
+
+def argument_paths(fn: Callable, args: tuple, kwargs: dict, static: Callable[[int | str], bool]) -> list[str]:
+    """How Python calls each array among the arguments, flattened as by jax.tree: "img", "params['w']"."""
+    names = parameter_names(fn, len(args))
+    dynamic = [(names[n], a) for n, a in enumerate(args) if not static(n)]
+    dynamic += [(k, kwargs[k]) for k in sorted(kwargs) if not static(k)]
+    return [name + jax.tree_util.keystr(path) for name, a in dynamic for path, _ in jax.tree_util.tree_flatten_with_path(a)[0]]
+
+
+def parameter_names(fn: Callable, count: int) -> list[str]:
+    """Names of the first `count` positional parameters."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "in")
+    return [*names, *(f"{several}{n}" for n in range(max(count - len(names), 0)))][:count]
+
+
+def result_paths(results: Any) -> list[str]:
+    """Names of the results: "out", or for several "out0", "out1", "out_logits" of a dictionary."""
+    found = jax.tree_util.tree_flatten_with_path(results)[0]
+    if len(found) == 1 and not found[0][0]:
+        return ["out"]
+    return [_result_name(path) for path, _ in found]
+
+
+def _result_name(path: tuple) -> str:
+    text = jax.tree_util.keystr(path)
+    return "out" + (text[1:-1].replace("][", "_") if re.fullmatch(r"(\[\d+\])+", text) else text)

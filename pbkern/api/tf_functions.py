@@ -1,0 +1,175 @@
+"""polyblocks_jit_tf, polymage_jit_tf: TensorFlow functions, by way of StableHLO.
+
+Needs the extra `tf`; nothing else of pbkern imports TensorFlow, and this only when a function is decorated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern.core.errors import OptionError, TargetError
+from pbkern.core.options import CompileOptions, check_for_backend, check_for_tf
+from pbkern.frontends.stablehlo.importer import import_program
+from pbkern.frontends.stablehlo.parse import parse
+
+from .decorators import JitFunction, merged, named_once
+
+
+def polyblocks_jit_tf(
+    fn: Any = None, *, input_signature: Sequence[Any] | None = None, compile_options: Any = None, runtime_args: Any = None
+) -> Any:
+    """Compiles a TensorFlow function when it is called; a decorator, with or without arguments.
+
+    The function is traced as tf.function traces it, for each combination of types and shapes of its tensors and of values of
+    its other arguments. Variables are read at each call, and assigned. Results are tensors in the function's structure.
+    `.explain(*args)` tells what became of it.
+
+    Args:
+      input_signature: as tf.function's: arguments are converted to these types, which are checked.
+      compile_options: as of polyblocks_jit_jax, without static and donated arguments.
+      runtime_args: an older name of compile_options.
+    Raises OptionError; TargetError where TensorFlow is not installed; when called, ArgumentError for arguments that do not
+    match the signature, UnsupportedOp for operations that XLA does not have and tensors that kernels cannot read.
+    """
+    compile_options = named_once(compile_options, runtime_args)
+    if fn is None:
+        return functools.partial(polyblocks_jit_tf, input_signature=input_signature, compile_options=compile_options)
+    if not callable(fn):
+        hint = "@polyblocks_jit_tf(compile_options={...})"
+        raise OptionError("polyblocks_jit_tf decorates a function", why=f"given {fn!r}", hint=hint)
+    options = CompileOptions.from_dict(merged(compile_options, {}))
+    check_for_tf(options)
+    _tensorflow()
+    return TfFunction(fn, input_signature, options)
+
+
+def polymage_jit_tf(
+    fn: Any = None, *, input_signature: Sequence[Any] | None = None, compile_options: Any = None, runtime_args: Any = None
+) -> Any:
+    """Runs a TensorFlow function on the backend that compile_options["execution_backend"] names, to compare them.
+
+    "std": tf.function. "xla": tf.function with jit_compile=True. "polyblocks", the default: polyblocks_jit_tf.
+    Raises OptionError for options that the backend cannot obey.
+    """
+    compile_options = named_once(compile_options, runtime_args)
+    if fn is None:
+        return functools.partial(polymage_jit_tf, input_signature=input_signature, compile_options=compile_options)
+    options = CompileOptions.from_dict(compile_options)
+    backend = options.execution_backend
+    if backend == "polyblocks":
+        return polyblocks_jit_tf(fn, input_signature=input_signature, compile_options=options.differing())
+    check_for_tf(dataclasses.replace(options, execution_backend="polyblocks"))
+    check_for_backend(options)
+    return _tensorflow().function(fn, input_signature=input_signature, jit_compile=backend == "xla")
+
+
+class TfFunction:
+    """A decorated function: called like it, with its attributes."""
+
+    def __init__(self, fn: Callable, signature: Sequence[Any] | None, options: CompileOptions):
+        functools.update_wrapper(self, fn, updated=())
+        self.__wrapped__, self.options = fn, options
+        self.input_signature = signature
+        self._compiled: dict[tuple, _Compiled] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled, tensors = self._for(args, kwargs)
+        return compiled(tensors)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """What was fused for arguments like these, what was not, and what XLA keeps."""
+        return self._of("explain", args, kwargs)
+
+    def kernels(self, *args: Any, **kwargs: Any) -> list:
+        """The kernels that arguments like these need, in launch order."""
+        return self._of("kernels", args, kwargs)
+
+    def as_text(self, *args: Any, stage: str = "kernels", **kwargs: Any) -> str:
+        """What a stage of compilation makes for arguments like these; as pbkern.jit's."""
+        return self._of("as_text", args, kwargs, stage=stage)
+
+    def _of(self, method: str, args: tuple, kwargs: dict, **options: Any) -> Any:
+        compiled, _ = self._for(args, kwargs)
+        with jax.enable_x64(True):
+            return getattr(compiled.call, method)(*compiled.types, **options)
+
+    def _for(self, args: tuple, kwargs: dict) -> tuple[_Compiled, Sequence[Any]]:
+        """What was compiled for arguments like these, and the tensors among them."""
+        from pbkern.frontends.tf import arguments
+
+        if self.input_signature is not None:
+            args, kwargs = arguments.by_signature(self.input_signature, args, kwargs), {}
+        given = arguments.arguments(args, kwargs)
+        found = self._compiled.get(given.key)
+        if found is None:
+            found = self._compiled[given.key] = _compile(self.__wrapped__, given, self.options)
+        return found, given.tensors
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A function for arguments of some types.
+
+    Attributes:
+      captured: frontends/tf/capture.py's.
+      call: of JAX arrays.
+      types: of its arguments: the call's tensors, then the captures.
+    """
+
+    captured: Any
+    call: JitFunction
+    types: tuple[jax.ShapeDtypeStruct, ...]
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        values = [*tensors, *self.captured.values()]
+        with jax.enable_x64(True):
+            results = [_to_tensor(a) for a in self.call(*map(_to_jax, values))]
+        for k, variable in self.captured.assigned:
+            variable.assign(results[k])
+        return self.captured.packed(results[: self.captured.count])
+
+
+def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
+    from pbkern.frontends.tf.capture import capture
+
+    captured = capture(fn, given)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    imported = import_program(parse(captured.program, f"`{name}`"))
+    run = jex.jaxpr_as_fun(imported.jaxpr)
+
+    def program(*arrays: jax.Array) -> list:
+        return run(*arrays)
+
+    program.__name__ = name
+    types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in imported.jaxpr.in_avals)
+    return _Compiled(captured, JitFunction(program, options, {}), types)
+
+
+def _tensorflow() -> Any:
+    try:
+        import tensorflow
+    except ImportError:
+        raise TargetError("TensorFlow is not installed", why="polyblocks_jit_tf compiles its functions",
+                          hint="pip install 'pbkern[tf]'") from None  # fmt: skip
+    return tensorflow
+
+
+def _to_jax(t: Any) -> jax.Array:
+    """The same memory; DLPack has no truth values of TensorFlow's."""
+    return jax.numpy.asarray(t.numpy()) if t.dtype.name == "bool" else jax.dlpack.from_dlpack(t)
+
+
+def _to_tensor(a: jax.Array) -> Any:
+    tf = _tensorflow()
+    return tf.constant(np.asarray(a)) if a.dtype == bool else tf.experimental.dlpack.from_dlpack(a.__dlpack__())

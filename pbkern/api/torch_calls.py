@@ -1,0 +1,135 @@
+"""What polyblocks_jit_torch returns: functions and modules that TorchDynamo captures for the backend made here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.exc import BackendCompilerFailed
+
+from pbkern.core.errors import PbkernError
+from pbkern.core.options import CompileOptions
+from pbkern.frontends.torch import graphs as captured
+from pbkern.frontends.torch.capture import Captured
+from pbkern.frontends.torch.dtypes import check_tensor
+
+from .tensor_plan import TensorPlan
+
+
+@dataclass(frozen=True)
+class TorchExplanation:
+    """What became of a function's graphs. `graphs`: in order of capture; its text is a line per graph and kernel."""
+
+    graphs: tuple[captured.Graph, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        for g in self.graphs:
+            kernels, left = g.kernels(), g.left_to_xla()
+            lines.append(f"graph {g.number} ({g.kind}): {len(kernels)} kernel(s), {len(left)} operation(s) left to XLA, "
+                         f"{len(g.in_torch)} run in Torch")  # fmt: skip
+            lines += [f"  kernel {k.name}: grid {list(k.grid)}" for k in kernels]
+            lines += [f"  XLA: {x.op}{f' at {x.at}' if x.at else ''}: {x.why}" for x in left]
+            lines += [f"  Torch: {what}" for what in g.in_torch]
+        return "\n".join(lines)
+
+
+class TorchFunction:
+    """A decorated function: called like it, with its attributes."""
+
+    def __init__(self, fn: Any, options: CompileOptions):
+        self.__wrapped__ = fn
+        self.options = options
+        self.graphs: list[captured.Graph] = []
+        self._compiled = torch.compile(fn, backend=backend(options, self.graphs))
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _check(args, kwargs)
+        try:
+            return self._compiled(*args, **kwargs)
+        except BackendCompilerFailed as e:
+            raise _own(e) from None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        bound = functools.partial(self, instance)
+        bound.explain = functools.partial(self.explain, instance)  # type: ignore[attr-defined]
+        return bound
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self) -> str:
+        return f"<pbkern.polyblocks_jit_torch of {self.__wrapped__!r}>"
+
+    def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
+        """All graphs that were captured, those of a call with these arguments among them, which is made."""
+        self(*args, **kwargs)
+        return TorchExplanation(tuple(self.graphs))
+
+
+class TorchModule(OptimizedModule):
+    """A decorated module, which shares parameters and state with the one that it is made of."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _check(args, kwargs)
+        try:
+            if not self.__dict__["recurrent"]:
+                return super().__call__(*args, **kwargs)
+            with torch._dynamo.config.patch(allow_rnn=True):
+                return super().__call__(*args, **kwargs)
+        except BackendCompilerFailed as e:
+            raise _own(e) from None
+
+    def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
+        """As of functions."""
+        self(*args, **kwargs)
+        return TorchExplanation(tuple(self.__dict__["graphs"]))
+
+
+def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
+    """A function or module as one that is compiled when it is called."""
+    if not isinstance(fn, torch.nn.Module):
+        return TorchFunction(fn, options)
+    graphs: list[captured.Graph] = []
+    module: Any = torch.compile(fn, backend=backend(options, graphs))
+    module.__class__ = TorchModule
+    module.__dict__["graphs"] = graphs
+    module.__dict__["recurrent"] = any(isinstance(m, torch.nn.RNNBase) for m in fn.modules())
+    return module
+
+
+def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
+    """A backend of torch.compile for these options; it notes what it captures in `graphs`."""
+    selected, filtered = options.torch_polyblocks_select_graphs, options.torch_polyblocks_filter_graphs
+
+    def choose(number: int) -> bool:
+        return (not selected or number in selected) and number not in filtered
+
+    plain = dataclasses.replace(options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=())
+
+    def compile_jaxpr(found: Captured, name: str) -> TensorPlan:
+        return TensorPlan(found.jaxpr, name, plain)
+
+    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target)
+
+
+def _check(args: tuple, kwargs: dict) -> None:
+    """Raises UnsupportedOp for tensors that kernels cannot read, which Torch would run by itself."""
+    for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
+        if isinstance(value, torch.Tensor) and not (value.is_cpu and value.layout is torch.strided and not value.is_quantized):
+            check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`")
+
+
+def _own(error: BackendCompilerFailed) -> Exception:
+    """What pbkern raised while TorchDynamo called it, or else Torch's error."""
+    return error.inner_exception if isinstance(error.inner_exception, PbkernError) else error

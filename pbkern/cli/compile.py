@@ -1,0 +1,45 @@
+"""pbkern compile: a function of a file, or a program of another front end -> a library and what goes with it."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from pbkern.aot.files import KINDS
+from pbkern.core.options import CompileOptions
+from pbkern.targets.cpu.devices import devices_of
+
+from . import functions, option_flags
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own options."""
+    parser.add_argument("-o", "--output", metavar="PATH",
+                        help="a file whose end says what it is to be, or a folder, which takes all; default: .o and .h, here")
+    parser.add_argument("--emit", metavar="KINDS", help=f"what to write, with commas: {', '.join(KINDS)}")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Writes the files and prints their names."""
+    from pbkern.aot.decorator import polyblocks_aot_jax
+
+    options = option_flags.given(parsed)
+    kinds = None if parsed.emit is None else [k for k in parsed.emit.split(",") if k]
+    if kinds is None and parsed.output is not None and pathlib.Path(parsed.output).is_dir():
+        kinds = _all(options.get("device"))
+    if parsed.function.endswith(".pt2"):
+        from pbkern.aot.frameworks import library_of_torch_file
+
+        library = library_of_torch_file(parsed.function, CompileOptions.from_dict(options), parsed.output, kinds)
+    else:
+        fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
+        with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
+            library = polyblocks_aot_jax(compile_options=options, output=parsed.output, emit=kinds)(fn)(*args)
+    for path in library.paths.values():
+        print(path)
+
+
+def _all(device: str | None) -> list[str]:
+    """What a folder takes: of libraries for other systems, what needs no linker."""
+    here = all(d.is_here for d in devices_of(device))
+    return [k for k in KINDS if here or k not in ("shared", "static")]

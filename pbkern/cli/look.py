@@ -1,0 +1,88 @@
+"""pbkern explain, dump, tune, targets and cache."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections import Counter
+
+from pbkern.core import config
+from pbkern.core.errors import TargetError
+from pbkern.core.process import disk_cache
+
+from . import functions, option_flags
+
+CACHE_ACTIONS = ("where", "size", "clear")
+
+
+def _loaded(parsed: argparse.Namespace) -> tuple:
+    """(decorated function, arguments)."""
+    fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
+    return functions.decorated(fn, option_flags.given(parsed)), args
+
+
+def explain(parsed: argparse.Namespace) -> None:
+    fn, args = _loaded(parsed)
+    with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
+        print(fn.explain(*args, measure=parsed.measure, verbose=parsed.verbose))
+
+
+def dump(parsed: argparse.Namespace) -> None:
+    fn, args = _loaded(parsed)
+    with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
+        print(fn.dump(parsed.out, *args))
+
+
+def tune(parsed: argparse.Namespace) -> None:
+    from pbkern.api.tune import tune
+
+    fn, args = _loaded(parsed)
+    with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
+        tune(fn, *args, budget=parsed.budget)
+
+
+def targets(parsed: argparse.Namespace) -> None:
+    from pbkern.targets import NAMES, get_target
+
+    for name in NAMES:
+        try:
+            target = get_target(name)
+        except TargetError as e:
+            print(f"{name}: {e.why}")
+            continue
+        machine = target.machine()
+        print(f"{name}: {machine.cores} cores, {machine.vector_bits}-bit vectors ({machine.source})")
+        for family, primitives in target.coverage().items() if parsed.coverage else ():
+            print(f"  {family}: {', '.join(primitives)}")
+    if parsed.devices:
+        _devices()
+
+
+def _devices() -> None:
+    """What libraries can be made for."""
+    from pbkern.targets.cpu.devices import device_of, names
+
+    for name in names()[1:]:
+        d = device_of(name)
+        m = d.machine
+        print(
+            f"{name}: {d.triple}, {m.vector_bits}-bit vectors, {m.registers} registers, {m.cores} cores; {', '.join(d.needs)}"
+        )
+
+
+def cache(parsed: argparse.Namespace) -> None:
+    """One of CACHE_ACTIONS; what the environment switches off can be looked at and emptied all the same."""
+    store = disk_cache.Store(disk_cache.folder(), config.current().cache_megabytes << 20)
+    if parsed.action == "where":
+        print(store.folder)
+    elif parsed.action == "clear":
+        count, size = store.clear()
+        print(f"removed {count} files, {size / 2**20:.1f} MB")
+    else:
+        kinds = Counter(path.name.partition("-")[0] for path, _ in store.entries())
+        shown = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or "nothing"
+        print(f"{store.size() / 2**20:.1f} of {store.limit >> 20} MB in {store.folder}: {shown}")
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")

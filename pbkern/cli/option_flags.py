@@ -1,0 +1,54 @@
+"""Every field of CompileOptions as an option: `-aot-name x`, `--mm-conv-precision-mode=fp16`, `--no-openmp`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pbkern.core.options import CompileOptions
+
+PREFIX = "option_"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds them. What is not given is not in the result of `given`."""
+    group = parser.add_argument_group("compile options", "as in compile_options={...}; one hyphen in front will do")
+    for f in dataclasses.fields(CompileOptions):
+        name, dest, kind = f.name.replace("_", "-"), PREFIX + f.name, str(f.type)
+        help = _help(f.name)
+        if kind == "bool":
+            group.add_argument(f"--{name}", dest=dest, action="store_true", default=None, help=help)
+            group.add_argument(f"--no-{name}", dest=dest, action="store_false", help=argparse.SUPPRESS)
+        else:
+            group.add_argument(f"--{name}", dest=dest, type=_parser(kind), metavar=_metavar(kind), help=help)
+
+
+def given(parsed: argparse.Namespace) -> dict[str, Any]:
+    """What was given, as compile_options."""
+    values = {name.removeprefix(PREFIX): v for name, v in vars(parsed).items() if name.startswith(PREFIX)}
+    return {name: v for name, v in values.items() if v is not None}
+
+
+def _parser(kind: str) -> Callable[[str], Any]:
+    """Of a value; what is no number stays a text, which CompileOptions refuses with its reason."""
+    if kind.startswith("tuple"):
+        return lambda text: tuple(_number(part) if "int" in kind else part for part in text.split(",") if part)
+    return _number if kind.startswith("int") else str
+
+
+def _number(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+def _metavar(kind: str) -> str:
+    return "N" if kind.startswith("int") else "N,N" if kind == "tuple[int, ...]" else "A,B" if kind.startswith("tuple") else "X"
+
+
+def _help(name: str) -> str:
+    """The first sentence of an option's entry in CompileOptions' documentation."""
+    text = " ".join((CompileOptions.__doc__ or "").split())
+    found = re.search(rf"\b{name}(?:, \w+)?: (.*?)(?:\.|:)(?= |$)", text)
+    return found[1].replace("%", "%%") if found else ""

@@ -1,0 +1,135 @@
+"""Arguments of a call -> its tensors, and what the rest of them is: structure, Python's values, variables.
+
+As tf.function has it: arrays of NumPy are tensors, numbers and other values of Python are constants of the function that is
+traced, and a function is traced anew for other constants, types or shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pbkern.core.errors import ArgumentError, UnsupportedOp
+
+# Element types that kernels have.
+DTYPES = (
+    tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32,
+    tf.uint64, tf.bool, tf.complex64, tf.complex128,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of one call.
+
+    Attributes:
+      tensors: in order of tf.nest.flatten.
+      key: hashable; equal for calls that one traced function serves.
+      structure: (args, kwargs) with a number for each tensor.
+    """
+
+    tensors: tuple[tf.Tensor, ...]
+    key: tuple
+    structure: Any
+
+    def specs(self) -> list[tf.TensorSpec]:
+        return [tf.TensorSpec(t.shape, t.dtype) for t in self.tensors]
+
+    def rebuilt(self, tensors: Sequence[Any]) -> tuple[tuple, dict]:
+        """(args, kwargs) with other tensors in their places."""
+        return tf.nest.map_structure(lambda x: tensors[x.number] if isinstance(x, Place) else x, self.structure)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is among arguments."""
+
+    number: int
+
+
+def arguments(args: tuple, kwargs: dict) -> Arguments:
+    """Takes arguments apart. Raises UnsupportedOp for tensors that kernels cannot read."""
+    tensors: list[tf.Tensor] = []
+
+    def place(value: Any) -> Any:
+        if isinstance(value, np.ndarray | np.generic) or tf.is_tensor(value) and not isinstance(value, tf.Variable):
+            tensors.append(_tensor(value, f"argument {len(tensors)}"))
+            return Place(len(tensors) - 1)
+        return value
+
+    structure = tf.nest.map_structure(place, (args, kwargs))
+    types = tuple((tuple(t.shape), t.dtype) for t in tensors)
+    return Arguments(tuple(tensors), (_hashable(structure), types), structure)
+
+
+def by_signature(signature: Sequence[Any], args: tuple, kwargs: dict) -> tuple:
+    """Arguments converted to the types of an input signature. Raises ArgumentError for those that do not match it."""
+    if kwargs or len(args) != len(signature):
+        given = f"{len(args)} arguments" + (f" and {', '.join(kwargs)} by name" if kwargs else "")
+        raise ArgumentError("a call does not match the input signature", why=f"given {given}, it has {len(signature)}",
+                            hint="pass every argument by position")  # fmt: skip
+    return tuple(_converted(s, a) for s, a in zip(signature, args))
+
+
+def _converted(spec: Any, value: Any) -> Any:
+    """An argument of the structure and types of a part of a signature."""
+    if isinstance(spec, tf.TensorSpec):
+        return _of_type(spec, value)
+    if isinstance(spec, dict):
+        same = isinstance(value, dict) and value.keys() == spec.keys()
+    else:
+        same = isinstance(value, list | tuple) and len(value) == len(spec)
+    if not same:
+        raise ArgumentError("a call does not match the input signature", why=f"given {value!r}, it has {spec!r}",
+                            hint="arguments of the structure that the signature has")  # fmt: skip
+    if isinstance(spec, dict):
+        return {k: _converted(s, value[k]) for k, s in spec.items()}
+    return type(spec)(_converted(s, v) for s, v in zip(spec, value))
+
+
+def _of_type(spec: tf.TensorSpec, value: Any) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(value, spec.dtype)
+    except (TypeError, ValueError) as e:
+        raise _mismatch(spec, value, str(e).splitlines()[0]) from None
+    if not spec.shape.is_compatible_with(tensor.shape):
+        raise _mismatch(spec, value, f"shape {tuple(tensor.shape)}")
+    return tensor
+
+
+def _mismatch(spec: tf.TensorSpec, value: Any, why: str) -> ArgumentError:
+    return ArgumentError(
+        f"an argument is no {spec.dtype.name} of shape {spec.shape}", why=why, hint="the input signature says so"
+    )
+
+
+def _tensor(value: Any, what: str) -> tf.Tensor:
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        raise UnsupportedOp(f"{what} is a {type(value).__name__}", why="kernels read dense arrays",
+                            hint="tf.sparse.to_dense(x), x.to_tensor()")  # fmt: skip
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype not in DTYPES:
+        names = ", ".join(d.name for d in DTYPES)
+        raise UnsupportedOp(
+            f"{what} has dtype {tensor.dtype.name}", why="kernels have no such elements", hint=f"one of {names}"
+        )
+    return tensor
+
+
+def _hashable(x: Any) -> Any:
+    """A structure as tuples, with its constants; variables and other objects by identity."""
+    if isinstance(x, dict):
+        return dict, tuple((k, _hashable(v)) for k, v in x.items())
+    if isinstance(x, tuple | list):
+        return type(x), tuple(map(_hashable, x))
+    if isinstance(x, Place):
+        return x
+    try:
+        hash(x)
+    except TypeError:
+        return type(x), id(x)
+    return (type(x), x) if not isinstance(x, tf.Variable) else (type(x), id(x))

@@ -1,0 +1,100 @@
+"""Python function of tensors -> Captured: its StableHLO, variables that it reads and assigns, the structure of its results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from pbkern.core.errors import UnsupportedOp
+
+from .arguments import DTYPES, Arguments
+
+STAGE = "stablehlo"
+ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A traced function.
+
+    Attributes:
+      program: StableHLO text; its parameters are the call's tensors, then `captures`.
+      captures: what the function reads of its scope: tensors, and variables, which are read at each call.
+      assigned: (number of a result of the program, the variable that gets it).
+      results: the structure of the function's results, with None where it returns None.
+      count: how many results of the program are the function's; they come first.
+    """
+
+    program: str
+    captures: tuple[Any, ...]
+    assigned: tuple[tuple[int, tf.Variable], ...]
+    results: Any
+    count: int
+
+    def values(self) -> list[tf.Tensor]:
+        """Of the captures, now."""
+        return [c.read_value() if isinstance(c, tf.Variable) else c for c in self.captures]
+
+    def packed(self, results: Sequence[tf.Tensor]) -> Any:
+        """The function's results in their structure."""
+        found = iter(results)
+        leaves = [None if leaf is None else next(found) for leaf in tf.nest.flatten(self.results)]
+        return tf.nest.pack_sequence_as(self.results, leaves)
+
+
+def capture(fn: Callable, given: Arguments) -> Captured:
+    """Traces a function for arguments like these. Raises UnsupportedOp for operations that XLA does not have."""
+    rebuilt = tf.autograph.experimental.do_not_convert(given.rebuilt)
+
+    def flat(*tensors: Any) -> Any:  # AutoGraph converts fn, which it calls
+        args, kwargs = rebuilt(tensors)
+        return fn(*args, **kwargs)
+
+    name = getattr(fn, "__name__", type(fn).__name__)
+    traced, specs = tf.function(flat, jit_compile=True), given.specs()
+    concrete = traced.get_concrete_function(*specs)
+    variables = {id(v.handle): v for v in concrete.graph.variables}
+    captures = tuple(_captured(c, variables, name) for c in concrete.captured_inputs)
+    text = _stablehlo(traced, specs, name)
+    assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
+    return Captured(text, captures, assigned, concrete.structured_outputs, len(concrete.outputs))
+
+
+def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -> Any:
+    if tensor.dtype == tf.resource and id(tensor) in variables:
+        return variables[id(tensor)]
+    if tensor.dtype not in DTYPES:
+        raise UnsupportedOp(f"`{name}` reads a {tensor.dtype.name} of its scope", why="kernels read arrays of numbers",
+                            hint="pass what it looks up as an argument")  # fmt: skip
+    return tensor
+
+
+def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str) -> str:
+    try:
+        return traced.experimental_get_compiler_ir(*specs)(stage=STAGE, platform_name="CPU")
+    except (ValueError, tf.errors.OpError) as e:
+        text = str(e)
+        if "compile-time constant" in text:
+            raise UnsupportedOp(f"shapes in `{name}` depend on numbers that it is called with", why=_first(text),
+                                hint="pass these as numbers of Python, which are constants") from None  # fmt: skip
+        raise UnsupportedOp(f"`{name}` has operations that XLA does not have", why=_first(text),
+                            hint="leave these to TensorFlow, outside of the function") from None  # fmt: skip
+
+
+def _first(text: str) -> str:
+    """What is wrong, of TensorFlow's account of it."""
+    found = re.findall(r"(\w+) \(No registered", text)
+    if found:
+        return ", ".join(dict.fromkeys(found))
+    text = text.removeprefix("Failed getting HLO text: ").strip("'\" ")
+    return text.split(". ")[0].splitlines()[0]
+
+
+def _aliases(text: str) -> list[tuple[int, int]]:
+    """(parameter, result) of the variables that a program assigns."""
+    header = text[: text.find("func.func")]
+    return [(int(parameter), int(result or 0)) for parameter, result in ALIAS.findall(header)]

@@ -1,0 +1,1 @@
+"""A PyTorch function or module, by way of TorchDynamo and AOTAutograd -> graphs of ATen operators -> ClosedJaxprs."""

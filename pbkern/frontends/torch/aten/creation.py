@@ -1,0 +1,51 @@
+"""Operators that make tensors of nothing. Memory that Torch leaves undefined is zero."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from .table import op
+
+
+def _filled(value):
+    def rule(call, *args, **_):
+        return jnp.full(call.shape, value, call.dtype)
+
+    return rule
+
+
+op("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::empty", "aten::empty_like", "aten::new_empty",
+   "aten::empty_permuted", "aten::empty_strided", "prims::empty_strided", "aten::new_empty_strided")(_filled(0))  # fmt: skip
+op("aten::ones", "aten::ones_like", "aten::new_ones")(_filled(1))
+
+
+@op("aten::full", "aten::full_like", "aten::new_full", "aten::fill")
+def full(call, x, *args, fill_value=None, **_):
+    value = args[-1] if args else fill_value
+    return jnp.broadcast_to(jnp.asarray(value, call.dtype), call.shape)
+
+
+@op("aten::scalar_tensor", "prims::scalar_tensor")
+def scalar_tensor(call, value, **_):
+    return jnp.asarray(value, call.dtype)
+
+
+@op("aten::arange")
+def arange(call, *bounds, step=1, **_):
+    start, end, step = (0, *bounds, step) if len(bounds) == 1 else (*bounds, step)[:3]
+    return start + jnp.arange(call.shape[0], dtype=call.dtype) * step if call.shape[0] else jnp.zeros(call.shape, call.dtype)
+
+
+@op("aten::linspace")
+def linspace(call, start, end, steps, **_):
+    return jnp.linspace(start, end, steps, dtype=call.dtype)
+
+
+@op("aten::eye")
+def eye(call, n, m=None, **_):
+    return jnp.eye(n, m, dtype=call.dtype)
+
+
+@op("prims::iota")
+def iota(call, length, *, start, step, **_):
+    return start + jnp.arange(length, dtype=call.dtype) * step

@@ -1,0 +1,175 @@
+"""Operators that read and write elements at computed places."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pbkern.core.errors import UnsupportedOp
+
+from .table import op
+
+
+def _index(indices) -> tuple:
+    return tuple(slice(None) if i is None else i for i in indices)
+
+
+@op("aten::index", "aten::_unsafe_index")
+def index(call, x, indices):
+    """Masks as indices have results of unknown shape, which AOTAutograd does not hand on."""
+    return x[_index(indices)]
+
+
+@op("aten::index_put", "aten::_unsafe_index_put")
+def index_put(call, x, indices, values, accumulate=False):
+    if any(i is not None and i.dtype == bool for i in indices):
+        return _put_where(x, indices, values, accumulate)
+    x = _addable(x) if accumulate else x
+    at = x.at[_index(indices)]
+    values = values.astype(x.dtype)
+    return at.add(values) if accumulate else at.set(values)
+
+
+def _put_where(x, indices, values, accumulate):
+    """A mask of the first dimensions and one value for all of them."""
+    (mask,) = [i for i in indices if i is not None]
+    if values.size != 1:
+        raise UnsupportedOp("index_put with a mask takes one value", why=f"values of shape {values.shape}", hint="torch.where")
+    mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+    value = values.reshape(()).astype(x.dtype)
+    return jnp.where(mask, x + value if accumulate else value, x)
+
+
+@op("aten::gather")
+def gather(call, x, dim, index, sparse_grad=False):
+    if not x.ndim or not index.size:
+        return jnp.broadcast_to(x if not x.ndim else jnp.zeros((), x.dtype), index.shape)
+    return x[_along(x, dim, index)]
+
+
+def _along(x, dim, index) -> tuple:
+    """Places of x that `index` names along a dimension; other dimensions keep theirs, from 0 on."""
+    places = list(np.ogrid[tuple(slice(n) for n in index.shape)]) if index.ndim else []
+    places[dim] = index
+    return tuple(places)
+
+
+@op("aten::scatter", "aten::scatter_reduce", "aten::scatter_add")
+def scatter(call, x, dim, index, values, reduce=None, include_self=True):
+    """Without include_self, places that `index` names begin at what changes nothing; a mean is a sum over a count."""
+    name = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
+    name = name or ("sum" if call.name == "aten::scatter_add" else "set")
+    x = _addable(x) if name != "set" else x
+    if not x.ndim:
+        return scatter(call, x[None], 0, index.reshape(-1), jnp.reshape(values, -1), reduce, include_self)[0]
+    if not index.size:
+        return x
+    if hasattr(values, "shape") and values.ndim:
+        values = values[tuple(slice(n) for n in index.shape)].astype(x.dtype)
+    places = _along(x, dim, index)
+    start = x if include_self or name == "set" else x.at[places].set(_unit(name, x.dtype))
+    at = start.at[places]
+    if name == "mean":
+        count = jnp.full(x.shape, int(include_self), x.dtype).at[places].add(1)
+        total, count = at.add(values), jnp.maximum(count, 1)
+        return total / count if call.dtype.kind not in "iu" else jnp.floor_divide(total, count)
+    return {"set": at.set, "sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[name](values)
+
+
+def _addable(x):
+    """Booleans as numbers, whose sums and products are then whether they are not zero."""
+    return x.astype(np.int64) if x.dtype == np.bool_ else x
+
+
+def _unit(name: str, dtype):
+    """What a reduction leaves as it is."""
+    if name in ("sum", "mean"):
+        return 0
+    if name == "prod":
+        return 1
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -np.inf if name == "amax" else np.inf
+    return np.iinfo(dtype).min if name == "amax" else np.iinfo(dtype).max
+
+
+@op("aten::index_select")
+def index_select(call, x, dim, index):
+    return jnp.take(x, index, axis=dim) if x.ndim else x
+
+
+@op("aten::index_add")
+def index_add(call, x, dim, index, values, alpha=1):
+    x = _addable(x)
+    values = (values * alpha).astype(x.dtype)
+    if not x.ndim:
+        return x + values.reshape(-1).sum() * index.size if values.ndim == 0 else x + values.sum()
+    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].add(values)
+
+
+@op("aten::index_copy")
+def index_copy(call, x, dim, index, values):
+    if not x.ndim:
+        return values.astype(x.dtype).reshape(-1)[-1]
+    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].set(values.astype(x.dtype))
+
+
+@op("aten::embedding")
+def embedding(call, weight, index, *_):
+    return weight[index]
+
+
+@op("aten::embedding_dense_backward")
+def embedding_backward(call, g, index, count, padding, scale):
+    """Gradients of the padding row are dropped."""
+    rows = g.reshape(-1, g.shape[-1])
+    index = index.reshape(-1)
+    rows = jnp.where((index != padding)[:, None], rows, 0) if padding >= 0 else rows
+    if scale:
+        rows = rows / jnp.zeros(count, g.dtype).at[index].add(1)[index][:, None]
+    return jnp.zeros((count, g.shape[-1]), g.dtype).at[index].add(rows)
+
+
+@op("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+def embedding_bag(call, weight, index, offsets, scale=False, mode=0, sparse=False, weights=None, last=False, padding=-1):
+    """Modes: 0 sums the rows of a bag, 1 takes their mean."""
+    if mode == 2:
+        raise UnsupportedOp("embedding_bag with mode='max' is not compiled", why="the table has sum and mean")
+    bags = offsets.shape[0] - int(last)
+    bag = _bag_of(index, offsets[:bags])
+    rows = weight[index]
+    rows = rows if weights is None else rows * weights[:, None]
+    kept = index != padding
+    sizes = jax.ops.segment_sum(kept.astype(np.int64), bag, bags)
+    sums = jax.ops.segment_sum(jnp.where(kept[:, None], rows, 0), bag, bags)
+    if mode == 1:
+        sums = sums / jnp.maximum(sizes, 1)[:, None].astype(sums.dtype)
+    # What Torch keeps for a gradient alone, it leaves empty where there is none.
+    kept_for_gradients = (bag, sizes, jnp.zeros((bags,), np.int64))
+    return sums, *(v if v.shape == s else jnp.zeros(s, v.dtype) for v, s in zip(kept_for_gradients, call.shapes[1:]))
+
+
+def _bag_of(index, offsets):
+    """The bag of each entry."""
+    return jnp.searchsorted(offsets, jnp.arange(index.shape[0]), side="right") - 1
+
+
+@op("aten::_embedding_bag_backward")
+def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding=-1):
+    bag = bag if bag.size else _bag_of(index, offsets)  # Torch leaves it empty where rows are summed
+    g = g / jnp.maximum(sizes, 1)[:, None].astype(g.dtype) if mode == 1 else g
+    each = g[bag] if weights is None else g[bag] * weights[:, None]
+    return jnp.zeros((rows, g.shape[1]), g.dtype).at[index].add(jnp.where((index != padding)[:, None], each, 0))
+
+
+@op("aten::bucketize")
+def bucketize(call, x, edges, out_int32=False, right=False):
+    return jnp.searchsorted(edges, x, side="right" if right else "left")
+
+
+@op("aten::searchsorted")
+def searchsorted(call, edges, x, out_int32=False, right=False, side=None, sorter=None):
+    """Of one sorted sequence."""
+    if edges.ndim != 1 or sorter is not None:
+        raise UnsupportedOp("searchsorted of several sequences is not compiled", why=f"boundaries of shape {edges.shape}")
+    return jnp.searchsorted(edges, x, side="right" if right or side == "right" else "left")

@@ -1,0 +1,247 @@
+"""Graph of ATen operators -> ClosedJaxpr, by the table of operators.
+
+Types of results are Torch's, node by node. Numbers that the graph is called with become constants; tensors are inputs,
+parameters among them. A graph that draws random numbers has one input more, the seed. Results that are arguments stay those.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.extend import core as jex
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from pbkern.core.errors import UnsupportedOp
+
+from . import aten
+from .aten.randomness import NAMES as RANDOM
+from .aten.table import Call, name_of
+from .dtypes import NUMPY, numpy_dtype
+from .shapes import concrete
+
+SEED = jax.ShapeDtypeStruct((), np.dtype(np.int64))
+# Arguments of operators that say where a result lies, not what it is.
+WHERE = ("device", "layout", "pin_memory", "memory_format")
+
+
+class NotCompiled(UnsupportedOp):
+    """A node that the table has a rule for, but not with these arguments.
+
+    Attributes:
+      node: the node of the graph.
+    """
+
+    node: torch.fx.Node | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A result of a graph that is one of its jaxpr's, by number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A result of a graph that is one of its arguments, by number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph as a jaxpr.
+
+    Attributes:
+      jaxpr: of the tensors among the graph's arguments, and the seed if it draws random numbers.
+      results: per result of the graph a Place, an Argument, or what else it is: None or a number.
+      draws: whether it takes a seed.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    results: tuple[Any, ...]
+    draws: bool
+
+
+def is_supported(node: torch.fx.Node) -> bool:
+    """Whether the table has what a node of a graph does."""
+    if node.op != "call_function":
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _is_python(node.target)
+    if not all(map(_has_kernels, _values(node))):
+        return False
+    return aten.rule_of(node.target) is not None or _is_number(node)
+
+
+def _is_python(target: Any) -> bool:
+    """Whether a function is one of Python's own, of numbers or lists."""
+    return getattr(target, "__module__", "") in ("_operator", "math") or target in (min, max, torch.sym_max, torch.sym_min)
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    """Whether a node asks for a number of a shape, such as aten::sym_size."""
+    return name_of(node.target) in ("aten::sym_size", "aten::sym_numel", "aten::sym_stride", "aten::sym_storage_offset")
+
+
+def _has_kernels(v: torch.Tensor) -> bool:
+    return v.dtype in NUMPY and v.device.type == "cpu" and v.layout is torch.strided and not v.is_quantized
+
+
+def _values(node: torch.fx.Node) -> list[torch.Tensor]:
+    """Tensors that a node makes and reads."""
+    found = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    flat = [v for f in found for v in (f if isinstance(f, list | tuple) else [f])]
+    return [v for v in flat if isinstance(v, torch.Tensor)]
+
+
+def unsupported(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Nodes that the table lacks."""
+    return [n for n in graph.nodes if not is_supported(n)]
+
+
+def described(node: torch.fx.Node) -> str:
+    """An operator and the user's line."""
+    lines = [x.strip() for x in (node.stack_trace or "").splitlines() if x.strip().startswith("File ")]
+    at = ""
+    if lines:
+        file, line, *_ = lines[-1].removeprefix("File ").split(", ")
+        at = f" at {file.strip(chr(34))}:{line.removeprefix('line ')}"
+    return f"{name_of(node.target) or node.target}{at}"
+
+
+def capture(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Captured:
+    """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled."""
+    module = concrete(module, arguments)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    (output,) = [n for n in module.graph.nodes if n.op == "output"]
+    returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+    made = list(dict.fromkeys(n for n in returned if isinstance(n, torch.fx.Node) and n not in placeholders))
+    numbers: dict[torch.fx.Node, Any] = {}
+    draws = any(name_of(n.target) in RANDOM for n in module.graph.nodes)
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    types = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in tensors]
+
+    def run(*arrays: Any) -> list:
+        left = iter(arrays)
+        env = {n: next(left) if isinstance(a, torch.Tensor) else a for n, a in zip(placeholders, arguments)}
+        _Interpreter(module, arrays[-1] if draws else None).fill(env)
+        kept: list[Any] = []
+        for n in made:
+            is_array = hasattr(env[n], "dtype")
+            numbers[n] = Place(len(kept)) if is_array else env[n]
+            kept += [env[n]] if is_array else []
+        return kept
+
+    with jax.enable_x64(True):
+        jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
+    numbers |= {n: Argument(k) for k, n in enumerate(placeholders)}
+    return Captured(jaxpr, tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned), draws)
+
+
+class _Interpreter:
+    """Runs a graph on JAX's arrays."""
+
+    def __init__(self, module: torch.fx.GraphModule, seed: Any):
+        self.module = module
+        self._key, self._drawn = None if seed is None else jax.random.key(seed), 0
+
+    def next_key(self) -> Any:
+        self._drawn += 1
+        assert self._key is not None
+        return jax.random.fold_in(self._key, self._drawn)
+
+    def fill(self, env: dict[torch.fx.Node, Any]) -> None:
+        """Values of all nodes, into env, which has those of the placeholders. Raises NotCompiled."""
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr":
+                env[node] = self._constant(node.target)
+            elif node.op == "call_function":
+                read = lambda n: env[n]
+                args, kwargs = torch.fx.map_arg(node.args, read), torch.fx.map_arg(node.kwargs, read)
+                try:
+                    env[node] = self._result(node, args, kwargs)
+                except Exception as e:
+                    raise _not_compiled(node, e) from e
+
+    def _constant(self, name: str) -> np.ndarray:
+        value = self.module
+        for part in name.split("."):
+            value = getattr(value, part)
+        return array_of(value)  # type: ignore[arg-type]
+
+    def _result(self, node: torch.fx.Node, args: tuple, kwargs: dict) -> Any:
+        value = node.meta.get("val")
+        if isinstance(value, int | float | bool) and _is_number(node):
+            return value
+        rule = aten.rule_of(node.target)
+        if rule is None:
+            if not _is_python(node.target):
+                raise UnsupportedOp("the table has no rule for it")
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        made = rule(_call(node, self.next_key), *args, **{k: v for k, v in kwargs.items() if k not in WHERE})
+        if isinstance(value, list | tuple):
+            return [typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
+        return typed(made, value) if isinstance(value, torch.Tensor) else made
+
+
+def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    tensors = [v if isinstance(v, torch.Tensor) else None for v in values]
+    used: set[Any] = {u.args[1] for u in node.users if u.target is operator.getitem} if isinstance(value, list | tuple) else {0}
+    return Call(
+        name_of(node.target) or "", tuple(None if t is None else numpy_dtype(t.dtype) for t in tensors),
+        tuple(None if t is None else tuple(map(int, t.shape)) for t in tensors), frozenset(used), _promoted(node),
+        next_key, all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
+    )  # fmt: skip
+
+
+def _is_dense(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or (value.is_contiguous() and not value.storage_offset())
+
+
+def _promoted(node: torch.fx.Node) -> np.dtype | None:
+    """The type in which Torch compares the first two arguments."""
+    values: list[Any] = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args[:2]]
+    values = [v for v in values if isinstance(v, torch.Tensor | bool | int | float | complex)]
+    if not any(isinstance(v, torch.Tensor) for v in values):
+        return None
+    return numpy_dtype(torch.result_type(*values) if len(values) > 1 else values[0].dtype)
+
+
+def typed(made: Any, value: torch.Tensor) -> Any:
+    """A result with the type that Torch gives it. Raises UnsupportedOp where its shape is another."""
+    if made is None:
+        return None
+    dtype, shape = numpy_dtype(value.dtype), tuple(map(int, value.shape))
+    made = made if hasattr(made, "astype") else jax.numpy.asarray(made, dtype)
+    if made.shape != shape:
+        raise UnsupportedOp(f"its result has shape {made.shape}, Torch's has {shape}")
+    return made if made.dtype == dtype else made.astype(dtype)
+
+
+def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
+    why = f"{error.what}; {error.why}" if isinstance(error, UnsupportedOp) else f"{type(error).__name__}: {error}"
+    found = NotCompiled(f"`{described(node)}` is not compiled with these arguments", why=why.removesuffix("; None"),
+                        hint="without strict_target it runs in Torch")  # fmt: skip
+    found.node = node
+    return found
+
+
+def array_of(t: torch.Tensor) -> np.ndarray:
+    """A constant of a graph as an array."""
+    with unset_fake_temporarily(), torch.no_grad():
+        t = t.detach().resolve_conj().resolve_neg().contiguous()
+        if t.dtype is torch.bfloat16:
+            return t.view(torch.int16).numpy().view(NUMPY[torch.bfloat16])
+        return t.numpy()
+
+
+__all__ = ["Argument", "Captured", "NotCompiled", "Place", "capture", "described", "is_supported", "unsupported"]

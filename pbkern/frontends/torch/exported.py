@@ -1,0 +1,115 @@
+"""Module, function or torch.export's program -> Exported: a jaxpr whose parameters and buffers are operands behind the inputs.
+
+Those that nothing reads are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.extend import core as jex
+from torch.export.graph_signature import InputKind, OutputKind
+
+from pbkern.core.errors import UnsupportedOp
+
+from .aten.table import name_of
+from .capture import Argument, Place, capture, described, unsupported
+from .decompositions import decompositions
+
+ASSERTIONS = ("aten::_assert_tensor_metadata",)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program.
+
+    Attributes:
+      jaxpr: of the inputs, then parameters and buffers; of its results.
+      in_names: of its operands.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    in_names: tuple[str, ...]
+
+
+def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
+    """Raises UnsupportedOp for what torch.export cannot capture, for operators that are not compiled, which it names, and for
+    modules that change their buffers or draw random numbers."""
+    program = fn if isinstance(fn, torch.export.ExportedProgram) else _captured(fn, args, kwargs)
+    with torch.no_grad():
+        program = program.run_decompositions(decompositions())
+    graph = program.graph_module
+    _without_assertions(graph)
+    _check(program)
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    examples = [n.meta["val"] for n in placeholders]
+    found = capture(graph, examples)
+    if found.draws:
+        raise UnsupportedOp("the module draws random numbers", why="a library has no generator", hint="model.eval()")
+    specs = program.graph_signature.input_specs
+    tensors = [k for k, e in enumerate(examples) if isinstance(e, torch.Tensor)]
+    inputs = [k for k in tensors if specs[k].kind is InputKind.USER_INPUT]
+    others = [k for k in tensors if specs[k].kind is not InputKind.USER_INPUT and placeholders[k].users]
+    order = [tensors.index(k) for k in (*inputs, *others)]
+    names = [placeholders[k].name for k in inputs] + [specs[k].target or placeholders[k].name for k in others]
+    return Exported(_ordered(found, order, tensors), tuple(names))
+
+
+def _captured(fn: Callable, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:
+    module = fn if isinstance(fn, torch.nn.Module) else _Function(fn)
+    try:
+        return torch.export.export(module, args, kwargs)
+    except Exception as e:
+        raise UnsupportedOp("torch.export cannot capture the function", why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
+                            hint="torch.export.export(module, args) says more") from e  # fmt: skip
+
+
+class _Function(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, fn: Callable):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+def _without_assertions(module: torch.fx.GraphModule) -> None:
+    """Drops what only checks that types are those that were exported: these a library has for good."""
+    for node in list(module.graph.nodes):
+        if name_of(node.target) in ASSERTIONS and not node.users:
+            module.graph.erase_node(node)
+
+
+def _check(program: torch.export.ExportedProgram) -> None:
+    missing = unsupported(program.graph_module.graph)
+    if missing:
+        count = f"{len(missing)} operators are" if len(missing) > 1 else "an operator is"
+        raise UnsupportedOp(f"{count} not compiled", why=", ".join(dict.fromkeys(map(described, missing))),
+                            hint="leave them to Torch, outside of the module")  # fmt: skip
+    changed = [s for s in program.graph_signature.output_specs if s.kind is not OutputKind.USER_OUTPUT]
+    if changed:
+        raise UnsupportedOp(
+            "the module changes what it keeps", why=", ".join(str(s.target) for s in changed), hint="model.eval()"
+        )
+
+
+def _ordered(found: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxpr:
+    """The captured jaxpr with its operands in another order, results that are operands among its results."""
+    run = jex.jaxpr_as_fun(found.jaxpr)
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in found.jaxpr.in_avals]
+
+    def ordered(*arrays: Any) -> list:
+        given = [arrays[order.index(k)] if k in order else jnp.zeros(t.shape, t.dtype) for k, t in enumerate(types)]
+        made = run(*given)
+        return [made[r.number] if isinstance(r, Place) else given[tensors.index(r.number)] for r in found.results
+                if isinstance(r, Place | Argument)]  # fmt: skip
+
+    with jax.enable_x64(True):
+        return jax.make_jaxpr(ordered)(*[types[k] for k in order])

@@ -1,0 +1,210 @@
+"""TorchDynamo's graphs -> functions of tensors: AOTAutograd's forward and backward ones, and what runs in Torch between parts.
+
+How a captured jaxpr becomes a function of tensors is the caller's (api/torch_calls.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from pbkern.core.errors import UnsupportedOp
+
+from . import recurrent, shapes
+from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
+from .decompositions import decompositions
+from .dtypes import check_tensor
+from .partition import partition
+
+# jaxpr, name -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
+Compile = Callable[[Captured, str], Any]
+SEEDS = 2**62
+
+
+@dataclass
+class Graph:
+    """One captured graph, in order of capture.
+
+    Attributes:
+      number: 0, 1, ... as select_graphs and filter_graphs count; forward and backward of one graph share it.
+      kind: "forward", "backward" or "inference".
+      in_torch: operators that are not compiled, with lines; one entry for a graph that was not chosen.
+      compiled: what its parts were compiled to.
+    """
+
+    number: int
+    kind: str
+    in_torch: tuple[str, ...] = ()
+    compiled: list[Any] = field(default_factory=list)
+
+    def kernels(self) -> list[Any]:
+        """Kernels of what has been compiled; parts are compiled when they are first called."""
+        return [k for c in self.compiled for k in c.build.fused.kernels()]
+
+    def left_to_xla(self) -> list[Any]:
+        return [x for c in self.compiled for x in c.build.fused.left_to_xla()]
+
+
+class Runner:
+    """A graph whose operators the table has, as a function of a list of arguments. It compiles for new shapes and numbers."""
+
+    def __init__(self, module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph):
+        self.module, self.name, self.compile, self.graph = module, name, compile_jaxpr, graph
+        self.symbolic = shapes.is_symbolic(module)
+        self.captured: Captured | None = None  # of the only shapes, before the first call
+        self._made: dict[tuple, Callable[[Sequence[Any]], list[Any]]] = {}
+        self._only: Callable[[Sequence[Any]], list[Any]] | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        if self._only is not None:
+            return self._only(arguments)
+        key = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments) if self.symbolic else ()
+        found = self._made.get(key)
+        return (found or self._compiled(key, arguments))(arguments)
+
+    def _compiled(self, key: tuple, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        with self._lock:
+            if key in self._made:
+                return self._made[key]
+            captured = self.captured or capture(self.module, arguments)
+            self.captured = None
+            compiled = self.compile(captured, self.name)
+            self.graph.compiled.append(compiled)
+            found = self._made[key] = _linked(captured, compiled.run, arguments)
+            self._only = None if self.symbolic else found
+            return found
+
+
+def _linked(captured: Captured, call: Callable, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """The function of a graph's arguments that `call` is of its tensors."""
+    tensors = [k for k, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+    everything = len(tensors) == len(arguments) and not captured.draws
+    if everything and captured.results == tuple(map(Place, range(len(captured.results)))):
+        return call
+
+    def run(arguments: Sequence[Any]) -> list[Any]:
+        given = [arguments[k] for k in tensors]
+        if captured.draws:
+            given.append(torch.randint(0, SEEDS, (), dtype=torch.int64))
+        made = call(given)
+        return [
+            made[r.number] if isinstance(r, Place) else arguments[r.number] if isinstance(r, Argument) else r
+            for r in captured.results
+        ]
+
+    return run
+
+
+class _Supported(OperatorSupportBase):
+    def __init__(self, refused: Collection[str]):
+        self.refused = refused
+
+    def is_node_supported(self, submodules: Any, node: torch.fx.Node) -> bool:
+        return node.op == "call_function" and is_supported(node) and node.name not in self.refused
+
+
+def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: str, compile_jaxpr: Compile, graph: Graph,
+                   strict: bool) -> Callable:  # fmt: skip
+    """A boxed function of a graph; what the table lacks runs in Torch, between compiled parts. If strict, it raises
+    UnsupportedOp."""
+    missing = unsupported(module.graph)
+    if missing and strict:
+        raise _all_of(missing)
+    if not missing:
+        whole = Runner(module, name, compile_jaxpr, graph)
+        try:
+            if not whole.symbolic:
+                whole.captured = capture(module, examples)
+            return _boxed(whole)
+        except NotCompiled:
+            if strict:
+                raise
+    refused: dict[str, str] = {}  # name of a node -> why it is not compiled
+    while True:
+        parts, failed = _in_parts(module, name, compile_jaxpr, graph, refused)
+        if failed is None:
+            break
+        assert failed.node is not None and failed.node.name not in refused, failed
+        refused[failed.node.name] = f": {failed.why}"
+    in_torch = [n for n in module.graph.nodes if n.op == "call_function" and not _Supported(refused).is_node_supported({}, n)]
+    graph.in_torch = tuple(dict.fromkeys(described(n) + refused.get(n.name, "") for n in in_torch))
+    return make_boxed_func(parts.forward)
+
+
+def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph, refused: Collection[str]):
+    """(the graph as compiled parts and operators of Torch, the error of a node that has to be one of the latter)."""
+    copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    partitioner = CapabilityBasedPartitioner(copied, _Supported(refused), allows_single_node_partition=True)
+    parts = partitioner.fuse_partitions(partitioner.propose_partitions())
+    compiled = [(child, part) for child, part in parts.named_children() if child.startswith("fused_")]
+    for child, part in compiled:
+        assert isinstance(part, torch.fx.GraphModule)
+        run = Runner(part, f"{name}_{child.removeprefix('fused_')}", compile_jaxpr, graph)
+        examples = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
+        try:
+            if not run.symbolic:
+                run.captured = capture(part, examples)
+        except NotCompiled as e:
+            return parts, e
+        part.forward = _unpacked(run, part)  # type: ignore[method-assign]
+    return parts, None
+
+
+def _all_of(missing: Sequence[torch.fx.Node]) -> UnsupportedOp:
+    listed = list(dict.fromkeys(map(described, missing)))
+    return UnsupportedOp(f"{len(listed)} operator(s) are not compiled", why=", ".join(listed),
+                         hint="without strict_target they run in Torch")  # fmt: skip
+
+
+def _unpacked(run: Callable, part: torch.fx.GraphModule) -> Callable:
+    output = next(n for n in part.graph.nodes if n.op == "output").args[0]
+    several = isinstance(output, list | tuple)
+
+    def forward(*arguments: Any) -> Any:
+        results = run(arguments)
+        return tuple(results) if several else results[0]
+
+    return forward
+
+
+def _boxed(run: Any) -> Callable:
+    run._boxed_call = True
+    return run
+
+
+def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool) -> Callable:
+    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured."""
+    def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
+        number = 1 + max((g.number for g in graphs), default=-1)
+        if not choose(number):
+            graphs.append(Graph(number, "inference", ("all of it: the graph was not chosen",)))
+            return module.forward
+        for k, t in enumerate(inputs):
+            if isinstance(t, torch.Tensor):
+                check_tensor(t, f"input {k} of graph {number}")
+
+        recurrent.in_loops(module)
+
+        def compiler(kind: str) -> Callable:
+            def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
+                graphs.append(Graph(number, kind))
+                return compiled_graph(part, examples, f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict)
+
+            return compile_one
+
+        return aot_autograd(
+            fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
+            decompositions=decompositions(), partition_fn=partition,
+        )(module, inputs)  # fmt: skip
+
+    return compile_graph

@@ -1,0 +1,103 @@
+"""A compiled program called with addresses, on the threads of an OpenMP runtime that is in the process.
+
+The program's objects are loaded once more, with the parallel loop of runtime/openmp.py in the place of the one that asks XLA's
+call frame for threads. omp_set_num_threads, and with it torch.set_num_threads, is obeyed, calls inside a parallel region are
+serial, and ctypes releases the interpreter's lock around a call. Without OpenMP a program runs on the calling thread. In a
+process that was forked it does, too: the runtime's threads stayed in the other one, and waiting for them would never end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from pbkern.targets import mlir
+
+from . import lifetime, object_files
+from .compile import Code, Compiled, image_of, kept, runtime_symbols
+from .elf_loader import PAGE, Image
+from .runtime import arena, openmp, serial
+
+PARALLEL = "_mlir_ciface_pbk_parallel"
+HUGE_BYTES = arena.HUGE_BYTES
+CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads", "omp_in_parallel")
+# A forked process counts as a parallel region: it stands in for omp_in_parallel.
+_INSIDE = """
+llvm.mlir.global external @pbk_forked(0 : i32) {alignment = 4 : i64} : i32
+func.func private @omp_in_parallel() -> i32
+
+func.func @pbk_in_parallel() -> i32 {
+  %p = llvm.mlir.addressof @pbk_forked : !llvm.ptr
+  %forked = llvm.load %p : !llvm.ptr -> i32
+  %inside = func.call @omp_in_parallel() : () -> i32
+  %either = arith.ori %forked, %inside : i32
+  return %either : i32
+}
+"""
+
+
+def entry(compiled: Compiled, openmp_library: str | None) -> Callable[[Any], None]:
+    """f(pointers): runs the program on a ctypes array of addresses of inputs, then results, which start at cache lines.
+
+    openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the calling thread does all.
+    """
+    symbols = runtime_symbols() | {PARALLEL: _parallel_loop(openmp_library)}
+    image = image_of(compiled.code, symbols)
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(image.address("pbk_call"))
+    weakref.finalize(call, lifetime.free_arenas, image).atexit = False
+    return call
+
+
+def ask_for_huge_pages(address: int, nbytes: int) -> None:
+    """For new memory of HUGE_BYTES and more: first touch of small pages costs ten times more."""
+    start = -(-address // PAGE) * PAGE
+    _c().madvise(start, nbytes - PAGE, arena.MADV_HUGEPAGE)
+
+
+@functools.cache
+def _c() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library
+
+
+@functools.cache
+def _parallel_loop(library: str | None) -> int:
+    """Address of the function that divides programs among threads."""
+    if library is None:
+        return _loaded("serial", serial.SERIAL, PARALLEL, {}).address(PARALLEL)
+    handle = ctypes.CDLL(library)  # a name is looked up in the libraries that it is linked to as well
+    addresses = {n: _address(getattr(handle, n)) for n in CALLED}
+    inside = _loaded("forked", _INSIDE, "pbk_in_parallel", {"omp_in_parallel": addresses["omp_in_parallel"]})
+    forked = ctypes.c_int32.from_address(inside.address("pbk_forked"))
+
+    def in_child() -> None:
+        forked.value = 1
+
+    os.register_at_fork(after_in_child=in_child)
+    addresses["omp_in_parallel"] = inside.address("pbk_in_parallel")
+    return _loaded("openmp", openmp.OPENMP, PARALLEL, addresses).address(PARALLEL)
+
+
+_images: list[Image] = []  # stay as long as the process: programs call into them
+
+
+def _loaded(key: str, text: str, function: str, addresses: dict[str, int]) -> Image:
+    def make() -> Code:
+        module = object_files.host_module(text)
+        mlir.check_lowered(module)
+        return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, function, addresses),))
+
+    _, image, _ = kept(f"parallel loop: {key}", addresses, make)
+    _images.append(image)
+    return image
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address

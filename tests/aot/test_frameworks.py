@@ -1,0 +1,131 @@
+"""Libraries of PyTorch modules and TensorFlow functions compute what these do."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pbkern
+from pbkern.errors import ArgumentError, OptionError, UnsupportedOp
+
+
+def uniform(*shape, seed=0):
+    return np.random.default_rng(seed).random(shape, np.float32)
+
+
+# --- PyTorch --------------------------------------------------------------------------------------------------------
+
+
+def net(torch):
+    torch.manual_seed(0)
+
+    class ConvBiasAddRelu(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 5)
+            self.norm = torch.nn.BatchNorm2d(8)
+
+        def forward(self, input):
+            return torch.relu(self.norm(self.conv(input)))
+
+    return ConvBiasAddRelu().eval()
+
+
+def run(*words):
+    return subprocess.run([sys.executable, "-m", "pbkern", *map(str, words)], capture_output=True, text=True)
+
+
+def weights(model):
+    return [t.detach().numpy() for n, t in model.state_dict().items() if n != "norm.num_batches_tracked"]
+
+
+def test_a_module(tmp_path):
+    torch = pytest.importorskip("torch")
+    model, x = net(torch), torch.from_numpy(uniform(2, 3, 12, 11))
+    library = pbkern.polyblocks_aot_torch(output=tmp_path)(model)(x)
+    assert library.name == "conv_bias_add_relu" and set(library.paths) == {"obj", "header"}
+    names = [a["name"] for a in library.metadata["inputs"]]
+    own = ["conv_weight", "conv_bias", "norm_weight", "norm_bias", "norm_running_mean", "norm_running_var"]
+    assert names == ["input", *own]
+    want = model(x).detach().numpy()
+    np.testing.assert_allclose(library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_program_and_its_file(tmp_path):
+    torch = pytest.importorskip("torch")
+    model, x = net(torch), torch.from_numpy(uniform(1, 3, 9, 9))
+    program = torch.export.export(model, (x,))
+    want = model(x).detach().numpy()
+    library = pbkern.polyblocks_aot_torch(program, output=tmp_path)()
+    np.testing.assert_allclose(library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5)
+    torch.export.save(program, tmp_path / "net.pt2")
+    done = run("compile", tmp_path / "net.pt2", "-o", tmp_path / "libnet.so")
+    assert done.stdout.split() == [str(tmp_path / "libnet.h"), str(tmp_path / "libnet.so")], done.stderr
+    (tmp_path / "no.pt2").write_text("nothing")
+    done = run("compile", tmp_path / "no.pt2")
+    assert done.returncode == 2 and "is no program of torch.export" in done.stderr and "Traceback" not in done.stderr
+    with pytest.raises(ArgumentError, match="takes no arguments here"):
+        pbkern.polyblocks_aot_torch(program, output=tmp_path)(x)
+
+
+def test_a_function_of_several_types(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def f(x, n):
+        return x.to(torch.float64) * n, x.argmax(1), x
+
+    x, n = torch.from_numpy(uniform(4, 5)), torch.arange(5)
+    library = pbkern.polyblocks_aot_torch(compile_options={"aot_name": "several"}, output=tmp_path)(f)(x, n)
+    for got, want in zip(library.load()(x.numpy(), n.numpy()), f(x, n), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-12)
+        assert got.dtype == want.numpy().dtype
+
+
+def test_what_torch_modules_may_not_do(tmp_path):
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(uniform(2, 3, 9, 9))
+    with pytest.raises(UnsupportedOp, match="the module changes what it keeps\n.*norm.running_mean"):
+        pbkern.polyblocks_aot_torch(output=tmp_path)(net(torch).train())(x)
+    with pytest.raises(UnsupportedOp, match="operator is not compiled\n.*fft_r2c"):
+        pbkern.polyblocks_aot_torch(output=tmp_path)(lambda x: torch.fft.rfft(x).abs())(x)
+    with pytest.raises(UnsupportedOp, match="draws random numbers\n.*\n.*model.eval"):
+        pbkern.polyblocks_aot_torch(output=tmp_path)(lambda x: torch.nn.functional.dropout(x, 0.5))(x)
+    with pytest.raises(UnsupportedOp, match="torch.export cannot capture"):
+        pbkern.polyblocks_aot_torch(output=tmp_path)(lambda x: x * float(x.sum()))(x)
+    with pytest.raises(OptionError, match="`static_argnums` concerns functions of JAX arrays"):
+        pbkern.polyblocks_aot_torch(compile_options={"static_argnums": 0})(lambda x: x)
+    assert not list(tmp_path.iterdir())
+
+
+# --- TensorFlow -----------------------------------------------------------------------------------------------------
+
+
+def test_a_tensorflow_function(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    scale, table = tf.Variable(uniform(4), name="scale"), tf.constant(uniform(4, seed=1))
+
+    def f(x, n):
+        return {"y": x * scale + table, "n": tf.cast(n, tf.int64) + 1}
+
+    x, n = uniform(3, 4, seed=2), np.arange(3, dtype="i4")
+    library = pbkern.polyblocks_aot_tf(output=tmp_path)(f)(x, n)
+    assert [a["name"] for a in library.metadata["inputs"]] == ["x", "n", "scale"]
+    got, want = library.load()(x, n, scale.numpy()), f(x, n)
+    for g, w in zip(got, (want["n"], want["y"]), strict=True):
+        np.testing.assert_allclose(g, w.numpy(), rtol=1e-6)
+    signature = [tf.TensorSpec((3, 4)), tf.TensorSpec((3,), tf.int32)]
+    again = pbkern.polyblocks_aot_tf(input_signature=signature, output=tmp_path)(f)()
+    np.testing.assert_array_equal(again.load()(x, n, scale.numpy())[1], got[1])
+
+
+def test_what_tensorflow_functions_may_not_do(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    v = tf.Variable(1.0, name="total")
+    with pytest.raises(UnsupportedOp, match="would assign variables\n.*total"):
+        pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: v.assign_add(tf.reduce_sum(x)))(uniform(3))
+    with pytest.raises(ArgumentError, match="made for known shapes"):
+        pbkern.polyblocks_aot_tf(input_signature=[tf.TensorSpec((None,))], output=tmp_path)(lambda x: x)()
+    with pytest.raises(UnsupportedOp, match="fft"):
+        pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: tf.abs(tf.signal.rfft(x)))(uniform(8))
+    assert not list(tmp_path.iterdir())

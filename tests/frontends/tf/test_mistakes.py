@@ -1,0 +1,67 @@
+"""What cannot be compiled of TensorFlow, wrong arguments and options: one explained error each."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import pbkern
+from pbkern.errors import OptionError, TargetError, UnsupportedOp
+
+X = np.arange(6, dtype="f4")
+
+
+@pytest.mark.parametrize("name, f, message", [
+    ("python", lambda x: tf.py_function(lambda y: y, [x], tf.float32), "operations that XLA does not have\n.*EagerPyFunc"),
+    ("print", lambda x: (tf.print(x), x)[1], "operations that XLA does not have\n.*StringFormat"),
+    ("unknown size", lambda x: tf.unique(x)[0], "shape that is known only when it runs"),
+    ("shape", lambda x: tf.range(tf.cast(x[0], tf.int32)), "depend on numbers that it is called with"),
+    ("library", lambda x: tf.linalg.inv(tf.reshape(x[:4], (2, 2))), "cannot be imported\n.*custom_call"),
+])  # fmt: skip
+def test_operations(name, f, message):
+    with pytest.raises(UnsupportedOp, match=message):
+        pbkern.polyblocks_jit_tf(f)(X)
+
+
+def test_tensors_that_kernels_cannot_read():
+    f = pbkern.polyblocks_jit_tf(lambda x: x)
+    with pytest.raises(UnsupportedOp, match="argument 0 has dtype string"):
+        f(tf.constant(["a"]))
+    with pytest.raises(UnsupportedOp, match="argument 0 is a SparseTensor"):
+        f(tf.sparse.from_dense(X))
+    with pytest.raises(UnsupportedOp, match="argument 0 is a RaggedTensor"):
+        f(tf.ragged.constant([[1.0], [2.0, 3.0]]))
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), -1)
+    with pytest.raises(UnsupportedOp, match="reads a resource of its scope"):
+        pbkern.polyblocks_jit_tf(lambda x: table.lookup(tf.cast(x, tf.int32)))(X)
+
+
+def test_options():
+    for options, message in (
+        ({"static_argnums": 0}, "`static_argnums` concerns functions of JAX arrays"),
+        ({"aot": True}, "concerns ahead-of-time compilation"),
+        ({"torch_polyblocks_select_graphs": (0,)}, "concerns the PyTorch front end"),
+        ({"execution_backend": "xla"}, "concerns polymage_jit_tf"),
+        ({"tiles": 1}, "unknown compile option `tiles`"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            pbkern.polyblocks_jit_tf(lambda x: x, compile_options=options)
+    with pytest.raises(OptionError, match="polyblocks_jit_tf decorates a function\n.*given 3"):
+        pbkern.polyblocks_jit_tf(3)
+    with pytest.raises(OptionError, match="given twice"):
+        pbkern.polyblocks_jit_tf(lambda x: x, compile_options={}, runtime_args={})
+    with pytest.raises(OptionError, match="`num_iters` cannot act with execution_backend 'xla'"):
+        pbkern.polymage_jit_tf(lambda x: x, compile_options={"execution_backend": "xla", "num_iters": 3})
+
+
+def test_strict_target():
+    f = lambda x: tf.abs(tf.signal.rfft(x))
+    with pytest.raises(UnsupportedOp, match="fft"):
+        pbkern.polyblocks_jit_tf(f, compile_options={"strict_target": True})(X)
+
+
+def test_without_tensorflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(TargetError, match="TensorFlow is not installed\n.*\n.*pip install 'pbkern\\[tf\\]'"):
+        pbkern.polyblocks_jit_tf(lambda x: x)

@@ -1,0 +1,103 @@
+"""Operators by the table, run by plain JAX, beside eager Torch; whole functions beside Torch in float64."""
+
+import copy
+
+import jax
+import numpy as np
+import torch
+from jax.extend import core as jex
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from pbkern.api.tensor_plan import TensorPlan
+from pbkern.core.options import CompileOptions
+from pbkern.frontends.torch.capture import Argument, Place, array_of, capture
+from pbkern.frontends.torch.decompositions import decompositions
+
+
+def graph_of(f, *tensors):
+    """What the table sees of f: a graph of operators, without writes to tensors."""
+    pure = torch.func.functionalize(f, remove="mutations")
+    return make_fx(pure, decompositions(), tracing_mode="fake")(*tensors)
+
+
+def by_table(f, *tensors, seed=0, compiled=False):
+    """Results of f, as the table's jaxpr gives them under plain JAX, in a list; compiled: as pbkern does."""
+    captured = capture(graph_of(f, *tensors), tensors)
+    if compiled:
+        made = TensorPlan(captured.jaxpr, "f", CompileOptions())(list(tensors))
+        return [made[r.number] if isinstance(r, Place) else tensors[r.number] for r in captured.results]
+    arrays = [array_of(t) for t in tensors] + ([np.int64(seed)] if captured.draws else [])
+    with jax.enable_x64(True):
+        made = jax.jit(jex.jaxpr_as_fun(captured.jaxpr))(*arrays)
+    given = lambda r: tensors[r.number] if isinstance(r, Argument) else r
+    return [made[r.number] if isinstance(r, Place) else given(r) for r in captured.results]
+
+
+def check_table(f, *tensors, rtol=None, atol=None):
+    """Types, shapes and numbers of f by the table are eager Torch's."""
+    results = f(*[t.clone() if t.is_contiguous() else t for t in tensors])
+    expected = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+    made = [m for m in by_table(f, *tensors) if m is not None]
+    assert len(made) == len(expected)
+    for m, e in zip(made, expected):
+        t = tensor_of(m)
+        assert t.dtype == e.dtype and t.shape == e.shape, (t.dtype, e.dtype, t.shape, e.shape)
+        check_close(t, e, rtol, atol)
+
+
+def tensor_of(x) -> torch.Tensor:
+    if isinstance(x, torch.Tensor):
+        return x
+    array = np.array(x)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5, torch.complex64: 2e-5}
+
+
+def check_close(t, e, rtol=None, atol=None) -> None:
+    """Relative to the largest element: sums of other order differ by that."""
+    rtol = TOLERANCES.get(e.dtype, 1e-10) if rtol is None else rtol
+    if e.dtype.is_floating_point or e.dtype.is_complex:
+        finite = e[torch.isfinite(e)].abs().to(torch.float64)
+        atol = rtol * float(finite.max() if finite.numel() else 0) if atol is None else atol
+        torch.testing.assert_close(t, e, rtol=rtol, atol=atol, equal_nan=True)
+    else:
+        assert torch.equal(t, e), (t, e)
+
+
+def gradients(module, *args):
+    """(results, gradients of parameters and of floating arguments) of a sum of squares of what a module returns."""
+    args = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    results = [r for r in pytree.tree_leaves(module(*args)) if isinstance(r, torch.Tensor)]
+    wanted = [*(a for a in args if a.requires_grad), *(p for p in _parameters(module) if p.requires_grad)]
+    loss = sum((r.double() * torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape)).pow(2).mean()
+               for r in results if r.requires_grad)  # fmt: skip
+    return results, torch.autograd.grad(loss, wanted, allow_unused=True)
+
+
+def _parameters(module):
+    return list(module.parameters()) if isinstance(module, torch.nn.Module) else []
+
+
+def check_gradients(fast, module, *args) -> None:
+    """Results and gradients are as near to those of the module in float64 as eager float32 is, within a factor of four, or
+    within 1e-5 of the largest."""
+    wide = copy.deepcopy(module).double() if isinstance(module, torch.nn.Module) else module
+    exact = gradients(wide, *[a.double() if a.is_floating_point() else a for a in args])
+    eager, ours = gradients(module, *args), gradients(fast, *args)
+    for group in range(2):
+        assert len(ours[group]) == len(exact[group])
+        for k, (mine, plain, truth) in enumerate(zip(ours[group], eager[group], exact[group])):
+            assert (mine is None) == (truth is None)
+            if mine is None:
+                continue
+            mine, plain, truth = mine.detach(), plain.detach(), truth.detach()
+            assert mine.dtype == plain.dtype and mine.shape == plain.shape
+            largest = float(truth.abs().max()) if truth.numel() else 0.0
+            allowed = max(4 * float((plain.double() - truth).abs().max()) if truth.numel() else 0.0, 1e-5 * largest)
+            error = float((mine.double() - truth).abs().max()) if truth.numel() else 0.0
+            assert error <= allowed, (group, k, error, allowed)

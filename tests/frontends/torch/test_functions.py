@@ -1,0 +1,110 @@
+"""Functions, methods and modules of PyTorch, forward and backward, beside eager Torch in float64."""
+
+import copy
+import tomllib
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import pbkern  # noqa: E402
+from pbkern.api import torch_functions  # noqa: E402
+
+from .comparing import check_gradients  # noqa: E402
+
+BLUR = [0.0625, 0.25, 0.375, 0.25, 0.0625]
+
+
+def blur(img):
+    kernel = torch.tensor(BLUR, device=img.device).float()
+    x = img.view(3, 1, *img.shape[1:])
+    x = F.conv2d(x, kernel.view(1, 1, 1, 5))
+    return F.conv2d(x, kernel.view(1, 1, 5, 1)).view(3, img.shape[1] - 4, img.shape[2] - 4)
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(17, 33), nn.GELU(), nn.Linear(33, 5))
+
+
+def test_a_blur_is_one_kernel():
+    img = torch.rand(3, 45, 67)
+    fast = pbkern.polyblocks_jit_torch(compile_options={"target": "cpu"})(blur)
+    torch.testing.assert_close(fast(img), blur(img), rtol=1e-6, atol=1e-6)
+    (graph,) = fast.explain(img).graphs
+    assert (graph.number, graph.kind, len(graph.kernels()), graph.left_to_xla(), graph.in_torch) == (0, "inference", 1, [], ())
+
+
+def test_a_module_has_one_forward_and_one_backward_graph():
+    module, x = mlp(), torch.rand(7, 17)
+    fast = pbkern.polyblocks_jit_torch(module)
+    check_gradients(fast, module, x)
+    found = fast.explain(x.requires_grad_()).graphs
+    assert [(g.number, g.kind, g.in_torch) for g in found] == [(0, "forward", ()), (0, "backward", ())]
+    assert list(fast.parameters())[0] is module[0].weight and isinstance(fast, nn.Module)
+
+
+def test_parameters_are_inputs():
+    module, x = mlp(), torch.rand(7, 17)
+    fast = pbkern.polyblocks_jit_torch(module)
+    fast(x)
+    with torch.no_grad():
+        module[0].weight.mul_(2)
+    torch.testing.assert_close(fast(x), module(x))
+
+
+def test_torch_compile_has_the_backend():
+    """The entry point that torch.compile(backend="pbkern") looks up is this function."""
+    project = Path(pbkern.__file__).parents[1] / "pyproject.toml"
+    points = tomllib.loads(project.read_text())["project"]["entry-points"]["torch_dynamo_backends"]
+    assert points == {"pbkern": "pbkern.api.torch_functions:compile_fx"}
+    module, x = mlp(), torch.rand(7, 17)
+    fast = torch.compile(module, backend=torch_functions.compile_fx, options={"strict_target": True})
+    check_gradients(fast, module, x)
+
+
+def test_torch_compile_finds_the_backend_by_name():
+    if "pbkern" not in torch._dynamo.list_backends(()):
+        pytest.skip("pbkern is not installed with its entry points")
+    fast = torch.compile(blur, backend="pbkern")
+    img = torch.rand(3, 21, 34)
+    torch.testing.assert_close(fast(img), blur(img), rtol=1e-6, atol=1e-6)
+
+
+def test_a_method_is_bound():
+    class Scaled:
+        def __init__(self, by):
+            self.by = by
+
+        @pbkern.polyblocks_jit_torch
+        def of(self, x):
+            """Scales."""
+            return x * self.by
+
+    x = torch.rand(4, 3)
+    torch.testing.assert_close(Scaled(3.0).of(x), x * 3)
+    torch.testing.assert_close(Scaled(4.0).of(x), x * 4)
+    assert "1 kernel(s)" in str(Scaled(5.0).of.explain(x))
+    assert Scaled.of.__doc__ == "Scales."
+
+
+def test_a_module_and_its_copy_are_independent():
+    module = mlp()
+    fast = pbkern.polyblocks_jit_torch(copy.deepcopy(module))
+    with torch.no_grad():
+        next(fast.parameters()).zero_()
+    assert module[0].weight.abs().sum() > 0
+
+
+def test_modes_of_a_decorated_module():
+    fast = pbkern.polyblocks_jit_torch(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
+    x = torch.rand(3, 4)
+    assert fast.eval() is fast
+    torch.testing.assert_close(fast(x), F.linear(x, *fast.parameters()))
+    zeros = (fast.train()(torch.rand(100, 4)) == 0).double().mean()
+    assert 0.3 < zeros < 0.7
+    assert {k.removeprefix("_orig_mod.") for k in fast.state_dict()} == {"0.weight", "0.bias"}
