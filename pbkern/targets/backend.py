@@ -58,11 +58,12 @@ class HostFunction(Protocol):
 
 
 Device = TypeVar("Device", bound=DeviceFunction)
+Made = TypeVar("Made", bound=DeviceFunction, covariant=True)
 Host = TypeVar("Host", bound=HostFunction, covariant=True)
 
 
-class KernelBackend(Protocol[Device, Host]):
-    """One target's half of lowering.
+class KernelBackend(Protocol[Made]):
+    """One target's half of lowering a kernel.
 
     Attributes:
       passes: the target's own over nests, after SHARED_PASSES: caches and vectors on CPUs, staging and threads on GPUs.
@@ -76,9 +77,13 @@ class KernelBackend(Protocol[Device, Host]):
         `program`: where it is launched, if that is known.
         """
 
-    def emit(self, nests: KernelNests, name: str) -> Device:
+    def emit(self, nests: KernelNests, name: str) -> Made:
         """The function of nests that have gone through all passes. Raises ScheduleError where CompilerParams ask for what the
         device does not have."""
+
+
+class ProgramBackend(KernelBackend[Device], Protocol[Device, Host]):
+    """A target whose kernels and host code are one text."""
 
     def emit_host(self, program: HostProgram, kernels: Mapping[int, Device]) -> Host:
         """The host's function; `kernels` by id of a launch's kernel."""
@@ -143,7 +148,7 @@ def device_functions(
     return found
 
 
-def lowered(program: HostProgram, backend: KernelBackend[Any, Host], options: Any) -> Host:
+def lowered(program: HostProgram, backend: ProgramBackend[Any, Host], options: Any) -> Host:
     """A whole program, kernels and host. Raises UnsupportedOp where a kernel body cannot be lowered."""
     program = in_stages(program)
     kernels = device_functions(program, lambda k: backend.build_options(k, options, program), backend.passes, backend.emit)

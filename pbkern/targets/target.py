@@ -24,10 +24,17 @@ class Target(Protocol):
       POOLED_BYTES: size from which a result is worth a place of its own, see api/result_pool.py.
     """
 
-    name: str
-    platform: str
-    STAGES: tuple[str, ...]
-    POOLED_BYTES: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def STAGES(self) -> tuple[str, ...]: ...
+
+    @property
+    def POOLED_BYTES(self) -> int: ...
 
     @property
     def backend(self) -> KernelBackend:

@@ -46,7 +46,9 @@ class AmdgpuTarget(ThreadTarget):
     STAGES = ("nests", "mlir", "llvm", "asm")
 
     def machine(self, device: str | None = None) -> Machine:
-        return machine.machine(self.backend_of(device).kind)
+        kind = self.backend_of(device).kind
+        assert isinstance(kind, DeviceKind)
+        return machine.machine(kind)
 
     def backend_of(self, device: str | None) -> AmdgpuBackend:
         return AmdgpuBackend(device_kind(device))

@@ -30,7 +30,9 @@ class NvgpuTarget(ThreadTarget):
         return "cpu" if config.current().gpu_driver == "simulator" else "cuda"
 
     def machine(self, device: str | None = None) -> Machine:
-        return machine.machine(self.backend_of(device).kind)
+        kind = self.backend_of(device).kind
+        assert isinstance(kind, DeviceKind)
+        return machine.machine(kind)
 
     def backend_of(self, device: str | None) -> NvgpuBackend:
         """Without a name: for this computer's device, if there is one that programs run on."""

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from pbkern.fuse.access.blocks import Requests
 from pbkern.fuse.access.rules import Access
@@ -49,7 +50,8 @@ class ThreadCosts(CpuCosts):
         longer, shorter = max(found.compute, found.memory), min(found.compute, found.memory)
         overhead = found.seconds - longer - UNOVERLAPPED * shorter
         parallel = min(found.programs, self.cores) / self.cores
-        stores = sum(nbytes(v.aval) / self.far_bandwidth(nbytes(v.aval)) for v, _ in outputs)
+        made: list[Any] = [v for v, _ in outputs]
+        stores = sum((nbytes(v.aval) / self.far_bandwidth(nbytes(v.aval)) for v in made), 0.0)
         memory = found.memory * max(parallel, CPU_LEAST_PARALLEL) - stores
         beside = min(self.near_bytes // max(found.scratch, 1), RESIDENT)  # blocks whose scratch fits one multiprocessor
         idle = RESIDENT / max(beside, 1)

@@ -142,7 +142,8 @@ class Expressions:
         """Place of an element of which each index is kept in its axis."""
         if buf.size == 0:
             return Affine()
-        rest, place = Affine(), None
+        rest: Affine = Affine()
+        place = None
         for i, n, stride in zip(index, buf.shape, buf.strides):
             if self.is_safe(w, i, n):
                 rest = rest + i * stride
@@ -237,6 +238,7 @@ class Expressions:
             part = b.int_resize(word, whole, unsigned=True)
             part = part if not k else b.shl(part, b.c(k * BITS[kept], whole))
             total = part if total is None else b.or_(total, part)
+        assert total is not None, count
         return b.bitcast(total, wanted)
 
     def _load_part(self, block: Block, buf: Buf, flat: Affine | str, kept: str, wanted: str) -> Ssa:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
@@ -215,7 +216,8 @@ class _Lowering:
             self._in_order(inner, dims[1:])
             return []
 
-        operand, size = dict(self.kernel.dynamic_grid).get(dims[0]), self.kernel.grid[dims[0]]
+        operand = dict(self.kernel.dynamic_grid).get(dims[0])
+        size: int | str = self.kernel.grid[dims[0]]
         if operand is not None:
             buf = self.nests.operands[operand].buf
             v = self.emitter.load_stored(block, buf, Affine())
@@ -305,7 +307,12 @@ class _Lowering:
                 self._if(block, i, branches)
             case For(counter=counter, trips=trips, body=body):
                 high = trips if isinstance(trips, int) else self._name(block.lookup(trips)[1])
-                self.text.loop(block, counter, 0, high, 1, lambda b, _: self._statements(b, body) or [])
+
+                def once(b: Block, _: object, body: Any = body) -> list:
+                    self._statements(b, body)
+                    return []
+
+                self.text.loop(block, counter, 0, high, 1, once)
             case While(condition=condition, predicate=predicate, body=body):
                 self._while(block, condition, predicate, body)
             case Sort():

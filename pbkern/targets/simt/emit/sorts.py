@@ -33,7 +33,12 @@ def emit_sort(e: Expressions, block: Block, s: Sort, threads: int, barrier: Call
     if length <= SHORT_LINE:
         _Strided(e, threads).loop(block, lines, lambda b, line: _insertion(e, b, s, line, length))
         return
-    e.text.loop(block, "%line", 0, lines, 1, lambda b, _: _merge_line(e, b, s, length, threads, barrier) or [])
+
+    def one(b: Block, _: object) -> list:
+        _merge_line(e, b, s, length, threads, barrier)
+        return []
+
+    e.text.loop(block, "%line", 0, lines, 1, one)
 
 
 class _Strided:
@@ -70,12 +75,13 @@ def compare(b: Builder, x: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ssa]:
 
 def _below(e: Expressions, block: Block, bufs: list[Buf], x: str, other: list[Buf], y: str) -> tuple[str, str]:
     """(whether the element at x of one set of keys is less than that at y of another, whether it is equal)."""
-    b, less, equal = e.builder(block), None, None
+    b = e.builder(block)
+    less = equal = None
     for buf, second in zip(bufs, other):
         u, v = (b.from_storage(e.load_stored(block, a, at), a.dtype) for a, at in ((buf, x), (second, y)))
         lt, eq = compare(b, u, v, buf.dtype.kind == "u")
-        less = lt if less is None else b.or_(less, b.and_(equal, lt))
-        equal = eq if equal is None else b.and_(equal, eq)
+        less, equal = (lt, eq) if less is None or equal is None else (b.or_(less, b.and_(equal, lt)), b.and_(equal, eq))
+    assert less is not None and equal is not None, "a sort has keys"
     return less.name, equal.name
 
 
@@ -124,7 +130,11 @@ def _merge_line(e: Expressions, block: Block, s: Sort, length: int, threads: int
     base = t.put(block, f"arith.muli {_named(t, block, '%line')}, {t.index(length)} : index")
     run, here, there = 1, (s.buffers, base), (s.spare, t.index(0))
     while run < length:
-        strided.loop(block, length, lambda b, k, here=here, there=there, run=run: _place(e, b, s, here, there, k, run, length))
+
+        def place(b: Block, k: str, here: tuple = here, there: tuple = there, run: int = run) -> None:
+            _place(e, b, s, here, there, k, run, length)
+
+        strided.loop(block, length, place)
         barrier(block)
         here, there, run = there, here, 2 * run
     if here[0] is s.spare:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from pbkern.core.errors import TargetError
 
@@ -29,10 +29,13 @@ class Driver(Protocol):
       functions: addresses by name, as in the docstring of this file.
     """
 
-    platform: str
-    functions: Mapping[str, Address]
+    @property
+    def platform(self) -> str: ...
 
-    def load(self, code: Code, sizes: tuple[int, ...]) -> int:
+    @property
+    def functions(self) -> Mapping[str, Address]: ...
+
+    def load(self, code: Any, sizes: tuple[int, ...]) -> int:
         """The number of a kernel, of whose arguments `sizes` has the bytes."""
 
 
@@ -93,7 +96,7 @@ class LibraryDriver:
 
 
 def address_of(function: Callable) -> Address:
-    address = ctypes.cast(function, ctypes.c_void_p).value
+    address = ctypes.cast(cast(Any, function), ctypes.c_void_p).value
     assert address is not None
     return address
 

@@ -258,7 +258,7 @@ def _gathered(program: HostProgram) -> str:
 
 def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
     """Bytes of each argument of a kernel."""
-    (step,) = [x for x in compiled.program.launches() if id(x.kernel) == kernel][:1] or [None]
+    step = next((x for x in compiled.program.launches() if id(x.kernel) == kernel), None)
     if step is None:
         raise InternalError("a kernel without a launch was compiled")
     function, types = compiled.codes[kernel].function, [*step.kernel.in_types, *step.kernel.out_types]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -168,11 +168,15 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
         renamed = context.pool.renamer(dims)
         numbered = context.pool.rewriter(accumulators)
         reductions += [r.mapped(renamed) for r in nest.reductions]
-        writes += [_moved(w.mapped(lambda e, f=renamed, g=numbered: g(f(e))), dims, masks, context) for w in nest.writes]
+
+        def moved(x: Expr, f: Callable = renamed, g: Callable = numbered) -> Expr:
+            return g(f(x))
+
+        writes += [_moved(w.mapped(moved), dims, masks, context) for w in nest.writes]
     sizes = {t.dim: t.steps for t in chosen}
     kept = {t.kept(u): t.size for t in chosen for u in range(t.count) if t.may_lie_outside(u)}
-    dims = {d: sizes.get(d, n) for d, n in nest.dims.items()} | kept
-    return replace(nest, dims=dims, reductions=reductions, writes=writes)
+    stepped = {d: sizes.get(d, n) for d, n in nest.dims.items()} | kept
+    return replace(nest, dims=stepped, reductions=reductions, writes=writes)
 
 
 def _moved(w: Write, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext) -> Write:
