@@ -17,13 +17,13 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.options import CompileOptions
-from pbkern.dsl.checks import can_fail
 from pbkern.frontends.torch.dtypes import torch_dtype
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.emit.plan import Plan, Segment
 from pbkern.targets.cpu.codegen import direct
 
 from .decorators import JitFunction
+from .direct_plans import is_direct
 from .pipeline import Build, compile_programs, current_plan
 
 Tensors = list[torch.Tensor]
@@ -45,7 +45,7 @@ class TensorPlan:
         self._steps: list[Callable[[Tensors], Tensors]] = []
         self._constants: Tensors = []
         self._results: list[tuple[int, bool]] = []
-        self._whole = None if _is_direct(jaxpr, plan) else _by_jax(jaxpr, name, options)
+        self._whole = None if is_direct(jaxpr, plan) else _by_jax(jaxpr, name, options)
         if self._whole is None:
             self._link(plan)
         self.run: Callable[[Sequence[torch.Tensor]], Tensors] = self._one_program() or self._several_steps
@@ -132,14 +132,6 @@ def to_jax(t: torch.Tensor) -> jax.Array:
 def to_torch(a: jax.Array) -> torch.Tensor:
     """The same memory."""
     return torch.from_dlpack(a)
-
-
-def _is_direct(jaxpr: jex.ClosedJaxpr, plan: Plan) -> bool:
-    """Whether the plan's values are the tensors of the call: complex numbers, for one, are pairs in it; checks need JAX."""
-    inner: list[Any] = [v.aval for v in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
-    outer: list[Any] = [*jaxpr.in_avals, *jaxpr.out_avals]
-    same = [(a.shape, a.dtype) for a in inner] == [(a.shape, a.dtype) for a in outer]
-    return same and plan.whole is None and not any(can_fail(k) for k in plan.kernels())
 
 
 def _by_jax(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> Callable[[Tensors], Tensors]:

@@ -68,6 +68,13 @@ def test_function_equals_float64(name):
     assert found.counts.instructions > 0 and len(found.kernels) == len(found.ptx)
 
 
+def test_arrays_that_a_function_closes_over_are_operands():
+    held, x = jnp.arange(5.0), np.ones(5, np.float32)
+    found = pbkern.simulate(lambda x: (x + held, 3, x), x).results
+    np.testing.assert_array_equal(found[0], np.arange(1.0, 6))
+    assert found[1] == 3 and (found[2] == x).all()
+
+
 def turned(n):
     spec = pbkern.BlockSpec((1, n), lambda i: (i, 0))
 
