@@ -123,7 +123,7 @@ def described(node: torch.fx.Node) -> str:
 def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True) -> Captured:
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
-    strided: tensors come, and results go, in the orders of dimensions in which Torch has them in memory; else rows first.
+    strided: tensors come, and results go, in the orders of dimensions that Torch has in memory; else all are row-major.
     """
     module = concrete(module, arguments)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]

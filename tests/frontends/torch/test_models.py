@@ -17,7 +17,15 @@ from .models import Recurrent, models  # noqa: E402
 MODELS = models()
 
 
-@pytest.mark.parametrize("name", MODELS)
+DEFAULT = ("resnet", "gpt", "convnext", "bags")
+
+
+def some(names, default):
+    """Parameters of which some are slow tests."""
+    return [n if n in default else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", some(MODELS, DEFAULT))
 def test_forward_and_backward_graphs(name):
     module, args = MODELS[name]
     module = copy.deepcopy(module)
@@ -27,7 +35,7 @@ def test_forward_and_backward_graphs(name):
     assert [(g.number, g.kind, g.in_torch) for g in graphs] == [(0, "forward", ()), (0, "backward", ())]
 
 
-@pytest.mark.parametrize("name", ["resnet", "gpt"])
+@pytest.mark.parametrize("name", some(["resnet", "gpt"], ["resnet"]))
 def test_inference_has_one_graph(name):
     module, args = MODELS[name]
     module = copy.deepcopy(module).eval()
@@ -46,7 +54,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", some(LAYERS, ["lstm without biases", "gru"]))
 def test_recurrent_layers_are_loops(name):
     kind, config = LAYERS[name]
     module, x = Recurrent(kind, **config), torch.rand(3, 4, 5)

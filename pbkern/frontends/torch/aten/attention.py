@@ -26,6 +26,16 @@ def _scores(q, k, causal, mask, scale):
     return scores
 
 
+def _shared(x, heads):
+    """Keys or values [batch, fewer heads, n, d], each for several neighbouring heads of queries."""
+    return x if x.shape[-3] == heads else jnp.repeat(x, heads // x.shape[-3], axis=-3)
+
+
+def _summed(g, heads):
+    """The gradient of `_shared`."""
+    return g if g.shape[-3] == heads else g.reshape(*g.shape[:-3], heads, -1, *g.shape[-2:]).sum(-3)
+
+
 def _check(dropout) -> None:
     if dropout:
         raise UnsupportedOp("attention with dropout of its own", why=f"dropout_p is {dropout}")
@@ -35,6 +45,7 @@ def _check(dropout) -> None:
 def attention(call, q, k, v, dropout=0.0, causal=False, *, attn_mask=None, scale=None):
     """(results, logarithms of the sums of exponentials of each query's scores). A query without keys has zeros."""
     _check(dropout)
+    k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     scores = _scores(q, k, causal, attn_mask, scale)
     top = scores.max(-1, keepdims=True)
     if attn_mask is not None:
@@ -49,6 +60,8 @@ def attention(call, q, k, v, dropout=0.0, causal=False, *, attn_mask=None, scale
 @op("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
 def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_mask=None, scale=None):
     _check(dropout)
+    heads = k.shape[-3]
+    k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     scores = _scores(q, k, causal, attn_mask, scale)
     sums = sums[..., None]
     weights = jnp.exp(scores - (jnp.where(sums == -np.inf, 0, sums) if attn_mask is not None else sums))
@@ -57,4 +70,5 @@ def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_ma
     to_v = jnp.matmul(jnp.swapaxes(weights, -1, -2), g)
     share = jnp.sum(g * made, -1, keepdims=True)
     to_scores = weights * (jnp.matmul(g, jnp.swapaxes(v, -1, -2)) - share) * np.asarray(factor, wide)
-    return jnp.matmul(to_scores, k), jnp.matmul(jnp.swapaxes(to_scores, -1, -2), q), to_v
+    to_k = jnp.matmul(jnp.swapaxes(to_scores, -1, -2), q)
+    return jnp.matmul(to_scores, k), _summed(to_k, heads), _summed(to_v, heads)

@@ -275,6 +275,12 @@ def complex_of(call, x, y):
     return lax.complex(*jnp.broadcast_arrays(x, y))
 
 
+@op("aten::polar")
+def polar(call, size, angle):
+    size, angle = jnp.broadcast_arrays(size, angle)
+    return lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
+
+
 @op("aten::nan_to_num")
 def nan_to_num(call, x, nan=None, posinf=None, neginf=None):
     return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
