@@ -90,6 +90,8 @@ def explained(where: str, what: str) -> Iterator[None]:
         yield
     except PbkernError:
         raise
+    except SystemExit as e:
+        raise FunctionError(what, at=path, why=f"it ended the program with status {e.code}") from None
     except Exception as e:
         lines = [frame for frame in _frames(e) if pathlib.Path(frame[0]).name == pathlib.Path(path).name]
         if isinstance(e, SyntaxError) and e.filename and not lines:

@@ -207,6 +207,22 @@ def test_what_the_file_raises_is_explained_at_its_line(body, message, capsys, tm
         assert status == 2 and message in err and "broken_file.py:" in err and "FunctionError" in err, err
 
 
+def test_a_file_that_ends_the_program_is_explained(capsys, tmp_path):
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(5)\n")
+    status, _, err = run(capsys, "compile", f"{tmp_path}/ends.py:f", "--args", "f32[3]")
+    assert status == 2 and "it ended the program with status 5" in err
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_arrays_that_do_not_suit_a_library(model, capsys, tmp_path):
+    assert run(capsys, "compile", f"{model}:blur", "--args", "f32[9]", "-o", tmp_path / "libblur.so")[0] == 0
+    np.save(tmp_path / "wide.npy", np.zeros(9))
+    (tmp_path / "text.npy").write_text("text")
+    for name, message in (("wide.npy", "has another type"), ("absent.npy", "cannot be read"), ("text.npy", "cannot be read")):
+        status, _, err = run(capsys, "run", tmp_path / "libblur.so", tmp_path / name)
+        assert status == 2 and message in err and "Traceback" not in err
+
+
 def test_errors_of_pbkern_itself_are_not_taken_for_the_user_s(monkeypatch, model):
     monkeypatch.setattr("pbkern.aot.build.emitted", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
