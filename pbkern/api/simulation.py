@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # lowering is imported when something is compiled
     from pbkern.targets.nvgpu.program import Compiled
 
 
+DEFAULT_DEVICE = "sm_90a"  # also where there is another one: the same text everywhere
+
+
 @dataclass(frozen=True)
 class Simulation:
     """What a simulated call did.
@@ -48,18 +51,20 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
 
     Args:
       f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
-      device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100". Default "sm_90a".
+      device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100". Default: that of a decorated
+        function's compile_options, else "sm_90a".
       check: races, and reads of shared memory before a store, are found. Default True.
     Raises SimulationError where threads race, wait for ever, are not together, or leave their arrays; UnsupportedOp,
     OptionError.
     """
-    options = CompileOptions(target="nvgpu", device=device)
+    options = CompileOptions(target="nvgpu", device=device or DEFAULT_DEVICE)
     if isinstance(f, KernelFunction):
         f = f.trace(*args, **kwargs)
     if isinstance(f, Kernel):
         return _kernel(f, args, options, check)
     if isinstance(f, JitFunction):
-        given = f._options.differing() | {"target": "nvgpu", "device": device}
+        of_function = f._options.device if f._options.target == "nvgpu" else None
+        given = f._options.differing() | {"target": "nvgpu", "device": device or of_function or DEFAULT_DEVICE}
         f, options = f.__wrapped__, CompileOptions(**given)
     traced: JitFunction = JitFunction(f, options, {})
     with fallback.strictly(True):  # what XLA would run in a kernel's place is not simulated
@@ -84,7 +89,7 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
 
 def ptx(f: Callable, *args, device: str | None = None) -> list[str]:
     """PTX of a plain function's kernels, for arguments like these; nothing is run."""
-    options = CompileOptions(target="nvgpu", device=device)
+    options = CompileOptions(target="nvgpu", device=device or DEFAULT_DEVICE)
     build = compile_programs(JitFunction(f, options, {}).build(args, {})[0], options)
     return _texts(list(build.compiled.values()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -258,8 +258,13 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
     """Elements at addresses, flat if there is a mask; rows of `count`. Raises Fault."""
     size = dtype.itemsize * count
     a = addresses if mask is None else addresses[mask]
-    if space == "generic":
-        space = "global" if int(a.max()) >= Arrays.address(0) >> 1 else "shared"
+    if _are_apart(a, space):
+        every = np.broadcast_to(addresses, g.shape)
+        found = np.zeros((*g.shape, count) if count > 1 else g.shape, dtype)
+        for part, its in _parts(g, every, mask, space):
+            found[part] = read(g, every, part, its, dtype, count, memo)
+        return found if mask is None else found[mask]
+    space = _space_at(a, space)
     if space == "global":
         number, offsets = g.launch.arrays.find(a, size)
         every = np.broadcast_to(addresses, (len(addresses), g.threads))
@@ -279,6 +284,28 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
             if not g.launch.unwritten:
                 memory.check_written(cells)
     return memory.view(dtype, count).take(places // size, 0, mode="clip")
+
+
+def _space_at(addresses: np.ndarray, space: str) -> str:
+    """Of generic addresses the space: those of shared memory are offsets, less than those of any array."""
+    if space != "generic":
+        return space
+    return "global" if Arrays.number(int(addresses.max())) >= 0 else "shared"
+
+
+def _are_apart(addresses: np.ndarray, space: str) -> bool:
+    """Whether lanes go to several arrays, or memories: compilers choose between addresses."""
+    if space not in ("global", "generic"):
+        return False
+    return bool(Arrays.number(addresses.min()) != Arrays.number(addresses.max()))
+
+
+def _parts(g: Any, addresses: np.ndarray, mask: Mask, space: str) -> Iterator[tuple[np.ndarray, str]]:
+    """(lanes of one array or memory, its space), one after the other."""
+    lanes = np.ones(g.shape, bool) if mask is None else mask
+    numbers = Arrays.number(addresses)
+    for n in np.unique(numbers[lanes]):
+        yield lanes & (numbers == n), "shared" if space == "generic" and n < 0 else "global"
 
 
 def _note(g: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, store: bool) -> np.ndarray:
@@ -308,6 +335,11 @@ def _store(program: Program, c: Instruction) -> Step:
 def write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, values: list[np.ndarray],
           memo: Memo) -> None:
     """Stores rows of values, flat. Raises Fault."""
+    if _are_apart(addresses if mask is None else addresses[mask], space):
+        for part, its in _parts(g, addresses, mask, space):
+            mine = part.reshape(-1) if mask is None else part[mask]
+            write(g, addresses, part, its, dtype, [v[mine] for v in values], memo)
+        return
     view, places, size = _view_to_write(g, addresses, mask, space, dtype, len(values), memo)
     if len(values) == 1:
         view[places // size] = values[0]
@@ -319,8 +351,7 @@ def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype:
     """(memory, places in bytes, bytes of an access), checked, counted and marked."""
     size = dtype.itemsize * count
     a = addresses.reshape(-1) if mask is None else addresses[mask]
-    if space == "generic":
-        space = "global" if int(a.max()) >= Arrays.address(0) >> 1 else "shared"
+    space = _space_at(a, space)
     if space == "global":
         number, places = g.launch.arrays.find(a, size)
         g.counts.add_global(addresses, mask, size, 1, memo)

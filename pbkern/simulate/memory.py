@@ -9,6 +9,7 @@ block with no barrier between, or by different blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -86,10 +87,15 @@ class Arrays:
         """Where an array begins."""
         return ((number + 1) << ARRAY_BITS) + MIDDLE
 
+    @staticmethod
+    def number(address: Any) -> Any:
+        """The array that an address is of, or near; below 0 and beyond the last: of none."""
+        return (address >> ARRAY_BITS) - 1
+
     def find(self, addresses: np.ndarray, size: int) -> tuple[int, np.ndarray]:
         """(number of the array that all of the addresses are in, their offsets in bytes). Raises Fault."""
         low, high = int(addresses.min()), int(addresses.max())
-        number = (low >> ARRAY_BITS) - 1
+        number = self.number(low)
         if not 0 <= number < len(self.flat):
             raise Fault("bounds", f"address {low:#x} is in no array")
         start = self.address(number)

@@ -77,6 +77,15 @@ def test_code_and_prices_are_for_the_device_that_is_named_or_there(monkeypatch):
         _ = target.backend
 
 
+def test_simulations_take_the_device_of_the_function(monkeypatch):
+    monkeypatch.setattr(driver, "present_capability", lambda: (8, 9))
+    x = np.zeros(8, np.float32)
+    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device": "a100"})
+    for found, text in ((pbkern.simulate(f, x), "sm_80"), (pbkern.simulate(f, x, device="b200"), "sm_100"),
+                        (pbkern.simulate(lambda x: x + 1, x), "sm_90a")):
+        assert f".target {text}" in found.ptx[0]
+
+
 def test_kernels_are_loaded_once():
     f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device_one_time_load": False})
     with pytest.raises(OptionError, match="loads a kernel once"):

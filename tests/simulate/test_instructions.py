@@ -49,3 +49,36 @@ def test_operations_on_halves(instruction, dtype, f):
     bits = rng.integers(0, 1 << 16, (2, 64)).astype(np.uint16).view(dtype)
     x, y = bits if dtype != np.float16 else rng.normal(size=(2, 64)).astype(dtype)
     np.testing.assert_array_equal(run(instruction, np.ascontiguousarray(x), np.ascontiguousarray(y)).view(dtype), f(x, y))
+
+
+CHOICE = """setp.lt.u32 %p1, %r1, 11;
+selp.b64 %rd8, %rd5, %rd6, %p1;
+ld.global.b32 %r4, [%rd8];
+selp.b64 %rd9, %rd6, %rd7, %p1;
+st.global.b32 [%rd9], %r4;
+mov.b64 %rd10, s;
+add.s64 %rd11, %rd10, %rd4;
+add.u32 %r5, %r2, 100;
+st.shared.b32 [%rd11], %r5;
+cvta.shared.u64 %rd12, %rd11;
+selp.b64 %rd13, %rd12, %rd7, %p1;
+ld.b32 %r6, [%rd13];
+add.u32 %r6, %r6, 1;
+st.b32 [%rd13], %r6;
+ld.shared.b32 %r7, [%rd11];
+st.global.b32 [%rd5], %r7;
+ret;
+}
+"""
+
+
+def test_lanes_that_choose_between_arrays_and_memories():
+    """Compilers make one access of two branches: each lane goes to its own array, or to shared memory."""
+    head = HEAD.replace(".reg .b32 %r<20>;", ".reg .pred %p<4>; .reg .b32 %r<20>; .shared .align 16 .b8 s[128];")
+    lane = np.arange(32)
+    x, y, out = (np.arange(32, dtype=np.uint32) + k for k in (1000, 2000, 3000))
+    pbkern.simulate_ptx(head + CHOICE, 1, 32, [x, y, out])
+    chosen = np.where(lane < 11, 1000 + lane, 2000 + lane)
+    np.testing.assert_array_equal(y, np.where(lane < 11, chosen, 2000 + lane))
+    np.testing.assert_array_equal(out, np.where(lane < 11, 3000 + lane, chosen + 1))
+    np.testing.assert_array_equal(x, np.where(lane < 11, 1000 + lane + 101, 1000 + lane + 100))

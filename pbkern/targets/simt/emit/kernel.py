@@ -43,7 +43,8 @@ class ThreadFunction:
         scratch in global memory.
       index_bits: of integers that stand for places.
       nests: readable, as they were emitted. operands: operands and results without memory of others.
-      reads_unwritten: whether windows of rows that fusion has made may be read where no row is yet; that is not used.
+      reads_unwritten: whether scratch may be read where nothing has been stored, which is not used then: windows of rows that
+        fusion has made, before all rows are there, and buffers of pipelines, behind ragged blocks.
     """
 
     name: str
@@ -139,7 +140,7 @@ class _Lowering:
             self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
             self.placement.global_bytes, self.index_bits,
             tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
-            bool(self.kernel.scratch) and not self.kernel.defined_at,
+            self._reads_unwritten(),
         )  # fmt: skip
 
     def _views(self, top: Block) -> None:
@@ -161,6 +162,10 @@ class _Lowering:
             bases[b] = (ARENA, at, shared) if near else (FAR, at, self._far())
         for b, (base, at, kind) in bases.items():
             top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {p.memref(b)}")
+
+    def _reads_unwritten(self) -> bool:
+        scratch = self.kernel.scratch
+        return bool(scratch) and not self.kernel.defined_at or any(s.scoped for s in scratch)
 
     def _is_dynamic(self) -> bool:
         """Whether the launch gives shared memory: a text may declare less than there is."""
