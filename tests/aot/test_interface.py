@@ -148,6 +148,14 @@ def test_keys_of_random_numbers_are_words(made):
     np.testing.assert_array_equal(f(np.asarray(jax.random.key_data(key))), jax.random.uniform(key, (100,)))
 
 
+def test_repeated_bytes(made):
+    """LLVM 22 would not come back from this, see aot/codegen/llvm_repairs.py."""
+    x = np.arange(96, dtype=np.uint8).reshape(8, 12)
+    _, f = made(lambda x: (jnp.repeat(jnp.minimum(x, 3), 2, axis=1), jnp.repeat(x + 7, 3, axis=0)), x)
+    for found, expected in zip(f(x), (np.repeat(np.minimum(x, 3), 2, axis=1), np.repeat(x + 7, 3, axis=0)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_num_iters_computes_the_same(made):
     _, f = made(lambda x: jnp.tanh(x), X, options={"num_iters": 3})
     np.testing.assert_allclose(f(X), np.tanh(X), rtol=1e-5)
