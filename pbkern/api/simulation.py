@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.extend import core as jex
 
 from pbkern.core import fallback
+from pbkern.core.errors import InternalError
+from pbkern.core.jaxprs import literal_value
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
+from pbkern.frontends.jax.call import call_p
 from pbkern.simulate.counts import Counts
 
 from .decorators import JitFunction
@@ -72,7 +76,7 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
     flat = traced.trace(*args, **kwargs)
     leaves = [np.asarray(a) if not jax.dtypes.issubdtype(jax.typeof(a).dtype, jax.dtypes.extended) else a
               for a in jax.tree.leaves(_dynamic(options, args, kwargs))]
-    results = build.fused.evaluate(leaves, run)
+    results = _evaluated(flat.jaxpr, leaves, lambda operands: build.fused.evaluate(operands, run))
     tree = jax.tree.structure(flat.out_info)
     compiled = list(build.compiled.values())
     return Simulation(jax.tree.unflatten(tree, results), build.fused.kernels(), _texts(compiled), sum(counts, Counts()))
@@ -83,6 +87,20 @@ def ptx(f: Callable, *args, device: str | None = None) -> list[str]:
     options = CompileOptions(target="nvgpu", device=device)
     build = compile_programs(JitFunction(f, options, {}).build(args, {})[0], options)
     return _texts(list(build.compiled.values()))
+
+
+def _evaluated(traced: jex.ClosedJaxpr, leaves: list, call: Callable[[list], list]) -> list:
+    """Results of a traced function, which binds our primitive once: arrays that the function closes over are operands, too."""
+    env = dict(zip(traced.jaxpr.invars, leaves)) | dict(zip(traced.jaxpr.constvars, map(np.asarray, traced.consts)))
+
+    def value(a: Any) -> Any:
+        return literal_value(a) if isinstance(a, jex.Literal) else env[a]
+
+    for eqn in traced.jaxpr.eqns:
+        if eqn.primitive is not call_p:
+            raise InternalError("a traced function binds another primitive", why=eqn.primitive.name)
+        env.update(zip(eqn.outvars, call([value(a) for a in eqn.invars])))
+    return [value(a) for a in traced.jaxpr.outvars]
 
 
 def _dynamic(options: CompileOptions, args: tuple, kwargs: dict) -> tuple:

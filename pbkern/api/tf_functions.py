@@ -5,6 +5,7 @@ Needs the extra `tf`; nothing else of pbkern imports TensorFlow, and this only w
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -15,12 +16,18 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern import _jax
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.options import CompileOptions, check_for_backend, check_for_tf
 from pbkern.frontends.stablehlo.importer import import_program
 from pbkern.frontends.stablehlo.parse import parse
+from pbkern.targets.cpu.codegen import direct
 
 from .decorators import JitFunction, merged, named_once
+from .direct_plans import only_program
+from .pipeline import compile_programs, current_plan
+
+OPENMP = "libgomp.so.1"  # GCC's runtime, which every system with its C++ has; TensorFlow brings none
 
 
 def polyblocks_jit_tf(
@@ -79,9 +86,18 @@ class TfFunction:
         self.__wrapped__, self.options = fn, options
         self.input_signature = signature
         self._compiled: dict[tuple, _Compiled] = {}
+        self._of_tensors: dict[tuple, _Compiled] = {}
+        self._tensor = type(_tensorflow().constant(0))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs:  # tensors alone, of types that were met before: the rest of a call takes longer than small functions
+            key = tuple([(a.shape, a.dtype) if type(a) is self._tensor else None for a in args])
+            compiled = self._of_tensors.get(key)
+            if compiled is not None:
+                return compiled(args)
         compiled, tensors = self._for(args, kwargs)
+        if not kwargs and self.input_signature is None and all(type(a) is self._tensor for a in args):
+            self._of_tensors[tuple([(t.shape, t.dtype) for t in tensors])] = compiled
         return compiled(tensors)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -125,16 +141,16 @@ class _Compiled:
       captured: frontends/tf/capture.py's.
       call: of JAX arrays.
       types: of its arguments: the call's tensors, then the captures.
+      run: tensors like these -> those of the results.
     """
 
     captured: Any
     call: JitFunction
     types: tuple[jax.ShapeDtypeStruct, ...]
+    run: Callable[[list], list]
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
-        values = [*tensors, *self.captured.values()]
-        with jax.enable_x64(True):
-            results = [_to_tensor(a) for a in self.call(*map(_to_jax, values))]
+        results = self.run([*tensors, *self.captured.values()])
         for k, variable in self.captured.assigned:
             variable.assign(results[k])
         return self.captured.packed(results[: self.captured.count])
@@ -153,7 +169,60 @@ def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
 
     program.__name__ = name
     types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in imported.jaxpr.in_avals)
-    return _Compiled(captured, JitFunction(program, options, {}), types)
+    call: JitFunction = JitFunction(program, options, {})
+    return _Compiled(captured, call, types, _by_addresses(imported.jaxpr, name, options) or _by_jax(call))
+
+
+def _by_jax(call: JitFunction) -> Callable[[list], list]:
+    """A function of JAX arrays as one of tensors."""
+
+    def run(tensors: list) -> list:
+        with jax.enable_x64(True):
+            return [_to_tensor(a) for a in call(*map(_to_jax, tensors))]
+
+    return run
+
+
+def _by_addresses(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> Callable[[list], list] | None:
+    """A call of the one program that a jaxpr became, on OpenMP's threads, without JAX; None for other plans and without OpenMP.
+
+    It costs some microseconds, JAX's arrays of a call more than a hundred.
+    """
+    from pbkern.frontends.tf.memory import address, maker, new_memory
+
+    if options.target != "cpu" or options.num_iters != 1 or not _has_openmp():
+        return None
+    with jax.enable_x64(True), _jax.types_kept(jaxpr):
+        build = compile_programs(current_plan(jaxpr, name, options), options)
+    found = only_program(jaxpr, build.fused)
+    if found is None:
+        return None
+    segment, reads = found
+    compiled = build.compiled[segment.body.name]  # type: ignore[union-attr]
+    call = direct.entry(compiled, OPENMP)
+    types = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
+    makers = [maker(dtype) for _, dtype in types]
+    pointers = ctypes.c_void_p * max(len(reads) + len(types), 1)
+
+    def run(tensors: list) -> list:
+        made = [new_memory(shape, dtype) for shape, dtype in types]
+        for array in made:
+            if array.nbytes >= direct.HUGE_BYTES:
+                direct.ask_for_huge_pages(array.__array_interface__["data"][0], array.nbytes)
+        places = [a.__array_interface__["data"][0] for a in made]
+        call(pointers(*[address(tensors[k]) for k in reads], *places))
+        return [make(array) for make, array in zip(makers, made)]
+
+    return run
+
+
+@functools.cache
+def _has_openmp() -> bool:
+    try:
+        ctypes.CDLL(OPENMP)
+    except OSError:
+        return False
+    return True
 
 
 def _tensorflow() -> Any:

@@ -14,6 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from pbkern.core.errors import PbkernError
 from pbkern.core.options import CompileOptions
+from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import Captured
 from pbkern.frontends.torch.dtypes import check_tensor
@@ -39,7 +40,7 @@ class TorchExplanation:
         return "\n".join(lines)
 
 
-class TorchFunction:
+class TorchFunction(PickledByName):
     """A decorated function: called like it, with its attributes."""
 
     def __init__(self, fn: Any, options: CompileOptions):
@@ -55,6 +56,10 @@ class TorchFunction:
             return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as e:
             raise _own(e) from None
+
+    def remade(self) -> tuple:
+        """As functions of pbkern.jit: of the user's function."""
+        return compiled, (self.__wrapped__, self.options)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -83,9 +88,16 @@ class TorchModule(OptimizedModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _check(args, kwargs)
         try:
-            return super().__call__(*args, **kwargs)
+            if not self.__dict__["recurrent"]:
+                return super().__call__(*args, **kwargs)
+            with torch._dynamo.config.patch(allow_rnn=True):
+                return super().__call__(*args, **kwargs)
         except BackendCompilerFailed as e:
             raise _own(e) from None
+
+    def __reduce__(self) -> tuple:
+        """Copies are compiled anew, of copies of the module."""
+        return compiled, (self._orig_mod, self.__dict__["options"])
 
     def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
         """As of functions."""
@@ -100,7 +112,8 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     graphs: list[captured.Graph] = []
     module: Any = torch.compile(fn, backend=backend(options, graphs))
     module.__class__ = TorchModule
-    module.__dict__["graphs"] = graphs
+    module.__dict__ |= {"graphs": graphs, "options": options}
+    module.__dict__["recurrent"] = any(isinstance(m, torch.nn.RNNBase) for m in fn.modules())
     return module
 
 

@@ -38,6 +38,8 @@ def compiled(program: Program, c: Instruction) -> Step:
 
 def _table(program: Program, c: Instruction) -> Step:
     """Of ops.TABLE."""
+    if c.op[-1].endswith("x2"):
+        return _halves(program, c)
     name, t = c.op[0], ops.TYPES[c.op[-1]]
     if name not in ops.TABLE:
         raise ops.Unknown(name)
@@ -58,6 +60,24 @@ def _table(program: Program, c: Instruction) -> Step:
         case [x, y]:
             return lambda g, mask: g.put(dst, f(x(g), y(g)), mask)
     return lambda g, mask: g.put(dst, f(*(r(g) for r in read)), mask)
+
+
+def _halves(program: Program, c: Instruction) -> Step:
+    """An operation on both halves of words."""
+    name, base = c.op[0], c.op[-1].removesuffix("x2")
+    if name not in ops.TABLE or ops.COUNTS.get(name):
+        raise ops.Unknown(c.op[-1])
+    t = ops.TYPES[base]
+    f, dst = ops.TABLE[name]((*c.op[:-1], base), t), c.operands[0]
+    read = [operand(program, o, ops.TYPES["u32"]) for o in c.operands[1:]]
+
+    def step(g: Any, mask: Mask) -> None:
+        words = [r(g) for r in read]
+        halves = [f(*((w >> np.uint32(shift)).astype(np.uint16).view(t) for w in words)) for shift in (0, 16)]
+        low, high = (np.ascontiguousarray(h).view(np.uint16).astype(np.uint32) for h in halves)
+        g.put(dst, low | high << np.uint32(16), mask)
+
+    return step
 
 
 def _names(text: str) -> list[str]:
@@ -128,12 +148,26 @@ def _selp(program: Program, c: Instruction) -> Step:
 
 
 def _cvt(program: Program, c: Instruction) -> Step:
-    if len(c.operands) != 2:
-        raise ops.Unknown("two operands")
+    if len(c.operands) == 3:
+        return _cvt_pair(program, c)
     to, source, f = ops.conversion(c.op)
     x, dst = operand(program, c.operands[1], source), c.operands[0]
     signed = to.kind == "i" and to.itemsize < 8
     return lambda g, mask: g.put(dst, _widened(f(x(g)), True) if signed else f(x(g)), mask)
+
+
+def _cvt_pair(program: Program, c: Instruction) -> Step:
+    """Two floats as halves of a word: the first operand is the high one."""
+    if not any(m in c.op for m in ("f16x2", "bf16x2")):
+        raise ops.Unknown("two operands")
+    to, source, f = ops.conversion(tuple(m.removesuffix("x2") for m in c.op))
+    high, low, dst = operand(program, c.operands[1], source), operand(program, c.operands[2], source), c.operands[0]
+
+    def step(g: Any, mask: Mask) -> None:
+        words = [f(x(g)).view(np.uint16).astype(np.uint32) for x in (high, low)]
+        g.put(dst, words[0] << np.uint32(16) | words[1], mask)
+
+    return step
 
 
 def _cvta(program: Program, c: Instruction) -> Step:

@@ -27,7 +27,7 @@ def _target(name: str, device: str | None) -> Target:
             from pbkern.targets.cpu.devices import device_of
             from pbkern.targets.cpu.target import CpuTarget
 
-            return CpuTarget(device and device_of(device))
+            return CpuTarget(device_of(device) if device else None)
         if name == "nvgpu":
             from pbkern.targets.nvgpu.target import NvgpuTarget
 

@@ -82,6 +82,19 @@ def test_a_function_of_several_types(tmp_path):
         assert got.dtype == want.numpy().dtype
 
 
+def test_a_librarys_arrays_are_row_major(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def f(x, y):
+        return x.t() * 2 + y, x + 1
+
+    x = torch.from_numpy(uniform(5, 4)).t()
+    y = torch.from_numpy(uniform(5, 4))
+    library = pbkern.polyblocks_aot_torch(output=tmp_path)(f)(x, y)
+    for got, want in zip(library.load()(np.ascontiguousarray(x), y.numpy()), f(x, y), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_what_torch_modules_may_not_do(tmp_path):
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(uniform(2, 3, 9, 9))

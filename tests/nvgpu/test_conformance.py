@@ -1,7 +1,7 @@
 """The CPU's cases for NVIDIA GPUs: what tests/native runs as machine code of the CPU is PTX here, and simulated.
 
 Every n-th case by default, all of them with `-m slow`. Tests that look into the CPU's code are left out: by the names that
-they, or functions of their module that they call, use. So are those that take fixtures which change the CPU's compiler.
+they, or functions of their module that they call, use.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ NATIVE = pathlib.Path(__file__).parents[1] / "native"
 # Modules about the CPU's code generator and its threads.
 OWN = {"test_beside_tensorflow", "test_compile_units", "test_merge_functions", "test_threads"}
 LOOKS_INTO_CODE = {"lowered", "as_text", "compile_program", "LowerOptions", "kernel_nests"}
-FIXTURES = {"rng": lambda: np.random.default_rng(5), "wide_types": lambda: None}
+FIXTURES = {"rng": lambda mp: np.random.default_rng(5), "wide_types": lambda mp: None, "monkeypatch": lambda mp: mp}
 # Bodies that truncate results of functions, whose last bits differ between targets.
 LEFT_OUT = {"test_many_random_bodies"}
 # Kernels that carry parameters of a class that tests invent for another target.
@@ -28,7 +28,7 @@ FOREIGN = {"test_tiled_matmul_accumulates_in_scratch"}
 # Minutes in the simulator.
 LONG = {"test_deep_products_are_packed_in_runs", "test_matmul", "test_products", "test_bfloat16_of_few_columns",
         "test_masked_attention", "test_equal_rows_and_columns_give_equal_bits", "test_special_values_of_live_keys",
-        "test_keys_alone_and_with_a_companion", "test_vectors"}
+        "test_keys_alone_and_with_a_companion", "test_vectors", "test_dynamic_strides"}
 EVERY = 40
 
 
@@ -93,11 +93,11 @@ def is_sample(n: int) -> bool:
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=f"{c[0]}-{c[1]}-{n}", marks=() if is_sample(n) else pytest.mark.slow)
                                   for n, c in enumerate(ALL)])
-def test_case_of_the_cpu(case):
+def test_case_of_the_cpu(case, monkeypatch):
     _, _, f, values, wide = case
     if set(map(str, values.values())) & FOREIGN:
         pytest.skip("its compiler_params are of another class")
-    given = {n: make() for n, make in FIXTURES.items() if n in inspect.signature(f).parameters}
+    given = {n: make(monkeypatch) for n, make in FIXTURES.items() if n in inspect.signature(f).parameters}
     with gpu(), jax.enable_x64(True) if wide else contextlib.nullcontext():
         f(**values, **given)
 

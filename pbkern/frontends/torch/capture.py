@@ -23,6 +23,7 @@ from . import aten
 from .aten.randomness import NAMES as RANDOM
 from .aten.table import Call, name_of
 from .dtypes import NUMPY, numpy_dtype
+from .layouts import Order, inverse, order_of
 from .shapes import concrete
 
 SEED = jax.ShapeDtypeStruct((), np.dtype(np.int64))
@@ -42,9 +43,10 @@ class NotCompiled(UnsupportedOp):
 
 @dataclass(frozen=True)
 class Place:
-    """A result of a graph that is one of its jaxpr's, by number."""
+    """A result of a graph that is one of its jaxpr's, by number, with its dimensions in another order."""
 
     number: int
+    permuted: Order | None = None
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,13 @@ class Captured:
     Attributes:
       jaxpr: of the tensors among the graph's arguments, and the seed if it draws random numbers.
       results: per result of the graph a Place, an Argument, or what else it is: None or a number.
+      orders: per tensor among the arguments, the order of dimensions in which the jaxpr takes it.
       draws: whether it takes a seed.
     """
 
     jaxpr: jex.ClosedJaxpr
     results: tuple[Any, ...]
+    orders: tuple[Order | None, ...]
     draws: bool
 
 
@@ -116,8 +120,11 @@ def described(node: torch.fx.Node) -> str:
     return f"{name_of(node.target) or node.target}{at}"
 
 
-def capture(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Captured:
-    """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled."""
+def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True) -> Captured:
+    """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
+
+    strided: tensors come, and results go, in the orders of dimensions in which Torch has them in memory; else rows first.
+    """
     module = concrete(module, arguments)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
@@ -125,24 +132,29 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Captured:
     made = list(dict.fromkeys(n for n in returned if isinstance(n, torch.fx.Node) and n not in placeholders))
     numbers: dict[torch.fx.Node, Any] = {}
     draws = any(name_of(n.target) in RANDOM for n in module.graph.nodes)
-    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-    types = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in tensors]
+    values = [n.meta["val"] for n, a in zip(placeholders, arguments) if isinstance(a, torch.Tensor)]
+    orders = tuple(order_of(v) if strided else None for v in values)
+    lying = [v if order is None else v.permute(order) for v, order in zip(values, orders)]
+    types = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in lying]
 
     def run(*arrays: Any) -> list:
-        left = iter(arrays)
+        left = iter([a if order is None else jax.numpy.transpose(a, inverse(order)) for a, order in zip(arrays, orders)])
         env = {n: next(left) if isinstance(a, torch.Tensor) else a for n, a in zip(placeholders, arguments)}
         _Interpreter(module, arrays[-1] if draws else None).fill(env)
         kept: list[Any] = []
         for n in made:
-            is_array = hasattr(env[n], "dtype")
-            numbers[n] = Place(len(kept)) if is_array else env[n]
-            kept += [env[n]] if is_array else []
+            if not hasattr(env[n], "dtype"):
+                numbers[n] = env[n]
+                continue
+            order = order_of(n.meta["val"]) if strided else None
+            numbers[n] = Place(len(kept), None if order is None else inverse(order))
+            kept.append(env[n] if order is None else jax.numpy.transpose(env[n], order))
         return kept
 
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
     numbers |= {n: Argument(k) for k, n in enumerate(placeholders)}
-    return Captured(jaxpr, tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned), draws)
+    return Captured(jaxpr, tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned), orders, draws)
 
 
 class _Interpreter:

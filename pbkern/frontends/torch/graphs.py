@@ -19,14 +19,14 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from pbkern.core.errors import UnsupportedOp
 
-from . import shapes
+from . import recurrent, shapes
 from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
 from .decompositions import decompositions
 from .dtypes import check_tensor
 from .partition import partition
 
-# jaxpr, name -> function of tensors to a list of new ones.
-Compile = Callable[[Captured, str], Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]
+# jaxpr, name -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
+Compile = Callable[[Captured, str], Any]
 SEEDS = 2**62
 
 
@@ -68,7 +68,7 @@ class Runner:
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         if self._only is not None:
             return self._only(arguments)
-        key = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments) if self.symbolic else ()
+        key = tuple(map(_kind, arguments)) if self.symbolic else ()
         found = self._made.get(key)
         return (found or self._compiled(key, arguments))(arguments)
 
@@ -78,31 +78,38 @@ class Runner:
                 return self._made[key]
             captured = self.captured or capture(self.module, arguments)
             self.captured = None
-            call = self.compile(captured, self.name)
-            self.graph.compiled.append(call)
-            found = self._made[key] = _linked(captured, call, arguments)
+            compiled = self.compile(captured, self.name)
+            self.graph.compiled.append(compiled)
+            found = self._made[key] = _linked(captured, compiled.run, arguments)
             self._only = None if self.symbolic else found
             return found
+
+
+def _kind(a: Any) -> Any:
+    return (a.shape, a.stride(), a.dtype, a.is_conj(), a.is_neg()) if isinstance(a, torch.Tensor) else a
 
 
 def _linked(captured: Captured, call: Callable, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
     """The function of a graph's arguments that `call` is of its tensors."""
     tensors = [k for k, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
-    everything = len(tensors) == len(arguments) and not captured.draws
+    everything = len(tensors) == len(arguments) and not captured.draws and not any(captured.orders)
     if everything and captured.results == tuple(map(Place, range(len(captured.results)))):
         return call
 
     def run(arguments: Sequence[Any]) -> list[Any]:
-        given = [arguments[k] for k in tensors]
+        given = [arguments[k] if order is None else arguments[k].permute(order) for k, order in zip(tensors, captured.orders)]
         if captured.draws:
             given.append(torch.randint(0, SEEDS, (), dtype=torch.int64))
         made = call(given)
-        return [
-            made[r.number] if isinstance(r, Place) else arguments[r.number] if isinstance(r, Argument) else r
-            for r in captured.results
-        ]
+        return [_result(r, made, arguments) for r in captured.results]
 
     return run
+
+
+def _result(r: Any, made: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
+    if isinstance(r, Place):
+        return made[r.number] if r.permuted is None else made[r.number].permute(r.permuted)
+    return arguments[r.number] if isinstance(r, Argument) else r
 
 
 class _Supported(OperatorSupportBase):
@@ -192,6 +199,8 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
         for k, t in enumerate(inputs):
             if isinstance(t, torch.Tensor):
                 check_tensor(t, f"input {k} of graph {number}")
+
+        recurrent.in_loops(module)
 
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:

@@ -27,10 +27,9 @@ _lock = threading.RLock()
 def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """(forward graph, backward graph)."""
     listed = partitioners.get_default_op_list()
-    more = OrderedSet(getattr(torch.ops.aten, name) for name in AGAIN)
-    ours = dataclasses.replace(
-        listed, recomputable_ops=listed.recomputable_ops | more, fusible_ops=listed.fusible_ops | more
-    )
+    more = [getattr(torch.ops.aten, name) for name in AGAIN]
+    again, fused = (OrderedSet([*ops, *more]) for ops in (listed.recomputable_ops, listed.fusible_ops))
+    ours = dataclasses.replace(listed, recomputable_ops=again, fusible_ops=fused)
     with _lock, config.patch(CHOICES):
         before = partitioners.get_default_op_list
         partitioners.get_default_op_list = lambda: ours

@@ -14,7 +14,7 @@ SIGNATURE = "(Tensor grad, Tensor input, int[] kernel, int[] stride, int[] paddi
 @functools.cache
 def decompositions() -> dict[Any, Callable]:
     """aten::max_pool*d_with_indices_backward -> the same without its last argument, as an operator of our own."""
-    library = torch.library.Library("pbkern", "DEF")
+    library = torch.library.Library("pbkern", "FRAGMENT")
     _kept.append(library)
     return {_backward(n): _define(library, n) for n in (2, 3)}
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -110,10 +111,10 @@ class Hulls:
 class Step:
     """One equation computing one block of its results; `price`: what the target's cost model has found about it."""
 
-    eqn: object
+    eqn: Any  # jex.JaxprEqn, whose parameters are untyped
     out: Access
     pull: Pull
-    price: object = field(default=None, compare=False)
+    price: Any = field(default=None, compare=False)
 
     @functools.cached_property
     def linear(self) -> tuple:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -79,7 +80,7 @@ class Pull:
       out: the access that is computed; None: the one asked for.
     """
 
-    inputs: tuple[Access | None, ...]
+    inputs: tuple[Any, ...]  # Access | None
     params: dict = field(default_factory=dict)
     compute: Callable | None = None
     out: Access | None = None

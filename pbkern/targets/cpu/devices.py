@@ -197,7 +197,7 @@ def _host_name(level: str) -> str:
 def _x86(name: str, system: str) -> Device:
     level, further, figures = _X86[name]
     needs, bits = (*LEVELS[level], *further), 512 if level == "x86-64-v4" else 256
-    machine = _machine(name, figures, bits, **instruction_sets((FLAGS.get(f, f) for f in needs), bits))
+    machine = _machine(name, figures, bits, **instruction_sets([FLAGS.get(f, f) for f in needs], bits))
     return Device(name, system, _triple("x86_64", system), level, name, needs, machine)
 
 

@@ -41,7 +41,7 @@ class CpuTarget:
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = device
-        self.backend = CpuBackend(device and device.machine)
+        self.backend = CpuBackend(None if device is None else device.machine)
         self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
 
     def machine(self) -> Machine:

@@ -124,7 +124,11 @@ def test_workloads_keep_their_kernels(name):
     assert len(imported.left) <= len(plan.left)
 
 
-@pytest.mark.parametrize("name", ["unsharp", "attention_1024_causal", "gradient_descent", "cross_entropy", "jacobi"])
+BY_DEFAULT = ("unsharp", "attention_1024_causal", "gradient_descent", "cross_entropy", "jacobi")
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n, w in WORKLOADS.items() if n not in BY_DEFAULT and w.numpy is not None]
+
+
+@pytest.mark.parametrize("name", [*BY_DEFAULT, *SLOW])
 def test_workloads_keep_their_numbers(name):
     workload = WORKLOADS[name]
     args = workload.arguments(workload.small)

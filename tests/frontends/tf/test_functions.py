@@ -1,5 +1,7 @@
 """Functions of TensorFlow against TensorFlow itself: results, structures, types, variables."""
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -215,6 +217,33 @@ def test_other_types_shapes_and_constants_trace_anew():
     np.testing.assert_allclose(f(uniform(2, 2), 1, parts=[uniform(2), uniform(2)])[1]["sum"], uniform(2) * 2)
     np.testing.assert_array_equal(f(np.arange(3), 1)[0], [0, 2, 4])
     assert len(traces) == 4
+
+
+def test_structures_are_told_from_tensors_of_the_same_types():
+    f = pbkern.polyblocks_jit_tf(lambda x: x[0])
+    x = tf.constant(uniform(3, 4))
+    for _ in range(2):
+        assert f([x]).shape == (3, 4) and f(x).shape == (4,) and f((x, x)).shape == (3, 4)
+
+
+def test_results_of_every_type_and_size():
+    types = [tf.bool, tf.int8, tf.uint16, tf.int64, tf.bfloat16, tf.float16, tf.float64]
+    f = pbkern.polyblocks_jit_tf(lambda x: [tf.cast(x * 3, t) for t in types])
+    for shape in ((), (0, 3), (5,), (1100, 1000)):  # the last takes huge pages
+        x = tf.constant(uniform(*shape))
+        for made, t in zip(f(x), types):
+            assert (made.dtype, made.shape) == (t, shape)
+            np.testing.assert_array_equal(tf.cast(made, tf.float64), tf.cast(tf.cast(x * 3, t), tf.float64))
+
+
+def test_several_threads_call():
+    f, x = pbkern.polyblocks_jit_tf(lambda x, k: tf.reduce_sum(x * k, 1)), tf.constant(uniform(300, 400))
+    want = [f(x, tf.constant(float(k))).numpy() for k in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            made = list(pool.map(lambda k: f(x, tf.constant(float(k))).numpy(), range(8)))
+            for m, w in zip(made, want):
+                np.testing.assert_array_equal(m, w)
 
 
 def test_a_keras_model_and_its_training():

@@ -24,14 +24,16 @@ def graph_of(f, *tensors):
 def by_table(f, *tensors, seed=0, compiled=False):
     """Results of f, as the table's jaxpr gives them under plain JAX, in a list; compiled: as pbkern does."""
     captured = capture(graph_of(f, *tensors), tensors)
+    given = [t if order is None else t.permute(order) for t, order in zip(tensors, captured.orders)]
     if compiled:
-        made = TensorPlan(captured.jaxpr, "f", CompileOptions())(list(tensors))
-        return [made[r.number] if isinstance(r, Place) else tensors[r.number] for r in captured.results]
-    arrays = [array_of(t) for t in tensors] + ([np.int64(seed)] if captured.draws else [])
-    with jax.enable_x64(True):
-        made = jax.jit(jex.jaxpr_as_fun(captured.jaxpr))(*arrays)
-    given = lambda r: tensors[r.number] if isinstance(r, Argument) else r
-    return [made[r.number] if isinstance(r, Place) else given(r) for r in captured.results]
+        made = TensorPlan(captured.jaxpr, "f", CompileOptions())(given)
+    else:
+        arrays = [array_of(t) for t in given] + ([np.int64(seed)] if captured.draws else [])
+        with jax.enable_x64(True):
+            made = [tensor_of(a) for a in jax.jit(jex.jaxpr_as_fun(captured.jaxpr))(*arrays)]
+    placed = lambda r: made[r.number] if r.permuted is None else made[r.number].permute(r.permuted)
+    other = lambda r: tensors[r.number] if isinstance(r, Argument) else r
+    return [placed(r) if isinstance(r, Place) else other(r) for r in captured.results]
 
 
 def check_table(f, *tensors, rtol=None, atol=None):

@@ -1,6 +1,7 @@
 """Functions, methods and modules of PyTorch, forward and backward, beside eager Torch in float64."""
 
 import copy
+import pickle
 import tomllib
 from pathlib import Path
 
@@ -98,6 +99,36 @@ def test_a_module_and_its_copy_are_independent():
     with torch.no_grad():
         next(fast.parameters()).zero_()
     assert module[0].weight.abs().sum() > 0
+
+
+@pbkern.polyblocks_jit_torch
+def doubled(x):
+    return x * 2
+
+
+def test_decorated_functions_and_modules_are_copied_and_pickled():
+    assert pickle.loads(pickle.dumps(doubled)) is doubled and copy.deepcopy(doubled) is doubled
+    x = torch.rand(3, 17)
+    remade = pickle.loads(pickle.dumps(pbkern.polyblocks_jit_torch(F.relu)))
+    torch.testing.assert_close(remade(x - 0.5), F.relu(x - 0.5))
+    module = pbkern.polyblocks_jit_torch(mlp())
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(other(x), module(x))
+        assert other.explain(x).graphs and next(other.parameters()) is not next(module.parameters())
+
+
+def test_options_act():
+    f = lambda x: (x.exp() + 1).sum(1)
+    x = torch.rand(5, 7)
+    plain, apart = (pbkern.polyblocks_jit_torch(f, compile_options=o) for o in ({}, {"polyblocks_disable_affine_fusion": True}))
+    torch.testing.assert_close(plain(x), apart(x))
+    count = lambda fast: len(fast.explain(x).graphs[0].kernels())
+    assert count(plain) == 1 < count(apart)
+    halves = pbkern.polyblocks_jit_torch(lambda a, b: a @ b, compile_options={"mm_conv_precision_mode": "fp16"})
+    a = torch.rand(9, 9) + 1 / 3
+    exact = (a.half().double() @ a.half().double()).half().float()
+    torch.testing.assert_close(halves(a, a), exact, rtol=1e-3, atol=0)
+    assert not torch.allclose(halves(a, a), a @ a, rtol=1e-5)
 
 
 def test_modes_of_a_decorated_module():

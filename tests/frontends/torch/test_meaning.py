@@ -60,6 +60,47 @@ def test_results_that_are_not_views_do_not():
     same(list(made), kept)
 
 
+def _transposed_twice(x):
+    y = x.t() * 2
+    return y, y.t(), y[1:], y.t().view(-1)
+
+
+def _strided_again(x):
+    y = x.t() * 2
+    return y.as_strided((3, 2), (1, 2)), y[0], y[1]
+
+
+def _written_through_a_view(x):
+    y = x.t() * 2
+    y.t().view(-1)[3] = 7
+    return (y,)
+
+
+@pytest.mark.parametrize("f", [_transposed_twice, _strided_again, _written_through_a_view])
+def test_results_have_torchs_strides(f):
+    x = torch.rand(4, 5)
+    made, expected = jit(f)(x), f(x)
+    same(made, expected)
+    assert made[0].stride() == expected[0].stride()
+
+
+def test_channels_last():
+    conv, x = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 7).contiguous(memory_format=torch.channels_last)
+
+    def f(x):
+        y = conv(x).relu()
+        return y, y.permute(0, 2, 3, 1).view(-1), y[:, 1:], y.flatten(2)
+
+    fast = jit(f)
+    made, expected = fast(x), f(x)
+    same(made, expected)
+    assert [m.stride() for m in made] == [e.stride() for e in expected]
+    conv.to(memory_format=torch.channels_last)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    (ga,), (gb,) = (torch.autograd.grad(sum((t * t).sum() for t in g(y)), y) for g, y in ((fast, a), (f, b)))
+    same(ga, gb)
+
+
 def test_arguments_that_are_written_to():
     def f(x, y):
         x.add_(1)

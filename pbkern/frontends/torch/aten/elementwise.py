@@ -51,6 +51,7 @@ for _name, _f in LOGICAL.items():
     op(f"aten::{_name}")(lambda call, x, y, _f=_f: _f(x, y))
 op("aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::resolve_conj", "aten::resolve_neg")(
     lambda call, x: x)
+op("aten::_neg_view")(lambda call, x: -x)
 op("aten::clone", "aten::contiguous")(lambda call, x, memory_format=None: x)
 op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "prims::conj")(lambda call, x: jnp.conj(x))
 op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))

@@ -37,7 +37,7 @@ class _TypeInfo(ctypes.Structure):
 def register_state(runtime: Image) -> _TypeInfo:
     """Makes the numbers known to XLA as states of handlers, once; `runtime` is the image of the runtime's functions."""
     info = _TypeInfo(ctypes.sizeof(_TypeInfo), None, runtime.address("pbk_drop"))
-    capsules = {"type_id": jax.ffi.pycapsule(runtime.address("pbk_state_type")),
+    capsules: Any = {"type_id": jax.ffi.pycapsule(runtime.address("pbk_state_type")),
                 "type_info": jax.ffi.pycapsule(ctypes.addressof(info))}  # fmt: skip
     jax.ffi.register_ffi_type("pbkern_program", capsules, platform="cpu")
     _hold(runtime)

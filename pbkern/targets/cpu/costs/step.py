@@ -149,7 +149,7 @@ def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> li
 def _columns(eqn, shape: Sequence[int]) -> int:
     """Elements of one block of a contraction's result that vectors may run along."""
     if eqn.primitive.name != "dot_general":
-        return max(shape[-1:] + shape[-2:-1] * (shape[-1] == 1))
+        return max(shape[-2:]) if shape[-1] == 1 else shape[-1]
     contracted, batch = eqn.params["dimension_numbers"]
     runs, at = [], len(shape)
     for side in (1, 0):

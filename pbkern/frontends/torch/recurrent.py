@@ -1,0 +1,143 @@
+"""nn.LSTM, nn.GRU and nn.RNN: one loop per layer and direction, where Torch's own decompositions write out every step.
+
+TorchDynamo captures a call of torch.lstm and the like, where torch._dynamo.config.allow_rnn is set. `in_loops` replaces it by
+the functions here: products with the whole input, and an operator of our own for the loop over time, with a gradient. The table
+has both as lax.scan (aten/loops.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+STATE = "Tensor gates, Tensor h, Tensor c, Tensor weight, Tensor bias, bool reverse"
+FORWARD = f"recur(str kind, {STATE}) -> (Tensor, Tensor, Tensor)"
+BACKWARD = f"recur_backward(str kind, Tensor gy, Tensor gh, Tensor gc, {STATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
+Tensor = torch.Tensor
+
+
+def step(kind: str, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """(h, c) after one step; x: what the input contributes to the gates. Gates lie in Torch's order."""
+    own = F.linear(h, weight, bias)
+    if kind == "gru":
+        (r, z, n), (own_r, own_z, own_n) = x.chunk(3, -1), own.chunk(3, -1)
+        z, n = torch.sigmoid(z + own_z), torch.tanh(n + torch.sigmoid(r + own_r) * own_n)
+        return n + z * (h - n), c
+    if kind == "lstm":
+        i, f, g, o = (x + own).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+    return (torch.tanh if kind == "tanh" else torch.relu)(x + own), c
+
+
+def _in_torch(kind: str, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor, reverse: bool):
+    """The operator where it runs in Torch: gates [time, batch, gates], h and c [batch, size] -> (h of all steps, h, c)."""
+    made: list[Any] = [None] * len(gates)
+    h, c = h.clone(), c.clone()
+    for t in range(len(gates))[:: -1 if reverse else 1]:
+        h, c = step(kind, gates[t], h, c, weight, bias)
+        made[t] = h
+    return (torch.stack(made) if made else gates.new_empty(0, *h.shape)), h.clone(), c.clone()
+
+
+def _backward_in_torch(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: Any):
+    with torch.enable_grad():
+        tensors = gates, h, c, weight, bias = [x.detach().requires_grad_() for x in state[:-1]]
+        made = _in_torch(kind, gates, h, c, weight, bias, state[-1])
+    found = torch.autograd.grad(made, tensors, (gy, gh, gc), allow_unused=True)
+    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors))
+
+
+@functools.cache
+def operators() -> tuple[Any, Any]:
+    """(the loop, its gradient), defined once."""
+    library = torch.library.Library("pbkern", "FRAGMENT")
+    _kept.append(library)
+    library.define(FORWARD)
+    library.define(BACKWARD)
+    library.impl("recur", _in_torch, "CPU")
+    library.impl("recur_backward", _backward_in_torch, "CPU")
+
+    def fake(kind: str, gates: Tensor, h: Tensor, c: Tensor, *_: Any):
+        return gates.new_empty(gates.shape[0], *h.shape), torch.empty_like(h), torch.empty_like(c)
+
+    def fake_backward(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: Any):
+        return tuple(torch.empty_like(x) for x in state[:-1])
+
+    torch.library.register_fake("pbkern::recur", fake, lib=library)
+    torch.library.register_fake("pbkern::recur_backward", fake_backward, lib=library)
+    backward = torch.ops.pbkern.recur_backward.default
+
+    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.kind, *tensors, ctx.reverse = inputs
+        ctx.save_for_backward(*tensors)
+
+    def gradient(ctx: Any, *given: Tensor):
+        return None, *backward(ctx.kind, *given, *ctx.saved_tensors, ctx.reverse), None
+
+    torch.library.register_autograd("pbkern::recur", gradient, setup_context=keep, lib=library)
+    return torch.ops.pbkern.recur.default, backward
+
+
+_kept: list[Any] = []  # a library's operators go with it
+
+
+def _layers(kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor], biases: bool, layers: int, dropout: float,
+            train: bool, both: bool, batch_first: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All layers and directions: x [time, batch, features], h and c [layers * directions, batch, size]."""
+    loop, _ = operators()
+    x = x.transpose(0, 1) if batch_first else x
+    directions, per = 2 if both else 1, 4 if biases else 2
+    last = []
+    for layer in range(layers):
+        made = []
+        for d in range(directions):
+            k = layer * directions + d
+            wide, weight, *bias = weights[k * per : (k + 1) * per]
+            gates = F.linear(x, wide, bias[0] if biases else None)
+            y, *state = loop(kind, gates, h[k], c[k], weight, bias[1] if biases else weight.new_zeros(len(weight)), d == 1)
+            made.append(y)
+            last.append(state)
+        x = torch.cat(made, -1) if both else made[0]
+        if dropout and train and layer + 1 < layers:
+            x = F.dropout(x, dropout)
+    h, c = map(torch.stack, zip(*last))
+    return x.transpose(0, 1) if batch_first else x, h, c
+
+
+def lstm(x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor, Tensor]:
+    h, c = state
+    return _layers("lstm", x, h, c, weights, *config)
+
+
+def gru(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor]:
+    return _layers("gru", x, h, h, weights, *config)[:2]
+
+
+def rnn_tanh(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor]:
+    return _layers("tanh", x, h, h, weights, *config)[:2]
+
+
+def rnn_relu(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor]:
+    return _layers("relu", x, h, h, weights, *config)[:2]
+
+
+REPLACED: dict[Any, Callable] = {torch.lstm: lstm, torch.gru: gru, torch.rnn_tanh: rnn_tanh, torch.rnn_relu: rnn_relu}
+
+
+def in_loops(module: torch.fx.GraphModule) -> None:
+    """Replaces recurrent layers of a graph of TorchDynamo's. Packed sequences, and LSTMs with projections, stay as they are."""
+    found = False
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target in REPLACED and not node.kwargs and len(node.args) == 9:
+            _, state, weights, biases, layers, _, _, both, _ = node.args
+            padded = isinstance(state, list | tuple) == (node.target is torch.lstm) and isinstance(weights, list | tuple)
+            if padded and len(weights) == layers * (2 if both else 1) * (4 if biases else 2):
+                node.target, found = REPLACED[node.target], True
+    if found:
+        module.recompile()

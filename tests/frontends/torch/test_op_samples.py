@@ -1,0 +1,89 @@
+"""Torch's own samples of its operators, by the table: the same numbers and types, or an error, never other numbers."""
+
+import itertools
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+try:
+    from torch.testing._internal.common_methods_invocations import op_db
+except ImportError as e:  # it needs expecttest
+    pytest.skip(f"Torch's samples cannot be imported: {e}", allow_module_level=True)
+
+from torch.utils import _pytree as pytree  # noqa: E402
+
+from pbkern.frontends.torch.capture import NotCompiled, unsupported  # noqa: E402
+
+from .comparing import check_table, graph_of  # noqa: E402
+
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
+MOST = 6
+# Results that are undefined memory, drawn, or that depend on how a sort breaks ties.
+UNDEFINED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "randn_like", "rand_like",
+    "randn", "randint_like", "randint", "bernoulli", "normal", "uniform", "exponential", "multinomial", "nn.functional.rrelu",
+    "topk", "sort", "argsort", "msort",
+}  # fmt: skip
+# Torch's own sums of powers overflow in another way; digamma and lgamma have errors of their own near their zeros.
+INEXACT = {("__rpow__", torch.int64), ("pow", torch.int64), ("float_power", torch.int64), ("lgamma", torch.bool),
+           ("digamma", torch.bool), ("digamma", torch.int64)}  # fmt: skip
+
+
+def samples_of(op, dtype):
+    try:
+        found = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), 200))
+    except Exception:  # Torch has none here
+        return []
+    return found[:: max(1, len(found) // MOST)][:MOST]
+
+
+def as_function(op, sample):
+    """(f, tensors): f of the sample's tensors is the operator with all its arguments; None where it takes none."""
+    flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+    if not places or any(flat[k].layout is not torch.strided for k in places):
+        return None
+
+    def f(*tensors):
+        given = list(flat)
+        for k, t in zip(places, tensors):
+            given[k] = t
+        first, args, kwargs = pytree.tree_unflatten(given, spec)
+        return op.op(first, *args, **kwargs)
+
+    return f, [flat[k].detach() for k in places]
+
+
+def is_compiled(f, tensors) -> bool:
+    """Whether the operator can be traced at all, and the table has all that it is made of."""
+    try:
+        f(*[t.clone() for t in tensors])
+        return not unsupported(graph_of(f, *tensors).graph)
+    except Exception:  # results whose shapes depend on data, or arguments that Torch refuses
+        return False
+
+
+@pytest.mark.parametrize("op", op_db, ids=lambda op: op.formatted_name)
+def test_samples(op):
+    if op.name in UNDEFINED or "dropout" in op.name:
+        pytest.skip("its results are not determined")
+    warnings.simplefilter("ignore")
+    compiled = refused = 0
+    for dtype in DTYPES:
+        if dtype not in op.supported_dtypes("cpu") or (op.name, dtype) in INEXACT:
+            continue
+        torch.manual_seed(0)
+        for sample in samples_of(op, dtype):
+            found = as_function(op, sample)
+            if found is None or not is_compiled(*found):
+                continue
+            try:
+                check_table(found[0], *found[1])
+                compiled += 1
+            except NotCompiled:
+                refused += 1
+    if not compiled:
+        pytest.skip("not compiled" if refused else "the table lacks it")
