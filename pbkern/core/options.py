@@ -51,7 +51,8 @@ class CompileOptions:
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched. False is
         refused: programs have no code that loads a kernel again.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
-      user_device_memory: bool, default False. AOT for GPUs: the caller provides device memory and a stream.
+      user_device_memory: bool, default False. AOT: the caller provides the memory of a call, and a stream, as the last two
+        arguments. On CPUs it is memory of the process, and the stream is not used.
       aot: bool, default False. AOT: make a library.
       aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its files. At the default, the
         function has the name that it has in Python.

@@ -18,6 +18,9 @@ import pbkern
 from pbkern.aot.interface import names
 from pbkern.core.errors import KernelError, OptionError, TargetError, UnsupportedOp
 
+from ..robustness.fifty_functions import FUNCTIONS, MORE
+from ..robustness.fifty_functions import X as FIFTY_X
+from ..robustness.fifty_functions import Y as FIFTY_Y
 from . import programs
 
 aot = pbkern.polyblocks_aot_jax
@@ -146,6 +149,24 @@ def test_keys_of_random_numbers_are_words(made):
     library, f = made(lambda key: jax.random.uniform(key, (100,)), key)
     assert library.metadata["inputs"][0]["dtype"] == "uint32" and library.metadata["inputs"][0]["shape"] == [2]
     np.testing.assert_array_equal(f(np.asarray(jax.random.key_data(key))), jax.random.uniform(key, (100,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", {**FUNCTIONS, **MORE})
+def test_functions_of_every_kind_have_the_bits_of_the_jit(name, made):
+    f = {**FUNCTIONS, **MORE}[name]
+    _, call = made(f, FIFTY_X, FIFTY_Y)
+    found, expected = call(np.asarray(FIFTY_X), np.asarray(FIFTY_Y)), jax.tree.leaves(pbkern.jit(f)(FIFTY_X, FIFTY_Y))
+    for a, b in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_repeated_bytes(made):
+    """LLVM 22 would not come back from this, see aot/codegen/llvm_repairs.py."""
+    x = np.arange(96, dtype=np.uint8).reshape(8, 12)
+    _, f = made(lambda x: (jnp.repeat(jnp.minimum(x, 3), 2, axis=1), jnp.repeat(x + 7, 3, axis=0)), x)
+    for found, expected in zip(f(x), (np.repeat(np.minimum(x, 3), 2, axis=1), np.repeat(x + 7, 3, axis=0)), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_num_iters_computes_the_same(made):

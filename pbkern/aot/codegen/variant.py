@@ -16,6 +16,7 @@ from pbkern.targets.cpu.codegen.runtime import openmp, serial
 from pbkern.targets.cpu.devices import Device
 
 from .alignment import lowered_kernels
+from .llvm_repairs import repaired
 
 MAIN = "pbk_main"
 
@@ -86,4 +87,5 @@ def _llvm_ir(text: str, passes: str, device: Device) -> str:
                 op.attributes[name] = value
             if op.attributes["sym_name"].value == MAIN:
                 op.attributes["linkage"] = m.ir.Attribute.parse("#llvm.linkage<external>")
-    return llvm_literals.readable(mlir.llvm_ir(module))
+    text = llvm_literals.readable(mlir.llvm_ir(module))
+    return repaired(text) if device.machine.avx512 else text
