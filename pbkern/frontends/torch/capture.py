@@ -19,12 +19,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pbkern.core.errors import UnsupportedOp
 
-from . import aten
+from . import aten, shapes
 from .aten.randomness import NAMES as RANDOM
 from .aten.table import Call, name_of
 from .dtypes import NUMPY, numpy_dtype
 from .layouts import Order, inverse, order_of
-from .shapes import concrete
 
 SEED = jax.ShapeDtypeStruct((), np.dtype(np.int64))
 # Arguments of operators that say where a result lies, not what it is.
@@ -79,7 +78,7 @@ def is_supported(node: torch.fx.Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return _is_python(node.target)
-    if not all(map(_has_kernels, _values(node))):
+    if not all(map(_has_kernels, _values(node))) or shapes.depends_on_data(node):
         return False
     return aten.rule_of(node.target) is not None or _is_number(node)
 
@@ -125,7 +124,7 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
 
     strided: tensors come, and results go, in the orders of dimensions that Torch has in memory; else all are row-major.
     """
-    module = concrete(module, arguments)
+    module = shapes.concrete(module, arguments)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]

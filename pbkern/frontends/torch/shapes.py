@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -28,6 +29,16 @@ def _is_symbolic(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return any(isinstance(n, SYMBOLS) for n in (*value.shape, *_strides(value)))
     return isinstance(value, SYMBOLS)
+
+
+def depends_on_data(node: torch.fx.Node) -> bool:
+    """Whether the values of a node's arguments decide the shape of its result."""
+    made = _unknown(node.meta.get("val"))
+    return bool(made) and not made <= set().union(*(_unknown(n.meta.get("val")) for n in node.all_input_nodes))
+
+
+def _unknown(value: Any) -> set:
+    return set(free_unbacked_symbols(value)) if _is_symbolic(value) else set()
 
 
 def _strides(value: torch.Tensor) -> tuple:

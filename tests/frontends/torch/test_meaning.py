@@ -271,6 +271,16 @@ def test_what_the_table_lacks_runs_in_torch():
     same(torch.autograd.grad(fast(x).sum(), x), torch.autograd.grad(f(x).sum(), x))
 
 
+def test_shapes_that_depend_on_data():
+    f = lambda x, counts: torch.repeat_interleave(x + 1, counts, dim=0) * 2
+    x = torch.rand(3, 2)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        fast = jit(f)
+        for counts in (torch.tensor([1, 0, 3]), torch.tensor([2, 2, 2])):
+            same(fast(x, counts), f(x, counts))
+        assert "aten::repeat_interleave" in str(fast.explain(x, counts))
+
+
 def test_arguments_that_a_rule_refuses_run_in_torch():
     f = lambda x, mask, values: (x + 1).index_put((mask,), values) * 2
     x, mask = torch.rand(5, 3), torch.tensor([True, False, True, True, False])
