@@ -70,7 +70,7 @@ def test_parts_survive_the_store(monkeypatch):
     made = built(layers, X, X)
     code = Code.unpacked(made.code.packed())
     assert code == made.code and len(code.objects) > 1
-    made.image = compile._image(code, compile.runtime_symbols())
+    made.image = compile.image_of(code, compile.runtime_symbols())
     check(made, layers, X, X)
 
 
