@@ -1,12 +1,10 @@
 """Libraries of PyTorch modules and TensorFlow functions compute what these do."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import pbkern
+from pbkern.cli.main import main
 from pbkern.errors import ArgumentError, OptionError, UnsupportedOp
 
 
@@ -32,10 +30,6 @@ def net(torch):
     return ConvBiasAddRelu().eval()
 
 
-def run(*words):
-    return subprocess.run([sys.executable, "-m", "pbkern", *map(str, words)], capture_output=True, text=True)
-
-
 def weights(model):
     return [t.detach().numpy() for n, t in model.state_dict().items() if n != "norm.num_batches_tracked"]
 
@@ -52,7 +46,7 @@ def test_a_module(tmp_path):
     np.testing.assert_allclose(library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5)
 
 
-def test_an_exported_program_and_its_file(tmp_path):
+def test_an_exported_program_and_its_file(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     model, x = net(torch), torch.from_numpy(uniform(1, 3, 9, 9))
     program = torch.export.export(model, (x,))
@@ -60,11 +54,12 @@ def test_an_exported_program_and_its_file(tmp_path):
     library = pbkern.polyblocks_aot_torch(program, output=tmp_path)()
     np.testing.assert_allclose(library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5)
     torch.export.save(program, tmp_path / "net.pt2")
-    done = run("compile", tmp_path / "net.pt2", "-o", tmp_path / "libnet.so")
-    assert done.stdout.split() == [str(tmp_path / "libnet.h"), str(tmp_path / "libnet.so")], done.stderr
+    assert main(["compile", str(tmp_path / "net.pt2"), "-o", str(tmp_path / "libnet.so")]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "libnet.h"), str(tmp_path / "libnet.so")]
     (tmp_path / "no.pt2").write_text("nothing")
-    done = run("compile", tmp_path / "no.pt2")
-    assert done.returncode == 2 and "is no program of torch.export" in done.stderr and "Traceback" not in done.stderr
+    assert main(["compile", str(tmp_path / "no.pt2")]) == 2
+    said = capsys.readouterr().err
+    assert "is no program of torch.export" in said and "Traceback" not in said
     with pytest.raises(ArgumentError, match="takes no arguments here"):
         pbkern.polyblocks_aot_torch(program, output=tmp_path)(x)
 

@@ -29,7 +29,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("order", ["tensorflow first", "second tensorflow third"])
+@pytest.mark.parametrize("order", [pytest.param("tensorflow first", marks=pytest.mark.slow), "second tensorflow third"])
 def test_both_load(order):
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("tensorflow is not installed")

@@ -62,7 +62,7 @@ def is_cut(f, *args) -> bool:
     return any(line.lstrip().startswith("let ") for line in f.as_text(*args, stage="nests").splitlines())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("fill", [-np.inf, -1e30, -5.0, 0.0])
 @pytest.mark.parametrize("rows, columns", [(1024, 1024), (600, 1000)])

@@ -154,6 +154,7 @@ def test_attention_with_segments():
     close(flash_attention.flash_attention(q, k, v, segment_ids=ids, sm_scale=0.1), want)
 
 
+@pytest.mark.slow
 def test_splash_attention_backward_and_local():
     q, k, v = (normal(2, 256, 128, seed=s) * 0.3 for s in range(3))
     for local in (False, True):

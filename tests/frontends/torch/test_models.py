@@ -17,7 +17,7 @@ from .models import Recurrent, models  # noqa: E402
 MODELS = models()
 
 
-DEFAULT = ("resnet", "gpt", "convnext", "bags")
+DEFAULT = ("resnet", "convnext", "bags")
 
 
 def some(names, default):
