@@ -55,6 +55,7 @@ def test_code_goes_with_its_function(programs):
     assert image not in lifetime._waiting
 
 
+@pytest.mark.slow
 def test_executables_outlive_functions(programs):
     f = function(2.5)
     want, executable = f(X), f.lower(X).compile()

@@ -44,6 +44,7 @@ def test_unrolled_products_are_right():
     np.testing.assert_allclose(native(k, x, y)[0], wanted(x, y, 4, 48), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_text_grows_less_than_the_body():
     few, many = (lower_kernel(products(n, 32)[0], "k").text.count("\n") for n in (3, 6))  # 27 and 216 products
     assert many < 3 * few

@@ -169,6 +169,7 @@ def test_one_store_that_varies_keeps_every_lane(step):
     assert not narrow_scratch(kernel)
 
 
+@pytest.mark.slow
 @settings(max_examples=16, deadline=None)
 @given(
     st.lists(st.sampled_from(REPEATING + VARYING), min_size=1, max_size=4),

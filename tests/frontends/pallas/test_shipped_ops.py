@@ -86,6 +86,7 @@ def test_paged_attention_of_tpus(inline, cores):
     close(got, jnp.einsum("bhgk,bhkd->bhgd", jax.nn.softmax(scores, -1), v).reshape(2, 8, 128), 1e-2)
 
 
+@pytest.mark.slow
 def test_ragged_paged_attention():
     """Sequences of several lengths at once, some of them still being read in."""
     q, pages = normal(64, 8, 128), normal(64, 16, 4, 128, seed=1)
