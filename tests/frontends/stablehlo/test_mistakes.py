@@ -62,9 +62,9 @@ def test_all_that_cannot_be_imported_is_named_at_once():
 def test_wrong_arguments():
     f = pbkern.from_stablehlo(exported(lambda x, y: x + y, np.ones((3, 4), "f4"), np.ones(4, "f4")))
     good = np.ones((3, 4), "f4"), np.ones(4, "f4")
-    with pytest.raises(ArgumentError, match=r"argument 0 of .* has another type.*\n.*given f?l?o?a?t?32\[4,3\]|argument 0"):
+    with pytest.raises(ArgumentError, match=r"argument 0 of .* has another type.*\n.*given float32\[4,3\]"):
         f(good[0].T, good[1])
-    with pytest.raises(ArgumentError, match=r"argument 1 of .*\n.*given \S*int32\[4\], it takes \S*f\S*32\[4\]|argument 1"):
+    with pytest.raises(ArgumentError, match=r"argument 1 of .*\n.*given int32\[4\], it takes float32\[4\]"):
         f(good[0], np.ones(4, "i4"))
     with pytest.raises(ArgumentError, match="called with other arguments than it has"):
         f(good[0])
