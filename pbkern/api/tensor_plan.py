@@ -5,8 +5,9 @@ A call through JAX costs 60 to 160 us for its arrays alone; a call with addresse
 
 from __future__ import annotations
 
-import ctypes
+import math
 import pathlib
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,22 +101,27 @@ class TensorPlan:
     def _program(self, segment: Segment, reads: list[int]) -> Callable[[Tensors], Tensors]:
         compiled = self.build.compiled[segment.body.name]  # type: ignore[union-attr]
         call = direct.entry(compiled, str(OPENMP) if OPENMP.exists() else None)
-        types = [(tuple(b.type.shape), torch_dtype(b.type.dtype)) for b in compiled.program.outputs]
-        pointers = ctypes.c_void_p * max(len(reads) + len(types), 1)
+        types = [(tuple(b.type.shape), _strides(b.type.shape), torch_dtype(b.type.dtype)) for b in compiled.program.outputs]
+        addresses = struct.Struct(f"{len(reads) + len(types)}P").pack
         large = [(k, b.type.nbytes) for k, b in enumerate(compiled.program.outputs) if b.type.nbytes >= direct.HUGE_BYTES]
-        empty = torch.empty
+        empty = torch.empty_strided  # 0.6 us less than torch.empty
         # OpenMP's number of threads belongs to the calling thread; in threads that are new to Torch, asking it sets theirs.
         set_threads = torch.get_num_threads
 
         def step(values: Tensors) -> Tensors:
             set_threads()
-            made = [empty(shape, dtype=dtype) for shape, dtype in types]
+            made = [empty(shape, strides, dtype=dtype) for shape, strides, dtype in types]
             for k, nbytes in large:
                 direct.ask_for_huge_pages(made[k].data_ptr(), nbytes)
-            call(pointers(*[values[k].data_ptr() for k in reads], *[t.data_ptr() for t in made]))
+            call(addresses(*[values[k].data_ptr() for k in reads], *[t.data_ptr() for t in made]))
             return made
 
         return step
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor whose elements lie one after the other, in elements."""
+    return tuple(math.prod(max(n, 1) for n in shape[k + 1 :]) for k in range(len(shape)))
 
 
 def dense(t: torch.Tensor) -> torch.Tensor:
