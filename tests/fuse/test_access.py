@@ -101,6 +101,7 @@ CASES = {
         rand(2, 4, 5, 6),
         rand(3, 4, 2, 3),
     ),
+    "conv_one_pixel_of_72_channels": (lambda x, w: conv(x, w), rand(1, 1, 1, 30), rand(1, 1, 30, 72)),
     "conv_depthwise": (lambda x, w: conv(x, w, feature_group_count=4), IMAGE, rand(3, 3, 1, 8)),
     "conv_groups": (lambda x, w: conv(x, w, feature_group_count=2), IMAGE, rand(3, 3, 2, 6)),
     "conv_batch_groups": (lambda x, w: conv(x, w, batch_group_count=2), IMAGE, rand(3, 3, 4, 6)),

@@ -6,6 +6,7 @@ parameters among them. A graph that draws random numbers has one input more, the
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,10 +43,16 @@ class NotCompiled(UnsupportedOp):
 
 @dataclass(frozen=True)
 class Place:
-    """A result of a graph that is one of its jaxpr's, by number, with its dimensions in another order."""
+    """A result of a graph that is one of its jaxpr's, by number.
+
+    Attributes:
+      permuted: the order of dimensions in which the result has them.
+      shape: the result's, if it has dimensions of one element more.
+    """
 
     number: int
     permuted: Order | None = None
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,8 +159,25 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
 
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
+    jaxpr = _views_apart(jaxpr, numbers) if strided else jaxpr
     numbers |= {n: Argument(k) for k, n in enumerate(placeholders)}
     return Captured(jaxpr, tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned), orders, draws)
+
+
+def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> jex.ClosedJaxpr:
+    """The jaxpr with results as they were before they got dimensions of one element, which Torch gives them: a kernel can
+    store what it reduced, and use it."""
+    made = {e.outvars[0]: e for e in closed.jaxpr.eqns if e.primitive.name == "broadcast_in_dim"}
+    outs = list(closed.jaxpr.outvars)
+    for n, place in numbers.items():
+        if not isinstance(place, Place) or place.permuted is not None or not isinstance(outs[place.number], jex.Var):
+            continue
+        eqn = made.get(outs[place.number])
+        x = eqn.invars[0] if eqn is not None else None
+        if isinstance(x, jex.Var) and x.aval.size == eqn.outvars[0].aval.size and x not in closed.jaxpr.invars:
+            outs[place.number] = x
+            numbers[n] = dataclasses.replace(place, shape=eqn.outvars[0].aval.shape)
+    return jex.ClosedJaxpr(closed.jaxpr.replace(outvars=outs), closed.consts)
 
 
 class _Interpreter:

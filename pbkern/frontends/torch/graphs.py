@@ -108,7 +108,8 @@ def _linked(captured: Captured, call: Callable, arguments: Sequence[Any]) -> Cal
 
 def _result(r: Any, made: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
     if isinstance(r, Place):
-        return made[r.number] if r.permuted is None else made[r.number].permute(r.permuted)
+        t = made[r.number] if r.shape is None else made[r.number].view(r.shape)
+        return t if r.permuted is None else t.permute(r.permuted)
     return arguments[r.number] if isinstance(r, Argument) else r
 
 

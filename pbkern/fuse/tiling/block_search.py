@@ -42,6 +42,8 @@ OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 BESIDE = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension of a contraction that one program may take together.
 MOST_OUTER = 64
+# Channels of a convolution that one program may take: blocks of 64 and 32 would compute a quarter more than so many.
+MOST_CHANNELS = 76
 # Results per image and channel up to which several images share a program's copies of filters. More results only fill its
 # cache: copies are then little work beside their use.
 FEW_PLACES = 64
@@ -311,7 +313,7 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
         case "column":
             return _even(extent, (64, 128, 256, 512, 1024), 16), 512
         case "channel":
-            return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
+            return _powers(extent, (16, 32, 64)) if extent <= MOST_CHANNELS else [32, 64], 64
         case "line":
             return _powers(extent, (1, 2, 4, 7, 8, 14, 16, 28)), 14
     return ([extent] if extent <= 256 else [64, 128]), 128

@@ -31,7 +31,8 @@ def by_table(f, *tensors, seed=0, compiled=False):
         arrays = [array_of(t) for t in given] + ([np.int64(seed)] if captured.draws else [])
         with jax.enable_x64(True):
             made = [tensor_of(a) for a in jax.jit(jex.jaxpr_as_fun(captured.jaxpr))(*arrays)]
-    placed = lambda r: made[r.number] if r.permuted is None else made[r.number].permute(r.permuted)
+    shaped = lambda r: made[r.number] if r.shape is None else made[r.number].view(r.shape)
+    placed = lambda r: shaped(r) if r.permuted is None else shaped(r).permute(r.permuted)
     other = lambda r: tensors[r.number] if isinstance(r, Argument) else r
     return [placed(r) if isinstance(r, Place) else other(r) for r in captured.results]
 

@@ -158,6 +158,14 @@ def diagonal(call, x, offset=0, dim1=0, dim2=1):
     return jnp.diagonal(x, offset, dim1, dim2)
 
 
+@op("aten::diagonal_scatter")
+def diagonal_scatter(call, x, values, offset=0, dim1=0, dim2=1):
+    d1, d2 = dim1 % x.ndim, dim2 % x.ndim
+    k = np.arange(values.shape[-1])
+    turned = jnp.moveaxis(x, (d1, d2), (-2, -1))
+    return jnp.moveaxis(turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(values.astype(x.dtype)), (-2, -1), (d1, d2))
+
+
 @op("aten::unfold")
 def unfold(call, x, dim, size, step):
     """Windows of a dimension, their elements in a new last one."""
