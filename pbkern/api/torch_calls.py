@@ -47,7 +47,7 @@ class TorchFunction(PickledByName):
         self.__wrapped__ = fn
         self.options = options
         self.graphs: list[captured.Graph] = []
-        self._compiled = torch.compile(fn, backend=backend(options, self.graphs))
+        self._compiled = torch.compile(fn, backend=backend(options, self.graphs), isolate_recompiles=True)
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     if not isinstance(fn, torch.nn.Module):
         return TorchFunction(fn, options)
     graphs: list[captured.Graph] = []
-    module: Any = torch.compile(fn, backend=backend(options, graphs))
+    module: Any = torch.compile(fn, backend=backend(options, graphs), isolate_recompiles=True)  # TorchDynamo's limit is its own
     module.__class__ = TorchModule
     module.__dict__ |= {"graphs": graphs, "options": options}
     module.__dict__["recurrent"] = any(isinstance(m, torch.nn.RNNBase) for m in fn.modules())

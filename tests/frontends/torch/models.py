@@ -142,6 +142,95 @@ class Diffusion(nn.Module):
         return x + self.out(torch.einsum("bqk,bck->bcq", weights, v)).view_as(x)
 
 
+class Bottleneck(nn.Module):
+    """A block of resnet50: 1 x 1, 3 x 3 with a stride, 1 x 1, and a shortcut with that stride."""
+
+    def __init__(self, ins=8, inner=4, outs=16):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(ins, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, 2, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, outs, 1, bias=False), nn.BatchNorm2d(outs),
+        )  # fmt: skip
+        self.shortcut = nn.Sequential(nn.Conv2d(ins, outs, 1, 2, bias=False), nn.BatchNorm2d(outs))
+
+    def forward(self, x):
+        return F.relu(self.layers(x) + self.shortcut(x))
+
+
+class Inverted(nn.Module):
+    """A block of efficientnet (SiLU) or mobilenet v3 (hardswish): a wide depthwise convolution, channels weighed by means."""
+
+    def __init__(self, activation, ins=6, wide=18, window=5):
+        super().__init__()
+        self.activation = activation
+        self.up, self.down = nn.Conv2d(ins, wide, 1, bias=False), nn.Conv2d(wide, ins, 1, bias=False)
+        self.depthwise = nn.Conv2d(wide, wide, window, 1, window // 2, groups=wide, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (wide, wide, ins))
+        self.squeeze, self.excite = nn.Conv2d(wide, 4, 1), nn.Conv2d(4, wide, 1)
+
+    def forward(self, x):
+        y = self.activation(self.norms[0](self.up(x)))
+        y = self.activation(self.norms[1](self.depthwise(y)))
+        weights = self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1))))
+        gate = F.hardsigmoid if self.activation is F.hardswish else torch.sigmoid
+        return x + self.norms[2](self.down(y * gate(weights)))
+
+
+class Vit(nn.Module):
+    """Patches, a class token before them, learnt places, nn.MultiheadAttention."""
+
+    def __init__(self, d=12, patch=4, patches=12):
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, d, patch, patch), nn.Parameter(torch.zeros(1, 1, d))
+        self.places, self.na, self.nb = nn.Parameter(torch.randn(1, patches + 1, d) * 0.02), nn.LayerNorm(d), nn.LayerNorm(d)
+        self.attention = nn.MultiheadAttention(d, 3, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
+        self.head = nn.Linear(d, 5)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
+        y = self.na(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return self.head((x + self.mlp(self.nb(x)))[:, 0])
+
+
+class Swin(nn.Module):
+    """Attention in shifted windows with biases by relative place, and patches merged by four."""
+
+    def __init__(self, d=8, heads=2, window=3):
+        super().__init__()
+        self.heads, self.window, self.norm = heads, window, nn.LayerNorm(d)
+        self.qkv, self.out, self.merge = nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Linear(4 * d, 2 * d, bias=False)
+        self.bias = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads) * 0.1)
+        at = torch.stack(torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")).flatten(1)
+        apart = at[:, :, None] - at[:, None, :] + window - 1
+        self.register_buffer("relative", apart[0] * (2 * window - 1) + apart[1])
+
+    def windows(self, x):
+        n, h, w, c = x.shape
+        x = x.view(n, h // self.window, self.window, w // self.window, self.window, c)
+        return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, self.window**2, c)
+
+    def forward(self, x):
+        n, h, w, c = x.shape
+        shift = self.window // 2
+        y = self.windows(self.norm(x).roll((-shift, -shift), (1, 2)))
+        part = torch.zeros(1, h, w, 1, dtype=x.dtype)
+        part[:, -shift:] += 1
+        part[:, :, -shift:] += 2
+        parts = self.windows(part)[..., 0]
+        mask = (parts[:, :, None] != parts[:, None, :]).to(x.dtype) * -100.0
+        q, k, v = self.qkv(y).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT * q.shape[-1] ** -0.5 + self.bias[self.relative].permute(2, 0, 1)
+        scores = scores + mask.repeat(n, 1, 1)[:, None]
+        y = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        y = y.view(n, h // self.window, w // self.window, self.window, self.window, c).permute(0, 1, 3, 2, 4, 5)
+        x = x + y.reshape(n, h, w, c).roll((shift, shift), (1, 2))
+        return self.merge(torch.cat([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], -1))
+
+
 class Recurrent(nn.Module):
     """A network of several layers in both directions, and a head of its last state."""
 
@@ -167,5 +256,10 @@ def models():
         "convnext": (ConvNext(), (torch.rand(1, 8, 9, 10),)),
         "bags": (Bags(), (torch.rand(3, 4), torch.tensor([1, 5, 5, 22, 0, 7]), torch.tensor([0, 2, 2]))),
         "unet": (UNet(), (torch.rand(1, 1, 12, 8),)),
+        "bottleneck": (Bottleneck(), (torch.rand(2, 8, 9, 10),)),
+        "efficientnet": (Inverted(F.silu), (torch.rand(2, 6, 7, 8),)),
+        "mobilenet": (Inverted(F.hardswish, window=3), (torch.rand(2, 6, 7, 8),)),
+        "vit": (Vit(), (torch.rand(2, 3, 12, 16),)),
+        "swin": (Swin(), (torch.rand(2, 6, 12, 8),)),
         "diffusion": (Diffusion(), (torch.rand(2, 8, 5, 6), torch.rand(2))),
     }

@@ -148,3 +148,13 @@ def test_backward_again_with_the_graph_retained():
     expected = torch.autograd.grad((x.exp() * x).softmax(-1)[0, 0], x)[0]
     torch.testing.assert_close(first, expected)
     assert torch.equal(first, second)
+
+
+def test_many_modules_of_a_class():
+    """Each has TorchDynamo's limit of graphs for itself: beyond it, functions run in Torch without a word."""
+    x = torch.rand(3)
+    for _ in range(torch._dynamo.config.recompile_limit + 2):
+        fast = pbkern.polyblocks_jit_torch(nn.Sigmoid())
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), x.sigmoid())
+        assert len(fast.explain(x).graphs) == 2  # with gradients enabled, and without

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import pbkern  # noqa: E402
 
+from .comparing import check_table  # noqa: E402
+
 jit = pbkern.polyblocks_jit_torch
 
 
@@ -370,3 +372,9 @@ def test_hooks_and_parameters_that_are_shared():
     a = x.detach().clone().requires_grad_()
     module(a).sum().backward()
     same([made, seen[0]], [linear.weight.grad, a.grad])
+
+
+@pytest.mark.parametrize("offset, dims", [(0, (0, 1)), (2, (0, 2)), (-1, (2, 1))])
+def test_diagonals_are_written(offset, dims):
+    x, values = torch.rand(4, 3, 5), torch.diagonal(torch.rand(4, 3, 5), offset, *dims)
+    check_table(lambda x, v: torch.diagonal_scatter(x, v, offset, *dims), x, values.contiguous())
