@@ -47,7 +47,7 @@ class TorchFunction(PickledByName):
         self.__wrapped__ = fn
         self.options = options
         self.graphs: list[captured.Graph] = []
-        self._compiled = torch.compile(fn, backend=backend(options, self.graphs), isolate_recompiles=True)
+        self._compiled = _captured(fn, backend(options, self.graphs))
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,11 +110,17 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     if not isinstance(fn, torch.nn.Module):
         return TorchFunction(fn, options)
     graphs: list[captured.Graph] = []
-    module: Any = torch.compile(fn, backend=backend(options, graphs), isolate_recompiles=True)  # TorchDynamo's limit is its own
+    module = _captured(fn, backend(options, graphs))
     module.__class__ = TorchModule
     module.__dict__ |= {"graphs": graphs, "options": options}
     module.__dict__["recurrent"] = any(isinstance(m, torch.nn.RNNBase) for m in fn.modules())
     return module
+
+
+def _captured(fn: Any, with_backend: Callable) -> Any:
+    """torch.compile's function or module; TorchDynamo's limit to the number of graphs holds for it alone."""
+    compile_one: Any = torch.compile  # its types lack the option
+    return compile_one(fn, backend=with_backend, isolate_recompiles=True)
 
 
 def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:

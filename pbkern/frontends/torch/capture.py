@@ -167,17 +167,21 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
 def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> jex.ClosedJaxpr:
     """The jaxpr with results as they were before they got dimensions of one element, which Torch gives them: a kernel can
     store what it reduced, and use it."""
-    made = {e.outvars[0]: e for e in closed.jaxpr.eqns if e.primitive.name == "broadcast_in_dim"}
-    outs = list(closed.jaxpr.outvars)
+    outs: list[Any] = list(closed.jaxpr.outvars)
+    before: dict[Any, Any] = {e.outvars[0]: e.invars[0] for e in closed.jaxpr.eqns if e.primitive.name == "broadcast_in_dim"}
     for n, place in numbers.items():
-        if not isinstance(place, Place) or place.permuted is not None or not isinstance(outs[place.number], jex.Var):
+        if not isinstance(place, Place) or place.permuted is not None:
             continue
-        eqn = made.get(outs[place.number])
-        x = eqn.invars[0] if eqn is not None else None
-        if isinstance(x, jex.Var) and x.aval.size == eqn.outvars[0].aval.size and x not in closed.jaxpr.invars:
+        view = outs[place.number]
+        x = None if isinstance(view, jex.Literal) else before.get(view)
+        if isinstance(x, jex.Var) and x not in closed.jaxpr.invars and _type(x).size == _type(view).size:
             outs[place.number] = x
-            numbers[n] = dataclasses.replace(place, shape=eqn.outvars[0].aval.shape)
+            numbers[n] = dataclasses.replace(place, shape=_type(view).shape)
     return jex.ClosedJaxpr(closed.jaxpr.replace(outvars=outs), closed.consts)
+
+
+def _type(v: jex.Var) -> Any:
+    return v.aval
 
 
 class _Interpreter:
