@@ -161,7 +161,7 @@ def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
 
     captured = capture(fn, given)
     name = getattr(fn, "__name__", type(fn).__name__)
-    imported = import_program(parse(captured.program, f"`{name}`"))
+    imported = import_program(parse(captured.program, f"`{name}`", captured.places))
     run = jex.jaxpr_as_fun(imported.jaxpr)
 
     def program(*arrays: jax.Array) -> list:

@@ -311,3 +311,19 @@ def test_backends(backend):
     f = pbkern.polymage_jit_tf(runtime_args={"execution_backend": backend})(blur_x_blur_y)
     image = uniform(3, HEIGHT, WIDTH)
     np.testing.assert_allclose(f(image), blur_x_blur_y(image), rtol=1e-5)
+
+
+def test_kernels_name_the_lines_of_the_function():
+    def scaled(x):
+        y = tf.nn.softmax(x * 2.0)
+        for _ in tf.range(3):
+            y = tf.sort(y) + 1.0
+        return y
+
+    explained = pbkern.polyblocks_jit_tf(scaled).explain(tf.ones((4, 5)))
+    first = scaled.__code__.co_firstlineno
+    places = {op: at for kernel in explained.kernels for op, at in kernel.ops}
+    assert places["exp"] == f"{__file__}:{first + 1} (scaled)"
+    assert all(at.startswith(__file__) for at in places.values())
+    loops = [kernel for kernel in explained.kernels if "sort" in dict(kernel.ops)]
+    assert loops and all(kernel.runs == 3 for kernel in loops)
