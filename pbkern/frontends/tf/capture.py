@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,14 @@ class Captured:
     count: int
     places: dict[str, Place]
 
-    def values(self) -> list[tf.Tensor]:
-        """Of the captures, now."""
-        return [c.read_value() if isinstance(c, tf.Variable) else c for c in self.captures]
+    @functools.cached_property
+    def values(self) -> Callable[[], list[tf.Tensor]]:
+        """Gives values of the captures, now. One function of TensorFlow's reads them all: read_value costs 30 us a variable."""
+        captures = self.captures
+        if not any(isinstance(c, tf.Variable) for c in captures):
+            return lambda: list(captures)
+        read = tf.function(lambda: [c.read_value() if isinstance(c, tf.Variable) else c for c in captures])
+        return read.get_concrete_function()
 
     def packed(self, results: Sequence[tf.Tensor]) -> Any:
         """The function's results in their structure."""

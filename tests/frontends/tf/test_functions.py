@@ -1,6 +1,9 @@
 """Functions of TensorFlow against TensorFlow itself: results, structures, types, variables."""
 
 import concurrent.futures
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -327,3 +330,31 @@ def test_kernels_name_the_lines_of_the_function():
     assert all(at.startswith(__file__) for at in places.values())
     loops = [kernel for kernel in explained.kernels if "sort" in dict(kernel.ops)]
     assert loops and all(kernel.runs == 3 for kernel in loops)
+
+
+def test_what_xla_keeps_lies_between_programs():
+    scale = tf.Variable([2.0, 0.5, 1.0, 3.0])
+
+    def filtered(x):
+        spectrum = tf.signal.fft(tf.cast(x * scale, tf.complex64))
+        power = tf.math.real(spectrum) ** 2 + tf.math.imag(spectrum) ** 2
+        scale.assign(scale + 1.0)
+        return {"power": power, "large": power > 1.0, "half": tf.cast(power, tf.bfloat16), "given": x}
+
+    f = pbkern.polyblocks_jit_tf(filtered)
+    x = tf.constant(np.random.default_rng(0).random((3, 4), np.float32))
+    for call in range(2):
+        expected = np.abs(np.fft.fft(x.numpy().astype(np.float64) * (np.array([2.0, 0.5, 1.0, 3.0]) + call))) ** 2
+        made = f(x)
+        np.testing.assert_allclose(made["power"], expected, rtol=1e-5)
+        np.testing.assert_array_equal(made["large"], expected > 1)
+        np.testing.assert_allclose(tf.cast(made["half"], tf.float32), expected, rtol=1e-2)
+        np.testing.assert_array_equal(made["given"], x)
+    assert f.explain(x).left and f.explain(x).kernels
+    np.testing.assert_allclose(scale.numpy(), [4.0, 2.5, 3.0, 5.0])
+
+
+def test_loading_the_threads_leaves_the_environment_as_it_was():
+    script = "import os; before = dict(os.environ); from pbkern.frontends.tf import memory; assert memory.TfMemory.openmp; "
+    script += "assert {k: v for k, v in os.environ.items() if 'OMP' in k} == {k: v for k, v in before.items() if 'OMP' in k}"
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
