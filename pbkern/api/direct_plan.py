@@ -6,7 +6,7 @@ What a framework's arrays are, an adapter says: frontends/torch/memory.py, front
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -141,7 +141,7 @@ class DirectPlan:
         call = direct.entry(compiled, memory.openmp)
         outputs = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
         makers = [memory.empty(*output) for output in outputs]
-        pointers = ctypes.c_void_p * max(len(reads) + len(outputs), 1)
+        addresses = struct.Struct(f"{len(reads) + len(outputs)}P").pack
         large = [(k, b.type.nbytes) for k, b in enumerate(compiled.program.outputs) if b.type.nbytes >= direct.HUGE_BYTES]
         address, before = memory.address, memory.before_call
 
@@ -151,7 +151,7 @@ class DirectPlan:
             made = [make() for make in makers]
             for k, nbytes in large:
                 direct.ask_for_huge_pages(address(made[k]), nbytes)
-            call(pointers(*[address(values[k]) for k in reads], *[address(a) for a in made]))
+            call(addresses(*[address(values[k]) for k in reads], *[address(a) for a in made]))
             return made
 
         return step

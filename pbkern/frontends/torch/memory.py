@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,8 @@ class TorchMemory:
         return lambda tensors: [t if t.is_contiguous() and not t.is_neg() else _dense(t) for t in tensors]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], torch.Tensor]:
-        return functools.partial(torch.empty, shape, dtype=torch_dtype(dtype))
+        strides = tuple(math.prod(max(n, 1) for n in shape[k + 1 :]) for k in range(len(shape)))
+        return functools.partial(torch.empty_strided, shape, strides, dtype=torch_dtype(dtype))  # 0.6 us less than torch.empty
 
     def constant(self, value: np.ndarray) -> torch.Tensor:
         if value.dtype.name == "bfloat16":
