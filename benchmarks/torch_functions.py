@@ -3,8 +3,8 @@
     python -m benchmarks.torch_functions [--threads 1] [--seconds 3] [word ...]
 
 Every row is checked against eager Torch in float64. Times are milliseconds, least and median; in brackets the first call, which
-compiles. Caches of torch.compile are off; set XDG_CACHE_HOME to an empty folder to compile ours anew as well. torch.compile needs
-a C++ compiler; without one its column is empty.
+compiles. Caches of torch.compile are off; set XDG_CACHE_HOME to an empty folder to compile ours anew as well. torch.compile
+needs a C++ compiler; without one its column is empty.
 """
 
 from __future__ import annotations

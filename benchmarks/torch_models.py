@@ -23,7 +23,7 @@ from .torch_functions import measured
 
 
 class Whole(nn.Module):
-    """A model of transformers, a function of one tensor: `takes` names it, `result` what comes back; `kept`: other arguments."""
+    """A model of transformers, as one of one tensor: `takes` names it, `result` what comes back; `kept`, other arguments."""
 
     def __init__(self, model, result, takes="input_ids", **kept):
         super().__init__()
@@ -167,8 +167,8 @@ def compiling(name: str) -> None:
                 if k.startswith(" "):
                     inner[k.strip().split(" of ")[0]] = inner.get(k.strip().split(" of ")[0], 0.0) + t
             parts = ", ".join(f"{k} {t / 1e3:.1f}" for k, t in [("plan", whole["plan"]), *inner.items()])
-            print(f"    {g.kind:10} {sum(whole.values()) / 1e3:5.1f} s: {parts}; {len(g.kernels())} kernels, {len(left)} left to"
-                  f" XLA, {len(g.in_torch)} run in Torch", flush=True)  # fmt: skip
+            print(f"    {g.kind:10} {sum(whole.values()) / 1e3:5.1f} s: {parts}; {len(g.kernels())} kernels, {len(left)} left "
+                  f"to XLA, {len(g.in_torch)} run in Torch", flush=True)  # fmt: skip
 
 
 def main() -> None:
