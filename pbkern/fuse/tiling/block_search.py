@@ -405,6 +405,7 @@ def search(
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))
+            best = best or _equal_cuts(at, options, root.aval.shape, least)
         except NeedsWhole as e:
             least.demand(e, e.axes, root.aval.shape)
             continue
@@ -413,6 +414,13 @@ def search(
                 "a heavy value would be computed several times, or one program would need too much memory"
             )
         return best
+
+
+def _equal_cuts(at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least) -> Schedule | None:
+    """The best of schedules with blocks of equal sizes, or else one program: where the options leave a last block that is
+    mostly outside of the array, too much of a heavy value is computed for nothing."""
+    even = [_multiples(_even(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))]
+    return _descend(at, even, [o[-1] for o in options]) or at(list(shape))
 
 
 def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
