@@ -67,6 +67,18 @@ class Nvidia:
         mask, by, last = (put(f"arith.constant {n} : i32") for n in (-1, distance, 31))
         return put(f"nvvm.shfl.sync bfly {mask}, {value}, {by}, {last} : i32 -> i32")
 
+    def processor(self, put: Put) -> str:
+        """i32: number of the SM that runs the block."""
+        return put("nvvm.read.ptx.sreg.smid : i32")
+
+    def cycles(self, put: Put) -> str:
+        """i64: the SM's clock."""
+        return put("nvvm.read.ptx.sreg.clock64 : i64")
+
+    def nanoseconds(self, put: Put) -> str:
+        """i64: the time of all SMs."""
+        return put("nvvm.read.ptx.sreg.globaltimer : i64")
+
 
 @dataclass(frozen=True)
 class Amd:

@@ -22,22 +22,23 @@ from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
 
-from ..device import SHARED
+from ..device import SHARED, Nvidia
 from ..options import ThreadOptions
 from ..schedule import memory
 from ..schedule.barriers import Barriers, Pending
 from ..schedule.registers import keep
 from . import reductions, sorts
 from .nests import THREAD, NestEmitter
+from .recorder import Profile, Recorder
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ALIGNMENT = 16
-SLOTS, ARENA, FAR = "%slots", "%arena", "%far"
+SLOTS, ARENA, FAR, RECORD = "%slots", "%arena", "%far", "%record"
 
 
 @dataclass(frozen=True)
 class ThreadFunction:
-    """func.func @name(operands..., scratch in global memory if there is any).
+    """func.func @name(operands..., scratch in global memory if there is any, times if they are recorded).
 
     Attributes:
       blocks, threads: of a launch.
@@ -47,6 +48,7 @@ class ThreadFunction:
       nests: readable, as they were emitted. operands: operands and results without memory of others.
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used then: windows of rows that
         fusion has made, before all rows are there, and buffers of pipelines, behind ragged blocks.
+      profile: what it records, if it does.
     """
 
     name: str
@@ -60,7 +62,13 @@ class ThreadFunction:
     index_bits: int
     operands: tuple[int, ...]
     reads_unwritten: bool = False
+    profile: Profile | None = None
     is_shared: bool = True
+
+    @property
+    def record_bytes(self) -> int:
+        """Of what all blocks record."""
+        return self.profile.words * 8 * self.blocks if self.profile else 0
 
 
 def emit(nests: KernelNests, name: str) -> ThreadFunction:
@@ -97,6 +105,7 @@ class _Lowering:
                                             f"memref<{max(self.slots, 1)}xi64, {SHARED}>", self._barrier)
         self.shown: list[str] = []
         self.waits: set[int] = set()
+        self.record = ""  # the parameter that times are stored to
 
     def _every(self) -> list[Stmt]:
         return [s for part in (self.nests.prologue, *self.nests.cases) for s in every(list(part.statements))]
@@ -138,14 +147,32 @@ class _Lowering:
         self._delinearise(block)
         inner = [d for d in range(len(self.kernel.grid)) if d not in self.nests.parallel]
         self._plan(inner)
-        self._in_order(block, inner)
+        profile = self._recorded(block, inner)
         return ThreadFunction(
             self.name, self._function(block), "\n".join(self.shown), self._blocks(), self.options.threads,
             self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
             self.placement.global_bytes, self.index_bits,
             tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
-            self._reads_unwritten(),
+            self._reads_unwritten(), profile,
         )  # fmt: skip
+
+    def _recorded(self, block: Block, inner: list[int]) -> Profile | None:
+        """All programs of the block, and what is recorded of them."""
+        space, folder = self.options.profile_space, self.options.profile_dir
+        if not space:
+            self._in_order(block, inner)
+            return None
+        profile = Profile(space, folder, tuple((d, self.kernel.grid[d]) for d in inner))
+        device = self.options.device
+        assert isinstance(device, Nvidia), device
+        kind = f"memref<{profile.words * self._blocks()}xi64>"
+        wait = self._barrier if self.options.barriers else lambda _: None
+        recorder = Recorder(self.text, device, profile, RECORD, kind, THREAD, "%p", wait)
+        recorder.begin(block)
+        self._in_order(block, inner, recorder if inner else None)
+        recorder.end(block)
+        self.record = f"{RECORD}: {kind}"
+        return profile
 
     def _views(self, top: Block) -> None:
         """Names of arrays and scratch: views of bytes."""
@@ -193,6 +220,7 @@ class _Lowering:
         arrays = [(k, o.buf) for k, o in enumerate(self.nests.operands) if o.buf.storage is None]
         args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
         args += [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if p.global_bytes else []
+        args += [f"{self.record} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if self.record else []
         constants = [f"{n} = {c}" for c, n in t.constants.items()]
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
@@ -225,14 +253,18 @@ class _Lowering:
                 block.values[f"%g{d}"] = self.text.put(block, f"arith.remui {rest}, {size} : index")
                 rest = self.text.put(block, f"arith.divui {rest}, {size} : index")
 
-    def _in_order(self, block: Block, dims: list[int]) -> None:
+    def _in_order(self, block: Block, dims: list[int], recorder: Recorder | None = None) -> None:
         """Loops over the other grid dimensions."""
         if not dims:
+            if recorder:
+                recorder.step(block, is_end=False)
             self._program(block)
+            if recorder:
+                recorder.step(block, is_end=True)
             return
 
         def fill(inner: Block, _) -> list:
-            self._in_order(inner, dims[1:])
+            self._in_order(inner, dims[1:], recorder)
             return []
 
         operand = dict(self.kernel.dynamic_grid).get(dims[0])
