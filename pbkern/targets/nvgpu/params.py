@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pbkern.targets.simt.params import ThreadParams, is_count
+from pbkern.targets.params import is_count
+from pbkern.targets.simt.params import ThreadParams
 
 LOWERINGS = ("Lane", "Warpgroup")
 
@@ -41,7 +42,7 @@ class CompilerParams(ThreadParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("max_concurrent_steps", is_count(self.max_concurrent_steps, 1), "an integer of at least 1")
+        self._check("max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1")
         below = is_count(self.delay_release, 0) and self.delay_release < self.max_concurrent_steps
         most = self.max_concurrent_steps
         self._check("delay_release", below, f"an integer of at least 0 and less than max_concurrent_steps, here {most}")

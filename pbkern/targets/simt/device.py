@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from pbkern.core.errors import OptionError
+from pbkern.core.options import nearest
 
 Put = Callable[[str], str]  # appends `name = text`, returns the name
 
@@ -108,3 +111,35 @@ class Amd:
 
 
 NVIDIA = Nvidia()
+
+
+class DeviceKind(Protocol):
+    """What code is made for.
+
+    Attributes:
+      architecture: as compilers call it. device: the vendor's code. shared_bytes: most shared memory of a block.
+    """
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+K = TypeVar("K", bound=DeviceKind)
+
+
+def kind_of_name(name: str, kinds: Mapping[str, K], products: Mapping[str, str], what: str) -> K:
+    """The one of an architecture, or of a product, whose architecture `products` has. Raises OptionError.
+
+    Args:
+      what: the kinds are, in messages.
+    """
+    architecture = products.get(name.lower(), name.lower())
+    if architecture not in kinds:
+        known = [*kinds, *products]
+        raise OptionError(f"there is no {what} `{name}`", why=f"devices are {', '.join(known)}",
+                          hint=nearest(name.lower(), known))
+    return kinds[architecture]

@@ -67,8 +67,14 @@ class Recorder:
         self.barrier(block)
         self._first(block, lambda inner: self._times(inner, 1))
 
-    def step(self, block: Block, is_end: bool) -> None:
-        """A program of the block starts or ends: its number counts along all sequential dimensions."""
+    def around(self, block: Block, program: Callable[[Block], None]) -> None:
+        """A program of the block, and the times at which it starts and ends."""
+        self._step(block, is_end=False)
+        program(block)
+        self._step(block, is_end=True)
+
+    def _step(self, block: Block, is_end: bool) -> None:
+        """A step's number counts along all sequential dimensions."""
         self.barrier(block)
         number: Affine[str] = Affine()
         for d, n in self.profile.steps:
