@@ -17,9 +17,8 @@ from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
-from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.math_table import SHARED
-from pbkern.lower.mlir.operation import Operation, Region, replaced
+from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -35,6 +34,7 @@ from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
 
+from .llvm_repairs import repaired
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, Segment
 
 # Of one kernel's text: what takes more goes the plain way, and from there to XLA. MLIR and LLVM take about 0.1 ms for a line.
@@ -109,7 +109,7 @@ class KernelLowering(ProgramText):
         self.emitter.streamed = frozenset() if options.plain else self._streamed()
         self.bufs = [o.buf for o in nests.operands]
         operands = {b.name: memref(b) for b in (*self.bufs, *nests.copies.values())}
-        self.outliner = Outliner(name, self.text, operands)
+        self.outliner = Outliner(name, self.text, operands, repaired if options.avx512 else iter)
         self.offsets: dict[Buf, int] = {}
         self.arena_bytes = 0
         self._place()
@@ -304,7 +304,7 @@ class KernelLowering(ProgramText):
         made = self.outliner.functions(attributes, views, {b.name: offset for b, offset in self.offsets.items()})
         made += [Made(f.name, f.text(FRAMED), f.declaration, False) for f in self.emitter.functions.made]
         pieces = tuple(self._function(m.name, m.text, m.declaration, m.scalar, made) for m in made)
-        body = operation.lines(replaced([*self.text.top.operations, programs], self.outliner.calls))
+        body = self.outliner.lines([*self.text.top.operations, programs])
         main = [f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{", *constants, *head, *body, *fence, "return", "}"]
         return self._function(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, made), pieces
 

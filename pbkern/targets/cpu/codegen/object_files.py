@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pbkern.targets import mlir
-from pbkern.targets.cpu.machine import detected_machine
 
 from .host import default_threads, module_text
 from .kernel import Function, LoweredKernel
-from .llvm_repairs import repaired
 
 # LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
 VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
@@ -85,7 +83,7 @@ class Parts:
 
 def llvm_module(kernels: str, host: str, timed: Callable):
     """LLVM dialect of kernels' functions and of host functions."""
-    module = timed("parse", mlir.parse, repaired(kernels) if detected_machine().avx512 else kernels)
+    module = timed("parse", mlir.parse, kernels)
     timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
     if host:
         mlir.join(module, timed("host", host_module, host))

@@ -8,7 +8,7 @@ What a piece of text uses from outside are constants, which its function defines
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
@@ -71,10 +71,16 @@ class Made:
 
 
 class Outliner:
-    """Makes the pieces of one kernel. operands: types of its arrays, by name."""
+    """Makes the pieces of one kernel.
 
-    def __init__(self, kernel: str, text: Text, operands: Mapping[str, str]):
-        self.kernel, self.text, self.operands = kernel, text, operands
+    operands: types of its arrays, by name; repair: rewrites what is printed into what LLVM compiles (llvm_repairs.py).
+    """
+
+    def __init__(
+        self, kernel: str, text: Text, operands: Mapping[str, str],
+        repair: Callable[[Iterable[Operation]], Iterable[Operation]] = iter,
+    ):  # fmt: skip
+        self.kernel, self.text, self.operands, self.repair = kernel, text, operands, repair
         self.pieces: list[Piece] = []
         self.calls: dict[str, list[Operation]] = {}  # of pieces, as blocks hold them -> of functions
 
@@ -146,10 +152,14 @@ class Outliner:
         constants += [f"{v}_at = arith.constant {offsets[v]} : index" for v in first.views if v not in found.views]
         taken = [views[v].replace(f"{v}_at", found.views.get(v, f"{v}_at")) for v in first.views]
         operations = found.operations(first.operations, first.constants) if places else first.operations
-        lines = operation.lines(replaced(operations, self.calls))
-        text = "\n".join([f"func.func @{first.name}({arguments}) {FRAMED} {{", *constants, *taken, *lines, "return", "}"])
+        body = self.lines(operations)
+        text = "\n".join([f"func.func @{first.name}({arguments}) {FRAMED} {{", *constants, *taken, *body, "return", "}"])
         types = ", ".join((*first.passed.values(), *places.values()))
         return Made(first.name, text, f"func.func private @{first.name}({types})", first.scalar)
+
+    def lines(self, operations: Iterable[Operation]) -> Iterator[str]:
+        """Operations as they are printed: with calls of functions in place of calls of pieces."""
+        return operation.lines(self.repair(replaced(operations, lambda op: self.calls.get(op.text))))
 
 
 def _operations(block: Block, segments: list[Segment]) -> list[Operation]:
