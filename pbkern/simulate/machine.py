@@ -136,7 +136,7 @@ class Gang:
                 step(self, mask if c.predicate is None else self._predicated(mask, c))
             except Fault as f:
                 self._check_together(place)  # why threads meet where none should
-                raise self.error(c, f.kind, f.what) from None
+                raise self.error(c, f.kind, f.what, f.hint) from None
             place += 1
             if place in groups:
                 self._join(groups, place, mask)
@@ -346,9 +346,9 @@ class Gang:
                 return f"waits at line {self.program.code[place].line}"
         return "has gone on" if self.live[block, thread] else "has ended"
 
-    def error(self, c: Instruction, kind: str, what: str) -> SimulationError:
+    def error(self, c: Instruction, kind: str, what: str, hint: str = "") -> SimulationError:
         found = SimulationError(f"{_TITLES[kind]} in kernel `{self.program.name}`", kind=kind, at=c.at or None,
-                                why=f"{what}; PTX line {c.line}: {c.text}", hint=_HINTS[kind])
+                                why=f"{what}; PTX line {c.line}: {c.text}", hint=hint or _HINTS[kind])
         return found
 
     # ---------------------------------------------------------------- registers
