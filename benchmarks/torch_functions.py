@@ -2,8 +2,9 @@
 
     python -m benchmarks.torch_functions [--threads 1] [--seconds 3] [word ...]
 
-Every row is first checked against eager Torch in float64. Times are milliseconds, least and median; `first` is the first call,
-which compiles. torch.compile needs a C++ compiler; without one its column is empty.
+Every row is checked against eager Torch in float64. Times are milliseconds, least and median; in brackets the first call, which
+compiles. Caches of torch.compile are off; set XDG_CACHE_HOME to an empty folder to compile ours anew as well. torch.compile
+needs a C++ compiler; without one its column is empty.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="only rows with one of these words")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.compiler.config.force_disable_caches = True
     print(f"torch {torch.__version__}, {options.threads} thread(s); ms: least, median (first call)")
     ratios = []
     for name, (f, args, both) in cases().items():
@@ -154,10 +156,10 @@ def main() -> None:
             continue
         torch._dynamo.reset()
         fast, compiled = pbkern.polyblocks_jit_torch(f), torch.compile(f)
-        check(f, args, both, caller(fast, args, both))
         versions = {"pbkern": fast, "eager": f, "torch.compile": compiled}
         calls = {n: caller(g, args, both) for n, g in versions.items()}
         found = measured(calls, options.seconds)
+        check(f, args, both, calls["pbkern"])
         ratio = min(t[0] for n, t in found.items() if n != "pbkern") / found["pbkern"][0]
         ratios += [] if name.startswith("call") else [ratio]  # eager Torch has no call of a compiled function to pay for
         row = "  ".join(f"{n} {a:.3f} {b:.3f} ({c:.0f})" for n, (a, b, c) in found.items())

@@ -145,7 +145,7 @@ def _tf_library(fn, signature, options: CompileOptions, output, emit, /, *args: 
     if captured.assigned:
         assigned = ", ".join(v.name for _, v in captured.assigned)
         raise UnsupportedOp(f"a library of `{name}` would assign variables", why=assigned, hint="return the new values")
-    imported = import_program(parse(captured.program, f"`{name}`"))
+    imported = import_program(parse(captured.program, f"`{name}`", captured.places))
     variables = [c for c in captured.captures if isinstance(c, tf.Variable)]
     held = [c.numpy() for c in captured.captures if not isinstance(c, tf.Variable)]
     jaxpr = _with_held_last(imported.jaxpr, len(given.tensors), [isinstance(c, tf.Variable) for c in captured.captures])

@@ -19,6 +19,7 @@ class Device(Protocol):
       name: the target's.
       warp: threads that exchange registers.
       declared_bytes: most shared memory that the text may declare for a block; more is asked for at the launch.
+      private: LLVM's number of the memory in which a function's own variables lie before they are registers.
     """
 
     @property
@@ -27,6 +28,8 @@ class Device(Protocol):
     def warp(self) -> int: ...
     @property
     def declared_bytes(self) -> int: ...
+    @property
+    def private(self) -> int: ...
 
     def thread(self, put: Put) -> str:
         """i32: number of the thread in its block."""
@@ -49,6 +52,7 @@ class Nvidia:
     name: str = "nvgpu"
     warp: int = 32
     declared_bytes: int = 48 << 10
+    private: int = 0
 
     def thread(self, put: Put) -> str:
         return put("nvvm.read.ptx.sreg.tid.x : i32")
@@ -71,6 +75,7 @@ class Amd:
     name: str = "amdgpu"
     warp: int = 64
     declared_bytes: int = 64 << 10
+    private: int = 5
 
     def thread(self, put: Put) -> str:
         return put("rocdl.workitem.id.x : i32")

@@ -41,7 +41,7 @@ func.func @pbk_in_parallel() -> i32 {
 
 
 def entry(compiled: Compiled, openmp_library: str | None) -> Callable[[Any], None]:
-    """f(pointers): runs the program on a ctypes array of addresses of inputs, then results, which start at cache lines.
+    """f(addresses): runs the program on addresses of inputs, then results, which start at cache lines: a ctypes array or bytes.
 
     openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the calling thread does all.
     """

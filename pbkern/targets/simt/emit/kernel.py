@@ -1,7 +1,8 @@
 """KernelNests -> one MLIR function for the threads of a block; block number p runs program p of the parallel grid dimensions.
 
 The other grid dimensions are loops inside the block. All threads walk all statements; a nest's points are dealt out to them
-(threads.py), scalars are computed by each. Where statements meet in memory, threads wait (barriers.py).
+(threads.py), scalars are computed by each. What only one thread needs lies in its registers (registers.py). Where statements
+meet in memory, threads wait (barriers.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pbkern.lower.grid import block_shift
 from pbkern.lower.grid.edge_variants import Extent
 from pbkern.lower.kernel_nests import Case, KernelNests
 from pbkern.lower.mlir import operation
+from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
 
@@ -24,7 +26,7 @@ from ..device import SHARED
 from ..options import ThreadOptions
 from ..schedule import memory
 from ..schedule.barriers import Barriers, Pending
-from ..schedule.threads import deal
+from ..schedule.registers import keep
 from . import reductions, sorts
 from .nests import THREAD, NestEmitter
 
@@ -74,7 +76,9 @@ class _Lowering:
 
     def __init__(self, nests: KernelNests, name: str):
         assert isinstance(nests.options, ThreadOptions)
-        self.nests, self.kernel, self.name, self.options = nests, nests.kernel, name, nests.options
+        self.kernel, self.name, self.options = nests.kernel, name, nests.options
+        registers = keep(nests)
+        self.nests = nests = registers.nests
         for s in self._every():
             if isinstance(s, Trace):
                 raise UnsupportedOp(
@@ -83,10 +87,10 @@ class _Lowering:
                     hint="target 'cpu', or pbkern.interpret",
                 )  # fmt: skip
         self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
-        device, contract = self.options.device, self.options.contract
-        self.deals = {id(s): deal(s, self.options.threads, device.warp, contract) for s in self._every() if isinstance(s, Nest)}
+        self.deals = registers.deals
         self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
-        self.placement = memory.place(nests, self.options.shared_bytes, -(-self.slots * reductions.SLOT_BYTES // 64) * 64)
+        self.placement = memory.place(nests, registers.slots, self.options.shared_bytes,
+                                      -(-self.slots * reductions.SLOT_BYTES // 64) * 64, self.options.device.private)
         self.index_bits = self._index_bits()
         self.emitter = NestEmitter(self.text, self.placement, nests.prologue.context, self.index_bits)
         self.emitter.team = reductions.Team(self.text, self.options.device, self.options.threads, THREAD, SLOTS,
@@ -160,8 +164,18 @@ class _Lowering:
             near = p.is_shared(b)
             at = t.index(offset) if near else t.put(top, f"arith.addi {start}, {t.index(offset)} : index")
             bases[b] = (ARENA, at, shared) if near else (FAR, at, self._far())
+        for b in p.slots.values():
+            self._registers(top, b)
         for b, (base, at, kind) in bases.items():
             top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {p.memref(b)}")
+
+    def _registers(self, top: Block, slots: Buf) -> None:
+        """A variable of each thread, of which LLVM makes registers: all its places are constants. It starts as zeros: points
+        that are kept inside read, and do not use, what no thread has stored."""
+        kind, zero = self.placement.memref(slots), self.text.builder(top, 0).c(0, storage_el(slots.dtype))
+        top.add(f"{slots.name} = memref.alloca() : {kind}")
+        for n in range(slots.size):
+            top.add(f"memref.store {zero.name}, {slots.name}[{self.text.index(n)}] : {kind}")
 
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
