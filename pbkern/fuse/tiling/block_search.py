@@ -23,6 +23,7 @@ from pbkern.fuse.access.scatter import owned
 from pbkern.fuse.access.windows_contractions import run_dimensions
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
 from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.cost.sizes import Sizes
 from pbkern.fuse.cost.steps import elements_read, tables
 
 from .online_analysis import chunks_allowed, find
@@ -298,7 +299,7 @@ def _contraction_roles(eqn) -> list[str]:
     return names
 
 
-def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
+def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int], int]:
     match role:
         case "batch" | "run":
             return [1], 1
@@ -307,9 +308,9 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
         case "outer":  # whole if an operand or the result is contiguous along it
             return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
         case "row":
-            return _even(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
+            return _even(extent, sizes.tile_rows), 256
         case "column":
-            return _even(extent, (64, 128, 256, 512, 1024), 16), 512
+            return _even(extent, sizes.tile_columns, 16), 512
         case "channel":
             return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":
@@ -318,7 +319,7 @@ def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
 
 
 def _options(
-    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1
+    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], sizes: Sizes, grain: int = 1
 ) -> tuple[list[list[int]], list[int]]:
     """(sorted options, preferred size) per dimension."""
     options: list[list[int]] = [[n] for n in shape]
@@ -326,7 +327,7 @@ def _options(
     if any(role not in ("run", "owned", "beside") for role in roles.values()):
         for d, n in enumerate(shape):
             if d not in forced and n > 1:
-                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
+                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"), sizes)
         return options, target
     # If a program reads a long line for one element of the root, the root is tiled by rows.
     run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
@@ -397,7 +398,7 @@ def search(
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
     while True:
-        options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
+        options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain)
         options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
@@ -433,7 +434,7 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     least, roles, grain = _roles(eqns, root, machine)
     if not {"row", "column"} <= set(roles.values()) or found.online is not None:
         return None
-    options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
+    options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain)
     options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
     start = [TALL.get(roles.get(d, ""), n) for d, n in enumerate(target)]
     try:
@@ -490,7 +491,7 @@ def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostMo
     """
     shape = outputs[0].aval.shape
     least, roles, grain = _roles(eqns, outputs[0], machine)
-    options, _ = _options(shape, least.whole(shape), roles, grain)
+    options, _ = _options(shape, least.whole(shape), roles, machine.sizes, grain)
     options = [sorted({*_multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))]
     start = tuple(o.index(b) for o, b in zip(options, blocks))
     known: dict[tuple[int, ...], Schedule] = {}

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, TURN_CYCLES, Machine
+from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.core.ops.sort_cost import first_cycles, line_cycles, sorts_in_registers
 from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.access.rules import ELEMENTWISE, block_shape
 from pbkern.fuse.access.scatter import share
@@ -26,7 +25,12 @@ from pbkern.fuse.cost.kinds import (
     recompute_of,
 )
 from pbkern.fuse.cost.model import Price
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, TRANSPOSE_CYCLES
+from pbkern.targets.cpu.sorting import first_cycles, line_cycles
 
+# What does not depend on the kernel.
+LOWERED = LowerOptions()
 # What a reduction along rows takes for each row beside its elements: the lanes of a vector are added up.
 ACROSS_CYCLES = 3.0
 # Vector operations of putting two elements of a short line in order.
@@ -65,7 +69,7 @@ def operations_per_element(eqn, machine: Machine) -> float:
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
     if name == "sort":
         length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
-        if sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
+        if LOWERED.sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
             return EXCHANGE_OPERATIONS * (length - 1) / 2
         cycles = line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
         return cycles / max(length, 1) * machine.vector_bits / 32
@@ -142,7 +146,7 @@ def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> li
         if d < len(shape) - 1:
             columns = shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
             turned = results + volume(step.pull.inputs[operand])
-            found.append(full / _fill(columns, lanes) + TURN_CYCLES * turned / machine.clock_hz)
+            found.append(full / _fill(columns, lanes) + TRANSPOSE_CYCLES * turned / machine.clock_hz)
     return found
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.ops.sort_cost import digit_bits, head_length, key_bits
 from pbkern.lower.mlir.element_types import BITS, int_el, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.targets.cpu.sort_scratch import key_lanes, word_dtype, word_dtypes
+from pbkern.targets.cpu.sorting import digit_bits, head_length, key_bits, key_lanes, word_dtype, word_dtypes
 
 from .addressing import memref
 from .top_k import Selection

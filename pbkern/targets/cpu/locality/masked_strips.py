@@ -19,10 +19,10 @@ from collections.abc import Callable
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import MASK_STRIP
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.nest.mask_intervals import Span, live_span, outside
+from pbkern.targets.cpu.machine import MASK_STRIP
 
 from .strip_mining import JOINS, Chain, Run, StripMinedLoop, Trips, inside, nests_of, runs
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import CONFLICT_BYTES, ROW_REUSE
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, Write
+from pbkern.targets.cpu.machine import CONFLICT_BYTES, ROW_REUSE
 
 # ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few rows that would evict one
 # another, and read them from the second cache where they must. Of rows whose elements lie apart, lines are read more often.

@@ -15,9 +15,9 @@ import math
 from dataclasses import replace
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import TURN_CYCLES
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from pbkern.targets.cpu.machine import TRANSPOSE_CYCLES
 from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile, is_product, product_cycles
 
 from .operand_copies import OperandCopies, copy_dtype, stage
@@ -45,7 +45,7 @@ def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopie
     others = {d: _cycles(_product(nest, d, context.pool), d, options.vector_bits) for d in rows if d != usual}
     vector = min(others, key=others.__getitem__, default=None)
     results = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
-    if vector is None or others[vector] + TURN_CYCLES * results > LESS * _usual_cycles(nest, usual, options):
+    if vector is None or others[vector] + TRANSPOSE_CYCLES * results > LESS * _usual_cycles(nest, usual, options):
         return None
     moving, before = a if vector in a.symbols else b, list[Stmt]()
     if not _is_run(nest, moving):
@@ -85,7 +85,7 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     if flat_coefficient(moving.info[0], moving.info[1], vector) == 1:
         return product_cycles(nest, sched)
     elements = math.prod(n for d, n in nest.dims.items() if d in moving.symbols)
-    packing = elements * (TURN_CYCLES if _is_run(nest, moving) else COPY + TURN_CYCLES)
+    packing = elements * (TRANSPOSE_CYCLES if _is_run(nest, moving) else COPY + TRANSPOSE_CYCLES)
     return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + packing)
 
 
