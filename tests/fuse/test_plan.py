@@ -298,7 +298,9 @@ CHANNELS = st.sampled_from([1, 3, 8, 17, 24, 33, 40, 65, 72, 96, 120, 144, 200, 
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from([1, 2, 3, 7, 14]), CHANNELS, CHANNELS, st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.booleans())
+@given(
+    st.sampled_from([1, 2, 3, 7, 14]), CHANNELS, CHANNELS, st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.booleans()
+)
 def test_every_convolution_and_its_gradients_have_blocks(size, channels, features, taps, stride, depthwise):
     """Whatever the number of channels: where the usual blocks end far outside of an array, blocks of equal sizes are taken."""
     groups, features = (channels, channels) if depthwise else (1, features)
