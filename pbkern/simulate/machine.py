@@ -1,9 +1,8 @@
 """Runs a Program: many blocks at a time, a lane per thread, the lowest place of the text first.
 
-Registers are arrays [blocks, threads], with length 1 where a value is the same for all: NumPy broadcasts. Lanes that stand
-at one
-place go on together. Instructions that lanes do together (`.sync`, `.aligned`) wait until all the lanes that they name are
-there; when no lane can go on, what waits is judged: complete, or an error.
+Registers are arrays [blocks, threads], with length 1 where a value is the same for all: NumPy broadcasts. Lanes at one place
+go on together. Instructions that lanes do together (`.sync`, `.aligned`) wait until all the lanes that they name are there;
+when no lane can go on, what waits is judged: complete, or an error. A block's clock counts the instructions of its warps.
 """
 
 from __future__ import annotations

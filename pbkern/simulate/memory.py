@@ -1,9 +1,8 @@
 """Memory of a launch: arrays at addresses far apart, shared and local memory of blocks, and who has touched what.
 
 Each cell of memory that a kernel writes to has two marks: who wrote it last, and who has read it since. A mark is block,
-number of
-barriers that the block had passed, thread. Two accesses, of which one is a store, race if they are by different threads of one
-block with no barrier between, or by different blocks.
+number of barriers that the block had passed, thread. Two accesses, of which one is a store, race if different threads of one
+block make them with no barrier between, or different blocks.
 """
 
 from __future__ import annotations

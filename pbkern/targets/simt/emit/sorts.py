@@ -1,10 +1,8 @@
-"""Sort statements: lines of up to SHORT_LINE elements by insertion, one thread each; longer ones by merging, all threads a
-line.
+"""Sort statements: one thread sorts a line of up to SHORT_LINE elements by insertion, all threads merge a longer one.
 
-Merging is by rank. Runs of 1, 2, 4, ... elements are sorted; of two neighbours, every element finds its place in both
-together by
-a binary search in the other run: behind all that are not greater if it is of the second run, before all that are not less if of
-the first. Equal elements so keep their order.
+Runs of 1, 2, 4, ... elements are sorted. To merge two neighbours, every element finds its place in both together by a binary
+search in the other run: one of the second run goes behind all that are not greater, one of the first before all that are not
+less. Equal elements keep their order.
 """
 
 from __future__ import annotations

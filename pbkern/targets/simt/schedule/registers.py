@@ -1,11 +1,11 @@
 """Scratch -> registers: what a thread stores for itself alone needs no shared memory, and no barrier.
 
-dealt       each element has one thread: every nest that touches the buffer has an element at one point, the same thread takes
-            that point in all of them, and has it as the same one of its points
-replicated  one element, which every thread computes: of a nest of one point, or of a sum over the whole block
+dealt       one thread has an element: every nest that touches the buffer has one element at each point, and the same thread
+            takes that point, as the same one of its points, in all of these nests
+replicated  every thread has the one element: the nest that stores it has one point, or sums over the whole block
 
-Nests that disagree about dimensions are split alike, and dealt out as the one with the most work. What is touched by other
-statements, at other places, or read before it is stored, stays where it is.
+Nests whose dimensions disagree are split alike, and dealt out as the one with the most work. Buffers that other statements
+touch, that nests touch at other places, or that may be read before a store, stay in memory.
 """
 
 from __future__ import annotations
