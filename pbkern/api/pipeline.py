@@ -207,7 +207,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
 
 
 def warn_of_export(name: str) -> None:
-    """What is exported holds operations, of which whoever loads it makes code."""
+    """What is exported holds operations; whoever loads it compiles them."""
     warnings.warn(
         f"`{name}` is exported without its kernels: machine code of this process cannot leave it. What XLA makes of the same "
         "operations runs where the exported function is called",

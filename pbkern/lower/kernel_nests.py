@@ -1,7 +1,7 @@
 """Kernel -> KernelNests: all of a kernel that every target shares, before threads, vectors, memories are chosen.
 
-A body is lowered for one case or for several, of which each program finds its own (lower/grid/edge_variants.py): for blocks
-that lie inside their arrays, without masks, and for those at the ends. Where blocks do not divide an array, the last block is
+A body is lowered for one case or for several; each program finds its own (lower/grid/edge_variants.py): for blocks
+that are inside their arrays, without masks, and for those at the ends. Where blocks do not divide an array, the last block is
 moved back if the body allows it (lower/grid/block_shift.py).
 """
 
@@ -107,7 +107,7 @@ class KernelNests:
       operands: inputs, then outputs. scratch: as the kernel has it; kept along dimensions that are not parallel.
       copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
       ragged: grid dimensions at whose last index a case of its own runs.
-      crossing: extents by which two cases differ: the first is for programs where all of them lie inside.
+      crossing: extents by which two cases differ: the first is for programs where all of them are inside.
       cases: at least one, unless the grid has no programs; `case_of` tells which holds for a program.
     """
 
@@ -358,7 +358,7 @@ def _whole(buf: Buf) -> RefView:
 
 
 def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
-    """What is left of the bounds where all blocks lie inside."""
+    """What is left of the bounds where all blocks are inside."""
     found = dict(bounds)
     for e in blocks:
         if len(e.start.terms) == 1 and e.start.terms[0][1] > 0 and e.start.terms[0][0] in found:

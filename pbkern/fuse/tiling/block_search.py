@@ -177,7 +177,7 @@ def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: C
 
 
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
-    """The same with long reductions run by run, if that is possible, and no dearer or what a program stores leaves L2."""
+    """The same with long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
     found = find(eqns, [v for v, _ in plain.outputs])
     runs = found and at(found, plain.outputs)
     cost = runs and machine.kernel_cost(plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated())

@@ -70,7 +70,7 @@ class Expr:
     scalar name of a Let
     index  Affine: its value as an integer
     range  (Affine, low, high): low <= it < high
-    load   (Buf, Affine per axis, guard)     guard: an index may lie outside the buffer
+    load   (Buf, Affine per axis, guard)     guard: an index may be outside the buffer
     gather (Buf, Affine or None per axis)    one index expression per None, clamped into the buffer
     op     EqnInfo                           operands
     acc    accumulator number
@@ -219,7 +219,7 @@ class Reduction:
 class Write:
     """buf[index] = value. `inner` writes run at every point, others once the reduction dimensions are done.
 
-    `mask` (an Expr) and `guard` (indices may lie outside: such points are dropped) make it conditional.
+    `mask` (an Expr) and `guard` (indices may be outside: such points are dropped) make it conditional.
     """
 
     buf: Buf
@@ -393,7 +393,7 @@ class Trace:
 
 @dataclass
 class Fetch:
-    """Asks for the cache lines of `count` elements from `index` on, which will be written. It may lie outside the buffer."""
+    """Asks for the cache lines of `count` elements from `index` on, which will be written. It may be outside the buffer."""
 
     buf: Buf
     index: tuple[Affine, ...]

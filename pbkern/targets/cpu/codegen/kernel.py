@@ -62,7 +62,7 @@ class LoweredKernel:
     """`main` is func.func @name(operands..., copies..., arena, low, high), which calls `pieces`.
 
     programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR; copies: numbers of the
-    operands of which it takes a copy from before the launch.
+    operands that it reads as they were before the launch, from copies.
     """
 
     main: Function
@@ -259,7 +259,7 @@ class KernelLowering:
         walk(block, 0)
 
     def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
-        """Whether these lie inside their arrays."""
+        """Whether these are inside their arrays."""
         tests = []
         for e in blocks:
             _, name = self.text.affine(block, e.start)
@@ -405,7 +405,7 @@ class KernelLowering:
 
 
 def emit(nests: KernelNests, name: str) -> LoweredKernel:
-    """Text of the function of nests that have gone through the CPU's passes; their options are LowerOptions."""
+    """Text of the function of nests after the CPU's passes; their options are LowerOptions."""
     nests.verify()
     return KernelLowering(nests, name).lower()
 

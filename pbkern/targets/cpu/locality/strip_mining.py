@@ -1,4 +1,4 @@
-"""Runs of nests that walk one dimension in step -> loops over strips of it, inside of which the nests take turns.
+"""Runs of nests that walk one dimension in step -> loops over strips of it; each holds all nests, one after the other.
 
     for all k: s[k] = ...                      for each strip:  s = ..., m' = max(m', s)
     m = max s[k]                               m = max m'
@@ -48,7 +48,7 @@ def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], se
 
 
 def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests, from two to LONGEST_RUN, all of which read at the indices of their loads."""
+    """[low, high) of neighbouring nests, from two to LONGEST_RUN; all read at the indices of their loads."""
     low = 0
     for at in range(len(stmts) + 1):
         nest = stmts[at] if at < len(stmts) else None

@@ -18,7 +18,7 @@ from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import fit, rows_apart
 from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_stores
-from .register_transpose import is_turned, turned_dim, turning_dims
+from .register_transpose import is_transposed, transposable_dims, transposed_dim
 from .short_rows import SHORTEST_ROW, rows_beside
 
 # Vector registers that accumulators leave to operands.
@@ -30,7 +30,7 @@ MAX_TILE_NODES = 1200
 # Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each were read 2.5 times as
 # slowly from memory as whole ones.
 MAX_COLUMN_VECTORS = 16
-# Of so few rows it keeps fewer vectors: what else lies in memory needs registers as well, and rows are read side by side.
+# Of so few rows it keeps fewer vectors: other operands in memory need registers as well, and rows are read side by side.
 FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in a step.
 LONG_CHAIN = 150.0
@@ -48,7 +48,7 @@ PARTLY_FILLED, WIDEST = 0.5, 512
 # 16 elements: vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
 SUMS_LEFT = 0.75
 LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), SUMS_LEFT), **dict.fromkeys(("argmax", "argmin"), 0.5)}
-# What a square of rows that is turned in registers costs.
+# What a square of rows that is transposed in registers costs.
 TURNED = -0.5
 # What is gained for elements at computed places: the places are computed in vectors.
 GATHERED = 0.05
@@ -84,7 +84,7 @@ class NestSchedule:
     unroll: int = 1
     jam: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
-    transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
+    transpose: str | None = None  # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
     straight: bool = False  # reductions have no loops: each step stands by itself
     # sums of `lanes` points along this dim become one vector (targets/cpu/emit/horizontal_reductions.py)
     side_by_side: str | None = None
@@ -103,7 +103,7 @@ class NestSchedule:
 
     @property
     def tile(self) -> int:
-        """Vectors of a full tile. What lies in the rest behind the last one is added up like the others."""
+        """Vectors of a full tile. Elements behind the last one are added up like the others."""
         return self.cut_as or math.prod(self.jam.values()) * self.unroll
 
     def __str__(self) -> str:
@@ -160,11 +160,11 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
     inner = nest_frequency(nest)
     joint_writes, steps = joint_stores(nest, dim)
     joint = {id(w) for w in joint_writes}
-    woven = bool(joint) and all(is_interleaved_row(nest, w, dim, steps) for w in nest.writes)
-    if woven and math.prod(steps.values()) * register_bits(nest) % WIDEST:
+    interleaved = bool(joint) and all(is_interleaved_row(nest, w, dim, steps) for w in nest.writes)
+    if interleaved and math.prod(steps.values()) * register_bits(nest) % WIDEST:
         score += PARTLY_FILLED
     for e in nest.loads():
-        score += inner(e) * (1.0 if woven and not e.symbols.isdisjoint((dim, *steps)) else _load_score(nest, e, dim))
+        score += inner(e) * (1.0 if interleaved and not e.symbols.isdisjoint((dim, *steps)) else _load_score(nest, e, dim))
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     for w in nest.writes:
         c = flat_coefficient(w.buf, w.index, dim)
@@ -172,7 +172,7 @@ def _score(nest: Nest, dim: str, reassociate: bool) -> float:
         if reduced and not w.inner:
             score += 0.0
         else:
-            score += weight * (2.0 if c == 1 or woven else 1.0 if id(w) in joint else -3.0)
+            score += weight * (2.0 if c == 1 or interleaved else 1.0 if id(w) in joint else -3.0)
     if score <= 0:
         return score
     if not reduced or size > MAX_STEP:
@@ -197,7 +197,7 @@ def _load_score(nest: Nest, e: Expr, dim: str) -> float:
         return -1.0 if windows else GATHERED
     if c == 0 and dim not in e.symbols:
         return 0.0
-    if any(is_turned(e, dim, d) for d in turning_dims(nest, dim)):
+    if any(is_transposed(e, dim, d) for d in transposable_dims(nest, dim)):
         return TURNED
     return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
 
@@ -240,9 +240,9 @@ def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest, vector), 2)
     sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
-    turned = turned_dim(nest, vector) if nest.rdims else None
-    if turned is not None:
-        sched.transpose, step = turned
+    transposed = transposed_dim(nest, vector) if nest.rdims else None
+    if transposed is not None:
+        sched.transpose, step = transposed
         sched.lanes = min(sched.lanes, sched.registers // 2 // step)
     elif nest.reductions and vector in nest.rdims:
         _tile_horizontal(nest, sched)
@@ -263,7 +263,7 @@ def is_product(nest: Nest) -> bool:
 def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) -> float:
     """Cycles of a sum of products, by the model of its tiles: multiply-adds and loads, and what becomes of the sums.
 
-    `packed`: an operand of which vectors are contiguous wherever it lies.
+    `packed`: an operand whose vectors are contiguous, copied or not.
     """
     if sched.vector is None:
         return math.prod(nest.dims.values())
@@ -323,9 +323,9 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
     _, sched.jam = joint_stores(nest, sched.along)
     if sched.jam:
         return
-    turned = turned_dim(nest, sched.along)
-    if turned is not None:
-        sched.transpose, step = turned
+    transposed = transposed_dim(nest, sched.along)
+    if transposed is not None:
+        sched.transpose, step = transposed
         sched.lanes = min(sched.lanes, sched.registers // 2 // step)  # squares of each element between fill the registers
         sched.jam = {sched.transpose: sched.lanes}
         return
@@ -337,7 +337,7 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
 
 
 def _points_in_turn(nest: Nest) -> int:
-    """Vectors per step: several are under way together, if their lines are taken in turn
+    """Vectors per step: several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py)."""
     ops = [e.info.primitive for e in nest.nodes() if e.kind == "op"]
     if BRANCHING.intersection(ops):
@@ -398,7 +398,7 @@ def _put_side_by_side(nest: Nest, sched: NestSchedule, full: int) -> None:
 
 
 def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
-    """A register tile of points of which some share one operand, others the other one: gradients of a convolution's weights."""
+    """A register tile of points; some share one operand, others the other one: gradients of a convolution's weights."""
     if len(nest.reductions) != 1:
         return
     left, right = (e.symbols for e in nest.reductions[0].args)
@@ -451,9 +451,9 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
 
 
 def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
-    """Few accumulators, each step of which waits for the one before: results that share nothing take turns with them.
+    """Few accumulators, whose steps wait for one another: results that share nothing are interleaved with them.
 
-    Short reductions overlap by themselves, and read what lies in memory in its order.
+    Short reductions overlap by themselves, and read memory in its order.
     """
     others = [d for d, n in nest.dims.items() if n > 1 and d != sched.vector and d not in nest.rdims]
     chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))
