@@ -1,4 +1,4 @@
-"""Reductions in two stages (fuse/reduction_stages.py): every cut of every shape, products of deviations, places of extrema."""
+"""Reductions in two stages (fuse/split/reductions.py): every cut of every shape, products of deviations, places of extrema."""
 
 import math
 
