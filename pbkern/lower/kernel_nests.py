@@ -32,6 +32,7 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import Bounds
 from pbkern.lower.nest.interpret import Memory
 from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
+from pbkern.lower.nest.verify import verify
 from pbkern.lower.passes.dead_points import Body, trim
 from pbkern.lower.passes.uniform_axes import narrow, narrowed_buffers, uniform_axes
 from pbkern.lower.rules import debug_callbacks
@@ -148,7 +149,7 @@ class KernelNests:
             if not s.statements:
                 return s
             found = run_passes("nests", passes, list(s.statements), s.context, of=f"{self.kernel.name}{what}", show=ir.show,
-                               verify=lambda stmts: ir.verify(stmts, symbols))
+                               verify=lambda stmts: verify(stmts, symbols))
             return replace(s, statements=tuple(found))
 
         prologue = passed(self.prologue, ", prologue", self._symbols())
@@ -163,9 +164,9 @@ class KernelNests:
 
     def verify(self) -> None:
         """Checks ranks, known symbols and static bounds of accesses. Raises InternalError."""
-        ir.verify(list(self.prologue.statements), self._symbols())
+        verify(list(self.prologue.statements), self._symbols())
         for c in self.cases:
-            ir.verify(list(c.statements), self._symbols(inside=True))
+            verify(list(c.statements), self._symbols(inside=True))
 
     def interpret(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs every program in order on NumPy arrays, one per input; the results.

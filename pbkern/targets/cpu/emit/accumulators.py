@@ -14,7 +14,8 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Reduction
 from pbkern.lower.nest.reductions import IDENTITY
-from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, is_long_point
+from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
+from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
 from .addressing import Point, Tail, Walk
 from .cumulative import Cumulative

@@ -24,8 +24,9 @@ from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of, smallest_tile
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, schedule_of, smallest_tile
 from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, key_of, moved_loads, parts
+from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
 from .addressing import Point, Tail, Walk, memref
 from .epilogue_loops import Epilogues

@@ -20,8 +20,9 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
-from pbkern.targets.cpu.schedule.register_tiles import choose, register_bits
+from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .prefetch import is_far
 from .strip_mining import inside

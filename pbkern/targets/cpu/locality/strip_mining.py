@@ -22,7 +22,8 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
-from pbkern.targets.cpu.schedule.register_tiles import choose, register_bits
+from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}

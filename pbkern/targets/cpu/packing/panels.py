@@ -17,7 +17,8 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.machine import CONFLICT_BYTES
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, contraction_tile, register_bits
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, contraction_tile
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .operand_copies import OperandCopies, copy_dtype, is_expensive, rows_conflict, stage
 from .pair_products import PAIR, Words, in_whole_words, pair_products

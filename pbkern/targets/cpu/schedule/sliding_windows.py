@@ -22,7 +22,8 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
-from .register_tiles import NestSchedule, choose, is_long_point
+from .register_tiles import NestSchedule, choose
+from .vector_dimension import is_long_point
 
 VECTOR_BYTES = 64
 # Cache accesses that a shuffle costs.
