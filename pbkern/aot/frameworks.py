@@ -1,7 +1,7 @@
 """Functions of TensorFlow and modules of PyTorch -> libraries, by the same code as JAX functions.
 
 What a module or function keeps between calls, parameters and variables, are inputs of the library behind the user's; constants
-lie in it.
+are in it.
 """
 
 from __future__ import annotations

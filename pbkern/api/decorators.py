@@ -1,6 +1,6 @@
 """The decorators, and what they return: functions as jax.jit makes them, which can be looked into.
 
-How such a function is compiled is api/pipeline.py, where its large results lie api/result_pool.py.
+How such a function is compiled is api/pipeline.py, where its large results are is api/result_pool.py.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ DECORATORS = {
 
 def check_for(decorator: str, options: CompileOptions) -> None:
     """Raises OptionError for options that mean nothing to a decorator, unless at their defaults, and for values that do not fit
-    each other; TargetError for targets of which there are no libraries."""
+    each other; TargetError for targets that have no libraries."""
     of = DECORATORS[decorator]
     of.check(options)
     for name in options.differing():

@@ -50,7 +50,7 @@ class CompileOptions:
       polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses them so far, either way.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched. False is
         refused: programs have no code that loads a kernel again.
-      on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
+      on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs are on the GPU.
       user_device_memory: bool, default False. AOT: the caller provides the memory of a call, and a stream, as the last two
         arguments. On CPUs it is memory of the process, and the stream is not used.
       aot: bool, default False. AOT: make a library.

@@ -13,8 +13,8 @@ class SortScratch(Protocol):
     """What a target's Sort statements need beside their operands. Its repr is part of the keys of the disk cache."""
 
     def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys` operands, of which `first`
-        elements are read."""
+        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys` operands; the
+        first `first` elements are read."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BuildOptions:
       scatter_strip: updates of one element that are made together before they are combined one by one; 0: each by itself.
       fetch_ahead: updates between one and the window that it asks for by a Fetch; 0: there are none.
       fetch_bytes: results of a scatter from this size on are asked for.
-      cut_bytes: long rows are cut at index tests in multiples of this, so that what lies between starts at one; 1: where
+      cut_bytes: long rows are cut at index tests in multiples of this, so that parts between tests start at one; 1: where
         the test is.
       may_shift: the last block of a ragged dimension may be moved back (lower/grid/block_shift.py), so that some elements are
         computed twice, and none under a mask.

@@ -252,7 +252,7 @@ def test_scan_slices_of_alternating_steps():
 
 def test_hand_written_kernels_are_launched_as_they_are():
     import pbkern
-    from pbkern.dsl.trace import call_kernel
+    from pbkern.dsl.call import call_kernel
 
     spec = pbkern.BlockSpec((2, 9), lambda i: (i, 0))
     kind = jax.ShapeDtypeStruct((6, 9), jnp.float32)

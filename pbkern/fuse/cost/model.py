@@ -86,7 +86,7 @@ class CostModel(Protocol):
       near_bytes: memory of one core that is as good as near: what a program holds there costs little to read again.
       scratch_bytes: values between equations that a program may hold without a look at blocks of another shape.
       shared_bytes: the last cache, that all cores share.
-      near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of what lies behind them.
+      near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of the memory behind them.
       clock_hz: operations of `lanes` elements per second of one core.
       launch_seconds: start and end of one kernel on all cores. program_seconds: overhead of one program.
       sizes: what has been found good for the device, see fuse/cost/sizes.py.
@@ -144,7 +144,7 @@ class CostModel(Protocol):
     ) -> Cost | None:  # fmt: skip
         """Predicts one kernel; None where it computes a heavy value too often.
 
-        `parts`: how much of its block a program holds at a time, of values that it goes through in runs; `repeated_steps`: ids
+        `parts`: how much of its block a program holds at a time, of values that it computes in runs; `repeated_steps`: ids
         of equations that it computes twice.
         """
 

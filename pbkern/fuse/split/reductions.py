@@ -114,7 +114,7 @@ class Chunks:
 
 
 class ReductionStages:
-    """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
+    """Rewrites of one jaxpr. Remembers, by value, the array whose sums it follows from."""
 
     def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel) -> None:
         self.machine = machine

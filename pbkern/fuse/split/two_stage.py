@@ -35,16 +35,16 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
     if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
         return closed
 
-    turned = Notes()
+    transposed = Notes()
 
     def transpose(eqn, operands):
-        return turned.note("turned", eqn.primitive.bind(*operands, **eqn.params), *operands, eqn.params["permutation"])
+        return transposed.note("transposed", eqn.primitive.bind(*operands, **eqn.params), *operands, eqn.params["permutation"])
 
     def deepen(eqn, operands):
         block, (contracted, _) = _choose_depth(eqn, machine), eqn.params["dimension_numbers"]
         if block is None:
             return None
-        lhs, rhs = (_as_stored(x, d, turned) for x, (d,) in zip(operands, contracted))
+        lhs, rhs = (_as_stored(x, d, transposed) for x, (d,) in zip(operands, contracted))
         return [_split_contraction(eqn, lhs, rhs, block)]
 
     scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
@@ -73,9 +73,9 @@ def _choose_depth(eqn, machine: CostModel) -> int | None:
     return near_divisor(depth, block) if block else None
 
 
-def _as_stored(x, contracted: int, turned: Notes) -> tuple:
+def _as_stored(x, contracted: int, transposed: Notes) -> tuple:
     """(operand, its contracted dimension), without a transpose that keeps the order of the other dimensions."""
-    found = turned.find("turned", x)
+    found = transposed.find("transposed", x)
     if found is None:
         return x, contracted
     base, order = found

@@ -62,7 +62,7 @@ class LoweredKernel:
     """`main` is func.func @name(operands..., copies..., arena, low, high), which calls `pieces`.
 
     programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR; copies: numbers of the
-    operands of which it takes a copy from before the launch.
+    operands that it reads as they were before the launch, from copies.
     """
 
     main: Function
@@ -318,7 +318,7 @@ class KernelLowering(ProgramText):
 
 
 def emit(nests: KernelNests, name: str) -> LoweredKernel:
-    """Text of the function of nests that have gone through the CPU's passes; their options are LowerOptions."""
+    """Text of the function of nests after the CPU's passes; their options are LowerOptions."""
     nests.verify()
     return KernelLowering(nests, name).lower()
 

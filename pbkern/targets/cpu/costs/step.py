@@ -114,7 +114,7 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         operand = np.dtype(eqn.invars[0].aval.dtype)
         seconds = operations / (machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY)
         usual = seconds / _fill(_columns(eqn, shape), lanes)
-        return min([usual, *_turned_seconds(step, seconds, lanes, machine)])
+        return min([usual, *_swapped_seconds(step, seconds, lanes, machine)])
     extents, across = eqn.outvars[0].aval.shape, 0.0
     if eqn.primitive.name.startswith(("reduce_", "arg", "partial")) and eqn.params.get("axes"):
         results = math.prod(shape)
@@ -135,7 +135,7 @@ def _fill(columns: int, lanes: int) -> float:
     return max(columns, 1) / (math.ceil(max(columns, 1) / lanes) * lanes)
 
 
-def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
+def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
     """A convolution with vectors along channels or images that are not its last dimension (operand swap): that operand is
     transposed, and so are the results. `full`: time of its arithmetic with all lanes used."""
     if step.eqn.primitive.name != "conv_general_dilated":
@@ -145,8 +145,8 @@ def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> li
     for operand, d in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
         if d < len(shape) - 1:
             columns = shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
-            turned = results + volume(step.pull.inputs[operand])
-            found.append(full / _fill(columns, lanes) + TRANSPOSE_CYCLES * turned / machine.clock_hz)
+            transposed = results + volume(step.pull.inputs[operand])
+            found.append(full / _fill(columns, lanes) + TRANSPOSE_CYCLES * transposed / machine.clock_hz)
     return found
 
 

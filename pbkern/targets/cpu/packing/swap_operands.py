@@ -6,7 +6,7 @@ Before -> after, a convolution with channels first:
     out[o, y, x] = f(sums[y, x, o])
 
 Rows of images are short: of 7 pixels, 16 lanes lose more than half, of 28 an eighth. Channels fill them. What is contiguous
-along the wrong dimension is turned twice for that: one operand while it is packed into panels (panels.py), and the results.
+along the wrong dimension is transposed twice for that: one operand while it is packed into panels (panels.py), and the results.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SHORTEST_RUN = 8
 FEWEST_BYTES = 2
 # The part of the time that is left by turning, at most.
 LESS = 0.95
-# Panels of turned operands: deeper products are cut into runs, each of which adds to the sums.
+# Panels of transposed operands: deeper products are cut into runs; each adds to the sums.
 PANEL_BYTES = 192 << 10
 
 
-def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopies) -> tuple[list[Stmt], Nest] | None:
+def swapped_operands(nest: Nest, usual: str | None, context, options, staged: OperandCopies) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     if not is_product(nest) or any(w.inner for w in nest.writes):
         return None
@@ -57,7 +57,7 @@ def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopie
 
 
 def summed_in_scratch(nest: Nest, vector: str, context, options) -> tuple[list[Stmt], Nest]:
-    """(products whose sums lie in an array of their own, contiguous along `vector`, the copy behind them)."""
+    """(products whose sums are in an array of their own, contiguous along `vector`, the copy behind them)."""
     product = _product(nest, vector, context.pool)
     sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)
     product.writes = [replace(w, buf=sums) for w in product.writes]
@@ -69,7 +69,7 @@ def summed_in_scratch(nest: Nest, vector: str, context, options) -> tuple[list[S
 
 
 def _product(nest: Nest, vector: str, pool) -> Nest:
-    """The product with its sums in an array of which `vector` is the last dimension."""
+    """The product with its sums in an array whose last dimension is `vector`."""
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims and d != vector} | {vector: nest.dims[vector]}
     dims = free | {d: nest.dims[d] for d in nest.rdims}
     (r,) = nest.reductions
@@ -90,7 +90,7 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
 
 
 def _is_run(nest: Nest, load: Expr) -> bool:
-    """Whether a load walks a run of neighbours along reduced dimensions: those are turned in registers, others copied first."""
+    """Whether a load walks a run of neighbours along reduced dimensions: those are transposed in registers, others copied."""
     steps = sorted((abs(flat_coefficient(load.info[0], load.info[1], d)), nest.dims[d]) for d in nest.rdims if nest.dims[d] > 1)
     length = 1
     for step, n in steps:
