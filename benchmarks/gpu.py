@@ -25,7 +25,7 @@ from pbkern.targets import get_target
 from pbkern.targets.amdgpu import compile as amd
 from pbkern.targets.nvgpu import ptxas
 
-NVIDIA, AMD = ("sm_80", "sm_90a", "sm_100"), ("gfx942",)
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "gfx942")
 
 
 # --- what assemblers say --------------------------------------------------------------------------------------------
@@ -39,22 +39,23 @@ def codes(w: Workload, target: str, device: str) -> Iterator:
         yield from get_target(target).compile(program, CompileOptions(target=target, device=device)).distinct()
 
 
-def assemble(names: list[str]) -> int:
+def assemble(names: list[str], architectures: Sequence[str] = ARCHITECTURES) -> int:
     """A row per kernel and architecture; the number of kernels that spill registers."""
-    if ptxas.find() is None:
+    targets = {device: "amdgpu" if device.startswith("gfx") else "nvgpu" for device in architectures}
+    if "nvgpu" in targets.values() and ptxas.find() is None:
         raise TargetError("ptxas was not found", why="it assembles for NVIDIA's architectures",
                           hint="pip install nvidia-cuda-nvcc")
-    amd.lld()
+    if "amdgpu" in targets.values():
+        amd.lld()
     print(f"{'workload':22} {'kernel':36} {'architecture':12} {'registers':>9} {'spilled':>8} {'shared':>8} {'global':>10}")
     spilled = 0
     for name in names:
-        for target, devices in (("nvgpu", NVIDIA), ("amdgpu", AMD)):
-            for device in devices:
-                for code in codes(WORKLOADS[name], target, device):
-                    a, f = code.assembled, code.function
-                    spilled += a.spill_bytes > 0
-                    print(f"{name:22} {f.name[:36]:36} {device:12} {a.registers:9} {a.spill_bytes:8} {f.shared_bytes:8} "
-                          f"{f.global_bytes * f.blocks:10}")
+        for device, target in targets.items():
+            for code in codes(WORKLOADS[name], target, device):
+                a, f = code.assembled, code.function
+                spilled += a.spill_bytes > 0
+                print(f"{name:22} {f.name[:36]:36} {device:12} {a.registers:9} {a.spill_bytes:8} {f.shared_bytes:8} "
+                      f"{f.global_bytes * f.blocks:10}")
     print(f"{spilled} kernels spill registers")
     return spilled
 
@@ -188,12 +189,13 @@ def main() -> int:
     parser.add_argument("--assemble", action="store_true")
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--device", action="store_true")
+    parser.add_argument("--architectures", default=",".join(ARCHITECTURES), help="of --assemble, separated by commas")
     parser.add_argument("--small", action="store_true", help="with --device: small arguments, few calls")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     bad = 0
     if options.assemble:
-        bad += assemble(options.names or list(WORKLOADS))
+        bad += assemble(options.names or list(WORKLOADS), options.architectures.split(","))
     if options.count:
         bad += count(options.names or list(COUNTED))
     if options.device:

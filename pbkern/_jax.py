@@ -8,6 +8,7 @@ Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.r
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import itertools
@@ -114,6 +115,20 @@ def source_context(eqn):
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     traceback = eqn.source_info.traceback if user_line(eqn) else None
     return source_info_util.user_context(traceback, name_stack=stack)
+
+
+def context_of_line(file: str, line: int, column: int, function: str):
+    """Context manager: equations bound inside belong to this line, which no frame of Python's has."""
+    return source_info_util.user_context(_traceback_at(file, line, column, function))
+
+
+@functools.lru_cache(maxsize=4096)
+def _traceback_at(file: str, line: int, column: int, function: str):
+    """A traceback whose innermost frame of a user's is this line: that of code which is compiled to be there."""
+    place = {"lineno": line, "col_offset": column, "end_lineno": line, "end_col_offset": column + 1}
+    call = ast.Call(ast.Name("take", ast.Load(), **place), [], [], **place)
+    code = compile(ast.Expression(call), file, "eval").replace(co_name=function, co_qualname=function)
+    return eval(code, {"take": source_info_util.Traceback.get_traceback})
 
 
 def params_of(eqn) -> Mapping:

@@ -5,7 +5,6 @@ Needs the extra `tf`; nothing else of pbkern imports TensorFlow, and this only w
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -13,21 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core as jex
 
-from pbkern import _jax
 from pbkern.core.errors import OptionError, TargetError
-from pbkern.core.options import CompileOptions, check_for_backend, check_for_tf
+from pbkern.core.option_uses import check_for, check_for_backend
+from pbkern.core.options import CompileOptions
 from pbkern.frontends.stablehlo.importer import import_program
 from pbkern.frontends.stablehlo.parse import parse
-from pbkern.targets.cpu.codegen import direct
 
 from .decorators import JitFunction, merged, named_once
-from .direct_plans import only_program
-from .pipeline import compile_programs, current_plan
-
-OPENMP = "libgomp.so.1"  # GCC's runtime, which every system with its C++ has; TensorFlow brings none
+from .direct_plan import DirectPlan
 
 
 def polyblocks_jit_tf(
@@ -53,7 +47,7 @@ def polyblocks_jit_tf(
         hint = "@polyblocks_jit_tf(compile_options={...})"
         raise OptionError("polyblocks_jit_tf decorates a function", why=f"given {fn!r}", hint=hint)
     options = CompileOptions.from_dict(merged(compile_options, {}))
-    check_for_tf(options)
+    check_for("polyblocks_jit_tf", options)
     _tensorflow()
     return TfFunction(fn, input_signature, options)
 
@@ -73,7 +67,7 @@ def polymage_jit_tf(
     backend = options.execution_backend
     if backend == "polyblocks":
         return polyblocks_jit_tf(fn, input_signature=input_signature, compile_options=options.differing())
-    check_for_tf(dataclasses.replace(options, execution_backend="polyblocks"))
+    check_for("polyblocks_jit_tf", dataclasses.replace(options, execution_backend="polyblocks"))
     check_for_backend(options)
     return _tensorflow().function(fn, input_signature=input_signature, jit_compile=backend == "xla")
 
@@ -158,10 +152,11 @@ class _Compiled:
 
 def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
     from pbkern.frontends.tf.capture import capture
+    from pbkern.frontends.tf.memory import TfMemory
 
     captured = capture(fn, given)
     name = getattr(fn, "__name__", type(fn).__name__)
-    imported = import_program(parse(captured.program, f"`{name}`"))
+    imported = import_program(parse(captured.program, f"`{name}`", captured.places))
     run = jex.jaxpr_as_fun(imported.jaxpr)
 
     def program(*arrays: jax.Array) -> list:
@@ -170,59 +165,7 @@ def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
     program.__name__ = name
     types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in imported.jaxpr.in_avals)
     call: JitFunction = JitFunction(program, options, {})
-    return _Compiled(captured, call, types, _by_addresses(imported.jaxpr, name, options) or _by_jax(call))
-
-
-def _by_jax(call: JitFunction) -> Callable[[list], list]:
-    """A function of JAX arrays as one of tensors."""
-
-    def run(tensors: list) -> list:
-        with jax.enable_x64(True):
-            return [_to_tensor(a) for a in call(*map(_to_jax, tensors))]
-
-    return run
-
-
-def _by_addresses(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions) -> Callable[[list], list] | None:
-    """A call of the one program that a jaxpr became, on OpenMP's threads, without JAX; None for other plans and without OpenMP.
-
-    It costs some microseconds, JAX's arrays of a call more than a hundred.
-    """
-    from pbkern.frontends.tf.memory import address, maker, new_memory
-
-    if options.target != "cpu" or options.num_iters != 1 or not _has_openmp():
-        return None
-    with jax.enable_x64(True), _jax.types_kept(jaxpr):
-        build = compile_programs(current_plan(jaxpr, name, options), options)
-    found = only_program(jaxpr, build.fused)
-    if found is None:
-        return None
-    segment, reads = found
-    compiled = build.compiled[segment.body.name]  # type: ignore[union-attr]
-    call = direct.entry(compiled, OPENMP)
-    types = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
-    makers = [maker(dtype) for _, dtype in types]
-    pointers = ctypes.c_void_p * max(len(reads) + len(types), 1)
-
-    def run(tensors: list) -> list:
-        made = [new_memory(shape, dtype) for shape, dtype in types]
-        for array in made:
-            if array.nbytes >= direct.HUGE_BYTES:
-                direct.ask_for_huge_pages(array.__array_interface__["data"][0], array.nbytes)
-        places = [a.__array_interface__["data"][0] for a in made]
-        call(pointers(*[address(tensors[k]) for k in reads], *places))
-        return [make(array) for make, array in zip(makers, made)]
-
-    return run
-
-
-@functools.cache
-def _has_openmp() -> bool:
-    try:
-        ctypes.CDLL(OPENMP)
-    except OSError:
-        return False
-    return True
+    return _Compiled(captured, call, types, DirectPlan(imported.jaxpr, name, options, TfMemory()).run)
 
 
 def _tensorflow() -> Any:
@@ -233,12 +176,3 @@ def _tensorflow() -> Any:
                           hint="pip install 'pbkern[tf]'") from None  # fmt: skip
     return tensorflow
 
-
-def _to_jax(t: Any) -> jax.Array:
-    """The same memory; DLPack has no truth values of TensorFlow's."""
-    return jax.numpy.asarray(t.numpy()) if t.dtype.name == "bool" else jax.dlpack.from_dlpack(t)
-
-
-def _to_tensor(a: jax.Array) -> Any:
-    tf = _tensorflow()
-    return tf.constant(np.asarray(a)) if a.dtype == bool else tf.experimental.dlpack.from_dlpack(a.__dlpack__())

@@ -18,8 +18,9 @@ from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import Captured
 from pbkern.frontends.torch.dtypes import check_tensor
+from pbkern.frontends.torch.memory import TorchMemory
 
-from .tensor_plan import TensorPlan
+from .direct_plan import DirectPlan
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
 
     plain = dataclasses.replace(options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=())
 
-    def compile_jaxpr(found: Captured, name: str) -> TensorPlan:
-        return TensorPlan(found.jaxpr, name, plain)
+    def compile_jaxpr(found: Captured, name: str) -> DirectPlan:
+        return DirectPlan(found.jaxpr, name, plain, TorchMemory())
 
     return captured.backend(compile_jaxpr, choose, graphs, options.strict_target)
 

@@ -47,6 +47,7 @@ def test_operations_are_renamed_and_replaced_within_regions():
     (loop,) = loop_with_branch()
     renamed = loop.mapped(lambda op: op.with_names("%y" if n == "%x" else n for n in op.names))
     assert "first.op %y" in renamed.lines() and "first.op %x" in loop.lines()
-    (changed,) = replaced([loop], {"first.op %x": [Operation("a.op"), Operation("b.op")]})
+    others = [Operation("a.op"), Operation("b.op")]
+    (changed,) = replaced([loop], lambda op: others if op.name == "first.op" else None)
     assert [line for line in lines([changed]) if ".op" in line] == ["a.op", "b.op", "second.op %x"]
     assert Operation("scf.while : () -> ()", (Region([]), Region([], "do"))).size == 3

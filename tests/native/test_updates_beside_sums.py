@@ -90,3 +90,19 @@ def test_what_is_written_after_the_sum_reads_the_state_before():
     kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((16,), jnp.float32), scratch_shapes=scratch).trace(x)
     (got,) = native(kernel, x)
     np.testing.assert_allclose(got, 3 * np.float64(x).sum(1) + x[:, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
+def test_what_an_update_overwrites_is_not_computed_anew_behind_a_maximum(shape):
+    """One element: the update and the maximum over its result have equal dimensions, all of size 1."""
+
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct(shape, jnp.float32), scratch_shapes=[pbkern.Scratch(shape, jnp.float32)])
+    def body(x, o, t):
+        t[...] = x[...]
+        t[...] = t[...] * x[...] + t[...]
+        t[...] = jnp.maximum(t[...], t[...].max())
+        o[...] = t[...]
+
+    x = np.arange(3, 3 + shape[0] * shape[1], dtype=np.float32).reshape(shape)
+    updated = x * x + x
+    np.testing.assert_array_equal(native(body.trace(x), x)[0], np.maximum(updated, updated.max()))

@@ -12,7 +12,6 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.targets import llvm_literals, mlir
 from pbkern.targets.cpu.backend import CpuBackend
 from pbkern.targets.cpu.codegen.host import emit_host, module_text
-from pbkern.targets.cpu.codegen.llvm_repairs import repaired
 from pbkern.targets.cpu.codegen.runtime import openmp, serial
 from pbkern.targets.cpu.devices import Device
 
@@ -72,7 +71,7 @@ def variant_of(program: HostProgram, options: CompileOptions, device: Device, th
 
 def _llvm_ir(text: str, passes: str, device: Device) -> str:
     """MLIR -> LLVM IR that llvmlite's LLVM reads; its functions are compiled for the device."""
-    module = mlir.run_passes(mlir.parse(repaired(text) if device.machine.avx512 else text), passes)
+    module = mlir.run_passes(mlir.parse(text), passes)
     mlir.check_lowered(module)
     m = mlir.bindings()
     features = ", ".join(f'"+{f}"' for f in device.features)

@@ -10,6 +10,8 @@ from typing import Any
 
 from jaxlib.mlir import ir, passmanager
 
+from .places import names_a_line
+
 PASSES = "builtin.module(canonicalize,cse)"
 
 
@@ -55,6 +57,10 @@ def _inline(call: Any, callee: Any) -> None:
     for argument, operand in zip(list(block.arguments), list(call.operands)):
         argument.replace_all_uses_with(operand)
     *body, last = [o.operation for o in block.operations]
+    if names_a_line(call.location):
+        for op in operations(copy):
+            if not names_a_line(op.location):
+                op.location = call.location
     for op in body:
         op.move_before(call)
     for result, value in zip(list(call.results), list(last.operands)):

@@ -11,15 +11,37 @@ import numpy as np
 from .constants import constant
 from .operation import Operation, made_by, tensor_type
 
+COMPARING = ("stablehlo.compare", "stablehlo.constant", "stablehlo.and")
 MOST_STEPS = 2**31 - 1
 HOLDS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
 
 
 def trip_count(op: Any, given: Sequence[Any]) -> int | None:
     """Of a loop `while (i < n) { ..; i = i + s }` with constants n and s, and a start among `given` that is one, in any order
-    of the operands of the comparison and of the sum."""
+    of the operands of the comparison and of the sum;
+    of several such comparisons that must all hold, the one that ends first."""
     test, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
-    comparison = _comparison(test)
+    *operations, last = [o.operation for o in test.operations]
+    if any(o.name not in COMPARING for o in operations):
+        return None
+    counts = [_count(c, test, body, given) for c in _conjunction(made_by(last.operands[0])) or []]
+    known = [n for n in counts if n is not None]
+    return min(known) if known and len(known) == len(counts) else None
+
+
+def _conjunction(made: Any) -> list[Any] | None:
+    """The comparisons that a truth value is true for together; None for any other."""
+    if made is None or made.name not in ("stablehlo.and", "stablehlo.compare"):
+        return None
+    if made.name == "stablehlo.compare":
+        return [made]
+    parts = [_conjunction(made_by(x)) for x in made.operands]
+    return None if None in parts else [c for part in parts for c in part or ()]
+
+
+def _count(compare: Any, test: Any, body: Any, given: Sequence[Any]) -> int | None:
+    """How often a comparison holds before it is false for the first time."""
+    comparison = _comparison(compare, test)
     if comparison is None:
         return None
     counter, direction, end = comparison
@@ -51,14 +73,9 @@ def _steps(start: int, end: int, step: int, direction: str) -> int | None:
 MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
-def _comparison(test: Any) -> tuple[int, str, Any] | None:
-    """(number of the counter among the carries, direction, what it is compared with) of a region that only compares."""
-    operations = [o.operation for o in test.operations]
-    found = made_by(operations[-1].operands[0])
-    others = [o for o in operations[:-1] if o.name not in ("stablehlo.compare", "stablehlo.constant")]
-    if found is None or found.name != "stablehlo.compare" or others:
-        return None
-    direction = Operation(found, lambda *_: [], lambda *_: []).choice("comparison_direction")
+def _comparison(found: Any, test: Any) -> tuple[int, str, Any] | None:
+    """(number of the counter among the carries, direction, what it is compared with) of a comparison of whole numbers."""
+    direction = Operation(found).choice("comparison_direction")
     x, y = found.operands
     arguments = list(test.arguments)
     if direction not in MIRRORED or tensor_type(x)[1].kind not in "iu":

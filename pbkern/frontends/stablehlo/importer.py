@@ -21,6 +21,7 @@ from . import ops
 from .canonical import canonicalise, functions_of, name_of
 from .operation import Operation, described, tensor_type, type_problem
 from .parse import Source
+from .places import Places
 from .table import CHECKS, RULES
 
 RETURNS = ("func.return", "stablehlo.return")
@@ -53,7 +54,7 @@ def import_program(source: Source) -> Imported:
     canonicalise(source.module, name_of(main))
     _check(source)
     types = [jax.ShapeDtypeStruct(*tensor_type(a)) for a in main.regions[0].blocks[0].arguments]
-    scope = Scope(functions_of(source.module), {})
+    scope = Scope(functions_of(source.module), {}, source.places)
     block = main.regions[0].blocks[0]
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(lambda *args: [jnp.asarray(x) for x in scope.run(block, args)])(*types)
@@ -63,24 +64,24 @@ def import_program(source: Source) -> Imported:
 
 
 def _check(source: Source) -> None:
-    problems = list(dict.fromkeys(_problems(source.module.operation)))
+    problems = list(dict.fromkeys(_problems(source.module.operation, source.places)))
     if problems:
         count = f"{len(problems)} operations" if len(problems) > 1 else "an operation"
         raise UnsupportedOp(f"{source.what} has {count} that cannot be imported", why="; ".join(problems),
                             hint="compute these outside of the program, or export it with fixed shapes")  # fmt: skip
 
 
-def _problems(op: Any) -> Iterator[str]:
+def _problems(op: Any, places: Places) -> Iterator[str]:
     """What of an operation, and of those within it, has no rule."""
     name = op.name
     if name not in WITHOUT_EFFECT:
         if name not in RULES:
-            yield described(op)
+            yield described(op, places)
         elif name in CHECKS and (why := CHECKS.lookup(name)(op)):
-            yield f"{described(op)}: {why}" if why != "unknown" else described(op)
+            yield described(op, places) + (f": {why}" if why != "unknown" else "")
         for result in op.results:
             if why := type_problem(result.type):
-                yield f"{described(op)}: {why}"
+                yield f"{described(op, places)}: {why}"
     for region in op.regions:
         for block in region.blocks:
             if name == "func.func":
@@ -88,18 +89,18 @@ def _problems(op: Any) -> Iterator[str]:
                     if why := type_problem(argument.type):
                         yield f"argument {k} of `{ir.StringAttr(op.attributes['sym_name']).value}`: {why}"
             for inner in block.operations:
-                yield from _problems(inner.operation)
+                yield from _problems(inner.operation, places)
 
 
 class Scope:
     """Values that the operations of a block can name."""
 
-    def __init__(self, functions: dict[str, Any], values: dict[Any, Any]):
-        self.functions, self.values = functions, values
+    def __init__(self, functions: dict[str, Any], values: dict[Any, Any], places: Places):
+        self.functions, self.values, self.places = functions, values, places
 
     def run(self, block: Any, arguments: Sequence[Any]) -> list:
         """Results of a block called with these arguments, in a scope of its own within this one."""
-        inner = Scope(self.functions, dict(self.values))
+        inner = Scope(self.functions, dict(self.values), self.places)
         inner.values.update(zip(block.arguments, arguments))
         for view in block.operations:
             op = view.operation
@@ -112,14 +113,16 @@ class Scope:
     def results(self, op: Any, operands: list) -> Sequence[Any]:
         """Results of one operation. Raises UnsupportedOp with its place if lax refuses it."""
         try:
-            made = RULES.lookup(op.name)(Operation(op, self.run, self.call), *operands)
+            with self.places.context(op):
+                made = RULES.lookup(op.name)(Operation(op, self.run, self.call, self.places), *operands)
         except PbkernError:
             raise
         except Exception as e:
-            raise UnsupportedOp(f"{described(op)} is not imported", why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
+            what = f"{described(op, self.places)} is not imported"
+            raise UnsupportedOp(what, why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
                                 hint="check the program with stablehlo-opt") from e  # fmt: skip
         return made if isinstance(made, tuple | list) else (made,)
 
     def call(self, name: str, arguments: Sequence[Any]) -> list:
         """Results of a function of the module."""
-        return Scope(self.functions, {}).run(self.functions[name].regions[0].blocks[0], arguments)
+        return Scope(self.functions, {}, self.places).run(self.functions[name].regions[0].blocks[0], arguments)

@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 from pbkern.core.errors import UnsupportedOp
 
 from .constants import dense, dense_integers
+from .places import Places
 
 FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 DTYPES: dict[str, np.dtype] = {
@@ -57,19 +58,25 @@ def made_by(value: ir.Value) -> Any:
     return getattr(value.owner, "operation", None)
 
 
+def _no_scope(*_: Any) -> list:
+    raise AssertionError("an operation that is read outside of a scope runs nothing")
+
+
 @dataclass(frozen=True)
 class Operation:
-    """An operation and the scope it is in.
+    """An operation and the scope it is in; without a scope its attributes can be read.
 
     Attributes:
       mlir: the operation itself.
       run_block: (block, arguments) -> results, with the values of the scope in reach.
       call: (function's name, arguments) -> results.
+      places: of the program's operations.
     """
 
     mlir: Any
-    run_block: Callable[[Any, Sequence[Any]], list]
-    call: Callable[[str, Sequence[Any]], list]
+    run_block: Callable[[Any, Sequence[Any]], list] = _no_scope
+    call: Callable[[str, Sequence[Any]], list] = _no_scope
+    places: Places = Places()
 
     @property
     def name(self) -> str:
@@ -141,28 +148,15 @@ class Operation:
         return self.mlir.regions[k].blocks[0]
 
 
-def described(op: Any) -> str:
+def described(op: Any, places: Places) -> str:
     """An operation's name, and its place where the program tells it."""
     name = op.name
     if name == "stablehlo.custom_call":
         name = f"custom_call @{ir.StringAttr(op.attributes['call_target_name']).value}"
-    return f"{name}{place(op)}"
-
-
-def place(op: Any) -> str:
-    """Of an operation, `at file:line` where its location names one; lines of TensorFlow's own files tell a user nothing."""
-    found = str(op.location)
-    start = found.find('"')
-    while start >= 0:
-        end = found.find('"', start + 1)
-        tail = found[end + 1 :]
-        if tail.startswith(":") and tail[1:2].isdigit() and "/tensorflow/python/" not in found[start:end]:
-            line = tail[1:].split(":")[0].split(" ")[0].rstrip(")")
-            return f" at {found[start + 1 : end]}:{line}"
-        start = found.find('"', end + 1)
-    return ""
+    place = places.of(op)
+    return f"{name} at {place}" if place else name
 
 
 def refused(op: Operation, why: str) -> UnsupportedOp:
     """The error of one operation that has a rule, which does not cover this case."""
-    return UnsupportedOp(f"{described(op.mlir)} is not imported", why=why, hint="compute it outside of the program")
+    return UnsupportedOp(f"{described(op.mlir, op.places)} is not imported", why=why, hint="compute it outside of the program")

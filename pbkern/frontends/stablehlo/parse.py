@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pbkern import _jax
 from pbkern.core.errors import ArgumentError, TargetError, UnsupportedOp
+
+from .places import Place, Places
 
 BYTECODE = b"ML\xefR"
 PORTABLE = b"StableHLO_v"  # producer in the header of a portable artefact's bytecode
@@ -28,15 +32,17 @@ class Source:
       module: its MLIR module.
       what: words for messages, such as "`model.mlir`".
       exported: what jax.export made it of, which knows the structure of arguments and results; None for other programs.
+      places: of its operations.
     """
 
     module: ir.Module
     what: str
     exported: jax.export.Exported | None = None
+    places: Places = Places()
 
 
-def parse(given: Any, what: str = "the text") -> Source:
-    """Reads a program; `what` stands for a text in messages.
+def parse(given: Any, what: str = "the text", named: Mapping[str, Place] | None = None) -> Source:
+    """Reads a program; `what` stands for a text in messages, `named` knows places by the names of operations.
 
     Raises ArgumentError for what is no StableHLO, TargetError where a package is missing, UnsupportedOp for several devices.
     """
@@ -45,11 +51,12 @@ def parse(given: Any, what: str = "the text") -> Source:
     if isinstance(given, jax.export.Exported):
         return _of_exported(given, f"the export of `{given.fun_name}`")
     if isinstance(given, os.PathLike) or (isinstance(given, str) and _is_path(given)):
-        return _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
+        found = _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
+        return dataclasses.replace(found, places=Places(os.fspath(given)))
     if isinstance(given, bytes | bytearray | memoryview):
         return _of_bytes(bytes(given), f"program of {len(given)} bytes")
     if isinstance(given, str):
-        return Source(_module(given, what), what)
+        return Source(_module(given, what), what, places=Places(named=named or {}))
     forms = "a StableHLO program is a path, bytes, text or a jax.export.Exported"
     raise ArgumentError(forms, why=f"given {type(given).__name__}",
                         hint="jax.export.export(jax.jit(f))(*args)")  # fmt: skip

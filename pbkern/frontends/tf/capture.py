@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
+from pbkern.frontends.stablehlo.places import LIBRARIES, Place
 
 from .arguments import DTYPES, Arguments
 
@@ -27,6 +30,7 @@ class Captured:
       assigned: (number of a result of the program, the variable that gets it).
       results: the structure of the function's results, with None where it returns None.
       count: how many results of the program are the function's; they come first.
+      places: the user's lines by names of TensorFlow's operations.
     """
 
     program: str
@@ -34,10 +38,16 @@ class Captured:
     assigned: tuple[tuple[int, tf.Variable], ...]
     results: Any
     count: int
+    places: dict[str, Place]
 
-    def values(self) -> list[tf.Tensor]:
-        """Of the captures, now."""
-        return [c.read_value() if isinstance(c, tf.Variable) else c for c in self.captures]
+    @functools.cached_property
+    def values(self) -> Callable[[], list[tf.Tensor]]:
+        """Gives values of the captures, now. One function of TensorFlow's reads them all: read_value costs 30 us a variable."""
+        captures = self.captures
+        if not any(isinstance(c, tf.Variable) for c in captures):
+            return lambda: list(captures)
+        read = tf.function(lambda: [c.read_value() if isinstance(c, tf.Variable) else c for c in captures])
+        return read.get_concrete_function()
 
     def packed(self, results: Sequence[tf.Tensor]) -> Any:
         """The function's results in their structure."""
@@ -61,7 +71,18 @@ def capture(fn: Callable, given: Arguments) -> Captured:
     captures = tuple(_captured(c, variables, name) for c in concrete.captured_inputs)
     text = _stablehlo(traced, specs, name)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
-    return Captured(text, captures, assigned, concrete.structured_outputs, len(concrete.outputs))
+    return Captured(text, captures, assigned, concrete.structured_outputs, len(concrete.outputs), _places(concrete.graph))
+
+
+def _places(graph: Any) -> dict[str, Place]:
+    """The innermost line of the user's for each operation of a graph."""
+    found = {}
+    for op in graph.get_operations():
+        users = (f for f in reversed(op.traceback) if _jax.is_user_file(f.filename) and not LIBRARIES.search(f.filename))
+        frame = next(users, None)
+        if frame is not None:
+            found[op.name] = Place(frame.filename, frame.lineno, 0, frame.name)
+    return found
 
 
 def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -> Any:

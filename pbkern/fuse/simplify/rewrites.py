@@ -168,8 +168,8 @@ def _broadcast(eqn, operands):
 def _reshape(eqn, operands):
     if eqn.params["dimensions"] is None:
         return _same(eqn, operands)
-    (turned,) = (lax.transpose(x, eqn.params["dimensions"]) for x in operands)
-    return [lax.reshape(turned, eqn.params["new_sizes"])]
+    (transposed,) = (lax.transpose(x, eqn.params["dimensions"]) for x in operands)
+    return [lax.reshape(transposed, eqn.params["new_sizes"])]
 
 
 def _concatenate(eqn, operands):

@@ -20,6 +20,17 @@ from pbkern.dsl.primitives.ref_access import is_ref_access, is_whole, ref_access
 
 def restarting_dimension(kernel: Kernel, scratch: int) -> int:
     """The grid dimension along which scratch is first handed on; programs that differ before it hand on nothing."""
+    found = _restart(kernel, scratch)
+    return 0 if found is None else found
+
+
+def starts_overwritten(kernel: Kernel, scratch: int) -> bool:
+    """Whether the first program, and so any that starts anew, overwrites scratch before anything reads it."""
+    return _restart(kernel, scratch) is not None
+
+
+def _restart(kernel: Kernel, scratch: int) -> int | None:
+    """The first dimension along which scratch is handed on; None where programs are not known to overwrite it first."""
     jaxpr = kernel.body.jaxpr
     ref = jaxpr.invars[len(kernel.inputs) + len(kernel.outputs) + scratch]
     first = next((e for e in jaxpr.eqns if ref in _variables(e.invars)), None)
@@ -28,14 +39,14 @@ def restarting_dimension(kernel: Kernel, scratch: int) -> int:
     if _overwrites(first, ref, jaxpr):
         return len(kernel.grid)
     if first.primitive.name != "cond" or len(first.params["branches"]) != 2 or first.invars[0] is ref:
-        return 0
+        return None
     made = {v: e for e in jaxpr.eqns for v in e.outvars}
     dims = _dimensions_at_zero(first.invars[0], made)
     branch = first.params["branches"][1].jaxpr
     inner = [v for v, a in zip(branch.invars, first.invars[1:]) if a is ref]
     touched = next((e for e in branch.eqns if inner[0] in _variables(e.invars)), None)
     starts_anew = dims and len(inner) == 1 and touched is not None and _overwrites(touched, inner[0], branch)
-    return min(dims) if dims and starts_anew else 0
+    return min(dims) if dims and starts_anew else None
 
 
 def _variables(atoms: Sequence) -> list:

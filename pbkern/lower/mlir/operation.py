@@ -7,7 +7,7 @@ between them are taken from there when a rewrite first asks. Regions hold operat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 _NAME = re.compile(r"%\w+")
@@ -135,12 +135,13 @@ def lines(operations: Iterable[Operation]) -> Iterator[str]:
         yield from op.lines()
 
 
-def replaced(operations: Iterable[Operation], by: Mapping[str, list[Operation]]) -> list[Operation]:
-    """With operations of these texts replaced by others, also within regions."""
+def replaced(operations: Iterable[Operation], by: Callable[[Operation], list[Operation] | None]) -> list[Operation]:
+    """With others in place of those for which `by` returns some, also within regions."""
     found: list[Operation] = []
     for op in operations:
-        if op.text in by:
-            found += by[op.text]
+        others = by(op)
+        if others is not None:
+            found += others
         elif op.regions:
             found.append(Operation(op.text, tuple(Region(replaced(r.operations, by), r.word) for r in op.regions)))
         else:

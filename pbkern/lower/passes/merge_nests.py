@@ -111,7 +111,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if not _independent(first, second) or _vector_conflict(first, second):
         return None
     merged = _joined(first, second, pool, tuple(rdims | theirs))
-    if len(merged.nodes()) > MAX_NODES:  # what both compute counts once
+    if len(merged.nodes()) > MAX_NODES or _rereads(merged):  # what both compute counts once
         return None
     return merged if max((e.height for e in merged.expressions()), default=0) <= MAX_HEIGHT else None
 
@@ -214,6 +214,12 @@ def _apart(buf: Buf, index: tuple, write: Write) -> bool:
     """Whether an access and a write are at different constants along an axis."""
     return buf is write.buf and any(i is not None and i.is_const and j.is_const and i.const != j.const
                                     for i, j in zip(index, write.index))
+
+
+def _rereads(nest: Nest) -> bool:
+    """Whether writes behind the reductions compute anew, of a single element, what a write before them has overwritten."""
+    before = {w.buf.root for w in nest.writes if w.inner}
+    return any(e.info[0].root in before for e in Nest({}, writes=[w for w in nest.writes if not w.inner]).loads())
 
 
 def _vector_conflict(first: Nest, second: Nest) -> bool:

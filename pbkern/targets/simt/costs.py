@@ -1,4 +1,4 @@
-"""ThreadCosts: a GPU's Machine as the fuser asks it: the CPU's formulas for steps and traffic, with what differs for blocks.
+"""ThreadCosts: a GPU's Machine as the fuser asks it: the CPU's formulas for steps and traffic, and what differs for blocks.
 
 A core of the Machine is the place of one block: RESIDENT of them share a multiprocessor, its arithmetic, and its near memory,
 out of which scratch of a program comes. Few blocks, or blocks so large that few fit beside each other, leave bandwidth and

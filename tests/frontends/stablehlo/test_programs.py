@@ -169,6 +169,38 @@ def test_loops_are_counted_or_kept(direction, mirrored, start, end, step, subtra
         assert loop.params["length"] == steps
 
 
+TWO_COUNTERS = """module {{ func.func @main(%a: tensor<i32>) -> (tensor<i32>, tensor<i32>, tensor<i32>) {{
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %r:3 = stablehlo.while(%i = %z, %j = %z, %x = %a) : tensor<i32>, tensor<i32>, tensor<i32>
+   cond {{ %n = stablehlo.constant dense<{first}> : tensor<i32>
+     %m = stablehlo.constant dense<{second}> : tensor<i32>
+     %t = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+     %u = stablehlo.compare GT, %m, {other} : (tensor<i32>, tensor<i32>) -> tensor<i1>
+     %v = stablehlo.{both} %u, %t : tensor<i1>
+     stablehlo.return %v : tensor<i1> }}
+   do {{ %s = stablehlo.constant dense<1> : tensor<i32>
+     %w = stablehlo.constant dense<2> : tensor<i32>
+     %k = stablehlo.add %i, %s : tensor<i32>
+     %l = stablehlo.add %j, %w : tensor<i32>
+     %y = stablehlo.add %x, %l : tensor<i32>
+     stablehlo.return %k, %l, %y : tensor<i32>, tensor<i32>, tensor<i32> }}
+  return %r#0, %r#1, %r#2 : tensor<i32>, tensor<i32>, tensor<i32> }} }}"""
+
+
+@pytest.mark.parametrize(("first", "second", "other", "both", "steps"), [
+    (3, 9, "%j", "and", 3), (9, 7, "%j", "and", 4), (0, 5, "%j", "and", 0), (3, 9, "%x", "and", None), (3, 9, "%j", "or", None),
+])  # fmt: skip
+def test_loops_with_two_conditions_are_counted_where_both_must_hold(first, second, other, both, steps):
+    """As TensorFlow writes `for i in tf.range(n)`; a condition that depends on data leaves a loop of unknown length."""
+    text = TWO_COUNTERS.format(first=first, second=second, other=other, both=both)
+    (loop,) = [e for e in import_program(parse(text)).jaxpr.eqns if e.primitive.name in ("scan", "while")]
+    assert (loop.params["length"] if loop.primitive.name == "scan" else None) == steps
+    i, j, x = 0, 0, 5
+    while {"and": all, "or": any}[both]([i < first, second > (j if other == "%j" else x)]):
+        i, j, x = i + 1, j + 2, x + j + 2
+    assert tuple(map(int, run(text, np.int32(5)))) == (i, j, x)
+
+
 def test_counted_loops_run_as_written():
     text = LOOP.format(start=9, end=-2, step=3, test="GE, %i, %n", sum="subtract %i, %s")
     n, x = run(text, np.float32(0.5))

@@ -1,6 +1,9 @@
 """Functions of TensorFlow against TensorFlow itself: results, structures, types, variables."""
 
 import concurrent.futures
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -311,3 +314,47 @@ def test_backends(backend):
     f = pbkern.polymage_jit_tf(runtime_args={"execution_backend": backend})(blur_x_blur_y)
     image = uniform(3, HEIGHT, WIDTH)
     np.testing.assert_allclose(f(image), blur_x_blur_y(image), rtol=1e-5)
+
+
+def test_kernels_name_the_lines_of_the_function():
+    def scaled(x):
+        y = tf.nn.softmax(x * 2.0)
+        for _ in tf.range(3):
+            y = tf.sort(y) + 1.0
+        return y
+
+    explained = pbkern.polyblocks_jit_tf(scaled).explain(tf.ones((4, 5)))
+    first = scaled.__code__.co_firstlineno
+    places = {op: at for kernel in explained.kernels for op, at in kernel.ops}
+    assert places["exp"] == f"{__file__}:{first + 1} (scaled)"
+    assert all(at.startswith(__file__) for at in places.values())
+    loops = [kernel for kernel in explained.kernels if "sort" in dict(kernel.ops)]
+    assert loops and all(kernel.runs == 3 for kernel in loops)
+
+
+def test_what_xla_keeps_lies_between_programs():
+    scale = tf.Variable([2.0, 0.5, 1.0, 3.0])
+
+    def filtered(x):
+        spectrum = tf.signal.fft(tf.cast(x * scale, tf.complex64))
+        power = tf.math.real(spectrum) ** 2 + tf.math.imag(spectrum) ** 2
+        scale.assign(scale + 1.0)
+        return {"power": power, "large": power > 1.0, "half": tf.cast(power, tf.bfloat16), "given": x}
+
+    f = pbkern.polyblocks_jit_tf(filtered)
+    x = tf.constant(np.random.default_rng(0).random((3, 4), np.float32))
+    for call in range(2):
+        expected = np.abs(np.fft.fft(x.numpy().astype(np.float64) * (np.array([2.0, 0.5, 1.0, 3.0]) + call))) ** 2
+        made = f(x)
+        np.testing.assert_allclose(made["power"], expected, rtol=1e-5)
+        np.testing.assert_array_equal(made["large"], expected > 1)
+        np.testing.assert_allclose(tf.cast(made["half"], tf.float32), expected, rtol=1e-2)
+        np.testing.assert_array_equal(made["given"], x)
+    assert f.explain(x).left and f.explain(x).kernels
+    np.testing.assert_allclose(scale.numpy(), [4.0, 2.5, 3.0, 5.0])
+
+
+def test_loading_the_threads_leaves_the_environment_as_it_was():
+    script = "import os; before = dict(os.environ); from pbkern.frontends.tf import memory; assert memory.TfMemory.openmp; "
+    script += "assert {k: v for k, v in os.environ.items() if 'OMP' in k} == {k: v for k, v in before.items() if 'OMP' in k}"
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})

@@ -9,10 +9,11 @@ from jax.extend import core as jex
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from pbkern.api.tensor_plan import TensorPlan
+from pbkern.api.direct_plan import DirectPlan
 from pbkern.core.options import CompileOptions
 from pbkern.frontends.torch.capture import Argument, Place, array_of, capture
 from pbkern.frontends.torch.decompositions import decompositions
+from pbkern.frontends.torch.memory import TorchMemory
 
 
 def graph_of(f, *tensors):
@@ -26,7 +27,7 @@ def by_table(f, *tensors, seed=0, compiled=False):
     captured = capture(graph_of(f, *tensors), tensors)
     given = [t if order is None else t.permute(order) for t, order in zip(tensors, captured.orders)]
     if compiled:
-        made = TensorPlan(captured.jaxpr, "f", CompileOptions())(given)
+        made = DirectPlan(captured.jaxpr, "f", CompileOptions(), TorchMemory())(given)
     else:
         arrays = [array_of(t) for t in given] + ([np.int64(seed)] if captured.draws else [])
         with jax.enable_x64(True):

@@ -30,7 +30,7 @@ def rng_bit_generator(op: Operation, state):
 @check("stablehlo.rng_bit_generator")
 def _state_is_known(op):
     shape, dtype = tensor_type(op.operands[0])
-    philox = Operation(op, lambda *_: [], lambda *_: []).choice("rng_algorithm") == "PHILOX"
+    philox = Operation(op).choice("rng_algorithm") == "PHILOX"
     if philox and (dtype != np.uint64 or shape not in ((2,), (3,))):
         return f"a state of {dtype.name}{list(shape)}; Philox has one of two or three uint64"
     if not philox and (dtype.name, shape) not in (("uint64", (2,)), ("uint32", (4,))):

@@ -68,14 +68,10 @@ def _places_along(op: Operation, dim: int) -> bool:
     """Whether the second operand of a reduction numbers the elements of the first along a dimension."""
     made = made_by(op.mlir.operands[1])
     if made is not None and made.name == "stablehlo.broadcast_in_dim":
-        dims = Operation(made, op.run_block, op.call).integers("broadcast_dimensions")
+        dims = Operation(made).integers("broadcast_dimensions")
         dim = dims.index(dim) if dim in dims else -1
         made = made_by(made.operands[0])
-    return (
-        made is not None
-        and made.name == "stablehlo.iota"
-        and Operation(made, op.run_block, op.call).integer("iota_dimension") == dim
-    )
+    return made is not None and made.name == "stablehlo.iota" and Operation(made).integer("iota_dimension") == dim
 
 
 def _starts_low(op: Operation, starts) -> bool:
@@ -154,7 +150,7 @@ def _direction(block) -> str | None:
     compare, *rest = [o.operation for o in block.operations]
     if compare.name != "stablehlo.compare" or len(rest) != 1 or list(compare.operands) != list(block.arguments):
         return None
-    found = Operation(compare, lambda *_: [], lambda *_: []).choice("comparison_direction")
+    found = Operation(compare).choice("comparison_direction")
     return found if found in ("GE", "GT", "LE", "LT") else None
 
 

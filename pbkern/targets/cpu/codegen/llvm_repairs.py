@@ -1,26 +1,30 @@
-"""MLIR of kernels that LLVM does not come back from -> the same in a form that it compiles.
+"""Operations that LLVM compiles without end -> operations that compute the same, and that it compiles.
 
-LLVM 22 to 24 move a shuffle of 64 bytes, as of numbers that are repeated, in front of the operation that made them, and back,
-without end. What an empty assembly statement has returned cannot be moved. Found by random graphs:
+LLVM 22 to 24 move a shuffle of 64 bytes, as of numbers that are repeated, before the operation that made them, and back,
+without end. They do not move what an empty assembly statement returns. Found by random graphs:
 jnp.repeat(jnp.minimum(x, 3), 2, axis=1) of uint8.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
+
+from pbkern.lower.mlir.operation import Operation, replaced
 
 _TYPE = "vector<64xi8>"
-_SHUFFLE = re.compile(rf"^(\s*)(%\w+) = vector\.shuffle (%\w+), (%\w+) (\[[^\]]*\]) : {_TYPE}, {_TYPE}$", re.MULTILINE)
+_OPERANDS = f" : {_TYPE}, {_TYPE}"
 
 
-def repaired(text: str) -> str:
-    """The text with operands of shuffles of 64 bytes held in place. For processors with AVX-512."""
-    return _SHUFFLE.sub(_held, text)
+def repaired(operations: Iterable[Operation]) -> list[Operation]:
+    """Holds the operands of shuffles of 64 bytes in place. For processors with AVX-512, the only ones with such vectors."""
+    return replaced(operations, _held)
 
 
-def _held(found: re.Match) -> str:
-    space, name, low, high, order = found.groups()
-    places = {operand: f"{name}_of{k}" for k, operand in enumerate(dict.fromkeys((low, high)))}
-    held = f": ({_TYPE}) -> {_TYPE}"
-    lines = [f'{space}{place} = llvm.inline_asm "", "=v,0" {operand} {held}' for operand, place in places.items()]
-    return "\n".join([*lines, f"{space}{name} = vector.shuffle {places[low]}, {places[high]} {order} : {_TYPE}, {_TYPE}"])
+def _held(op: Operation) -> list[Operation] | None:
+    if not op.text.endswith(_OPERANDS) or op.name != "vector.shuffle":
+        return None
+    if any(between.startswith("#") for between in op.between):  # what a loop returns, past which nothing moves
+        return None
+    held = {operand: f"{op.result}_of{k}" for k, operand in enumerate(dict.fromkeys(op.operands))}
+    asm = [Operation(f'{name} = llvm.inline_asm "", "=v,0" {operand} : ({_TYPE}) -> {_TYPE}') for operand, name in held.items()]
+    return [*asm, Operation(op.with_names(held.get(n, n) for n in op.names))]

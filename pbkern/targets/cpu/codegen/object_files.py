@@ -11,18 +11,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pbkern.targets import mlir
-from pbkern.targets.cpu.machine import detected_machine
 
 from .host import default_threads, module_text
 from .kernel import Function, LoweredKernel
-from .llvm_repairs import repaired
 
 # LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
 VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
 # Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the 5 ms that an engine takes
 # are little.
 PART = 100_000
-# Where functions of other parts lie, as far as the engine is told: its own image is never run.
+# Address of functions of other parts, as far as the engine is told: its own image is never run.
 ELSEWHERE = 1
 
 
@@ -85,7 +83,7 @@ class Parts:
 
 def llvm_module(kernels: str, host: str, timed: Callable):
     """LLVM dialect of kernels' functions and of host functions."""
-    module = timed("parse", mlir.parse, repaired(kernels) if detected_machine().avx512 else kernels)
+    module = timed("parse", mlir.parse, kernels)
     timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
     if host:
         mlir.join(module, timed("host", host_module, host))

@@ -10,6 +10,7 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest
 
+from ..schedule.registers import in_slots
 from ..schedule.threads import Deal
 from ..schedule.tiles import Tile, terms_beside, tiled
 from . import reductions
@@ -33,7 +34,7 @@ class NestEmitter(Expressions):
         if any(n == 0 for _, n in deal.free):
             return
         top = Block(block)
-        nest = tiled(nest, deal.tiles, self.context)
+        nest = in_slots(tiled(nest, deal.tiles, self.context), deal, self.placement.slots, self.context)
         w = Walk(nest, top, frozenset(x.buf.root for x in nest.writes))
         for t in deal.tiles:
             if t.beside:
@@ -43,6 +44,8 @@ class NestEmitter(Expressions):
         if deal.alone:
             first = self.text.put(top, f"arith.cmpi eq, {THREAD}, {self.text.index(0)} : index")
             self.text.when(top, first, lambda b: self._in_order(w, b, list(deal.free)))
+        elif deal.everyone and deal.team == 1:
+            self._in_order(w, top, list(deal.free))
         else:
             self._dealt(w, top, deal)
         _locate(top, nest.at)
@@ -84,7 +87,10 @@ class NestEmitter(Expressions):
                 self._at(w, inner, deal, place, None)
             return []
 
-        t.loop(block, "%step", 0, -(-points // teams), 1, step)
+        if deal.kept:
+            t.unrolled(block, "%step", 0, deal.steps, 1, step, [])
+        else:
+            t.loop(block, "%step", 0, deal.steps, 1, step)
 
     def _team_number(self, block: Block, deal: Deal) -> str | int:
         if deal.teams == 1:
@@ -139,7 +145,7 @@ class NestEmitter(Expressions):
         else:
             self._writes(w, block, inner=True, also=live)
         first = live
-        if deal is not None and team > 1:
+        if deal is not None and team > 1 and not deal.everyone:
             first = self._is_first(block, deal, live)
         self._writes(w, block, inner=False, also=first)
         w.accs = {}
@@ -167,7 +173,12 @@ class NestEmitter(Expressions):
         each = len(w.nest.writes) // w.beside
         if w.beside > 1 and mine and also is None and all(x.mask is None for x in mine):
             for n in range(each):
-                self.write_beside(w, block, w.nest.writes[n::each])
+                group = w.nest.writes[n::each]
+                if self.placement.is_private(group[0].buf):
+                    for x in group:
+                        self.write(w, block, x)
+                else:
+                    self.write_beside(w, block, group)
             return
         for x in mine:
             self.write(w, block, x, also)

@@ -1,8 +1,8 @@
 """Statements -> before which of them all threads of the block wait for each other.
 
 Threads meet where one statement touches bytes that an earlier one wrote, or writes bytes that an earlier one read: a barrier
-stands between, and none elsewhere. Buffers of scratch that share bytes meet as well. At the head of a loop everything that its
-body touches is taken to have happened in the step before.
+stands between, and none elsewhere. Buffers of scratch that share bytes meet as well; what lies in registers meets nothing. At
+the head of a loop, the step before has touched everything that the body touches.
 """
 
 from __future__ import annotations

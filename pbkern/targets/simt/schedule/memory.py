@@ -1,10 +1,11 @@
-"""Scratch of a program -> shared memory of its thread block, or, where it does not fit, global memory of the block."""
+"""Scratch of a program -> registers of threads (registers.py says which), shared memory of its thread block, or, where it does
+not fit, global memory of the block."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pbkern.lower.kernel_nests import KernelNests
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
@@ -22,43 +23,53 @@ class Placement:
       offsets: root buffer -> first byte in its memory.
       in_global: which of them lie in global memory.
       shared_bytes, global_bytes: of one block.
+      slots: root buffer in registers -> what each thread keeps of it. private: MLIR's number of the memory of one thread.
     """
 
     offsets: Mapping[Buf, int]
     in_global: frozenset[Buf]
     shared_bytes: int
     global_bytes: int
+    slots: Mapping[Buf, Buf] = field(default_factory=dict)
+    private: int = 0
+
+    def is_private(self, buf: Buf) -> bool:
+        return buf.root in self.slots or buf.root in self.slots.values()
 
     def is_shared(self, buf: Buf) -> bool:
         return buf.root in self.offsets and buf.root not in self.in_global
 
     def memref(self, buf: Buf) -> str:
         """Type of the flat memref that holds a buffer."""
-        root = buf.root
-        space = f", {SHARED}" if self.is_shared(root) else ""
+        root = self.slots.get(buf.root, buf.root)
+        number = SHARED if self.is_shared(root) else self.private if self.is_private(root) else 0
+        space = f", {number}" if number else ""
         return f"memref<{max(root.size, 1)}x{mlir_type(storage_el(root.dtype))}{space}>"
 
     def place(self, buf: Buf) -> tuple[str, int, int]:
-        """(memory, first byte, one behind the last): places of one memory that overlap are the same bytes."""
+        """(memory, first byte, one behind the last): places of one memory that overlap are the same bytes. Those in registers
+        are the same for nobody."""
         root = buf.root
+        if self.is_private(root):
+            return "registers", 0, 0
         if root not in self.offsets:
             return root.name, 0, 1
         start = self.offsets[root]
         return ("global" if root in self.in_global else "shared"), start, start + scratch.padded_bytes(root)
 
 
-def place(nests: KernelNests, limit: int, reserved: int) -> Placement:
-    """Places all scratch of a kernel: `reserved` bytes of shared memory first, `limit` at most. The largest buffers go to
-    global memory until the others fit."""
-    every = sorted({b for s in (nests.prologue, *nests.cases) for b in scratch.touched(list(s.statements)) if b.arena}
-                   | set(nests.scratch), key=lambda b: (-scratch.padded_bytes(b), b.name))
+def place(nests: KernelNests, slots: Mapping[Buf, Buf], limit: int, reserved: int, private: int = 0) -> Placement:
+    """Places all scratch of a kernel: what has `slots` in registers; `reserved` bytes of shared memory first, `limit` at most.
+    The largest buffers go to global memory until the others fit."""
+    touched = {b for s in (nests.prologue, *nests.cases) for b in scratch.touched(list(s.statements)) if b.arena}
+    every = sorted((touched | set(nests.scratch)) - slots.keys(), key=lambda b: (-scratch.padded_bytes(b), b.name))
     for count in range(len(every) + 1):
         far = frozenset(every[:count])
         near = frozenset(every[count:])
-        shared, end = _placed(nests, near, far, reserved)
+        shared, end = _placed(nests, near, far | slots.keys(), reserved)
         if end <= limit:
-            offsets, global_end = _placed(nests, far, near, 0)
-            return Placement(shared | offsets, far, end, global_end)
+            offsets, global_end = _placed(nests, far, near | slots.keys(), 0)
+            return Placement(shared | offsets, far, end, global_end, slots, private)
     raise AssertionError("no scratch fits no memory")
 
 

@@ -30,6 +30,9 @@ class Deal:
       alone: one thread computes all points, in the nest's own order.
       tiles: several points of one thread (tiles.py); their dimensions count its places.
       beside: a reduced dimension, of which threads take so many neighbours at a time; it counts such groups.
+      everyone: every thread computes its one point, and stores it to registers of its own.
+      kept: root buffers of which threads have their points' elements in registers, with the element's place at a point; a
+        thread's points are written out then.
     """
 
     free: tuple[tuple[str, int], ...]
@@ -39,6 +42,8 @@ class Deal:
     alone: bool = False
     tiles: tuple[Tile, ...] = ()
     beside: tuple[str, int] | None = None
+    everyone: bool = False
+    kept: tuple[tuple[Buf, Affine], ...] = ()
 
     @property
     def points(self) -> int:
@@ -51,6 +56,11 @@ class Deal:
     @property
     def teams(self) -> int:
         return self.threads // self.team
+
+    @property
+    def steps(self) -> int:
+        """Points that the first team takes, tiles counted as one."""
+        return -(-self.points // self.teams)
 
 
 def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
@@ -109,14 +119,19 @@ def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
     return max(((d, _weight(nest, d)) for d, n in dims.items() if n > 1), key=lambda found: found[1], default=("", 0))
 
 
-def _weight(nest: Nest, d: str) -> int:
+def lane_weights(nest: Nest, dims: Sequence[str], but: Buf) -> dict[str, int]:
+    """How many accesses go to neighbours along each dimension, but for those of one root buffer."""
+    return {d: _weight(nest, d, but) for d in dims}
+
+
+def _weight(nest: Nest, d: str, but: Buf | None = None) -> int:
     """How many accesses are made whose next one along a dimension is the neighbour. Those that do not depend on others of
     the dimensions are made once for all of them."""
     free = [x for x in nest.dims if x not in nest.rdims]
     accesses = [(e.info[0], e.info[1], e.symbols) for e in nest.loads()]
     accesses += [(w.buf, w.index, frozenset(nest.dims if w.inner else free)) for w in nest.writes]
     return sum(math.prod(nest.dims[x] for x in nest.dims if x in symbols) for buf, index, symbols in accesses
-               if abs(flat_coefficient(buf, index, d)) == 1)
+               if buf.root is not but and abs(flat_coefficient(buf, index, d)) == 1)
 
 
 def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:

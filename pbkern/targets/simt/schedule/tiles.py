@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,10 +95,24 @@ def _shared_operands(nest: Nest, free: Mapping[str, int], points: int, threads: 
     return tuple(Tile(d, free[d], c) for d, c in zip(along, best) if c > 1)
 
 
-def nest_rewrites(nest: Nest) -> bool:
-    """Whether it reads, anywhere, an array that it writes."""
-    written = {w.buf.root for w in nest.writes}
+def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
+    """Whether it reads, anywhere, an array that it writes, other than a certain root buffer."""
+    written = {w.buf.root for w in nest.writes} - {but}
     return any(e.info[0].root in written for e in nest.loads())
+
+
+def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
+    """Whether a nest may be tiled so, although its own choice may be another; `kept` is a root buffer in registers."""
+    if chosen and (nest.ordered or nest.moves() or any(w.inner for w in nest.writes) and nest.rdims):
+        return False
+    if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, kept):
+        return False
+    sizes = [b.dtype.itemsize for b in _buffers(nest) if b.root is not kept]
+    for t in chosen:
+        if t.beside and (max(sizes, default=0) * t.count > VECTOR_BYTES or not _is_whole(nest, t.dim, t.count, kept)
+                         or any(b.root.dtype != b.dtype for b in _buffers(nest))):
+            return False
+    return True
 
 
 def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Tile, ...]:
@@ -143,13 +157,19 @@ def _buffers(nest: Nest) -> list[Buf]:
     return [e.info[0] for e in nest.loads()] + [w.buf for w in nest.writes]
 
 
-def _is_whole(nest: Nest, d: str, count: int) -> bool:
+def _is_whole(nest: Nest, d: str, count: int, but: Buf | None = None) -> bool:
     accesses = [(e.info[0], e.info[1]) for e in nest.loads() if d in e.symbols] + [(w.buf, w.index) for w in nest.writes]
     if any(e.kind == "gather" and d in e.symbols for e in nest.loads()):
         return False
     if any(w.guard for w in nest.writes) or any(e.kind == "load" and e.info[2] for e in nest.loads()):
         return False
-    return all(_is_along(flat_index(b, i), d, count) for b, i in accesses)
+    return all(_is_along(flat_index(b, i), d, count) for b, i in accesses if b.root is not but)
+
+
+def renamed_points(chosen: Sequence[Tile]) -> Iterator[dict[str, Affine]]:
+    """Per point of a thread, its place along the tiled dimensions; kept inside where it may lie outside."""
+    for at in itertools.product(*(range(t.count) for t in chosen)):
+        yield {t.dim: Affine.symbol(t.kept(u)) if t.may_lie_outside(u) else t.place(u) for t, u in zip(chosen, at)}
 
 
 def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
@@ -157,8 +177,8 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     if not chosen:
         return nest
     reductions, writes, width = [], [], len(nest.reductions)
-    for n, at in enumerate(itertools.product(*(range(t.count) for t in chosen))):
-        dims = {t.dim: Affine.symbol(t.kept(u)) if t.may_lie_outside(u) else t.place(u) for t, u in zip(chosen, at)}
+    numbers = itertools.product(*(range(t.count) for t in chosen))
+    for n, (at, dims) in enumerate(zip(numbers, renamed_points(chosen))):
         masks = [context.pool.make("range", BOOL, (t.place(u), LOWEST, t.size)) for t, u in zip(chosen, at)
                  if t.may_lie_outside(u)]
 

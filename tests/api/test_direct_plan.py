@@ -13,14 +13,15 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from pbkern.api.tensor_plan import TensorPlan  # noqa: E402
+from pbkern.api.direct_plan import DirectPlan  # noqa: E402
 from pbkern.core.options import CompileOptions  # noqa: E402
+from pbkern.frontends.torch.memory import TorchMemory  # noqa: E402
 
 
 def plan_of(f, *tensors, **options):
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(f)(*[t.numpy() for t in tensors])
-    return TensorPlan(jaxpr, getattr(f, "__name__", "f"), CompileOptions(**options))
+    return DirectPlan(jaxpr, getattr(f, "__name__", "f"), CompileOptions(**options), TorchMemory())
 
 
 def row_sums(x):

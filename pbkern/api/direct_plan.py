@@ -1,0 +1,184 @@
+"""A Plan on a framework's arrays: its programs are called with addresses, what XLA keeps gets JAX's arrays.
+
+A call through JAX costs 60 to 160 us for its arrays alone; a call with addresses 2 to 3 (docs/decisions/044-direct-calls.md).
+What a framework's arrays are, an adapter says: frontends/torch/memory.py, frontends/tf/memory.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern import _jax
+from pbkern.core.options import CompileOptions
+from pbkern.dsl.checks import can_fail
+from pbkern.fuse.access.blocks import literal
+from pbkern.fuse.emit.plan import Plan, Segment
+from pbkern.targets.cpu.codegen import direct
+
+from .decorators import JitFunction
+from .pipeline import Build, compile_programs, current_plan
+
+Values = list[Any]
+
+
+class Memory(Protocol):
+    """What a call with addresses asks of a framework's arrays.
+
+    Attributes:
+      openmp: file of a library that is the OpenMP runtime whose threads programs run on, or is linked to it; None: calls go
+        through JAX, on XLA's threads.
+      address: of an array's first element.
+      before_call: is called in the calling thread before a program runs; None: nothing is.
+    """
+
+    openmp: str | None
+    address: Callable[[Any], int]
+    before_call: Callable[[], object] | None
+
+    def operands(self, dtypes: Sequence[np.dtype]) -> Callable[[Sequence[Any]], Values]:
+        """What makes of arrays of these types, a call's, such with their elements one after the other."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], Any]:
+        """A function that makes arrays with elements of any value, the first at a cache line."""
+
+    def constant(self, value: np.ndarray) -> Any: ...
+
+    def copy(self, array: Any) -> Any:
+        """An array that does not change with this one."""
+
+    def result(self, dtype: np.dtype) -> Callable[[Any], Any] | None:
+        """What makes the caller's array of one that `empty` made; None: it is one."""
+
+    def to_jax(self, array: Any) -> jax.Array: ...
+
+    def from_jax(self, array: jax.Array) -> Any: ...
+
+
+class DirectPlan:
+    """One compiled jaxpr as a function of a framework's arrays, to a list of new ones. Raises what compiling raises.
+
+    Attributes:
+      run: the function; calling the plan is the same, and 0.1 us slower.
+    """
+
+    def __init__(self, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, memory: Memory):
+        with jax.enable_x64(True), _jax.types_kept(jaxpr):
+            self.build: Build = compile_programs(current_plan(jaxpr, name, options), options)
+        self.jaxpr, self._memory, plan = jaxpr, memory, self.build.fused
+        self._steps: list[Callable[[Values], Values]] = []
+        self._constants: Values = []
+        self._results: list[tuple[int, bool]] = []
+        self._whole = None if self._is_direct(options) else self._by_jax(name, options)
+        if self._whole is None:
+            self._link(plan)
+        self._operands = memory.operands([a.dtype for a in jaxpr.in_avals])
+        self._made = [memory.result(a.dtype) for a in jaxpr.out_avals]
+        self.run: Callable[[Sequence[Any]], Values] = self._one_program() or self._several_steps
+
+    def __call__(self, arrays: Sequence[Any]) -> Values:
+        return self.run(arrays)
+
+    def _is_direct(self, options: CompileOptions) -> bool:
+        """Whether the plan's values are the arrays of the call: complex numbers, for one, are pairs in it; checks need JAX."""
+        plan = self.build.fused
+        inner: list[Any] = [v.aval for v in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
+        outer: list[Any] = [*self.jaxpr.in_avals, *self.jaxpr.out_avals]
+        same = [(a.shape, a.dtype) for a in inner] == [(a.shape, a.dtype) for a in outer]
+        here = options.target == "cpu" and self._memory.openmp is not None
+        return here and same and plan.whole is None and not any(can_fail(k) for k in plan.kernels())
+
+    def _several_steps(self, arrays: Sequence[Any]) -> Values:
+        values = self._operands(arrays)
+        if self._whole is not None:
+            return self._whole(values)
+        values += self._constants
+        for step in self._steps:
+            values += step(values)
+        copy = self._memory.copy
+        found = [values[k] if not copied else copy(values[k]) for k, copied in self._results]
+        return [array if make is None else make(array) for make, array in zip(self._made, found)]
+
+    def _one_program(self) -> Callable[[Sequence[Any]], Values] | None:
+        """The function of a plan that is one program whose results are the plan's in their order."""
+        first = len(self.jaxpr.in_avals) + len(self._constants)
+        in_order = [k - first for k, _ in self._results] == list(range(len(self._results)))
+        if len(self._steps) != 1 or not in_order or any(copied for _, copied in self._results):
+            return None
+        (step,), constants, operands, made = self._steps, self._constants, self._operands, self._made
+        if any(make is not None for make in made):
+            return lambda arrays: [make(a) for make, a in zip(made, step(operands(arrays) + constants))]  # type: ignore[misc]
+        if constants:
+            return lambda arrays: step(operands(arrays) + constants)
+        return lambda arrays: step(operands(arrays))
+
+    def _link(self, plan: Plan) -> None:
+        """Gives every value of the plan its place in the list that a call fills."""
+        inputs = list(plan.jaxpr.invars)
+        constants = [(v, self._constant(c, v.aval)) for v, c in zip(plan.jaxpr.constvars, plan.consts)]
+        outputs = plan.jaxpr.outvars
+        literals = [(k, self._constant(literal(v), v.aval)) for k, v in enumerate(outputs) if isinstance(v, jex.Literal)]
+        places: dict[Any, int] = {v: k for k, v in enumerate([*inputs, *(v for v, _ in constants + literals)])}
+        self._constants = [c for _, c in constants + literals]
+        seen, filled = set(places.values()), len(places)
+        for segment in plan.segments:
+            reads = [places[v] for v in segment.reads]
+            self._steps.append(self._program(segment, reads) if segment.is_ours else self._xla_step(segment, reads))
+            places |= {v: filled + k for k, v in enumerate(segment.makes)}
+            filled += len(segment.makes)
+        for k, v in enumerate(outputs):
+            place = places[k if isinstance(v, jex.Literal) else v]
+            self._results.append((place, place in seen))  # inputs, constants and repeats are copied
+            seen.add(place)
+
+    def _program(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
+        compiled, memory = self.build.compiled[segment.body.name], self._memory  # type: ignore[union-attr]
+        call = direct.entry(compiled, memory.openmp)
+        outputs = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
+        makers = [memory.empty(*output) for output in outputs]
+        addresses = struct.Struct(f"{len(reads) + len(outputs)}P").pack
+        large = [(k, b.type.nbytes) for k, b in enumerate(compiled.program.outputs) if b.type.nbytes >= direct.HUGE_BYTES]
+        address, before = memory.address, memory.before_call
+
+        def step(values: Values) -> Values:
+            if before is not None:
+                before()
+            made = [make() for make in makers]
+            for k, nbytes in large:
+                direct.ask_for_huge_pages(address(made[k]), nbytes)
+            call(addresses(*[address(values[k]) for k in reads], *[address(a) for a in made]))
+            return made
+
+        return step
+
+    def _by_jax(self, name: str, options: CompileOptions) -> Callable[[Values], Values]:
+        """The jaxpr as a function of JAX's arrays that is compiled as others are."""
+        jaxpr = self.jaxpr
+
+        def whole(*arrays: jax.Array) -> list[jax.Array]:
+            return jex.jaxpr_as_fun(jaxpr)(*arrays)
+
+        whole.__name__ = name
+        return self._on_jax(JitFunction(whole, options, {}))
+
+    def _xla_step(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
+        call = self._on_jax(jax.jit(jex.jaxpr_as_fun(segment.body)))
+        return lambda values: call([values[k] for k in reads])
+
+    def _on_jax(self, call: Callable) -> Callable[[Values], Values]:
+        """A function of JAX's arrays on the framework's."""
+        to_jax, from_jax = self._memory.to_jax, self._memory.from_jax
+
+        def run(values: Values) -> Values:
+            with jax.enable_x64(True):
+                return [from_jax(a) for a in call(*map(to_jax, values))]
+
+        return run
+
+    def _constant(self, value: Any, aval: Any) -> Any:
+        return self._memory.constant(np.array(np.broadcast_to(np.asarray(value, aval.dtype), aval.shape), order="C"))

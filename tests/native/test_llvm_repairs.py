@@ -1,0 +1,34 @@
+"""Operations that LLVM would compile without end: they are held in place, and results are right."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from pbkern import jit
+from pbkern.lower.mlir.operation import Operation, Region, lines
+from pbkern.targets.cpu.codegen.llvm_repairs import repaired
+
+T = "vector<64xi8>"
+
+
+def test_operands_of_shuffles_of_64_bytes_are_held_within_loops():
+    loop = Operation("scf.for %i = %a to %b step %c", (Region([Operation(f"%v = vector.shuffle %x, %y [0, 64] : {T}, {T}")]),))
+    assert list(lines(repaired([loop])))[1:-1] == [
+        f'%v_of0 = llvm.inline_asm "", "=v,0" %x : ({T}) -> {T}', f'%v_of1 = llvm.inline_asm "", "=v,0" %y : ({T}) -> {T}',
+        f"%v = vector.shuffle %v_of0, %v_of1 [0, 64] : {T}, {T}"]  # fmt: skip
+
+
+def test_an_operand_that_comes_twice_is_held_once():
+    found = list(lines(repaired([Operation(f"%v = vector.shuffle %x, %x [1, 0] : {T}, {T}")])))
+    assert found[1:] == [f"%v = vector.shuffle %v_of0, %v_of0 [1, 0] : {T}, {T}"] and len(found) == 2
+
+
+def test_other_operations_stay():
+    texts = ["%v = vector.shuffle %x, %y [0, 32] : vector<32xi8>, vector<32xi8>", f"%v = my.op %x, %y : {T}, {T}",
+             f"%v = vector.shuffle %loop#0, %loop#1 [0, 64] : {T}, {T}"]  # fmt: skip
+    assert list(lines(repaired(map(Operation, texts)))) == texts
+
+
+def test_repeated_bytes_are_right():
+    x = np.arange(96, dtype=np.uint8).reshape(8, 12)
+    found = jit(lambda x: jnp.repeat(jnp.minimum(x, 3), 2, axis=1))(x)
+    np.testing.assert_array_equal(found, np.repeat(np.minimum(x, 3), 2, axis=1))
