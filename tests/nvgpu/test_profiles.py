@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pbkern
 from pbkern.errors import OptionError
@@ -86,6 +88,23 @@ def test_a_launch_under_jit_writes_a_trace(tmp_path):
     paths = list(tmp_path.glob("*.trace.json"))
     assert len(paths) == 2  # one a launch
     assert all(len(t) == 9 for p in paths for t in tracks(p).values())
+
+
+def test_pallas_kernels_in_a_loop_write_a_trace_each_time(tmp_path):
+    def doubled(x):
+        spec = pl.BlockSpec((2, 40), lambda i: (i, 0))
+        return pl.pallas_call(
+            lambda x, o: o.__setitem__(..., x[...] * 2), grid=(3,), in_specs=[spec], out_specs=spec, name="doubled",
+            out_shape=jax.ShapeDtypeStruct((6, 40), jnp.float32),
+            compiler_params=plgpu.CompilerParams(dimension_semantics=("sequential",), profile_space=3,
+                                                 profile_dir=str(tmp_path)),
+        )(x)  # fmt: skip
+
+    with pbkern.config.override(gpu_driver="simulator"), pbkern.pallas.installed("nvgpu"):
+        found = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: doubled(y), x))(X)
+    np.testing.assert_array_equal(found, X * 8)
+    paths = list(tmp_path.glob("*doubled*.trace.json"))
+    assert len(paths) == 3 and all(len(t) == 3 for p in paths for t in tracks(p).values())
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
