@@ -1,4 +1,5 @@
-"""Predicted against measured time of fused kernels, to set the constants of pbkern/fuse/cost.py, step_cost.py and machine.py.
+"""Predicted against measured time of fused kernels, to set the constants of
+pbkern/targets/cpu/costs/kernel.py, pbkern/targets/cpu/costs/step.py and pbkern/targets/cpu/machine.py.
 
     python -m benchmarks.calibrate [workload ...]
 

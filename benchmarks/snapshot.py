@@ -38,7 +38,8 @@ import runpy
 import sys
 import time
 
-os.environ.setdefault("PBKERN_CACHE", "0")  # what lies on disk was made by another version of the sources
+os.environ.setdefault("PBKERN_CACHE", "0")  # what is on disk was made by another version of the sources
+sys.path.insert(0, os.getcwd())  # this checkout's pbkern, whichever is installed
 
 import jax
 import numpy as np
@@ -315,5 +316,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())
     sys.exit(main())

@@ -23,8 +23,8 @@ from pbkern.api.pipeline import build_kernel, compile_programs, warn_of_export
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
+from pbkern.dsl.call import derivative_error
 from pbkern.dsl.primitives.prng_keys import is_key
-from pbkern.dsl.trace import derivative_error
 from pbkern.frontends.pallas.call import import_call
 from pbkern.frontends.pallas.float8 import is_float8
 from pbkern.frontends.pallas.mesh import call_params

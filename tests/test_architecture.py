@@ -182,6 +182,12 @@ def test_files_that_texts_mention_exist(path):
     assert not missing, f"{path.relative_to(PROJECT)} mentions {', '.join(missing)}"
 
 
+def test_files_that_tests_and_benchmarks_mention_exist():
+    paths = [p for d in ("tests", "benchmarks") for p in (PROJECT / d).rglob("*.py")]
+    missing = [f"{p.relative_to(PROJECT)}: {name}" for p in paths for name in mentioned(p) if name not in known_names()]
+    assert not missing, "\n".join(missing)
+
+
 CPU_WORDS = re.compile(r"avx512|vnni|vector_bits|l1_bytes")
 
 

@@ -199,9 +199,9 @@ def test_source_without_a_kernel():
 
 
 def test_a_platform_without_target():
-    from pbkern.dsl import trace
+    from pbkern.dsl import call
 
     k = pbkern.kernel(copy, out_shape=X).trace(X)
     ctx = SimpleNamespace(module_context=SimpleNamespace(platforms=("metal",)))
     with pytest.raises(TargetError, match="no target compiles kernel `copy` for metal"):
-        trace._no_target(ctx, kernel=k)
+        call._no_target(ctx, kernel=k)

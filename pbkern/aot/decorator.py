@@ -12,7 +12,8 @@ import jax
 from pbkern.api.decorators import JitFunction, merged, name_of, named_once
 from pbkern.api.stablehlo_functions import ImportedFunction
 from pbkern.core.errors import OptionError, UnsupportedOp
-from pbkern.core.options import ARGUMENT_OPTIONS, CompileOptions, check_for_aot
+from pbkern.core.option_uses import ARGUMENT_OPTIONS, check_for
+from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax import call
@@ -63,7 +64,7 @@ def polyblocks_aot_jax(
         compile_options = inner | (CompileOptions.from_dict(compile_options).differing())
         fn = fn.__wrapped__
     options = CompileOptions.from_dict(merged(compile_options, given))
-    check_for_aot(options)
+    check_for("polyblocks_aot_jax", options)
     compiled = functools.partial(compile_library, fn, options, output, emit)
     return compiled if imported is None else functools.partial(_of_imported, imported, compiled)
 

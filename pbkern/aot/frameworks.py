@@ -1,7 +1,7 @@
 """Functions of TensorFlow and modules of PyTorch -> libraries, by the same code as JAX functions.
 
 What a module or function keeps between calls, parameters and variables, are inputs of the library behind the user's; constants
-lie in it.
+are in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.api.decorators import merged, named_once
 from pbkern.core.errors import ArgumentError, OptionError, TargetError, UnsupportedOp
-from pbkern.core.options import CompileOptions, check_for_aot
+from pbkern.core.option_uses import check_for
+from pbkern.core.options import CompileOptions
 
 from .files import wanted
 from .function import Function, function_of
@@ -93,7 +94,7 @@ def _options(fn: Any, compile_options: Any, by: str) -> CompileOptions:
     if not callable(fn):
         raise OptionError(f"{by} compiles a function", why=f"given {fn!r}", hint=f"{by}(compile_options={{...}})(fn)(*args)")
     options = CompileOptions.from_dict(merged(compile_options, {}))
-    check_for_aot(options)
+    check_for("polyblocks_aot_jax", options)
     for name in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"):
         if getattr(options, name):
             raise OptionError(f"compile option `{name}` concerns functions of JAX arrays", why="it would have no effect here",
@@ -202,7 +203,7 @@ def _snake_case(name: str) -> str:
 def library_of_torch_file(path: str, options: CompileOptions, output: Any, emit: Iterable[str] | None) -> Library:
     """The library of a program that torch.export.save wrote."""
     torch = _needed("torch", "torch", "compile")
-    check_for_aot(options)
+    check_for("polyblocks_aot_jax", options)
     why = None if zipfile.is_zipfile(path) else "it is no archive" if pathlib.Path(path).exists() else "there is no such file"
     try:  # Torch would print a traceback of its own
         program = torch.export.load(path) if why is None else None

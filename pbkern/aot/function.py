@@ -36,7 +36,7 @@ PRINTS = ("debug_callback", "debug_print")
 
 @dataclass(frozen=True)
 class Source:
-    """Where an array lies: number `n` of the inputs ("input"), of the outputs or of the constants."""
+    """Where an array is: number `n` of the inputs ("input"), of the outputs or of the constants."""
 
     kind: str
     n: int
@@ -51,7 +51,7 @@ class Function:
       inputs, outputs: the arrays of its C function, in order.
       constants: arrays that the library holds.
       program: None if there is nothing to compute.
-      buffers: where each input, then each output of the program lies.
+      buffers: where each input, then each output of the program is.
       copies: (output, what it becomes a copy of) behind the program.
       shared: (input, output) pairs that may be one array: what is donated.
       build: the plan, and texts of its stages.
@@ -73,7 +73,7 @@ class Function:
 
 
 class _Values:
-    """Where values of a plan's jaxpr lie; constants are numbered as they are asked for."""
+    """Where values of a plan's jaxpr are; constants are numbered as they are asked for."""
 
     def __init__(self, plan, held: Sequence):
         self.inputs = {v: n for n, v in enumerate(plan.jaxpr.invars[len(held) :])}

@@ -1,6 +1,6 @@
 """The decorators, and what they return: functions as jax.jit makes them, which can be looked into.
 
-How such a function is compiled is api/pipeline.py, where its large results lie api/result_pool.py.
+How such a function is compiled is api/pipeline.py, where its large results are is api/result_pool.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pbkern import _jax, fuse
 from pbkern.core import config
 from pbkern.core.errors import OptionError
 from pbkern.core.jaxprs import equations
-from pbkern.core.options import ARGUMENT_OPTIONS, OTHER_BACKENDS, CompileOptions, check_for_backend, check_for_jax_jit
+from pbkern.core.option_uses import ARGUMENT_OPTIONS, OTHER_BACKENDS, check_for, check_for_backend
+from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
@@ -82,7 +83,7 @@ def polyblocks_jit_jax(
         raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
     given = merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
-    check_for_jax_jit(options)
+    check_for("polyblocks_jit_jax", options)
     return JitFunction(fn, options, jit_kw)
 
 

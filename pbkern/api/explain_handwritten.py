@@ -15,8 +15,8 @@ from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.options import CompileOptions
+from pbkern.dsl.call import kernel_p
 from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.trace import kernel_p
 from pbkern.lower.grid.parallelism import grid_dimensions
 from pbkern.targets import get_target
 

@@ -42,7 +42,7 @@ def kernel_call(kernel: Kernel, options: CompileOptions) -> Callable[..., list[j
 
 
 def least_seconds(calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """Least time of each, called in turn until `seconds` have passed and each was called MIN_CALLS times.
+    """Least time of each, in alternating calls until `seconds` have passed and each was called MIN_CALLS times.
 
     Each is called once before, so that what is compiled or touched on a first call is not counted.
     """

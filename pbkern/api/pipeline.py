@@ -27,9 +27,9 @@ from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.dsl import checks
 from pbkern.dsl.build_programs import kernel_program, repeated
+from pbkern.dsl.call import kernel_p
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.trace import kernel_p
 from pbkern.dsl.verify import verify
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
@@ -207,7 +207,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
 
 
 def warn_of_export(name: str) -> None:
-    """What is exported holds operations, of which whoever loads it makes code."""
+    """What is exported holds operations; whoever loads it compiles them."""
     warnings.warn(
         f"`{name}` is exported without its kernels: machine code of this process cannot leave it. What XLA makes of the same "
         "operations runs where the exported function is called",

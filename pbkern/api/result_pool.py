@@ -2,11 +2,11 @@
 
 XLA takes arrays from malloc, and glibc's malloc maps arrays above 32 MB (DEFAULT_MMAP_THRESHOLD_MAX) anew each time and
 unmaps them when they are freed: every call of a function with such a result touches fresh pages first, which costs more
-than computing many of them (decision 012). Here such results lie in memory of a pool. A result is an ordinary jax.Array
+than computing many of them (decision 012). Here such results are in memory of a pool. A result is an ordinary jax.Array
 over it; when its last reference goes, the memory returns to the pool, which keeps up to PBKERN_POOL_MEGABYTES unused.
 
 `Dispatch` decides per types of arguments, once. Calls under a transformation, with donated arguments, over several devices,
-or of functions of which XLA keeps a part run as any other; so do small ones, at the cost of one test.
+or of functions that XLA keeps a part of run as any other; so do small ones, at the cost of one test.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _only_device() -> jax.Device | None:
 
 
 def _on_only_device(leaf: Any) -> bool:
-    """Whether an argument is a number, a NumPy array, or an array that lies there."""
+    """Whether an argument is a number, a NumPy array, or an array that is there."""
     if isinstance(leaf, jax.core.Tracer) or _only_device() is None:
         return False
     if isinstance(leaf, jax.Array):

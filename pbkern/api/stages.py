@@ -90,7 +90,7 @@ class MemoryAnalysis:
 
     Attributes:
       argument_size_in_bytes, output_size_in_bytes: arrays that the caller holds before and after.
-      alias_size_in_bytes: the part of the results that lies in donated arguments.
+      alias_size_in_bytes: the part of the results that is in donated arguments.
       arena_size_in_bytes: what compiled programs hold for temporaries between kernels and for scratch of all threads;
         calls that run at the same time have one each. Programs keep their arenas from call to call.
       temp_size_in_bytes: the arenas, and what XLA allocates between programs and for operations left to it.
@@ -129,7 +129,7 @@ class Costs:
     """What the plan of a function knows that XLA does not, of one call.
 
     Attributes:
-      programs: custom calls, each of which XLA counts as -1.
+      programs: custom calls; XLA counts each as -1.
       flops, nbytes, seconds: operations, compulsory bytes, predicted time of all fused kernels; None where it depends on
         values how often one runs.
     """

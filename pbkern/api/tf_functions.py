@@ -15,7 +15,8 @@ import jax
 from jax.extend import core as jex
 
 from pbkern.core.errors import OptionError, TargetError
-from pbkern.core.options import CompileOptions, check_for_backend, check_for_tf
+from pbkern.core.option_uses import check_for, check_for_backend
+from pbkern.core.options import CompileOptions
 from pbkern.frontends.stablehlo.importer import import_program
 from pbkern.frontends.stablehlo.parse import parse
 
@@ -46,7 +47,7 @@ def polyblocks_jit_tf(
         hint = "@polyblocks_jit_tf(compile_options={...})"
         raise OptionError("polyblocks_jit_tf decorates a function", why=f"given {fn!r}", hint=hint)
     options = CompileOptions.from_dict(merged(compile_options, {}))
-    check_for_tf(options)
+    check_for("polyblocks_jit_tf", options)
     _tensorflow()
     return TfFunction(fn, input_signature, options)
 
@@ -66,7 +67,7 @@ def polymage_jit_tf(
     backend = options.execution_backend
     if backend == "polyblocks":
         return polyblocks_jit_tf(fn, input_signature=input_signature, compile_options=options.differing())
-    check_for_tf(dataclasses.replace(options, execution_backend="polyblocks"))
+    check_for("polyblocks_jit_tf", dataclasses.replace(options, execution_backend="polyblocks"))
     check_for_backend(options)
     return _tensorflow().function(fn, input_signature=input_signature, jit_compile=backend == "xla")
 

@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from pbkern.core.errors import OptionError, TargetError
-from pbkern.core.options import CompileOptions, check_for_torch
+from pbkern.core.option_uses import check_for
+from pbkern.core.options import CompileOptions
 
 from .decorators import merged, named_once
 
@@ -39,7 +40,7 @@ def polyblocks_jit_torch(fn: Any = None, *, compile_options: Any = None, runtime
     if fn is None:
         return functools.partial(polyblocks_jit_torch, compile_options=compile_options)
     options = CompileOptions.from_dict(merged(compile_options, {}))
-    check_for_torch(options)
+    check_for("polyblocks_jit_torch", options)
     if isinstance(fn, type) or not callable(fn):
         raise OptionError("polyblocks_jit_torch compiles a function, a method or an nn.Module", why=f"given {fn!r}",
                           hint="decorate `forward`, or the module that a class makes")  # fmt: skip
@@ -72,7 +73,7 @@ def polymage_jit_torch(fn: Any = None, *, compile_options: Any = None, runtime_a
 def compile_fx(module: Any, inputs: Any, *, options: Any = None, **_: Any) -> Any:
     """The backend "pbkern" of torch.compile, with compile options as `torch.compile(..., options={...})`."""
     found = CompileOptions.from_dict(merged(options, {}))
-    check_for_torch(found)
+    check_for("polyblocks_jit_torch", found)
     return _calls().backend(found, _numbered(options))(module, inputs)
 
 

@@ -2,7 +2,7 @@
 
 Each fused kernel is tried alone, on random operands of its sizes: first other blocks, cheapest first by the model, then
 the target's variations (prefetched steps, threads) of the best. Every candidate's results are compared with the model's
-choice. The best few are measured once more, in turn and twice, and have to gain both times. At last the whole function
+choice. The best few are measured twice more, with alternating calls, and have to gain both times. At last the whole function
 runs with all that was chosen beside the function as it was, likewise: what is not faster then is not kept.
 
 Fusion itself is not searched: which operations share a kernel stays the cost model's decision. Groups of the function and
@@ -66,7 +66,7 @@ class Tuning:
 
     Attributes:
       kernels: each fused kernel alone. A kernel that the budget did not reach has tried 0 candidates.
-      before, after: seconds of the whole function, least of calls in turn, with the model's choices and with the
+      before, after: seconds of the whole function, least of alternating calls, with the model's choices and with the
         kernels' best.
       kept: whether the kernels' best are now the function's; otherwise the model's choices stay.
       seconds: that tuning took.
@@ -213,7 +213,7 @@ class _Search:
                 yield fuse.Choice(best.blocks, tuple(sorted((*others, (name, value)))))
 
     def final(self) -> tuple[Choice, float, float]:
-        """(best, seconds of the default, seconds of the best): the fastest few again, in turn with the default."""
+        """(best, seconds of the default, seconds of the best): the fastest few again, calls alternating with the default's."""
         ranked = sorted((c for c in self.times if c != fuse.Choice()), key=self.times.__getitem__)[:FINALISTS]
         ranked = [fuse.Choice(), *ranked]
         seconds, faster = compared([self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN)
@@ -222,7 +222,7 @@ class _Search:
 
 
 def compared(calls: Sequence[Callable[[], Any]], seconds: float, gain: float) -> tuple[list[float], list[bool]]:
-    """(least time of each, whether it takes at most `gain` times the first's), calls in turn for about `seconds`.
+    """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
 
     Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine decides.
     """

@@ -138,7 +138,7 @@ class _Version(argparse.Action):
 
 
 def _bench(arguments: Sequence[str]) -> int:
-    """Hands the arguments to benchmarks/run.py, which lies beside the package in a checkout and is not installed."""
+    """Hands the arguments to benchmarks/run.py, which is beside the package in a checkout and is not installed."""
     checkout = pathlib.Path(__file__).parents[2]
     if not (checkout / "benchmarks" / "run.py").exists():
         raise OptionError("the benchmarks are not installed", why=f"there is no folder `benchmarks` in {checkout}",

@@ -19,18 +19,6 @@ DEFAULT_OP_CYCLES: Mapping[str, float] = {
     "argmax": 3, "argmin": 3, "rev": 2, "population_count": 2, "clz": 2,
 }  # fmt: skip
 
-# Of every target so far.
-LINE_BYTES = 64
-# Rows of operands this many bytes apart, or a multiple, fall into few cache sets: 64 sets of 64-byte lines. Those that at
-# least so many points share are copied, to where they lie otherwise.
-CONFLICT_BYTES, ROW_REUSE = 2048, 256
-# Of an element of a contraction that is turned, in registers, on its way from cache to cache.
-TURN_CYCLES = 0.5
-# Arrays of this size and more are not held by the caches of one core.
-FAR_BYTES = 2 << 20
-# Keys of attention that are left out together where a mask silences them. A power of two: strip numbers are shifts.
-MASK_STRIP = 64
-
 
 @dataclass(frozen=True)
 class Machine:

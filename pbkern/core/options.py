@@ -1,7 +1,7 @@
 """CompileOptions: every option of the `compile_options` dictionary, typed, documented and validated.
 
-An option either does what its entry says or is refused with a reason; none is ignored. Which of them concern a
-decorator that compiles just in time is decided by `check_for_jax_jit`: the others raise OptionError when given.
+An option either does what its entry says or is refused with a reason; none is ignored. core/option_uses.py has the table of
+which decorator takes which.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import OptionError, TargetError
+from .errors import OptionError
 
 TARGETS = ("cpu", "nvgpu", "amdgpu")
 PRECISION_MODES = ("fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_int32")
@@ -50,7 +50,7 @@ class CompileOptions:
       polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses them so far, either way.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched. False is
         refused: programs have no code that loads a kernel again.
-      on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs lie on the GPU.
+      on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs are on the GPU.
       user_device_memory: bool, default False. AOT: the caller provides the memory of a call, and a stream, as the last two
         arguments. On CPUs it is memory of the process, and the stream is not used.
       aot: bool, default False. AOT: make a library.
@@ -205,100 +205,3 @@ CHECKS: Mapping[str, Callable] = {
     "mm_conv_precision_mode": _choice(None, *PRECISION_MODES),
     "execution_backend": _choice(*BACKENDS),
 }
-
-
-# --- who takes which ------------------------------------------------------------------------------------------------
-
-GPU_ONLY = ("polyblocks_gpu_no_tensor_core", "device_one_time_load")
-AOT_ONLY = ("aot", "aot_name", "device", "on_gpu_tensors", "user_device_memory", "openmp", "num_threads")
-TORCH_ONLY = ("torch_polyblocks_select_graphs", "torch_polyblocks_filter_graphs")
-
-
-ARGUMENT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
-# What can act on a function that other backends run: op by op, every argument is known, and none is given up.
-OTHER_BACKENDS = {"std": ("static_argnums", "static_argnames"), "xla": ARGUMENT_OPTIONS}
-
-
-def check_for_backend(options: CompileOptions) -> None:
-    """Raises OptionError for options that cannot act on the backend that execution_backend names, unless at their defaults."""
-    backend = options.execution_backend
-    if backend not in OTHER_BACKENDS:
-        return
-    for name, value in options.differing().items():
-        if name not in ("execution_backend", *OTHER_BACKENDS[backend]):
-            raise OptionError(
-                f"compile option `{name}` cannot act with execution_backend {backend!r}", why=f"{name}={value!r}; "
-                f"{'plain JAX runs the function op by op' if backend == 'std' else 'jax.jit compiles the function'}",
-                hint="leave it out, or execution_backend 'polyblocks'",
-            )  # fmt: skip
-
-
-def check_for_torch(options: CompileOptions) -> None:
-    """Raises OptionError for options that mean nothing to polyblocks_jit_torch, unless at their defaults."""
-    for name in options.differing():
-        if name in AOT_ONLY:
-            _refuse(name, "ahead-of-time compilation", "leave it out: this decorator compiles just in time")
-        if name in ARGUMENT_OPTIONS:
-            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
-        if name in GPU_ONLY and options.target == "cpu":
-            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
-        if name == "execution_backend":
-            _refuse(name, "polymage_jit_torch", "polymage_jit_torch(compile_options={'execution_backend': ...})")
-    selected, filtered = options.torch_polyblocks_select_graphs, options.torch_polyblocks_filter_graphs
-    for number in (*selected, *filtered):
-        if number < 0:
-            raise OptionError(f"there is no graph {number}", why=f"select {selected}, filter {filtered}",
-                              hint="graphs are 0, 1, ... in order of capture")  # fmt: skip
-    for number in sorted({*selected} & {*filtered}):
-        raise OptionError(f"graph {number} is selected and left out", why=f"select {selected}, filter {filtered}",
-                          hint="name it in one of the two")  # fmt: skip
-    if options.target != "cpu":
-        raise OptionError(f"functions of PyTorch are not compiled for target {options.target!r}",
-                          why="programs are called with addresses in this computer's memory", hint="target 'cpu'")  # fmt: skip
-
-
-def check_for_tf(options: CompileOptions) -> None:
-    """Raises OptionError for options that mean nothing to polyblocks_jit_tf, unless at their defaults."""
-    for name in options.differing():
-        if name in ARGUMENT_OPTIONS:
-            _refuse(name, "functions of JAX arrays", "leave it out: what is no tensor is a constant already")
-        if name == "execution_backend":
-            _refuse(name, "polymage_jit_tf", "polymage_jit_tf(compile_options={'execution_backend': ...})")
-    check_for_jax_jit(options)
-
-
-def check_for_jax_jit(options: CompileOptions) -> None:
-    """Raises OptionError for options that mean nothing to a decorator that compiles just in time, unless at their defaults."""
-    for name in options.differing():
-        if name == "device" and options.target != "cpu":
-            continue  # which GPU code is made for
-        if name in AOT_ONLY:
-            _refuse(name, "ahead-of-time compilation", "polyblocks_aot_jax(compile_options={...})(fn)(*args) makes libraries")
-        if name in TORCH_ONLY:
-            _refuse(name, "the PyTorch front end", "use it with polyblocks_jit_torch")
-        if name in GPU_ONLY and options.target == "cpu":
-            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
-        if name == "execution_backend":
-            _refuse(name, "polymage_jit_jax", "polymage_jit_jax(compile_options={'execution_backend': ...})")
-
-
-def check_for_aot(options: CompileOptions) -> None:
-    """Raises OptionError for options that mean nothing to a library, unless at their defaults; TargetError for targets of which
-    there are none yet."""
-    if options.target != "cpu":
-        raise TargetError(f"libraries for target `{options.target}` are not made yet", why="they are made for CPUs",
-                          hint="compile_options={'target': 'cpu'}")  # fmt: skip
-    for name in options.differing():
-        if name in TORCH_ONLY:
-            _refuse(name, "the PyTorch front end", "leave it out")
-        if name in (*GPU_ONLY, "on_gpu_tensors"):
-            _refuse(name, "the targets nvgpu and amdgpu", "leave it out: the target is cpu")
-        if name == "execution_backend":
-            _refuse(name, "polymage_jit_jax", "leave it out: libraries hold what pbkern compiles")
-    if not options.openmp and (options.num_threads or 1) > 1:
-        raise OptionError("a library without OpenMP runs on one thread", why=f"openmp=False, num_threads={options.num_threads}",
-                          hint="leave one of them out")  # fmt: skip
-
-
-def _refuse(name: str, concerns: str, hint: str) -> None:
-    raise OptionError(f"compile option `{name}` concerns {concerns}", why="it would have no effect here", hint=hint)

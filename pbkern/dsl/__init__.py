@@ -16,12 +16,13 @@ from pbkern.dsl.primitives.grid import cdiv, ds, in_bounds, load, loop, multiple
 from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, ref_access
 from pbkern.dsl.text.spelling import bind
 
+from .call import call_kernel
 from .checks import check, fail
 from .interpret import interpret
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
 from .printer import rebuild, same_kernel, source
 from .specs import BlockSpec, GridSpec
-from .trace import KernelFunction, call_kernel, kernel, trace_kernel
+from .trace import KernelFunction, kernel, trace_kernel
 from .verify import verify
 
 __all__ = [

@@ -19,7 +19,7 @@ from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
 
 
 def batch(primitive, args, dims, k: Kernel):
-    """(results, their batch dimensions) of a call of a kernel on operands of which some are stacked along `dims`."""
+    """(results, their batch dimensions) of a call of a kernel whose operands are stacked along `dims`, all or some."""
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
     batched = [d is not None for d in dims]
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]

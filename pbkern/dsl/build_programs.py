@@ -26,7 +26,7 @@ def repeated(program: HostProgram, times: int) -> HostProgram:
 def in_stages(program: HostProgram) -> HostProgram:
     """The same program for targets, which know no last stages: each is a launch that follows that of its kernel's programs.
 
-    What lies between them is temporary; launches share its storage.
+    What is between them is temporary; launches share its storage.
     """
     if not any(k.finish for k in program.kernels()):
         return program

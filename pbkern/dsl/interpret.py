@@ -95,7 +95,7 @@ def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
 
 @dataclass
 class Buffer:
-    """What a Ref refers to in one program: a block or scratch, and which of its positions lie inside the array."""
+    """What a Ref refers to in one program: a block or scratch, and which of its positions are inside the array."""
 
     name: str
     data: np.ndarray
@@ -384,7 +384,7 @@ def _plain(a: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
 def _subscript(eqn, indices: tuple, buffer: Buffer, mask: np.ndarray | None, program: Program) -> tuple:
     """NumPy subscript of an access after its bounds check: slices and arrays, or with `mask` arrays only.
 
-    Masked-off positions may lie anywhere; they are replaced by 0.
+    Masked-off positions may be anywhere; they are replaced by 0.
     """
     shape = buffer.data.shape
     if mask is None and not any(isinstance(i, Gather) for i in indices):

@@ -53,7 +53,7 @@ class Squeezed:
 class Element:
     """`size` elements starting at index itself (halos, overlapping blocks).
 
-    `padding` = (low, high) elements may lie outside the array: start may be as low as -low, and start + size as
+    `padding` = (low, high) elements may be outside the array: start may be as low as -low, and start + size as
     high as extent + high. What a read returns there is unspecified (NaN in interpret mode); stores are dropped.
     """
 
@@ -168,7 +168,7 @@ class Kernel:
 
     @cached_property
     def stages(self) -> tuple[Kernel, ...]:
-        """Kernels without last stages that do the same in turn: the programs, then the last stage if there is one."""
+        """Kernels without last stages that do the same together: the programs, then the last stage if there is one."""
         return (self,) if self.finish is None else (dataclasses.replace(self, finish=None), self.finish)
 
     @cached_property

@@ -129,7 +129,7 @@ def _verify_block_size(k: Kernel, m: BlockMapping, n: int, d, extent: int) -> No
 
 
 def _verify_start(k: Kernel, m: BlockMapping, n: int) -> None:
-    """Blocks lie inside the array and its padding, where the index map is affine."""
+    """Blocks are inside the array and its padding, where the index map is affine."""
     start, d, extent = m.starts[n], m.dims[n], m.array.shape[n]
     if start is None:
         return

@@ -65,7 +65,7 @@ class BodyBuilder:
         self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
         self.now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
-        self.waiting = PendingReads(self.resolve, lambda v: self._order.get(id(v), ()))
+        self.pending_reads = PendingReads(self.resolve, lambda v: self._order.get(id(v), ()))
 
     # ---------------------------------------------------------------- small makers used by the rules
 
@@ -235,7 +235,7 @@ class BodyBuilder:
         plan, layouts, over = decide.decide(items, self)
         self._layouts |= layouts
         self._over |= over
-        self.waiting.add(items, self._prefix)
+        self.pending_reads.add(items, self._prefix)
         for k, item in enumerate(items):
             self.now = (*self._prefix, k)
             self._run(item, plan)
@@ -272,7 +272,7 @@ class BodyBuilder:
     def _note_storage(self, v: Value, stored: Stored) -> None:
         self._stored[id(v)] = stored
         self.keep(v)
-        self.waiting.lies(v)
+        self.pending_reads.record(v)
 
     def pull(self, v: Value, ix: Index, nest: Nest | None = None, guard: bool = False, memo: dict | None = None) -> Expr:
         """The expression of v at an index; contractions decided to be inlined add their reduction to `nest`."""
@@ -414,7 +414,7 @@ class BodyBuilder:
         return nest
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
-        """The same elements in the same order under another shape; copies them unless they lie so."""
+        """The same elements in the same order under another shape; copies them unless they are so."""
         found = merged(stored, shape, self.context.aliases)
         if found is not None:
             self.keep(found)

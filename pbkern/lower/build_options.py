@@ -13,8 +13,8 @@ class SortScratch(Protocol):
     """What a target's Sort statements need beside their operands. Its repr is part of the keys of the disk cache."""
 
     def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys` operands, of which `first`
-        elements are read."""
+        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys` operands; the
+        first `first` elements are read."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ class BuildOptions:
       op_costs: primitive -> what one costs, in additions; 1 where absent. Part of the sources, not of a key.
       store_price: additions per element that a store and the loads of it are worth.
       short_row: a costly function of rows up to this length is stored for many rows, rather than computed in each.
-      sort_scratch: what lines need that are not sorted in registers.
+      short_line: lines of up to this many elements are sorted in registers, by a network of exchanges;
+        short_line_operations: if that takes no more operations than this.
+      sort_scratch: what other lines need beside themselves to be sorted.
       scatter_strip: updates of one element that are made together before they are combined one by one; 0: each by itself.
       fetch_ahead: updates between one and the window that it asks for by a Fetch; 0: there are none.
       fetch_bytes: results of a scatter from this size on are asked for.
-      cut_bytes: long rows are cut at index tests in multiples of this, so that what lies between starts at one; 1: where
+      cut_bytes: long rows are cut at index tests in multiples of this, so that parts between tests start at one; 1: where
         the test is.
       may_shift: the last block of a ragged dimension may be moved back (lower/grid/block_shift.py), so that some elements are
         computed twice, and none under a mask.
@@ -52,6 +54,8 @@ class BuildOptions:
     op_costs: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
     store_price: float = 4.0
     short_row: int = 8
+    short_line: int = 16
+    short_line_operations: int = 1600
     sort_scratch: SortScratch = NoScratch()
     scatter_strip: int = 0
     fetch_ahead: int = 0
@@ -59,6 +63,11 @@ class BuildOptions:
     cut_bytes: int = 1
     may_shift: bool = True
     plain: bool = False
+
+    def sorts_in_registers(self, length: int, keys: int, operands: int) -> bool:
+        """Whether lines of so many elements are: neighbours compare keys, and exchange all operands."""
+        exchanges = length * (length - 1) // 2
+        return length <= self.short_line and exchanges * (7 * keys + 2 * operands) <= self.short_line_operations
 
     def op_cost(self, primitive: str) -> float:
         return self.op_costs.get(primitive, 1.0)

@@ -1,7 +1,7 @@
 """Kernel -> KernelNests: all of a kernel that every target shares, before threads, vectors, memories are chosen.
 
-A body is lowered for one case or for several, of which each program finds its own (lower/grid/edge_variants.py): for blocks
-that lie inside their arrays, without masks, and for those at the ends. Where blocks do not divide an array, the last block is
+A body is lowered for one case or for several; each program finds its own (lower/grid/edge_variants.py): for blocks
+that are inside their arrays, without masks, and for those at the ends. Where blocks do not divide an array, the last block is
 moved back if the body allows it (lower/grid/block_shift.py).
 """
 
@@ -32,6 +32,7 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import Bounds
 from pbkern.lower.nest.interpret import Memory
 from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
+from pbkern.lower.nest.verify import verify
 from pbkern.lower.passes.dead_points import Body, trim
 from pbkern.lower.passes.uniform_axes import narrow, narrowed_buffers, uniform_axes
 from pbkern.lower.rules import debug_callbacks
@@ -107,7 +108,7 @@ class KernelNests:
       operands: inputs, then outputs. scratch: as the kernel has it; kept along dimensions that are not parallel.
       copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
       ragged: grid dimensions at whose last index a case of its own runs.
-      crossing: extents by which two cases differ: the first is for programs where all of them lie inside.
+      crossing: extents by which two cases differ: the first is for programs where all of them are inside.
       cases: at least one, unless the grid has no programs; `case_of` tells which holds for a program.
     """
 
@@ -148,7 +149,7 @@ class KernelNests:
             if not s.statements:
                 return s
             found = run_passes("nests", passes, list(s.statements), s.context, of=f"{self.kernel.name}{what}", show=ir.show,
-                               verify=lambda stmts: ir.verify(stmts, symbols))
+                               verify=lambda stmts: verify(stmts, symbols))
             return replace(s, statements=tuple(found))
 
         prologue = passed(self.prologue, ", prologue", self._symbols())
@@ -163,9 +164,9 @@ class KernelNests:
 
     def verify(self) -> None:
         """Checks ranks, known symbols and static bounds of accesses. Raises InternalError."""
-        ir.verify(list(self.prologue.statements), self._symbols())
+        verify(list(self.prologue.statements), self._symbols())
         for c in self.cases:
-            ir.verify(list(c.statements), self._symbols(inside=True))
+            verify(list(c.statements), self._symbols(inside=True))
 
     def interpret(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs every program in order on NumPy arrays, one per input; the results.
@@ -358,7 +359,7 @@ def _whole(buf: Buf) -> RefView:
 
 
 def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
-    """What is left of the bounds where all blocks lie inside."""
+    """What is left of the bounds where all blocks are inside."""
     found = dict(bounds)
     for e in blocks:
         if len(e.start.terms) == 1 and e.start.terms[0][1] > 0 and e.start.terms[0][0] in found:

@@ -10,7 +10,8 @@ import pytest
 import pbkern
 from pbkern.core import config
 from pbkern.core.errors import OptionError, UnsupportedOp
-from pbkern.core.options import AOT_ONLY, GPU_ONLY, TORCH_ONLY, CompileOptions
+from pbkern.core.option_uses import AOT_ONLY, GPU_ONLY, TORCH_ONLY
+from pbkern.core.options import CompileOptions
 
 pj = pbkern.polyblocks_jit_jax
 RNG = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """Plans a function, runs the plan on the oracle and compares with JAX."""
 
+import dataclasses
 import random
 from types import SimpleNamespace
 
@@ -11,12 +12,18 @@ from pbkern import fuse
 from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.verify import verify
 from pbkern.fuse.tiling import block_search
+from pbkern.targets.cpu.costs import model
 from pbkern.targets.cpu.costs.model import CpuCosts
 from tests.arrays import array
 
 from .oracle import run_program
 
 COSTS = CpuCosts.of(DEFAULT_MACHINE)
+
+
+def set_sizes(monkeypatch, **sizes):
+    """Has the fuser choose by other sizes (fuse/cost/sizes.py), so that small arrays are treated as large ones are."""
+    monkeypatch.setattr(model, "SIZES", dataclasses.replace(model.SIZES, **sizes))
 
 
 def planned(f, *args, supports=lambda eqn: None, machine=COSTS, **options):

@@ -1,4 +1,5 @@
-"""Gathers of arithmetic (fuse/lookups.py) and readers that move to the makers of large values (fuse/handover.py)."""
+"""Gathers of arithmetic (fuse/indexing/gather_hoisting.py) and readers that move to the makers of large values
+(fuse/partition/move_consumers.py)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Gathers from stacks of a few values are selects (fuse/chosen.py): every mode, also of places outside."""
+"""Gathers from stacks of a few values are selects (fuse/indexing/gather_to_select.py): every mode, also of places outside."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Small groups that combine what another kernel found become its last stage (fuse/last_stages.py)."""
+"""Small groups that combine what another kernel found become its last stage (fuse/partition/final_reductions.py)."""
 
 import jax
 import jax.numpy as jnp

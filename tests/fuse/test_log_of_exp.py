@@ -1,4 +1,5 @@
-"""Logarithms of exponentials (fuse/logarithms.py) are what jax.jit makes of them, also where the exponential overflows."""
+"""Logarithms of exponentials (fuse/algebra/log_of_exp.py) are what jax.jit makes of them, also where the exponential
+overflows."""
 
 import jax
 import jax.numpy as jnp

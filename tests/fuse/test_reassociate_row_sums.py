@@ -1,4 +1,4 @@
-"""Sums over rows of products, taken over what the products contract (fuse/row_sums.py)."""
+"""Sums over rows of products, taken over what the products contract (fuse/algebra/reassociate_row_sums.py)."""
 
 import jax
 import jax.numpy as jnp

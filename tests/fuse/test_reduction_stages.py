@@ -1,4 +1,4 @@
-"""Reductions in two stages (fuse/reduction_stages.py): every cut of every shape, products of deviations, places of extrema."""
+"""Reductions in two stages (fuse/split/reductions.py): every cut of every shape, products of deviations, places of extrema."""
 
 import math
 
@@ -15,14 +15,14 @@ from pbkern.testing import assert_kernels
 from tests.arrays import array
 from tests.lowered import lowered
 
-from .checking import check, planned
+from .checking import COSTS, check, planned, set_sizes
 from .workloads import f32
 
 
 @pytest.fixture(autouse=True)
 def small_runs(monkeypatch):
     """Small arrays are cut as large ones are."""
-    monkeypatch.setattr(reductions, "SMALL_BYTES", 1)
+    set_sizes(monkeypatch, stage_bytes=1)
     monkeypatch.setattr(reductions, "RUN_ELEMENTS", 64)
 
 
@@ -182,7 +182,7 @@ def test_places_of_extrema_of_integers(dtype):
 @pytest.mark.parametrize("f", [jnp.sum, jnp.max, jnp.prod], ids=["sum", "max", "prod"])
 @pytest.mark.parametrize("shape", [(2, 40, 5, 8), (3, 33, 4, 3), (1, 17, 1, 2)])
 def test_few_neighbours_are_reduced_behind_columns(f, shape, monkeypatch):
-    monkeypatch.setattr(reductions, "SMALL_BYTES", 1 << 18)
+    set_sizes(monkeypatch, stage_bytes=1 << 18)
     check(lambda x: f(x, axis=(1, 3)), 1 + 0.1 * rand(shape), tolerance=1e-5)
 
 
@@ -212,7 +212,7 @@ def first_block(f, *shape):
 @pytest.mark.parametrize("f", [jnp.sum, jnp.max, jnp.var], ids=["sum", "max", "var"])
 def test_far_rows_are_read_in_long_parts(f, runs_as_they_are):
     rows, columns = first_block(lambda x: f(x, axis=0), 8192, 4096)
-    assert rows < 8192 and 4 * columns >= reductions.ROW_BYTES
+    assert rows < 8192 and 4 * columns >= COSTS.sizes.far_row_bytes
 
 
 def test_enough_sums_of_far_rows_are_not_cut(runs_as_they_are):

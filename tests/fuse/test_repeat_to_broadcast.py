@@ -1,4 +1,5 @@
-"""Repetitions along several dimensions (fuse/repeats.py) are one nest, and rows backwards whole vectors."""
+"""Repetitions along several dimensions (fuse/indexing/repeat_to_broadcast.py) are one nest, and rows backwards whole
+vectors."""
 
 import jax
 import jax.numpy as jnp

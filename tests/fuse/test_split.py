@@ -6,7 +6,7 @@ from jax import lax
 
 from pbkern.fuse.split import two_stage
 
-from .checking import check, check_blocks, planned, rand
+from .checking import check, check_blocks, planned, rand, set_sizes
 from .workloads import f32
 
 
@@ -29,7 +29,7 @@ DEEP = {
 
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_contractions_equal_jax(name, monkeypatch):
-    monkeypatch.setattr(two_stage, "SPLIT_OPERAND_BYTES", 1)
+    set_sizes(monkeypatch, split_operand_bytes=1)
     monkeypatch.setattr(two_stage, "SPLIT_DEPTH", 1)
     f, *shapes = DEEP[name]
     args = [rand(*s, seed=n) for n, s in enumerate(shapes)]
@@ -38,7 +38,7 @@ def test_deep_contractions_equal_jax(name, monkeypatch):
 
 
 def test_half_precision_adds_partial_results_in_single(monkeypatch):
-    monkeypatch.setattr(two_stage, "SPLIT_OPERAND_BYTES", 1)
+    set_sizes(monkeypatch, split_operand_bytes=1)
     monkeypatch.setattr(two_stage, "SPLIT_DEPTH", 1)
     x = rand(640, 6, dtype="bfloat16")
     plan = check(lambda x: x.T @ x, x, tolerance=2e-2)

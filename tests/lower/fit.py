@@ -1,6 +1,6 @@
 """Weighted minimax polynomials (Remez exchange in mpmath): where the coefficients of vector_math come from.
 
-Run as a script to print every table with its error in bits: those of polynomials.py, then those of tables.py.
+Run as a script to print every table with its error in bits: those of coefficients.py, then those of lookup_values.py.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ FITS = {
 }
 
 
-# --- tables.py ------------------------------------------------------------------------------------------------------
+# --- lookup_values.py ------------------------------------------------------------------------------------------------------
 
 
 def bits(x):

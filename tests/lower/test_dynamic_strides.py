@@ -1,4 +1,4 @@
-"""How integer expressions move along a dimension (lower/steps.py)."""
+"""How integer expressions move along a dimension (lower/values/dynamic_strides.py)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,5 @@
-"""Ragged grids: last blocks overlap others only where results do not depend on where a block starts (lower/positions.py)."""
+"""Ragged grids: last blocks overlap others only where results do not depend on where a block starts
+(lower/grid/position_dependence.py)."""
 
 import jax
 import jax.numpy as jnp

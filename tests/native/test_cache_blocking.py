@@ -1,4 +1,5 @@
-"""Nests that pass over the same data, cut into rows that stay near (lower/reuse.py), at ragged and long rows."""
+"""Nests that pass over the same data, cut into rows that stay near (targets/cpu/locality/cache_blocking.py), at ragged and
+long rows."""
 
 import jax
 import jax.numpy as jnp

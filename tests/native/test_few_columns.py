@@ -1,4 +1,5 @@
-"""Products with few columns run along the reduction (lower/pack.py), alone, in batches and in pairs of bfloat16."""
+"""Products with few columns run along the reduction (targets/cpu/packing/panels.py), alone, in batches and in pairs of
+bfloat16."""
 
 import jax
 import jax.numpy as jnp

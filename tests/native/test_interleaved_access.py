@@ -1,4 +1,5 @@
-"""Arrays of structures: strided accesses as whole vectors (lower/strided.py), small dimensions apart (lower/components.py)."""
+"""Arrays of structures: strided accesses as whole vectors (targets/cpu/schedule/interleaved_access.py), small dimensions
+apart (lower/passes/unroll_small_dims.py)."""
 
 import jax
 import jax.numpy as jnp

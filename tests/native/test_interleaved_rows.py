@@ -1,4 +1,4 @@
-"""Vectors of several short rows (lower/woven.py), and elements that lie a few apart backwards (lower/strides.py)."""
+"""Vectors of several short rows (targets/cpu/emit/interleaved_rows.py), and elements a few apart backwards."""
 
 import jax
 import jax.numpy as jnp

@@ -23,7 +23,8 @@ def test_an_operand_that_comes_twice_is_held_once():
 
 
 def test_other_operations_stay():
-    texts = ["%v = vector.shuffle %x, %y [0, 32] : vector<32xi8>, vector<32xi8>", f"%v = my.op %x, %y : {T}, {T}"]
+    texts = ["%v = vector.shuffle %x, %y [0, 32] : vector<32xi8>, vector<32xi8>", f"%v = my.op %x, %y : {T}, {T}",
+             f"%v = vector.shuffle %loop#0, %loop#1 [0, 64] : {T}, {T}"]  # fmt: skip
     assert list(lines(repaired(map(Operation, texts)))) == texts
 
 

@@ -1,4 +1,5 @@
-"""Nests cut into strips that masks silence (lower/strips.py): attention with masks that move with the program."""
+"""Nests cut into strips that masks silence (targets/cpu/locality/strip_mining.py): attention with masks that move with the
+program."""
 
 import jax
 import jax.numpy as jnp

@@ -51,8 +51,8 @@ def test_text_grows_less_than_the_body():
 
 
 @pytest.mark.parametrize("shortest", [1, 10**9])
-def test_calls_of_twins_and_of_none_give_the_same(monkeypatch, shortest):
-    monkeypatch.setattr(outlining, "TWIN", shortest)
+def test_calls_of_copies_and_of_none_give_the_same(monkeypatch, shortest):
+    monkeypatch.setattr(outlining, "SHORTEST_COPY", shortest)
     monkeypatch.setattr(outlining, "PIECE", 10)
 
     def kernel(index, x, o, s):

@@ -1,4 +1,5 @@
-"""What is made of each row and sums of products of rows with it, in one loop (lower/row_by_row.py, lower/registers.py)."""
+"""What is made of each row and sums of products of rows with it, in one loop (targets/cpu/locality/row_fusion.py,
+targets/cpu/schedule/register_promotion.py)."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Exponentials of long rows in one pass (lower/levels.py): accuracy, special values, and which functions it applies to."""
+"""Exponentials of long rows in one pass (targets/cpu/locality/running_maximum.py): accuracy, special values, and which
+functions it applies to."""
 
 import jax
 import jax.numpy as jnp

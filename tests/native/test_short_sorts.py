@@ -1,4 +1,4 @@
-"""Lines short enough to be sorted in registers (lower/network.py), against plain JAX, bit by bit."""
+"""Lines short enough to be sorted in registers (lower/rules/sorting_network.py), against plain JAX, bit by bit."""
 
 import jax
 import jax.numpy as jnp

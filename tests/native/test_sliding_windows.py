@@ -1,4 +1,5 @@
-"""Stencils that keep in registers what neighbouring points share (lower/streams.py, inline.py), against float64."""
+"""Stencils that keep in registers what neighbouring points share (targets/cpu/schedule/sliding_windows.py, stage_inlining.py),
+against float64."""
 
 import jax
 import jax.numpy as jnp

@@ -7,7 +7,8 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.core.ops.sort_cost import digit_bits, sorts_in_registers
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.sorting import digit_bits
 
 pytestmark = pytest.mark.usefixtures("wide_types")
 DTYPES = (
@@ -98,7 +99,8 @@ def test_digits_that_all_share_take_no_pass(x):
 
 
 def test_every_way_of_sorting_is_met():
-    ways = {"registers" if sorts_in_registers(n, 1, 1) else digit_bits(n, b) for n in LENGTHS for b in (1, 8, 16, 32, 64)}
+    in_registers = LowerOptions().sorts_in_registers
+    ways = {"registers" if in_registers(n, 1, 1) else digit_bits(n, b) for n in LENGTHS for b in (1, 8, 16, 32, 64)}
     assert {"registers", None} < ways and len(ways) > 4
 
 

@@ -1,4 +1,5 @@
-"""First elements of long sorted lines (lower/selection.py), against NumPy's stable sort: ties, NaN, falling order, payloads."""
+"""First elements of long sorted lines (targets/cpu/emit/top_k.py), against NumPy's stable sort: ties, NaN, falling order,
+payloads."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,5 @@
-"""Scratch that repeats one value along an axis is kept once (lower/uniform.py); scratch that only seems to do so is not."""
+"""Scratch that repeats one value along an axis is kept once (lower/passes/uniform_axes.py); scratch that only seems to do so
+is not."""
 
 import re
 

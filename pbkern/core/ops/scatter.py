@@ -26,7 +26,7 @@ class ScatterForm:
       windows: dimension of the operand -> dimension of the updates; along others a window is one element wide.
       batch: dimension of the operand -> dimension of the indices that it goes with, which is a position in `loops`.
       starts: dimension of the operand -> position in an index vector; along others windows start at 0.
-      limits: dimension of the operand -> the largest start whose window lies inside.
+      limits: dimension of the operand -> the largest start whose window is inside.
     """
 
     loops: tuple[int, ...]

@@ -24,7 +24,7 @@ VIEWS = frozenset(
 
 
 def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
-    """Products of floats that have several readers, of which some are sums; also those within loops and branches."""
+    """Products of floats with several readers, some of them sums; also those within loops and branches."""
     found = {v for e in jaxpr.eqns for inner in inner_jaxprs(e) for v in shared_products(inner.jaxpr)}
     products = {v for e in jaxpr.eqns if e.primitive.name in PRODUCTS for v in e.outvars if _is_float(v)}
     if not products:

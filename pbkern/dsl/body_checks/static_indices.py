@@ -1,4 +1,4 @@
-"""A body as traced -> KernelError for constant indices that lie outside of their Refs.
+"""A body as traced -> KernelError for constant indices that are outside of their Refs.
 
 Only what the user wrote is looked at: in a canonical body, an index of a branch that is never taken may have become a constant.
 Slices end where the Ref does, as NumPy's; masked accesses may reach further.

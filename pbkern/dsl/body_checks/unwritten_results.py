@@ -1,6 +1,6 @@
 """Kernel -> KernelError where a result, or a part of it, is written by no program: the caller would get whatever was in memory.
 
-A result that shares its array with an operand may stay as it is. Where a block lies is known from affine index maps, and from
+A result that shares its array with an operand may stay as it is. Where a block is is known from affine index maps, and from
 others by asking them for each program of a small grid; maps that read operands, grids of a size that is known only when
 the kernel runs, and stores at computed places get the benefit of the doubt.
 """
@@ -133,7 +133,7 @@ def _check_dimension(k: Kernel, m: BlockMapping, d: int) -> None:
 
 
 def _check_cells(k: Kernel, m: BlockMapping) -> None:
-    """Asks the index map where each program's block lies, and marks it."""
+    """Asks the index map where each program's block is, and marks it."""
     if len(m.index_map.jaxpr.invars) > len(k.grid) or k.num_programs > MOST_ASKED:
         return
     with jax.ensure_compile_time_eval():

@@ -32,7 +32,7 @@ Limits = dict[int, dict[int, jax.Array]]  # id of a Ref -> its dimension -> i32 
 
 @dataclass(frozen=True, slots=True)
 class BoundedSlice:
-    """At most `size` elements; the index map returns `pbkern.ds(start, size)` for the dimension, both of which may be traced.
+    """At most `size` elements; the index map returns `pbkern.ds(start, size)` for the dimension; both may be traced.
 
     What a read returns beyond the slice is unspecified; stores there are dropped. `in_bounds` tells which positions it has.
     The slice may reach beyond the array's end. Slices of size 0 are empty.
@@ -144,7 +144,7 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
 
 
 def inside_slice(indices: tuple, sizes: dict, shape: tuple[int, ...]):
-    """bool[shape]: which elements of an access lie inside the slice."""
+    """bool[shape]: which elements of an access are inside the slice."""
     tests = []
     for d, at in enumerate(positions(indices, shape)):
         if d in sizes:

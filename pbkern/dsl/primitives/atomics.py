@@ -55,7 +55,7 @@ def atomic_add(ref, idx, value, *, mask=None) -> jax.Array:
 
     Args:
       ref: a Ref of a result or of scratch.
-      idx: as in ref[idx]. Negative elements of array indices lie outside; they may be masked off.
+      idx: as in ref[idx]. Negative elements of array indices are outside; they may be masked off.
       value: broadcast to ref[idx] and cast to the Ref's dtype.
       mask: bool, broadcast to ref[idx]: which elements are updated; of others 0 is returned.
     """

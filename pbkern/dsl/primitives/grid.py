@@ -77,7 +77,7 @@ in_bounds_p = Primitive("in_bounds")
 
 
 def in_bounds(ref, axis: int) -> jax.Array:
-    """bool[ref.shape[axis]]: which positions of a Ref's dimension lie inside the array.
+    """bool[ref.shape[axis]]: which positions of a Ref's dimension are inside the array.
 
     All true except in blocks that reach over the array's edge. Reductions over such a dimension read
     `where(in_bounds(x, 1), x[...], identity)`.

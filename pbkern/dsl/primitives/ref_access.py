@@ -44,7 +44,7 @@ class Range:
 class Gather:
     """Positions given by an integer array. All Gathers of an access have one shape and are read together.
 
-    Their shape stands in the value where the Gathers and Points stand in the index, or first if a Range lies
+    Their shape stands in the value where the Gathers and Points stand in the index, or first if a Range is
     between them (NumPy's rule).
     """
 
@@ -140,7 +140,7 @@ def value_access(eqn, operands: Sequence) -> RefAccess:
     """The access of an equation whose operands are known values.
 
     Indices are arrays here, never numbers: of these, negative ones would count from the end, as those do that are constants in
-    the source. One that a kernel computes lies outside.
+    the source. One that a kernel computes is outside.
     """
     number = _jax.REF_OPERANDS[eqn.primitive.name]
     shape, _ = _jax.ref_type(eqn.invars[0].aval)

@@ -20,7 +20,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import equations
-from pbkern.dsl.trace import derivative_error
+from pbkern.dsl.call import derivative_error
 
 from .constant_iotas import count_progressions
 from .residuals import Residuals, choose_residuals

@@ -166,7 +166,7 @@ def _in_order(params: dict) -> dict:
 
 
 def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased: set[int]) -> tuple[int, ...]:
-    """Outputs with blocks wider than their arrays that the body reads back: there is no memory for what lies outside."""
+    """Outputs with blocks wider than their arrays that the body reads back: there is no memory for what is outside."""
     read = _jax.read_inputs(jaxpr)
     wide = (any(d.size > n for d, n in zip(m.dims, m.array.shape)) for m in outputs)
     return tuple(o for o, w in enumerate(wide) if w and first + o in read and o not in private and o not in aliased)

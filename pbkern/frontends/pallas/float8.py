@@ -115,7 +115,7 @@ def quantise(x, dtype):
 def round_at_random(x, random, dtype):
     """x: float32, rounded up or down to a neighbour among the values of `dtype`, bfloat16 or one of FORMATS.
 
-    Up where the uint32 `random` is below 2**32 times the part of the step that lies below x; in size, for either sign.
+    Up where the uint32 `random` is below 2**32 times the part of the step that is below x; in size, for either sign.
     """
     f = FORMATS.get(np.dtype(dtype).name)
     drop = 16 if f is None else 23 - f.mantissa

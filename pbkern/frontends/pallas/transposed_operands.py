@@ -1,10 +1,10 @@
-"""Operands of a pallas_call that XLA would copy only to transpose them: the kernel reads them where they lie.
+"""Operands of a pallas_call that XLA would copy only to transpose them: the kernel reads them where they are.
 
     q = jnp.swapaxes(x, 1, 2)                    # [batch, heads, length, width] of [batch, length, heads, width]
     pl.pallas_call(..., in_specs=[pl.BlockSpec((None, None, 128, width), lambda b, h, i: (b, h, i, 0))])(q)
 
 The block of q is one of x as well: (1, 128, 1, width) at (b, i, h, 0), without the squeezed dimensions the same Ref. This holds
-where the dimensions that a block keeps lie in the order of the Ref, as those of blocks of one head do.
+where the dimensions that a block keeps are in the order of the Ref, as those of blocks of one head do.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class InterleavedLoads:
     dims: tuple[tuple[int, int], ...]
 
     def order(self) -> tuple[int, ...]:
-        """Dimensions as they lie in the source, those of the largest strides first."""
+        """Dimensions as they are in the source, those of the largest strides first."""
         return tuple(sorted(range(len(self.dims)), key=lambda d: (-self.dims[d][1], self.dims[d][0] != 1)))
 
 
 def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[Kernel, dict[int, InterleavedLoads]]:
-    """The kernel that reads transposed operands where they lie, and those by their number among `nodes`.
+    """The kernel that reads transposed operands where they are, and those by their number among `nodes`.
 
     Args:
       operands: number of each kernel operand among `nodes`, the MLIR values of the call's operands.
@@ -67,7 +67,7 @@ def _row_major(shape) -> list[int]:
 
 
 def _reshaped(dims: tuple[tuple[int, int], ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
-    """Strides of the same elements under another shape; None where they do not lie so."""
+    """Strides of the same elements under another shape; None where they are not so."""
     if 0 in shape:
         return None
     merged: list[list[int]] = []  # runs of dimensions that are one, as [size, stride of the last]

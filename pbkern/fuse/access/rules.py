@@ -198,9 +198,9 @@ def _transpose(eqn, out: Access) -> Pull:
 @rules.register("rev")
 def _rev(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
-    turned = eqn.params["dimensions"]
+    reversed_dims = eqn.params["dimensions"]
     source = tuple(
-        Span(s.start * -1 + (n - s.size), s.size) if d in turned else s
+        Span(s.start * -1 + (n - s.size), s.size) if d in reversed_dims else s
         for d, (s, n) in enumerate(zip(out, shape))
     )
     return Pull((source,), eqn.params)

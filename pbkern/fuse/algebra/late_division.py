@@ -49,7 +49,7 @@ class _Quotients:
         found = self.notes.find("max", y)
         if found is None or jnp.ndim(x) != jnp.ndim(y):
             return None
-        base, order = self.notes.find("turned", x) or (x, range(x.ndim))
+        base, order = self.notes.find("transposed", x) or (x, range(x.ndim))
         beside = all(d is None or d == o or base.shape[d] == 1 for d, o in zip(found[1], order))
         return self.notes.bound("negative", eqn, operands) if found[0] is base and beside else None
 
@@ -73,7 +73,7 @@ class _Quotients:
         if (found := self.notes.find("max", operands[0])) is not None:
             return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
         order = eqn.params["permutation"]
-        return self._parts_moved(eqn, operands) or self.notes.bound("turned", eqn, operands, operands[0], order)
+        return self._parts_moved(eqn, operands) or self.notes.bound("transposed", eqn, operands, operands[0], order)
 
     def squeeze(self, eqn, operands):
         if (found := self.notes.find("max", operands[0])) is not None:

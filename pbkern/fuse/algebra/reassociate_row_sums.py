@@ -90,8 +90,8 @@ class _Seen:
 
     def transpose(self, eqn, operands):
         order = eqn.params["permutation"]
-        x, before = self.notes.find("turned", operands[0]) or (operands[0], range(operands[0].ndim))
-        return self.notes.bound("turned", eqn, operands, x, tuple(before[d] for d in order))
+        x, before = self.notes.find("transposed", operands[0]) or (operands[0], range(operands[0].ndim))
+        return self.notes.bound("transposed", eqn, operands, x, tuple(before[d] for d in order))
 
     def dot_general(self, eqn, operands):
         made = eqn.primitive.bind(*operands, **eqn.params)
@@ -108,7 +108,7 @@ class _Seen:
         if any(jnp.ndim(x) and any(x.shape[d] != 1 for d in axes) for x in (*found[0].over, *found[0].under)):
             return None
         for p, y in (found[0].whole, found[0].whole[::-1]):
-            y, order = self.notes.find("turned", y) or (y, range(len(shape)))
+            y, order = self.notes.find("transposed", y) or (y, range(len(shape)))
             product = self.notes.find("product", y)
             for side in (0, 1) if product else ():
                 made = self._over_results(p, product[0], side, order, axes)
@@ -138,7 +138,7 @@ class _Seen:
     def _labels_of(self, known: _Product, p, v, of_v: tuple) -> tuple | None:
         """Labels of the result of `known`, if it is a product of p and v with these labels; else None."""
         for side in (0, 1):
-            x, order = self.notes.find("turned", known.operands[side]) or (known.operands[side], range(p.ndim))
+            x, order = self.notes.find("transposed", known.operands[side]) or (known.operands[side], range(p.ndim))
             if x is not p or known.operands[1 - side] is not v:
                 continue
             name = dict(zip(known.labels[side], order)) | {

@@ -24,14 +24,14 @@ class Complex:
     """Complex numbers as two parts of one type. At most one is None: known to be zero.
 
     Attributes:
-      woven: both parts interleaved, as real[..., 2], if such an array exists.
+      interleaved: both parts, as real[..., 2], if such an array exists.
       whole: the complex array, if one exists.
       mirror: the conjugates, if known.
     """
 
     re: Part | None
     im: Part | None
-    woven: Part | None = None
+    interleaved: Part | None = None
     whole: Part | None = None
     mirror: Complex | None = None
 
@@ -154,12 +154,12 @@ def square(x: Complex) -> Complex:
     return Complex((x.re - x.im) * (x.re + x.im), product + product)
 
 
-def turned(x: Complex) -> Complex:
+def times_i(x: Complex) -> Complex:
     """i x."""
     return Complex(negated(x.im), x.re)
 
 
-def turned_back(x: Complex) -> Complex:
+def over_i(x: Complex) -> Complex:
     """-i x."""
     return Complex(x.im, negated(x.re))
 
@@ -172,7 +172,7 @@ def div(x: Complex, y: Complex) -> Complex:
     if y.im is None:
         return Complex(None if x.re is None else x.re / y.re, None if x.im is None else x.im / y.re)
     if y.re is None:
-        return turned_back(div(x, Complex(y.im, None)))
+        return over_i(div(x, Complex(y.im, None)))
     c, d = y.parts
     a, b = x.parts
     steep = (lax.abs(c) < lax.abs(d)) | (c != c)
@@ -337,12 +337,12 @@ def tanh(x: Complex) -> Complex:
 
 
 def sin(x: Complex) -> Complex:
-    return turned_back(sinh(turned(x)))
+    return over_i(sinh(times_i(x)))
 
 
 def cos(x: Complex) -> Complex:
-    return cosh(turned(x))
+    return cosh(times_i(x))
 
 
 def tan(x: Complex) -> Complex:
-    return turned_back(tanh(turned(x)))
+    return over_i(tanh(times_i(x)))

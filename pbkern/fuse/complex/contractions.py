@@ -24,7 +24,7 @@ from jax import lax
 
 from . import arithmetic
 from .arithmetic import Complex
-from .views import deinterleave, woven
+from .views import deinterleave, interleave
 
 # Rows of o are doubled if each sums this many times more elements than there are rows: their products are small beside w.
 ROWS_BELOW = 4
@@ -86,10 +86,10 @@ def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract)
         return _of_parts(x, y, lambda a, b: real_contract(a, b, dimension_numbers))
     if w.contracts_last:
         found = _with_table(w, o, real_contract)
-        return deinterleave(_turned(found, w, o) if w is rhs else found)
+        return deinterleave(_transposed(found, w, o) if w is rhs else found)
     if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
-        return Complex(*(_turned(part, o, w) if w is lhs else part for part in parts))
+        return Complex(*(_transposed(part, o, w) if w is lhs else part for part in parts))
     return _of_parts(x, y, lambda a, b: real_contract(a, b, dimension_numbers))
 
 
@@ -114,7 +114,7 @@ def _sum_of_products(x: Operand, y: Operand) -> Complex:
     return Complex(*(None if part is None else lax.reduce_sum(part, axes) for part in (product.re, product.im)))
 
 
-def _turned(x, first: Operand, second: Operand):
+def _transposed(x, first: Operand, second: Operand):
     """[*batch, *free of second, *free of first, ...] of [*batch, *free of first, *free of second, ...]."""
     b, m = len(first.batch), len(first.free)
     rest = b + m + len(second.free)
@@ -124,9 +124,9 @@ def _turned(x, first: Operand, second: Operand):
 def _with_table(w: Operand, o: Operand, real_contract: Contract):
     """real[*batch, *free of w, *free of o, 2]."""
     b, k, m, n = len(w.batch), w.count(w.contracted), w.count(w.free), o.count(o.free)
-    rows = [o.arranged(woven(z), (*o.contracted, *o.free), k, 1, 2 * n) for z in (o.value, arithmetic.turned(o.value))]
+    rows = [o.arranged(interleave(z), (*o.contracted, *o.free), k, 1, 2 * n) for z in (o.value, arithmetic.times_i(o.value))]
     table = lax.reshape(lax.concatenate(rows, b + 1), (*o.extents(o.batch), 2 * k, 2 * n))
-    lhs = w.arranged(woven(w.value), (*w.free, *w.contracted), m, 2 * k)
+    lhs = w.arranged(interleave(w.value), (*w.free, *w.contracted), m, 2 * k)
     found = real_contract(lhs, table, (((b + 1,), (b,)), (tuple(range(b)),) * 2))
     return lax.reshape(found, (*w.extents(w.batch), *w.extents(w.free), *o.extents(o.free), 2))
 
@@ -137,7 +137,7 @@ def _with_rows(w: Operand, o: Operand, real_contract: Contract) -> tuple:
     batch = w.extents(w.batch)
     parts = [o.arranged(part, (*o.free, *o.contracted), n, 1, k) for part in o.value.parts]
     rows = lax.reshape(lax.concatenate(parts, b + 1), (*batch, 2 * n, k))
-    rhs = w.arranged(woven(w.value), (*w.contracted, *w.free), k, 2 * m)
+    rhs = w.arranged(interleave(w.value), (*w.contracted, *w.free), k, 2 * m)
     found = lax.reshape(real_contract(rows, rhs, (((b + 1,), (b,)), (tuple(range(b)),) * 2)), (*batch, n, 2, m, 2))
 
     def product(of_o: int, of_w: int):

@@ -28,7 +28,7 @@ from pbkern.fuse.simplify.driver import CONTROL
 from . import arithmetic
 from .arithmetic import Complex
 from .contractions import contract
-from .views import as_complex_p, as_reals_p, deinterleave, part_type, woven
+from .views import as_complex_p, as_reals_p, deinterleave, interleave, part_type
 
 Rule = Callable  # (equation, operands: Complex or real) -> results
 
@@ -80,7 +80,7 @@ def _from_array(x):
 def _to_array(x):
     if not isinstance(x, Complex):
         return x
-    return as_complex_p.bind(woven(x)) if x.whole is None else x.whole
+    return as_complex_p.bind(interleave(x)) if x.whole is None else x.whole
 
 
 # ---- equations
@@ -153,7 +153,7 @@ def _scan(eqn, operands: Sequence) -> list:
 
 
 def _stored(x):
-    return woven(x) if isinstance(x, Complex) else x
+    return interleave(x) if isinstance(x, Complex) else x
 
 
 # ---- rules
@@ -260,20 +260,20 @@ def _reshape(eqn, x):
     """Interleaved parts stay interleaved: nothing moves."""
     if x.mirror is not None:
         return arithmetic.conj(_reshape(eqn, x.mirror))
-    if x.woven is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+    if x.interleaved is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return _alike(eqn, x)[0]
-    return deinterleave(lax.reshape(x.woven, (*eqn.outvars[0].aval.shape, 2)))
+    return deinterleave(lax.reshape(x.interleaved, (*eqn.outvars[0].aval.shape, 2)))
 
 
 @rule("gather")
 def _gather(eqn, x, indices):
     """Of interleaved parts, both at once. Out of bounds is the fill value, NaN by default, which is real."""
     p, fill = eqn.params, eqn.params["fill_value"]
-    if x.woven is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+    if x.interleaved is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         dn = p["dimension_numbers"]
         both = dn._replace(offset_dims=(*dn.offset_dims, len(eqn.outvars[0].aval.shape)))
         wider = p | {"dimension_numbers": both, "slice_sizes": (*p["slice_sizes"], 2)}
-        return deinterleave(bind_again(eqn, [x.woven, indices], wider)[0])
+        return deinterleave(bind_again(eqn, [x.interleaved, indices], wider)[0])
 
     def bind(n: int, part, indices):
         value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))

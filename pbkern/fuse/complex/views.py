@@ -59,9 +59,9 @@ def deinterleave(x, whole=None) -> Complex:
     return Complex(re, im, x, whole)
 
 
-def woven(z: Complex):
+def interleave(z: Complex):
     """real[..., 2]: both parts interleaved."""
-    if z.woven is not None:
-        return z.woven
+    if z.interleaved is not None:
+        return z.interleaved
     rank = np.ndim(z.some)
     return lax.concatenate([lax.expand_dims(part, [rank]) for part in z.parts], rank)

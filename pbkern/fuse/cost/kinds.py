@@ -50,7 +50,7 @@ def contracted_size(eqn) -> int:
 
 
 def is_heavy(eqn, costs: CostModel) -> bool:
-    """Is one element so dear that computing it twice is worse than storing it?"""
+    """Is one element so expensive that computing it twice is worse than storing it?"""
     name = eqn.primitive.name
     if name in SCATTERS:
         return True

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from pbkern.fuse.access.blocks import Requests, Step
 from pbkern.fuse.access.rules import Access
 
+from .sizes import Sizes
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -84,9 +86,10 @@ class CostModel(Protocol):
       near_bytes: memory of one core that is as good as near: what a program holds there costs little to read again.
       scratch_bytes: values between equations that a program may hold without a look at blocks of another shape.
       shared_bytes: the last cache, that all cores share.
-      near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of what lies behind them.
+      near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of the memory behind them.
       clock_hz: operations of `lanes` elements per second of one core.
       launch_seconds: start and end of one kernel on all cores. program_seconds: overhead of one program.
+      sizes: what has been found good for the device, see fuse/cost/sizes.py.
     """
 
     @property
@@ -111,6 +114,8 @@ class CostModel(Protocol):
     def launch_seconds(self) -> float: ...
     @property
     def program_seconds(self) -> float: ...
+    @property
+    def sizes(self) -> Sizes: ...
 
     def lanes(self, itemsize: int) -> int:
         """Elements that one core computes at a time."""
@@ -120,6 +125,9 @@ class CostModel(Protocol):
 
     def far_bandwidth(self, size: int) -> float:
         """Of reading an array of so many bytes for the first time in a kernel: small ones may have stayed in a cache."""
+
+    def rows_alias(self, stride: int) -> bool:
+        """Whether reads of a row wait for writes to neighbouring rows, which are `stride` bytes apart."""
 
     def operations(self, eqn: Any) -> float:
         """Operations per element of an equation's first result."""
@@ -136,7 +144,7 @@ class CostModel(Protocol):
     ) -> Cost | None:  # fmt: skip
         """Predicts one kernel; None where it computes a heavy value too often.
 
-        `parts`: how much of its block a program holds at a time, of values that it goes through in runs; `repeated_steps`: ids
+        `parts`: how much of its block a program holds at a time, of values that it computes in runs; `repeated_steps`: ids
         of equations that it computes twice.
         """
 

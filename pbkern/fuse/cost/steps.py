@@ -113,7 +113,7 @@ def elements_read(requests: Requests, v, access: Access, among: Collection) -> i
 
 
 def covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
-    """Elements of the part of an array in which the blocks of all programs lie."""
+    """Elements of the part of an array in which the blocks of all programs are."""
     found = 1
     for s, extent in zip(access, shape):
         low, high = s.start.bounds(grid.__getitem__)

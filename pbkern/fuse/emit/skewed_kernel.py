@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pbkern.core.machine import LINE_BYTES
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.grid import ds, program_id, when
 from pbkern.dsl.trace import trace_kernel
@@ -27,9 +26,8 @@ from pbkern.fuse.tiling.time_skewing import Reads, Wavefront
 from .group_kernel import array_type
 
 I32 = np.int32
-# A load waits for an earlier store whose address has the same last bits (4K aliasing): a neighbouring row must not be among the
-# last few that were stored. (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
-PAGE_BYTES, NEAR_BYTES, NEAR_ROWS = 4096, 576, 5
+# Memory lines by which rows are lengthened at most.
+MOST_LONGER = 64
 
 
 def emit_wavefront(name: str, wave: Wavefront, compiler_params: dict) -> Kernel:
@@ -63,7 +61,7 @@ class _Ring:
 
     @classmethod
     def of(cls, wave: Wavefront, v) -> _Ring:
-        axis, lanes = wave.axis(v), LINE_BYTES // np.dtype(v.aval.dtype).itemsize
+        axis, lanes = wave.axis(v), wave.machine.sizes.line_bytes // np.dtype(v.aval.dtype).itemsize
         first, shape = [], []
         for d, (n, (low, high)) in enumerate(zip(v.aval.shape, wave.margins(v))):
             last = d == len(v.aval.shape) - 1
@@ -72,8 +70,8 @@ class _Ring:
             first.append(low)
             shape.append(_rows(wave) if d == axis else size)
         stride = math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize  # of rows, per element of the last axis
-        wider = range(shape[-1], shape[-1] + PAGE_BYTES // LINE_BYTES * lanes, lanes)
-        shape[-1] = next((n for n in wider if not _rows_meet(n * stride)), shape[-1])
+        wider = range(shape[-1], shape[-1] + MOST_LONGER * lanes, lanes)
+        shape[-1] = next((n for n in wider if not wave.machine.rows_alias(n * stride)), shape[-1])
         return cls(v, axis, tuple(first), tuple(shape))
 
     @property
@@ -94,12 +92,6 @@ class _Ring:
         """Index of whole rows, without margins."""
         return tuple(ds(slot, count) if d == self.axis else ds(f, n)
                      for d, (f, n) in enumerate(zip(self.first, self.v.aval.shape)))  # fmt: skip
-
-
-def _rows_meet(stride: int) -> bool:
-    """Are elements of neighbouring rows, `stride` bytes apart, near each other within a page?"""
-    apart = (k * stride % PAGE_BYTES for k in range(1, NEAR_ROWS + 1))
-    return any(min(n, PAGE_BYTES - n) < NEAR_BYTES for n in apart)
 
 
 def _panel(wave: Wavefront) -> int:

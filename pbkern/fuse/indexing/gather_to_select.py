@@ -76,8 +76,8 @@ class _Stacks:
             self.notes.note("counts", value, places)
         if stack is not None and eqn.primitive.name == "transpose":
             dim, pieces = stack
-            turned = [lax.transpose(piece, eqn.params["permutation"]) for piece in pieces]
-            self.notes.note("stack", value, eqn.params["permutation"].index(dim), turned)
+            transposed = [lax.transpose(piece, eqn.params["permutation"]) for piece in pieces]
+            self.notes.note("stack", value, eqn.params["permutation"].index(dim), transposed)
         return [value]
 
     def convert_element_type(self, eqn, operands):
@@ -190,8 +190,8 @@ def _walk(piece, walked: dict[int, int], out):
     kept = sorted((d for d in walked if piece.shape[d] > 1), key=walked.__getitem__)
     dropped = [d for d in range(piece.ndim) if d not in kept]
     order = sorted(kept)
-    turned = lax.transpose(lax.squeeze(piece, dropped), [order.index(d) for d in kept])
-    return lax.broadcast_in_dim(turned, out, [walked[d] for d in kept])
+    transposed = lax.transpose(lax.squeeze(piece, dropped), [order.index(d) for d in kept])
+    return lax.broadcast_in_dim(transposed, out, [walked[d] for d in kept])
 
 
 def _one_of(pieces, which):

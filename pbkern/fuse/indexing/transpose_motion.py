@@ -31,7 +31,7 @@ def move_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 class _Transposes:
-    """Remembers which values are transposes of which: value = transpose(base, order)."""
+    """Remembers which value is a transpose of which other: value = transpose(base, order)."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[object, object, Order]] = {}
@@ -65,13 +65,13 @@ class _Transposes:
 
     def pad(self, eqn, operands):
         def change(order: Order) -> dict:
-            return {"padding_config": _turned(eqn.params["padding_config"], order)}
+            return {"padding_config": _permuted(eqn.params["padding_config"], order)}
 
         return self._same_rank(eqn, operands, change)
 
     def slice(self, eqn, operands):
         def change(order: Order) -> dict:
-            return {k: v and _turned(v, order) for k, v in eqn.params.items()}
+            return {k: v and _permuted(v, order) for k, v in eqn.params.items()}
 
         return self._same_rank(eqn, operands, change)
 
@@ -113,13 +113,13 @@ class _Transposes:
         base, order = found
         numbers = eqn.params["dimension_numbers"]
         layout = tuple(order[d] for d in numbers.lhs_spec)
-        turned = lax.ConvDimensionNumbers(layout, numbers.rhs_spec, layout)
-        result = eqn.primitive.bind(base, operands[1], **{**eqn.params, "dimension_numbers": turned})
+        transposed = lax.ConvDimensionNumbers(layout, numbers.rhs_spec, layout)
+        result = eqn.primitive.bind(base, operands[1], **{**eqn.params, "dimension_numbers": transposed})
         place = dict(zip(numbers.out_spec, layout))
         return self.made(result, [place[d] for d in range(len(place))])
 
 
-def _turned(entries: Sequence, order: Order) -> tuple:
+def _permuted(entries: Sequence, order: Order) -> tuple:
     """Entries per dimension of a transposed value -> per dimension of its base."""
     out: list = [None] * len(order)
     for d, e in zip(order, entries):

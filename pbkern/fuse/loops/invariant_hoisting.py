@@ -19,8 +19,8 @@ from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
-# A value of this many vector operations per element is expensive: more than it takes to read it from L2.
-DEAR_OPERATIONS = 8
+# A value of this many vector operations per element is expensive: more than it takes to read it from near memory.
+EXPENSIVE_OPERATIONS = 8
 
 
 def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJaxpr:
@@ -59,7 +59,7 @@ class _Moved:
     @classmethod
     def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: CostModel) -> _Moved | None:
         jaxpr = closed.jaxpr
-        fixed, dear = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
+        fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
         limit = max([machine.near_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made anew where it is used
         before: set = set()  # equations that can be computed before the loop, by id
         moved: set = set()
@@ -69,11 +69,11 @@ class _Moved:
                 continue
             before.add(id(eqn))
             fixed.update(eqn.outvars)
-            parts = dear.intersection(read)
+            parts = expensive.intersection(read)
             follows = bool(parts) and _size(eqn.outvars) <= _size(parts)
             if follows or _is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit:
                 moved.add(id(eqn))
-                dear.update(eqn.outvars)
+                expensive.update(eqn.outvars)
         rest = [a for e in jaxpr.eqns if id(e) not in moved for a in e.invars]
         read = {a for a in (*rest, *jaxpr.outvars) if not isinstance(a, jex.Literal)}
         shared = [v for e in jaxpr.eqns if id(e) in moved for v in e.outvars if v in read]
@@ -116,7 +116,7 @@ def _bound(eqn, operands) -> list:
 def _is_expensive(eqn, machine: CostModel) -> bool:
     name = eqn.primitive.name
     sums = name in CONTRACTIONS or name.startswith("reduce_") and name != "reduce_precision"
-    return sums or machine.operations(eqn) >= DEAR_OPERATIONS
+    return sums or machine.operations(eqn) >= EXPENSIVE_OPERATIONS
 
 
 def _size(values) -> int:

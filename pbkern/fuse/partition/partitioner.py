@@ -449,7 +449,7 @@ class Partitioner:
             return None, str(e).splitlines()[0]
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while what lies between them, and their operands, stay in
+        """Two contractions share a program only while what is between them, and their operands, stay in
         cache.
         """
         l2 = self.machine.near_bytes

@@ -35,12 +35,6 @@ from .chunks import in_chunks, near_divisor
 
 # Elements of one program of the first stage: preferred, and fewest.
 RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
-# Below this many bytes a second kernel costs more than one core alone.
-SMALL_BYTES = 1 << 18
-# Fewest bytes of a far row that one program reads. In parts of 512 bytes, memory delivered 14 GB/s; of a page, 22 of 25.
-ROW_BYTES = 1 << 12
-# Rows of one result that are apart: programs read all results' rows, one after the other, unless the rows are longer.
-SHORT_PIECE_BYTES = 1 << 14
 # The mean of this part of a chunk stands for the chunk's mean: finding it brings that part into the nearest cache, and the rest
 # is read once. An outlier in that part adds up to this many times the rounding of its own square.
 BEGINNINGS, LEAST_BEGINNING = 8, 16
@@ -120,7 +114,7 @@ class Chunks:
 
 
 class ReductionStages:
-    """Rewrites of one jaxpr. Remembers, by value, what follows from sums of which array."""
+    """Rewrites of one jaxpr. Remembers, by value, the array whose sums it follows from."""
 
     def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel) -> None:
         self.machine = machine
@@ -141,19 +135,19 @@ class ReductionStages:
             return None
         shape, axes = eqn.invars[0].aval.shape, sorted(eqn.params["axes"])
         itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
-        if math.prod(shape) * itemsize < SMALL_BYTES or not axes:
+        if math.prod(shape) * itemsize < self.machine.sizes.stage_bytes or not axes:
             return None
         kept = [n for d, n in enumerate(shape) if d not in axes]
         reduced = math.prod(shape[d] for d in axes)
         # Fewest neighbouring results of one program, and how much of the operand it may read for them.
-        part = min(shape[-1], ROW_BYTES // itemsize) if len(shape) - 1 not in axes else 1
+        part = min(shape[-1], self.machine.sizes.far_row_bytes // itemsize) if len(shape) - 1 not in axes else 1
         near = math.prod(shape) * itemsize <= self.machine.shared_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
         again = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in self.reduced_twice
         room = self.machine.near_bytes // 2
         room = room if near or again else max(room, self.machine.shared_bytes // (4 * self.machine.cores))
         if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
-            if near or not _lies_in_short_pieces(shape, axes, itemsize):
+            if near or not _has_short_rows(shape, axes, self.machine.sizes.short_row_bytes // itemsize):
                 return None
         return next((r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None)
 
@@ -321,12 +315,12 @@ def _sum(x: jax.Array, axes) -> jax.Array:
     return lax.reduce_sum_p.bind(x, **reducer_params("reduce_sum", tuple(axes)))
 
 
-def _lies_in_short_pieces(shape, axes, itemsize: int) -> bool:
-    """Does one result reduce short rows that are apart: the last dimensions, and earlier ones?"""
+def _has_short_rows(shape, axes, longest: int) -> bool:
+    """Does one result reduce rows of up to `longest` elements that are apart: the last dimensions, and earlier ones?"""
     kept = [d for d in range(len(shape)) if d not in axes and shape[d] > 1]
     if not kept or not any(d < kept[-1] and shape[d] > 1 for d in axes):
         return False
-    return 1 < math.prod(shape[kept[-1] + 1 :]) <= SHORT_PIECE_BYTES // itemsize
+    return 1 < math.prod(shape[kept[-1] + 1 :]) <= longest
 
 
 def _reduced_twice(jaxpr: jex.Jaxpr) -> set:

@@ -22,9 +22,6 @@ from .chunks import in_chunks, near_divisor
 from .reductions import ReductionStages
 from .scatter_privatisation import runs_of, split_scatter
 
-# A contraction to be split: most bytes of its result, fewest of its operands.
-SPLIT_RESULT_BYTES = 1 << 17
-SPLIT_OPERAND_BYTES = 1 << 20
 # A split contraction is at least this many times as deep as its result is wide.
 SPLIT_DEPTH = 8
 
@@ -38,16 +35,16 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
     if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
         return closed
 
-    turned = Notes()
+    transposed = Notes()
 
     def transpose(eqn, operands):
-        return turned.note("turned", eqn.primitive.bind(*operands, **eqn.params), *operands, eqn.params["permutation"])
+        return transposed.note("transposed", eqn.primitive.bind(*operands, **eqn.params), *operands, eqn.params["permutation"])
 
     def deepen(eqn, operands):
         block, (contracted, _) = _choose_depth(eqn, machine), eqn.params["dimension_numbers"]
         if block is None:
             return None
-        lhs, rhs = (_as_stored(x, d, turned) for x, (d,) in zip(operands, contracted))
+        lhs, rhs = (_as_stored(x, d, transposed) for x, (d,) in zip(operands, contracted))
         return [_split_contraction(eqn, lhs, rhs, block)]
 
     scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
@@ -67,7 +64,8 @@ def _choose_depth(eqn, machine: CostModel) -> int | None:
     operand_bytes = sum(a.size * a.dtype.itemsize for a in (lhs, rhs))
     result_bytes = out.size * max(out.dtype.itemsize, 4)
     wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
-    if operand_bytes < SPLIT_OPERAND_BYTES or result_bytes > SPLIT_RESULT_BYTES or depth < SPLIT_DEPTH * wide:
+    sizes = machine.sizes
+    if operand_bytes < sizes.split_operand_bytes or result_bytes > sizes.split_result_bytes or depth < SPLIT_DEPTH * wide:
         return None
     # A run's operands stay in the private cache; partial results are a small part of all traffic.
     block = max(machine.near_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
@@ -75,9 +73,9 @@ def _choose_depth(eqn, machine: CostModel) -> int | None:
     return near_divisor(depth, block) if block else None
 
 
-def _as_stored(x, contracted: int, turned: Notes) -> tuple:
+def _as_stored(x, contracted: int, transposed: Notes) -> tuple:
     """(operand, its contracted dimension), without a transpose that keeps the order of the other dimensions."""
-    found = turned.find("turned", x)
+    found = transposed.find("transposed", x)
     if found is None:
         return x, contracted
     base, order = found

@@ -2,7 +2,7 @@
 
 One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension depend on the role that a probe
 with blocks of one element finds: lanes (contiguous), rows, columns, batch. Coordinate descent in the cost model picks among
-them. Emission is fuse/emit/group_kernel.py, prices are the target's (fuse/cost/model.py).
+them. Emission is fuse/emit/group_kernel.py, prices are the target's (fuse/cost/model.py), options block_options.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.cost.steps import elements_read, tables
 
+from .block_options import contraction_roles, even_sizes, multiples, options_of
 from .online_analysis import chunks_allowed, find
 from .online_blocks import Blocks, at
 
@@ -34,23 +35,10 @@ if TYPE_CHECKING:
 # If halos repeat more than this part of the work, or scratch outgrows L2, the descent starts again from square blocks.
 HALO_RECOMPUTE = 1.1
 SQUARE = 256
-# Results of at most this many elements are little work, so that the number of programs counts.
-SMALL = 1 << 14
-# Programs that divide a dimension chosen by the indices of a scatter: each walks all indices.
-OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
-# Scatters that one program may do together.
-BESIDE = (1, 2, 4, 16, 64, 256, 1024)
-# Elements of an outer dimension of a contraction that one program may take together.
-MOST_OUTER = 64
-# Results per image and channel up to which several images share a program's copies of filters. More results only fill its
-# cache: copies are then little work beside their use.
-FEW_PLACES = 64
 # Rows and columns of blocks from which products are searched a second time (docs/decisions/031-second-block-search.md).
 TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
 # Programs that touch more than this part of L2 take long reductions in chunks.
 NEAR = 0.5
-# Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
-FEW = 32
 
 
 @dataclass(frozen=True)
@@ -176,26 +164,12 @@ def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: C
 
 
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
-    """The same with long reductions run by run, if that is possible, and no dearer or what a program stores leaves L2."""
+    """The same with long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
     found = find(eqns, [v for v, _ in plain.outputs])
     runs = found and at(found, plain.outputs)
     cost = runs and machine.kernel_cost(plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated())
     suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.near_bytes)
     return replace(plain, cost=cost, online=runs) if suits else plain
-
-
-# ---- options per dimension
-
-
-def _powers(limit: int, among: Sequence[int]) -> list[int]:
-    """`among` below `limit`, and `limit` itself."""
-    return [n for n in among if n < limit] + [limit]
-
-
-def _even(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
-    """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
-    counts = {-(-limit // n) for n in among if n < limit}
-    return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})
 
 
 class _Least(dict):
@@ -241,7 +215,7 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
                 roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
-            names = _contraction_roles(step.eqn)
+            names = contraction_roles(step.eqn)
             if set(names) <= {"batch"}:
                 continue  # sums along rows of an elementwise product
             for d, s in enumerate(step.out):
@@ -274,105 +248,6 @@ def _own_elements(access: Access) -> int:
     return math.prod(min(s.size, max(abs(c) for _, c in s.start.terms)) if s.start.terms else s.size for s in access)
 
 
-def _contraction_roles(eqn) -> list[str]:
-    """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel."""
-    rank = len(eqn.outvars[0].aval.shape)
-    if eqn.primitive.name == "dot_general":
-        (lc, _), (lb, _) = eqn.params["dimension_numbers"]
-        extents, batch = eqn.outvars[0].aval.shape, len(lb)
-        rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
-        names = ["batch"] * batch + ["outer"] * (rank - batch)
-        # Among several free dimensions of an operand, such as positions and heads, the longest is tiled.
-        if rows:
-            names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
-        if batch + rows < rank:
-            names[max(range(batch + rows, rank), key=lambda d: (extents[d] > 1, d))] = "column"
-        return names
-    spec = eqn.params["dimension_numbers"].out_spec
-    names = ["space"] * rank
-    places = math.prod(eqn.outvars[0].aval.shape[d] for d in spec[2:])
-    names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "batch", "channel"
-    first = spec[2] if rank > 2 else spec[0]
-    if rank > 3:
-        names[first] = "line"
-    return names
-
-
-def _contraction_options(extent: int, role: str) -> tuple[list[int], int]:
-    match role:
-        case "batch" | "run":
-            return [1], 1
-        case "image":  # several share the copies of filters
-            return _powers(extent, (1, 4, 16)), 1
-        case "outer":  # whole if an operand or the result is contiguous along it
-            return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
-        case "row":
-            return _even(extent, (6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)), 256
-        case "column":
-            return _even(extent, (64, 128, 256, 512, 1024), 16), 512
-        case "channel":
-            return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
-        case "line":
-            return _powers(extent, (1, 2, 4, 7, 8, 14, 16, 28)), 14
-    return ([extent] if extent <= 256 else [64, 128]), 128
-
-
-def _options(
-    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], grain: int = 1
-) -> tuple[list[list[int]], list[int]]:
-    """(sorted options, preferred size) per dimension."""
-    options: list[list[int]] = [[n] for n in shape]
-    target = list(shape)
-    if any(role not in ("run", "owned", "beside") for role in roles.values()):
-        for d, n in enumerate(shape):
-            if d not in forced and n > 1:
-                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"))
-        return options, target
-    # If a program reads a long line for one element of the root, the root is tiled by rows.
-    run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
-    for d in reversed(range(len(shape))):
-        n = shape[d]
-        if n == 1 or n == 0:
-            continue
-        if roles.get(d) == "run":
-            options[d], target[d] = [1], 1
-            continue
-        if roles.get(d) == "beside":
-            options[d], target[d] = _powers(n, BESIDE), max(1, min(n // 4, 256 // run))
-            run *= target[d]
-            continue
-        if roles.get(d) == "owned":
-            options[d] = _even(n, [-(-n // k) for k in OWNERS])
-            run *= n
-            continue
-        if d in forced:
-            run *= n if stage == "lanes" else 1  # otherwise counted in the grain
-            stage = "rows" if run >= 256 else stage
-            continue
-        if stage == "lanes" and run * n <= 8192:
-            run *= n
-            # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
-            options[d] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
-            stage = "rows" if run >= 256 else "lanes"
-        elif stage == "lanes":
-            sizes = [max(1, size // run) for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)]
-            options[d], target[d] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
-            run, stage = 4096, "rows"
-        elif stage == "rows":
-            options[d], target[d] = _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)), max(1, min(32, 32768 // run))
-            stage = "outer" if run * n > 4096 else "rows"
-            run *= n
-        else:
-            # One element at a time; but launching programs of little work costs more, and parts of a short one may share work.
-            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1, n] if n <= FEW else [1]), 1
-    return options, target
-
-
-def _multiples(options: list[int], least: int) -> list[int]:
-    """The options as multiples of `least`, which divides the dimension."""
-    return sorted({max(least, n // least * least) for n in options})
-
-
 def root_first(outputs: Sequence) -> list:
     """Results in the order in which they are placed."""
     return sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
@@ -397,14 +272,15 @@ def search(
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
     while True:
-        options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
-        options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
+        options, target = options_of(root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain)
+        options = [multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
             if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.scratch_bytes:
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))
+            best = best or _equal_cuts(at, options, root.aval.shape, least)
         except NeedsWhole as e:
             least.demand(e, e.axes, root.aval.shape)
             continue
@@ -413,6 +289,13 @@ def search(
                 "a heavy value would be computed several times, or one program would need too much memory"
             )
         return best
+
+
+def _equal_cuts(at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least) -> Schedule | None:
+    """The best of schedules with blocks of equal sizes, or else one program: where the options leave a last block that is
+    mostly outside of the array, too much of a heavy value is computed for nothing."""
+    even = [multiples(even_sizes(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))]
+    return _descend(at, even, [o[-1] for o in options]) or at(list(shape))
 
 
 def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
@@ -425,8 +308,8 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     least, roles, grain = _roles(eqns, root, machine)
     if not {"row", "column"} <= set(roles.values()) or found.online is not None:
         return None
-    options, target = _options(root.aval.shape, least.whole(root.aval.shape), roles, grain)
-    options = [_multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
+    options, target = options_of(root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain)
+    options = [multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
     start = [TALL.get(roles.get(d, ""), n) for d, n in enumerate(target)]
     try:
         tall = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
@@ -482,8 +365,8 @@ def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostMo
     """
     shape = outputs[0].aval.shape
     least, roles, grain = _roles(eqns, outputs[0], machine)
-    options, _ = _options(shape, least.whole(shape), roles, grain)
-    options = [sorted({*_multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))]
+    options, _ = options_of(shape, least.whole(shape), roles, machine.sizes, grain)
+    options = [sorted({*multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))]
     start = tuple(o.index(b) for o, b in zip(options, blocks))
     known: dict[tuple[int, ...], Schedule] = {}
     waiting, seen = [(0.0, start)], {start}

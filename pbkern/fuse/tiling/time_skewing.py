@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jax.extend import core as jex
@@ -26,8 +26,8 @@ from pbkern.fuse.cost.model import Cost, CostModel
 
 # Rows that a step computes at a time: a register tile takes four; more rows repeat less of what a step stores in between.
 ROWS = (4, 8, 16)
-# The part of L2 that the wavefront may fill: rows on their way from and to memory pass through as well.
-L2_SHARE = 0.95
+# The part of near memory that the wavefront may fill: rows on their way from and to memory pass through as well.
+NEAR_SHARE = 0.95
 # A wavefront may take as little as this part of the steps that fit, if then no shorter one must follow the last.
 EVEN_SHARE = 0.5
 # Most rows, relative to its own, that a program's first step computes beyond them, as its neighbours do.
@@ -71,6 +71,7 @@ class Wavefront:
       along: the dimension of all carries along which the wavefront moves, counted from the end. Carries may differ in
         length (on staggered grids they do); nobody reads what a step computes beyond a carry's end.
       height: rows that one program makes. reads: blocks that a few rows of a step read. alone: blocks that one row reads.
+      machine: for which its rows are placed.
     """
 
     body: jex.ClosedJaxpr
@@ -81,6 +82,7 @@ class Wavefront:
     height: int
     reads: Reads
     alone: Reads
+    machine: CostModel = field(repr=False, compare=False)
 
     @property
     def consts(self) -> list:
@@ -166,7 +168,7 @@ def wavefronts(
                 reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
             except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
                 break
-            wave = Wavefront(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone)
+            wave = Wavefront(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone, machine)
             # Rows that do not depend on others need no wavefront: they are tiles without halos.
             if wave.lag and all(_is_wavefront(wave, r) for r in (reads, alone)) and _wraps_once(wave):
                 yield from _sized(wave, length, machine)
@@ -207,7 +209,7 @@ def _wraps_once(wave: Wavefront) -> bool:
 def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[Wavefront, Cost]]:
     """With rows for one core or for each, and as many steps as the cache has room for and neighbours may repeat."""
     row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
-    room = int(L2_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
+    room = int(NEAR_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
         shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf

@@ -24,7 +24,8 @@ from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.tiling.block_search import FEW, Schedule, search
+from pbkern.fuse.tiling.block_options import FEW
+from pbkern.fuse.tiling.block_search import Schedule, search
 from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
 
 from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos

@@ -1,9 +1,9 @@
 """Which programs of a kernel reach over the ends of arrays -> variants of its body, each for some of the programs.
 
 Where blocks cross an end only at the last index of grid dimensions, each set of these dimensions is a case of its own: 500
-rows in blocks of 128 by 300 columns in blocks of 128 are 3 x 2 programs that lie inside, 2 and 3 at one end, and 1 at both.
-In each it is known when the body is lowered how much of a block lies inside, and that alone is computed
-(lower/passes/dead_points.py). Where that is not known, or the body is long, there are two cases: all blocks lie inside, or
+rows in blocks of 128 by 300 columns in blocks of 128 are 3 x 2 programs that are inside, 2 and 3 at one end, and 1 at both.
+In each it is known when the body is lowered how much of a block is inside, and that alone is computed
+(lower/passes/dead_points.py). Where that is not known, or the body is long, there are two cases: all blocks are inside, or
 accesses are guarded.
 """
 

@@ -52,7 +52,7 @@ class _Places:
         return all(map(self.hold, bodies(s)))
 
     def _sorts(self, buf: Buf) -> bool:
-        """Whether each line of a buffer lies at one place."""
+        """Whether each line of a buffer has one place."""
         axis = self.axes.setdefault(buf.root, None)
         return axis is None or buf.dtype == buf.root.dtype and math.prod(buf.root.shape[axis + 1 :]) % buf.shape[-1] == 0
 

@@ -165,7 +165,7 @@ def _round(b: Builder, eqn: EqnInfo, x: Value) -> Value:
     """Ties away from zero (0) or to even (1)."""
     if int(eqn.params["rounding_method"]) == 1:
         return b.roundeven(x)
-    # Adding the number just below a half cannot lift what lies below a tie over it.
+    # Adding the number just below a half cannot lift a number below a tie over it.
     half = np.nextafter(0.5, 0, dtype=np.dtype(f"f{BITS[x.el] // 8}"))
     return b.trunc(b.add(x, b.copysign(b.c(half, x.el), x)))
 

@@ -53,7 +53,7 @@ def erfc(b: Builder, x: Value) -> Value:
 
 
 def erfc_by_parts(b: Builder, x: Value) -> Value:
-    """The shared version, of which a target may have parts of its own."""
+    """The shared version; a target may replace parts of it."""
     el = x.el
     y = _erfc_positive(b, b.at_most(b.abs(x), 10.1 if el == "f32" else 27.4))
     return b.select(b.cmp("lt", x, b.c(0, el)), b.sub(b.c(2, el), y), y)

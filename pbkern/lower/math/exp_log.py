@@ -73,7 +73,7 @@ def _scale(b: Builder, t: Value) -> Value:
 
 
 def _lifted(b: Builder, x: Value, p: Value, scale: Value, threshold: float) -> Value:
-    """p * scale; where x < threshold the scale may lie below the normal numbers, so it is lifted first."""
+    """p * scale; where x < threshold the scale may be below the normal numbers, so it is lifted first."""
     f = FORMATS[x.el]
     low = b.cmp("lt", x, b.c(threshold, x.el))
     u = b.bitcast(scale, f.int_el)

@@ -37,7 +37,7 @@ def _lgamma_positive(b: Builder, a: Value) -> Value:
     -log(a (a + 1)), -log(a), 0 or log(a - 1) as n is 0, 1, 2 or 3.
 
     d is in [-0.72, 0.28): logarithms that cancel are below 1/4 then and none does where lgamma is least, at 1.46. About 1 both
-    terms are multiples of d, of which over half remains.
+    terms are multiples of d, and over half of d remains.
     """
     el = a.el
     one, two = b.c(1, el), b.c(2, el)

@@ -41,7 +41,7 @@ def quotient(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> tuple[Value, 
     """(quotient as XLA defines it, divisor without zero, where y is zero).
 
     Up to 32 bits the quotient comes from a float division, which vectors have: if x / y is no integer it
-    lies 1 / |y| away from one, relatively at least 2**-16 (16 bits, f32) or 2**-32 (32 bits, f64), so
+    is 1 / |y| away from one, relatively at least 2**-16 (16 bits, f32) or 2**-32 (32 bits, f64), so
     rounding never reaches it.
     """
     by_zero = b.cmp("eq", y, b.c(0, y.el))
@@ -67,7 +67,7 @@ def quotient(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> tuple[Value, 
 def _by_constant(b: Arithmetic, x: Value, y: int, unsigned: bool) -> Value:
     """x / y for a number y: times its reciprocal, which is rounded away from zero.
 
-    Multiples of y then come out right or a little too large. All others lie 1 / |y| away from an integer, and the error is
+    Multiples of y are then right or a little too large. All others are 1 / |y| away from an integer, and the error is
     less: relatively two units of the last place, where x has fewer bits by more than that.
     """
     y = y % (1 << BITS[x.el]) if unsigned else y

@@ -33,7 +33,7 @@ def flat_coefficient(buf: Buf, index, dim: str) -> int:
 
 def apart(index: Index, dims: Mapping[str, int], other: Index, other_dims: Mapping[str, int]) -> bool:
     """Whether two accesses of one buffer never meet, at whatever points of their dimensions each: along some axis, their
-    ranges lie apart. `index` per axis is an Affine, or None where it is not known."""
+    ranges are apart. `index` per axis is an Affine, or None where it is not known."""
     for a, b in zip(index, other):
         if a is not None and b is not None:
             (base, low, high), (base2, low2, high2) = _range(a, dims), _range(b, other_dims)

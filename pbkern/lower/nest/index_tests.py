@@ -149,7 +149,7 @@ class Folder:
         return self._rewrite(e)
 
     def inside(self, buf, index) -> bool:
-        """Whether every index certainly lies in the buffer."""
+        """Whether every index is certainly in the buffer."""
         for i, extent in zip(index, buf.shape):
             if i is not None and not _is(self._range(i, 0, extent), True):
                 return False
@@ -338,7 +338,7 @@ def _boundaries(n: Nest, d: str, cut_bytes: int) -> list[int]:
 
 
 def _around(n: Nest, d: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
-    """The ends of the vector in which a cut lies, where results are long rows along `d`: those between start at a vector."""
+    """The ends of the vector that a cut divides, where results are long rows along `d`: those between start at a vector."""
     lanes = max(cut_bytes // max(w.buf.dtype.itemsize for w in n.writes), 1)
     starts = {w.index[-1].const % lanes for w in n.writes if w.index and w.index[-1].coefficient(d) == 1}
     if len(starts) != 1 or n.dims[d] < LONG * lanes:

@@ -3,7 +3,7 @@
 A nest runs over all of its points at once where no point reads what another one writes, else point by point, in the order of
 its dimensions, those that are reduced innermost. A point reads all that it reads before it stores. What is unspecified is
 poison, as in dsl/interpret.py: scratch before it is written, and guarded loads outside their buffer. An access without a guard
-that lies outside raises InternalError.
+that is outside raises InternalError.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _joined(op: str, dtype: np.dtype, x: np.ndarray, y: np.ndarray) -> np.ndarra
 
 
 def _write(writes: Sequence[Write], at: _Points) -> None:
-    """Stores where masks hold and, with a guard, where places lie inside. All is read before the first store."""
+    """Stores where masks hold and, with a guard, where places are inside. All is read before the first store."""
     shape = tuple(np.broadcast_shapes(*(a.shape for a in at.dims.values()))) if at.dims else ()
     ready = []
     for w in writes:

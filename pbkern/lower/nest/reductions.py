@@ -56,7 +56,7 @@ def reduced(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], sha
 
 
 def accumulated(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """The accumulator after each point of `shape`, of which those along `axes` follow one another, the last axis fastest."""
+    """The accumulator after each point of `shape`; those along `axes` follow one another, the last axis fastest."""
     ufunc, dtype = _operation(r)
     values = np.moveaxis(np.broadcast_to(args[0], shape).astype(dtype), axes, range(-len(axes), 0))
     rows = values.reshape(*values.shape[: values.ndim - len(axes)], -1)

@@ -11,7 +11,7 @@ def may_cancel(e: Expr) -> bool:
 
 
 def _is_scaled(e: Expr) -> bool:
-    """A product with a constant, or one of several numbers of which some are."""
+    """A product with a constant, or of several numbers, some of them constants."""
     waiting, seen = [e], {e}
     while waiting:
         e = waiting.pop()

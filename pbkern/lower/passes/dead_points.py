@@ -96,7 +96,7 @@ class _Needs:
         return out
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
-        """Scratch of one program of which only a part is needed -> scratch that is as large."""
+        """Scratch of one program that is needed only in part -> scratch as large as that part."""
         own = {w.buf for s, _ in _flat(body.stmts, {}) if isinstance(s, Nest) for w in s.writes if w.buf.arena}
         own = {b for b in own - body.handed_on.keys() - self.reinterpreted if b.storage is None}
         found = {b: tuple(self._need(body, b)) for b in own}

@@ -108,7 +108,7 @@ class _Unit:
 
 
 def _candidates(stmts: list[Stmt]) -> list[_Unit]:
-    """Units of scratch that only loads and stores touch, without those along which a load may lie outside."""
+    """Units of scratch that only loads and stores touch, without those along which a load may be outside."""
     views, excluded, outside = _views(stmts)
     units = []
     for root, aliases in views.items():
@@ -125,7 +125,7 @@ def _candidates(stmts: list[Stmt]) -> list[_Unit]:
 
 
 def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[Buf, int]]]:
-    """(scratch -> its reinterpretations, scratch that other statements touch, axes along which a load may lie outside)."""
+    """(scratch -> its reinterpretations, scratch that other statements touch, axes along which a load may be outside)."""
     views: dict[Buf, set[Buf]] = {}
     excluded: set[Buf] = set()
     outside: set[tuple[Buf, int]] = set()
@@ -157,7 +157,7 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
 
 
 def _beyond(load: Expr, nest: Nest) -> Iterator[int]:
-    """Axes along which a guarded load may lie outside its buffer."""
+    """Axes along which a guarded load may be outside its buffer."""
     buf, index, _ = load.info
     for k, (i, n) in enumerate(zip(index, buf.shape)):
         known = i.symbols <= nest.dims.keys()

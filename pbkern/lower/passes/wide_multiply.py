@@ -113,7 +113,7 @@ class _Products:
         return self.pool.make("const", UINT32, np.uint32(n))
 
     def _candidates(self, terms: Polynomial) -> Iterator[tuple[Expr, Expr]]:
-        """Factors of which a sum could be the upper half: it has the product of their upper halves; one may be a number."""
+        """Factors whose product's upper half a sum could be: it has the product of their upper halves; one may be a number."""
         halves = {m: [u for n in m if isinstance(u := self._unknowns[n], _Quotient) and u.bits == 16] for m in terms}
         for m, c in terms.items():
             if len(m) == 2 and len(halves[m]) == 2 and c == 1:

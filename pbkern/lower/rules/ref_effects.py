@@ -85,7 +85,7 @@ def access(builder, eqn, env: dict) -> None:
 
 
 def in_bounds(builder, ref: RefView, axis: int) -> Value:
-    """Which positions of a block along `axis` lie inside its array."""
+    """Which positions of a block along `axis` are inside its array."""
     buf_axis = ref.axes.index(axis)
     base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
 

@@ -1,4 +1,4 @@
-"""Reshapes that merge dimensions of an operand's block -> another view of the operand, where its elements lie in one run.
+"""Reshapes that merge dimensions of an operand's block -> another view of the operand, where its elements are in one run.
 
 Whole rows r0 .. r0 + 15 of a[n, 4096] as 65536 elements are elements 4096 r0 .. of a seen as a[4096 n]. Nothing is copied.
 """
@@ -23,7 +23,7 @@ class _Merge:
 
 
 def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored | None:
-    """The same elements under another shape, where they lie; None if they are scattered, scratch, or may lie outside."""
+    """The same elements under another shape, where they are; None if they are scattered, scratch, or may be outside."""
     if stored.guard or stored.buf.root.arena or 0 in shape:
         return None
     names = [f"@{d}" for d in range(len(stored.shape))]

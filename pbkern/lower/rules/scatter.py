@@ -99,7 +99,7 @@ class _Windows:
         return self.result.place(tuple(map(along, range(len(self.result.shape)))))
 
     def statements(self) -> list[Stmt]:
-        """for each index vector: if its window lies inside: result[window] = combine(result[window], update)."""
+        """for each index vector: if its window is inside: result[window] = combine(result[window], update)."""
         at = _symbols(self.counters)
         if not self.counters:
             return self.step(at)
@@ -122,11 +122,11 @@ class _Windows:
         return math.prod(n for _, n in self.dims.values()) == 1 and self.b.pull(v, self.index_of(v, at)).kind == "op"
 
     def index_of(self, v: Value, at: dict[int, Affine]) -> Index:
-        """Where an update's elements lie in an index column or in the updates; of windows, the first one."""
+        """Where an update's elements are in an index column or in the updates; of windows, the first one."""
         return tuple(at.get(d, ZERO) for d in range(len(v.shape))) if v is self.updates else tuple(at.values())
 
     def in_strips(self, d: int, made: list[Value]) -> list[Stmt]:
-        """The updates along `d`, of which values `made` are stored strip by strip."""
+        """The updates along `d`; values in `made` are stored strip by strip."""
         (_, n), name, size = self.counters[d], self.b.names("%i"), self.options.scatter_strip
         full, rest = divmod(n, size)
         stmts: list[Stmt] = [For(name, full, self.strip(d, made, Affine.symbol(name, size), size))] if full else []

@@ -7,7 +7,6 @@ import math
 
 from jax.extend import core as jex
 
-from pbkern.core.ops.sort_cost import sorts_in_registers
 from pbkern.lower.nest.ir import Sort
 from pbkern.lower.values.values import Opaque, Stored, Value
 
@@ -19,7 +18,7 @@ def sorted_values(b, eqn, ins: list[Value], first: int) -> list[Value]:
     """Sorted operands, of whose lines `first` elements are read."""
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
     shape = ins[0].shape
-    if shape[axis] and sorts_in_registers(shape[axis], keys, len(ins)):
+    if shape[axis] and b.context.options.sorts_in_registers(shape[axis], keys, len(ins)):
         return [b.new(joined(parts, shape, axis)) for parts in sorted_lines(b, ins, axis, keys)]
     perm = [k for k in range(len(shape)) if k != axis] + [axis]
     moved = tuple(shape[k] for k in perm)

@@ -145,7 +145,7 @@ def _dynamic_update_slice(builder, eqn, ins):
 
 
 def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | None:
-    """Bool expression: every index lies in [0, extent). Axes that are as large as `outer` need no test."""
+    """Bool expression: every index is in [0, extent). Axes that are as large as `outer` need no test."""
     test = None
     for k, (i, n) in enumerate(zip(ix, extents)):
         if outer is not None and outer[k] == n:

@@ -4,7 +4,7 @@ Where a stride is a value, what it multiplies is no affine expression, but the s
 such an expression from moving evenly: bounds that it is clamped to, remainders that start anew, and the choice by which
 negative indices count from the end. Whether one shows is told by the ends alone, when the program runs. Clamped values and
 remainders move less where they bend, so that the ends are nearer to each other than even steps would bring them; a choice is
-the same at both ends. An expression that depends on several bends, of which one could make up for the other, is not known.
+the same at both ends. An expression that depends on several bends is not known where one could make up for another.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _together(step: int | None, parts: list[Steps], bend: Expr | None = None, ch
 
 
 def _loaded(e: Expr, dim: str) -> Steps:
-    """Of a load from a buffer of which it is known how its elements move."""
+    """Of a load from a buffer whose elements are known to move regularly."""
     buf, index, _ = e.info
     if buf.step is None or any(dim in i.symbols for i in index[:-1]):
         return UNKNOWN

@@ -60,7 +60,7 @@ class _Decision:
         self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
         self.layouts: dict[int, tuple[int, ...]] = {}
         self.partial: set[int] = set()  # ids of values stored because they take a product
-        self.over: dict[int, Value] = {}  # id of one of these -> that before it, of which it is the only reader
+        self.over: dict[int, Value] = {}  # id of one of these -> the one before it, which nothing else reads
         self.costs = self._costs(items)
         for item in reversed(items):
             self._visit(item)
@@ -196,7 +196,7 @@ class _Decision:
         if root in self.products:
             return usual  # operands of products are packed as the microkernel wants them
         depth = {d: k for k, d in enumerate(self.roots[root])}
-        # Where an axis is a result's plus a window's, such as 2 * row + tap, it lies where the result's does.
+        # Where an axis is a result's plus a window's, such as 2 * row + tap, it counts as the result's.
         windows = self.windows.get(root, frozenset())
         inner = [max((depth.get(s, -1) for s in (i.symbols - windows or i.symbols)), default=-1) for i in ix]
         return tuple(sorted(usual, key=lambda a: (inner[a], a)))

@@ -1,6 +1,6 @@
 """Which values of a body are still to be read from a buffer: asked before every statement that writes one.
 
-They are found from the buffer: the values that lie in it, then what is computed from those, up to uses that are still to
+They are found from the buffer: the values that it holds, then what is computed from those, up to uses that are still to
 come. A body of many stores costs a look at a few values for each, not a look at all the rest of the body.
 """
 
@@ -30,10 +30,10 @@ class _Use(NamedTuple):
 
 
 class PendingReads:
-    """Uses of values, and which values lie where.
+    """Uses of values, and which buffer holds which values.
 
     Args:
-      resolve: what a value is now: a Stored one once it lies in memory.
+      resolve: what a value is now: a Stored one once it is in memory.
       order: where a value was defined.
     """
 
@@ -55,10 +55,10 @@ class PendingReads:
             if v not in self._uses:
                 self._add(v, ())  # no effect where it is an item itself; some values are made on the way and are none
             self._uses[v].append(_Use(order, position, user))
-            self.lies(v)
+            self.record(v)
 
-    def lies(self, value: Value) -> None:
-        """Notes where a value lies, if it is in memory."""
+    def record(self, value: Value) -> None:
+        """Notes in which buffer a value is, if it is in memory."""
         place = self._resolve(value)
         if isinstance(place, Stored):
             heapq.heappush(self._to_come[place.buf.root], (self._order(value), next(self._count), value))

@@ -82,7 +82,7 @@ def simplified(builder, value: Lazy) -> Value:
 
 
 def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
-    """A known integer scalar as an affine expression; None where it is none or may lie outside [0, clamp]."""
+    """A known integer scalar as an affine expression; None where it is none or may be outside [0, clamp]."""
     e = known(builder, v)
     if e is None or e.kind not in ("const", "index"):
         return None

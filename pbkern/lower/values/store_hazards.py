@@ -18,13 +18,13 @@ from .values import Contract, Index, Opaque, Stored, Value, dims_index
 
 
 def _whereabouts(buf: Buf, index: Index) -> tuple:
-    """Where an element lies. A result that shares an operand's array is another Buf with the same root."""
+    """Where an element is stored. A result that shares an operand's array is another Buf with the same root."""
     return buf.root, buf.shape, buf.dtype, index
 
 
 def protect(b, written: set[Buf], direct: StoreItem | None = None, captured: Sequence[Value] = ()) -> None:
     """Stores values elsewhere that are still to be read from buffers about to be written."""
-    asked = [*captured, *b.waiting.reading(written, b.now)]
+    asked = [*captured, *b.pending_reads.reading(written, b.now)]
     if direct is not None and _conflicts(b, direct, written):
         asked += materialise.uses(direct)
     for v in map(b.resolve, asked):

@@ -35,7 +35,7 @@ class Value:
 
 @dataclass(eq=False)
 class Stored(Value):
-    """Contents of `buf` at positions `index(ix)`; `guard` if those may lie outside it."""
+    """Contents of `buf` at positions `index(ix)`; `guard` if those may be outside it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -118,7 +118,7 @@ class Opaque(Value):
     make: Callable[..., Stored]
     needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
     takes_target: bool = False  # make(..., target=) may write where the value is wanted
-    over_first: bool = False  # there also where its first operand lies, which it stores before it reads the others
+    over_first: bool = False  # there also over its first operand, which it stores before it reads the others
 
     @property
     def ins(self) -> Sequence[Value]:

@@ -170,7 +170,7 @@ def devices_of(given: str | None) -> tuple[Device, ...]:
 
 
 def _native(system: str) -> Device:
-    """The processor at hand, of which a library asks for all that it uses."""
+    """The processor at hand; a library asks for all that it uses of it."""
     flags = cpu_flags(cpuinfo())
     has = {f for f in (*V4, *FURTHER) if FLAGS.get(f, f) in flags}
     level = next((name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pbkern.core.machine import FAR_BYTES, LINE_BYTES
 from pbkern.lower.build_options import BuildOptions, SortScratch
 from pbkern.targets.cpu.math.op_cycles import COST
 
-from .sort_scratch import RadixScratch
+from .machine import FAR_BYTES, LINE_BYTES
+from .sorting import MOST_OPERATIONS, SHORT_LINE, RadixScratch
 
 NEVER = 1 << 62
 
@@ -33,6 +33,8 @@ class LowerOptions(BuildOptions):
     op_costs: Mapping[str, float] = field(default_factory=lambda: COST, hash=False, repr=False)
     short_row: int = 64
     sort_scratch: SortScratch = RadixScratch()
+    short_line: int = SHORT_LINE
+    short_line_operations: int = MOST_OPERATIONS
     scatter_strip: int = 1024
     fetch_ahead: int = 16
     fetch_bytes: int = FAR_BYTES

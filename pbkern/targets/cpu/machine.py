@@ -20,6 +20,20 @@ CPUINFO = pathlib.Path("/proc/cpuinfo")
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 CGROUP_V2 = pathlib.Path("/sys/fs/cgroup/cpu.max")
 CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
+# Of a cache line, on all processors so far.
+LINE_BYTES = 64
+# Rows of operands this many bytes apart, or a multiple, share few cache sets: 64 sets of 64-byte lines. Rows that at least so
+# many points share are copied, so that they do not.
+CONFLICT_BYTES, ROW_REUSE = 2048, 256
+# A load waits for an earlier store whose address has the same last bits (4K aliasing), as those of the last few rows may.
+# (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
+ALIAS_BYTES, ALIAS_NEAR_BYTES, ALIAS_ROWS = 4096, 576, 5
+# Cycles of transposing one element of a contraction in registers, between caches.
+TRANSPOSE_CYCLES = 0.5
+# Arrays of this size and more do not fit the caches of one core.
+FAR_BYTES = 2 << 20
+# Keys of attention that are left out together where a mask silences them. A power of two: strip numbers are shifts.
+MASK_STRIP = 64
 # The widest vectors of each instruction set extension, widest first.
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
 
@@ -95,6 +109,12 @@ def detected_machine() -> CpuMachine:
         **instruction_sets(flags, bits),
         **{f"{level}_bytes": size for level, size in caches.items()},
     )  # fmt: skip
+
+
+def rows_alias(stride: int) -> bool:
+    """Whether loads of a row wait for stores to neighbouring rows, `stride` bytes apart."""
+    apart = (k * stride % ALIAS_BYTES for k in range(1, ALIAS_ROWS + 1))
+    return any(min(n, ALIAS_BYTES - n) < ALIAS_NEAR_BYTES for n in apart)
 
 
 def instruction_sets(flags: Collection[str], bits: int) -> dict[str, Any]:

@@ -120,5 +120,5 @@ CPU_PASSES = (
     Pass("version masks", _version_masks, "most programs need no mask; before unswitching, which counts copies"),
     Pass("unswitch", _unswitch, "selects by scalars become branches outside loops"),
     Pass("store in place", _store_in_place, "copies back are not needed where stores stay behind loads"),
-    Pass("pack", _pack, "operands of contractions lie as the register tile reads them; last, because it schedules"),
+    Pass("pack", _pack, "operands of contractions are stored as the register tile reads them; last, because it schedules"),
 )  # fmt: skip

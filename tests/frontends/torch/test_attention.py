@@ -42,6 +42,14 @@ def test_masks(name):
     assert not any(g.in_torch for g in fast.explain(*(t.requires_grad_() for t in (q, k, v))).graphs)
 
 
+@pytest.mark.parametrize("queries, keys", [(290, 130), pytest.param(300, 300, marks=pytest.mark.slow)])
+def test_gradient_of_long_causal_attention(queries, keys):
+    """Its queries come in parts."""
+    q, k, v = torch.randn(1, 2, queries, 8), torch.randn(1, 2, keys, 8), torch.randn(1, 2, keys, 8)
+    module = Attention(is_causal=True)
+    check_gradients(pbkern.polyblocks_jit_torch(module), module, q, k, v)
+
+
 def test_groups_of_queries_share_keys():
     q, k, v = torch.randn(1, 6, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
     module = Attention(enable_gqa=True, is_causal=True)

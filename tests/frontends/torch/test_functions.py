@@ -139,3 +139,12 @@ def test_modes_of_a_decorated_module():
     zeros = (fast.train()(torch.rand(100, 4)) == 0).double().mean()
     assert 0.3 < zeros < 0.7
     assert {k.removeprefix("_orig_mod.") for k in fast.state_dict()} == {"0.weight", "0.bias"}
+
+
+def test_backward_again_with_the_graph_retained():
+    x = torch.randn(5, 7, requires_grad=True)
+    y = pbkern.polyblocks_jit_torch(lambda x: (x.exp() * x).softmax(-1))(x)
+    first, second = (torch.autograd.grad(y[0, 0], x, retain_graph=True)[0] for _ in range(2))
+    expected = torch.autograd.grad((x.exp() * x).softmax(-1)[0, 0], x)[0]
+    torch.testing.assert_close(first, expected)
+    assert torch.equal(first, second)

@@ -1,7 +1,7 @@
 """Transforms of Refs (index, reshape, transpose, bitcast) as functions of values: what they select, and that part replaced.
 
 A slice that reaches over the end of its dimension is moved inside, as `ref[pl.ds(start, n)]` is. With `fixed` it stays where it
-is, as under a mask: what lies outside reads as zero, and is not replaced.
+is, as under a mask: what is outside reads as zero, and is not replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def has_arrays(t) -> bool:
 
 
 def stays_inside(t) -> bool:
-    """Whether a transform is no index of which a part can lie outside."""
+    """Whether a transform is no index of which a part can be outside."""
     return not isinstance(t, _jax.NDIndexer) or all(stays(as_index(i, n), n) for i, n in zip(t.indices, t.shape))
 
 
@@ -34,7 +34,7 @@ def dtype_after(dtype: np.dtype, t) -> np.dtype:
 
 
 def apply_all(value, dtype: np.dtype, transforms: Sequence, fixed: bool = False, fill: int = 0):
-    """`dtype` is what the body takes the elements for, which is not the value's for 8-bit floats; `fill`: what lies outside."""
+    """`dtype` is what the body takes the elements for, which is not the value's for 8-bit floats; `fill`: what is outside."""
     for t in transforms:
         value, dtype = _apply(value, dtype, t, fixed, fill), dtype_after(dtype, t)
     return value
@@ -94,7 +94,7 @@ def _update_value(value, t, new, fixed: bool):
     slices = [(d, i, spans[d]) for d, i in enumerate(t.indices)]
     wide, starts = _widened(value, slices, starts, fixed, 0)
     new = lax.expand_dims(new, points)
-    if math.prod(strides) != 1:  # widen with what lies between
+    if math.prod(strides) != 1:  # widen with what is between
         window = lax.dynamic_slice(wide, starts, spans)
         config = [(0, n - ((m - 1) * s + 1), s - 1) for n, m, s in zip(spans, new.shape, strides)]
         inside = lax.pad(jnp.ones(new.shape, bool), np.False_, config)
@@ -111,7 +111,7 @@ def _widened(value, slices: Sequence[tuple], starts: Sequence, fixed: bool, fill
         n, start = value.shape[d], jnp.asarray(start, np.int32)
         if fixed and not stays(as_index(i, n), n):
             margins[d] = span
-            start = lax.clamp(np.int32(0), start + np.int32(span), np.int32(n + span))  # where all of it lies outside
+            start = lax.clamp(np.int32(0), start + np.int32(span), np.int32(n + span))  # where all of it is outside
         moved.append(start)
     if any(margins):
         value = lax.pad(value, np.asarray(fill, value.dtype), [(m, m, 0) for m in margins])

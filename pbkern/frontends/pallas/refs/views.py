@@ -49,7 +49,7 @@ class View:
 
     @property
     def stays(self) -> bool:
-        """Whether no part of it can lie outside the Ref, or outside of what a transform is taken of."""
+        """Whether no part of it can be outside the Ref, or outside of what a transform is taken of."""
         return all(map(stays, self.indices, self.ref_shape)) and all(map(stays_inside, self.rest))
 
     @property
@@ -85,7 +85,7 @@ class View:
             bind_access(_jax.REF_PRIMITIVES["addupdate"], self.ref_shape, [self.ref, self._back(value)], self.indices)
 
     def masked_load(self, mask, other):
-        """What the mask chooses, else `other`. Slices stay where they are: what lies outside is anything."""
+        """What the mask chooses, else `other`. Slices stay where they are: what is outside is anything."""
         other = in_body(other)
         if self.rest:
             value = apply_all(self._whole(), self.dtype, self.rest, fixed=True)
@@ -96,7 +96,7 @@ class View:
         return self._out(value)
 
     def masked_store(self, value, mask) -> None:
-        """Stores what the mask chooses and lies inside."""
+        """Stores what the mask chooses and is inside."""
         if any(map(has_arrays, self.rest)):
             at, inside = self._gathered_inside()
             at.masked_store(value, jnp.broadcast_to(mask, value.shape) & inside)
@@ -114,7 +114,7 @@ class View:
             bind_access(grid.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
 
     def _whole(self):
-        """The head's elements, those that lie inside where they are."""
+        """The head's elements, those that are inside where they are."""
         head = self._head()
         if head.stays:
             return head.load()
@@ -154,7 +154,7 @@ class View:
         return self._places(fixed=False)[0]
 
     def _gathered_inside(self) -> tuple[View, jax.Array]:
-        """The same with slices that stay where they are, and which elements lie inside."""
+        """The same with slices that stay where they are, and which elements are inside."""
         return self._places(fixed=True)
 
     def _places(self, fixed: bool) -> tuple[View, jax.Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -12,9 +13,12 @@ from pbkern.core.errors import UnsupportedOp
 
 from .table import op
 
+# Rows of queries at a time in the gradient of causal attention, and the most parts of them.
+ROWS, PARTS = 128, 4
 
-def _scores(q, k, causal, mask, scale):
-    """Of queries [..., m, d] and keys [..., n, d], in float32 for shorter types: [..., m, n]."""
+
+def _scores(q, k, causal, mask, scale, first=0):
+    """Of queries [..., m, d], from number `first` on, and keys [..., n, d], in float32 for shorter types: [..., m, n]."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     wide = jnp.promote_types(q.dtype, np.float32)
     scores = jnp.matmul(q, jnp.swapaxes(k, -1, -2), preferred_element_type=wide) * np.asarray(scale, wide)
@@ -22,7 +26,7 @@ def _scores(q, k, causal, mask, scale):
         scores = jnp.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if causal:
         rows, columns = (lax.broadcasted_iota(np.int32, scores.shape[-2:], d) for d in (0, 1))
-        scores = jnp.where(rows >= columns, scores, -np.inf)
+        scores = jnp.where(rows + np.int32(first) >= columns, scores, -np.inf)
     return scores
 
 
@@ -59,16 +63,36 @@ def attention(call, q, k, v, dropout=0.0, causal=False, *, attn_mask=None, scale
 
 @op("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
 def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_mask=None, scale=None):
+    """Causal queries come in parts, each with the keys up to its last one: more than half of the others' work is masked."""
     _check(dropout)
-    heads = k.shape[-3]
+    heads, (m, _), n = k.shape[-3], q.shape[-2:], k.shape[-2]
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
-    scores = _scores(q, k, causal, attn_mask, scale)
-    sums = sums[..., None]
-    weights = jnp.exp(scores - (jnp.where(sums == -np.inf, 0, sums) if attn_mask is not None else sums))
+    parted = causal and attn_mask is None
+    rows = max(-(-m // PARTS), ROWS) if parted else max(m, 1)
+    to_q, to_keys = [], []
+    for first in range(0, max(m, 1), rows):
+        keys = min(first + rows, n) if parted else n
+        queries = [lax.slice_in_dim(x, first, min(first + rows, m), axis=-2) for x in (g, q, made, sums[..., None])]
+        seen = [lax.slice_in_dim(x, 0, keys, axis=-2) for x in (k, v)]
+        part, *of_keys = _gradients(*queries, *seen, causal, attn_mask, scale, first)
+        to_q.append(part)
+        to_keys.append([_with_zeros(x, n) for x in of_keys])
+    to_k, to_v = (functools.reduce(jnp.add, parts) for parts in zip(*to_keys))
+    return jnp.concatenate(to_q, -2), _summed(to_k, heads), _summed(to_v, heads)
+
+
+def _gradients(g, q, made, sums, k, v, causal, mask, scale, first):
+    """(with respect to queries, to keys, to values) of some queries, from number `first` on."""
+    scores = _scores(q, k, causal, mask, scale, first)
+    weights = jnp.exp(scores - (jnp.where(sums == -np.inf, 0, sums) if mask is not None else sums))
     wide, factor = weights.dtype, 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     q, k, v, g, made = (x.astype(wide) for x in (q, k, v, g, made))
     to_v = jnp.matmul(jnp.swapaxes(weights, -1, -2), g)
     share = jnp.sum(g * made, -1, keepdims=True)
     to_scores = weights * (jnp.matmul(g, jnp.swapaxes(v, -1, -2)) - share) * np.asarray(factor, wide)
-    to_k = jnp.matmul(jnp.swapaxes(to_scores, -1, -2), q)
-    return jnp.matmul(to_scores, k), _summed(to_k, heads), _summed(to_v, heads)
+    return jnp.matmul(to_scores, k), jnp.matmul(jnp.swapaxes(to_scores, -1, -2), q), to_v
+
+
+def _with_zeros(x, n: int):
+    """[..., fewer, d] -> [..., n, d]"""
+    return x if x.shape[-2] == n else jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, n - x.shape[-2]), (0, 0)))

@@ -1,6 +1,6 @@
 """Relocatable ELF object -> executable memory of this process. x86-64, static relocations only.
 
-LLVM's objects, whether just made or read from disk, are loaded here: the sections of one object lie in one mapping, code
+LLVM's objects, whether just made or read from disk, are loaded here: the sections of one object are in one mapping, code
 and constants first, then what is written to. Symbols that the object lacks come from a table (the runtime's entry points)
 and from the C library. Whatever this loader does not know is an InternalError, never a guess. Unwind tables are left
 out: no exception passes through compiled code.
@@ -57,7 +57,7 @@ class Image:
             raise InternalError("an object file is damaged", why=f"{len(content)} bytes: {e}") from None
 
     def address(self, name: str) -> int:
-        """Where a function that the object defines lies."""
+        """Address of a function that the object defines."""
         return self.defined[name]
 
     def functions(self) -> dict[str, int]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
-from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
@@ -30,6 +29,7 @@ from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import NestEmitter
 from pbkern.targets.cpu.emit.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
@@ -62,7 +62,7 @@ class LoweredKernel:
     """`main` is func.func @name(operands..., copies..., arena, low, high), which calls `pieces`.
 
     programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR; copies: numbers of the
-    operands of which it takes a copy from before the launch.
+    operands that it reads as they were before the launch, from copies.
     """
 
     main: Function
@@ -318,7 +318,7 @@ class KernelLowering(ProgramText):
 
 
 def emit(nests: KernelNests, name: str) -> LoweredKernel:
-    """Text of the function of nests that have gone through the CPU's passes; their options are LowerOptions."""
+    """Text of the function of nests after the CPU's passes; their options are LowerOptions."""
     nests.verify()
     return KernelLowering(nests, name).lower()
 

@@ -23,6 +23,8 @@ def repaired(operations: Iterable[Operation]) -> list[Operation]:
 def _held(op: Operation) -> list[Operation] | None:
     if not op.text.endswith(_OPERANDS) or op.name != "vector.shuffle":
         return None
+    if any(between.startswith("#") for between in op.between):  # what a loop returns, past which nothing moves
+        return None
     held = {operand: f"{op.result}_of{k}" for k, operand in enumerate(dict.fromkeys(op.operands))}
     asm = [Operation(f'{name} = llvm.inline_asm "", "=v,0" {operand} : ({_TYPE}) -> {_TYPE}') for operand, name in held.items()]
     return [*asm, Operation(op.with_names(held.get(n, n) for n in op.names))]

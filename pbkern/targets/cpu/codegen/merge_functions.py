@@ -20,7 +20,7 @@ INDEX = re.compile(r"arith\.constant (-?\d+) : index")
 
 @dataclass(frozen=True)
 class Form:
-    """What a piece has in common with its twins, and what is its own.
+    """What a piece has in common with its copies, and what is its own.
 
     common: its text, with names by order of appearance. places: its index constants that may differ, in order.
     views: its scratch buffers, in order.
@@ -42,7 +42,7 @@ def form(
     def common(name: str) -> str:
         if name not in known:
             known[name] = constants.get(name) or f"%{len(known)}"
-            if known[name].startswith(STACK):  # the remark is each twin's own
+            if known[name].startswith(STACK):  # the remark is each copy's own
                 known[name] = f"%{len(known)} : {known[name].partition(' //')[0]}"
             if name in views:
                 own_views.append(name)
@@ -80,9 +80,9 @@ def _has_places(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class Differences:
-    """What twins are passed, by name of the argument: for numbers of places, and for the first twin's scratch buffers.
+    """What copies are passed, by name of the argument: for numbers of places, and for the first copy's scratch buffers.
 
-    values: of the arguments, in each twin.
+    values: of the arguments, in each copy.
     """
 
     places: Mapping[int, str]
@@ -94,7 +94,7 @@ class Differences:
         return tuple(dict.fromkeys([*self.places.values(), *self.views.values()]))
 
     def operations(self, operations: Iterable[Operation], constants: Mapping[str, str]) -> list[Operation]:
-        """Operations of the first twin, in which arguments stand for the places that differ."""
+        """Operations of the first copy, in which arguments stand for the places that differ."""
         count = iter(range(1 << 62))
         def rename(op: Operation) -> str:
             return _renamed(op, constants, lambda n, _: self.places.get(next(count), n), lambda n: n)
@@ -102,15 +102,15 @@ class Differences:
         return [op.mapped(rename) for op in operations]
 
 
-def differences(twins: list[Form], offsets: Mapping[str, int]) -> Differences:
-    """Where twins differ. Places that always have one value together are one argument. offsets: of scratch buffers."""
+def differences(copies: list[Form], offsets: Mapping[str, int]) -> Differences:
+    """Where copies differ. Places that always have one value together are one argument. offsets: of scratch buffers."""
     arguments: dict[tuple[int, ...], str] = {}
 
     def argument(values: tuple[int, ...]) -> str:
         return arguments.setdefault(values, f"%place{len(arguments)}")
 
-    by_place = enumerate(zip(*(t.places for t in twins)))
+    by_place = enumerate(zip(*(t.places for t in copies)))
     places = {k: argument(values) for k, values in by_place if len(set(values)) > 1}
-    starts = [tuple(offsets[v] for v in same) for same in zip(*(t.views for t in twins))]
-    views = {v: argument(values) for v, values in zip(twins[0].views, starts) if len(set(values)) > 1}
-    return Differences(places, views, tuple(zip(*arguments)) or ((),) * len(twins))
+    starts = [tuple(offsets[v] for v in same) for same in zip(*(t.views for t in copies))]
+    views = {v: argument(values) for v, values in zip(copies[0].views, starts) if len(set(values)) > 1}
+    return Differences(places, views, tuple(zip(*arguments)) or ((),) * len(copies))

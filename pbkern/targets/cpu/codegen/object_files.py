@@ -20,7 +20,7 @@ VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
 # Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the 5 ms that an engine takes
 # are little.
 PART = 100_000
-# Where functions of other parts lie, as far as the engine is told: its own image is never run.
+# Address of functions of other parts, as far as the engine is told: its own image is never run.
 ELSEWHERE = 1
 
 

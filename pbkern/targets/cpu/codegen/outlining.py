@@ -21,12 +21,12 @@ from .merge_functions import Differences, Form, differences, form
 CALL = "func.call @"
 # Lines of a piece, and of the shortest one.
 PIECE, SHORT = 4000, 400
-TWIN = 40  # of the shortest that becomes a function because there is one like it
+SHORTEST_COPY = 40  # lines of the shortest piece that becomes a function because others are equal to it
 # The type of the scratch memory, which is not known before all of a kernel is lowered.
 ARENA_TYPE = "memref<arena>"
 ARENA = "%arena"
 # Without a frame pointer, LLVM cannot align the stack once it has given registers to values, and spills vectors across cache
-# lines: a chain of 100 operations takes 380 or 690 us, as the caller's stack happens to lie.
+# lines: a chain of 100 operations takes 380 or 690 us, depending on the caller's stack.
 FRAMED = "attributes {llvm.frame_pointer = #llvm.framePointerKind<all>}"
 
 
@@ -53,7 +53,7 @@ class Piece:
     constants: Mapping[str, str]
     views: tuple[str, ...]  # scratch buffers that it takes from the arena
     scalar: bool
-    form: Form | None  # None: it has no twins
+    form: Form | None  # None: nothing repeats it
 
     @property
     def call(self) -> str:
@@ -85,28 +85,29 @@ class Outliner:
         self.calls: dict[str, list[Operation]] = {}  # of pieces, as blocks hold them -> of functions
 
     def outline(self, block: Block, runs: list[list[Segment]], buffers: Callable[[], Mapping[str, str]]) -> bool:
-        """Where segments are long together, puts calls in their place: of scalar loops, of twins, and of other long ones.
+        """Where segments are long together, puts calls in their place: of scalar loops, repeated and long ones.
 
-        What lies between the segments of a run, index arithmetic, goes before them. buffers(): types of scratch buffers.
+        Index arithmetic between the segments of a run goes before them. buffers(): types of scratch buffers.
         Returns whether it did so.
         """
         if sum(len(s) for run in runs for s in run) <= PIECE:
             return False
         constants, scratch = {n: t for t, n in self.text.constants.items()}, buffers()
-        twins = self._twins(block, [s for run in runs for s in run], constants, scratch)
-        groups = [g for run in runs for g in _groups(run, twins)]
-        groups = [g for g in groups if g[0].scalar or g[0] in twins or sum(map(len, g)) >= SHORT]
-        calls = [self._piece(_operations(block, g), g[0].scalar, constants, scratch, twins.get(g[0])) for g in groups]
+        copies = self._copies(block, [s for run in runs for s in run], constants, scratch)
+        groups = [g for run in runs for g in _groups(run, copies)]
+        groups = [g for g in groups if g[0].scalar or g[0] in copies or sum(map(len, g)) >= SHORT]
+        calls = [self._piece(_operations(block, g), g[0].scalar, constants, scratch, copies.get(g[0])) for g in groups]
         for g, call in reversed(list(zip(groups, calls))):
             between = [op for s, after in zip(g, g[1:]) for op in block.operations[s.end : after.start]]
             block.operations[g[0].start : g[-1].end] = [*between, Operation(call)]
         return True
 
-    def _twins(self, block: Block, segments: list[Segment], constants, scratch: Mapping[str, str]) -> dict[Segment, Form]:
-        """Segments that are alike but for places."""
+    def _copies(self, block: Block, segments: list[Segment], constants, scratch: Mapping[str, str]) -> dict[Segment, Form]:
+        """Segments that repeat others, but for places."""
         alike: dict[str, list[tuple[Segment, Form]]] = {}
         for s in segments:
-            if len(s) >= TWIN and (found := form(_operations(block, [s]), constants, scratch, self.operands)) is not None:
+            operations = _operations(block, [s])
+            if len(s) >= SHORTEST_COPY and (found := form(operations, constants, scratch, self.operands)) is not None:
                 alike.setdefault(found.common, []).append((s, found))
         return {s: found for same in alike.values() if len(same) > 1 for s, found in same}
 
@@ -130,20 +131,20 @@ class Outliner:
         return self.pieces[-1].call
 
     def functions(self, attributes: Mapping[str, str], views: Mapping[str, str], offsets: Mapping[str, int]) -> list[Made]:
-        """Functions of all pieces, of twins one.
+        """Functions of all pieces; copies share one.
 
         attributes: of what they are passed, by name; views: definitions of scratch buffers, by `<name>_at`; offsets: where.
         """
         alike: dict[object, list[Piece]] = {}
         for p in self.pieces:
             alike.setdefault((p.form.common, p.scalar) if p.form else p.name, []).append(p)
-        return [self._function(twins, attributes, views, offsets) for twins in alike.values()]
+        return [self._function(copies, attributes, views, offsets) for copies in alike.values()]
 
-    def _function(self, twins: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets) -> Made:
-        first, forms = twins[0], [p.form for p in twins if p.form]
-        found = differences(forms, offsets) if len(twins) > 1 else Differences({}, {}, ((),))
+    def _function(self, copies: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets) -> Made:
+        first, forms = copies[0], [p.form for p in copies if p.form]
+        found = differences(forms, offsets) if len(copies) > 1 else Differences({}, {}, ((),))
         places = dict.fromkeys(found.names, "index")
-        for p, values in zip(twins, found.values):
+        for p, values in zip(copies, found.values):
             names = {f"%{p.name}_place{k}": v for k, v in enumerate(values)}
             given = [Operation(f"{n} = arith.constant {v} : index") for n, v in names.items()]
             self.calls[p.call] = [*given, Operation(_call(first.name, {**p.passed, **dict.fromkeys(names, "index")}))]
@@ -170,12 +171,12 @@ def _call(name: str, passed: Mapping[str, str]) -> str:
     return f"{CALL}{name}({', '.join(passed)}) : ({', '.join(passed.values())}) -> ()"
 
 
-def _groups(run: list[Segment], twins: Collection[Segment]) -> list[list[Segment]]:
-    """Neighbours that make one piece: alike, and not much longer than PIECE together. Twins are pieces of their own."""
+def _groups(run: list[Segment], copies: Collection[Segment]) -> list[list[Segment]]:
+    """Neighbours that make one piece: alike, and not much longer than PIECE together. Copies are pieces of their own."""
     groups: list[list[Segment]] = []
     for s in run:
-        last = groups[-1] if groups and s not in twins else None
-        if last and last[-1] not in twins and last[-1].scalar == s.scalar and sum(map(len, last)) + len(s) <= PIECE:
+        last = groups[-1] if groups and s not in copies else None
+        if last and last[-1] not in copies and last[-1].scalar == s.scalar and sum(map(len, last)) + len(s) <= PIECE:
             last.append(s)
         else:
             groups.append([s])

@@ -121,7 +121,7 @@ def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Mac
 def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     """Bytes moved per byte used: short contiguous runs waste parts of cache lines and of DRAM bursts.
 
-    At most, what lies between runs is moved as well: of every second element, both.
+    At most, elements between runs are moved as well: of every second element, both.
     """
     run, between, least = size, 1.0, math.inf
     for s, n in zip(reversed(access), reversed(shape)):

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, TURN_CYCLES, Machine
+from pbkern.core.machine import Machine
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.core.ops.sort_cost import first_cycles, line_cycles, sorts_in_registers
 from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.access.rules import ELEMENTWISE, block_shape
 from pbkern.fuse.access.scatter import share
@@ -26,7 +25,12 @@ from pbkern.fuse.cost.kinds import (
     recompute_of,
 )
 from pbkern.fuse.cost.model import Price
+from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, TRANSPOSE_CYCLES
+from pbkern.targets.cpu.sorting import first_cycles, line_cycles
 
+# What does not depend on the kernel.
+LOWERED = LowerOptions()
 # What a reduction along rows takes for each row beside its elements: the lanes of a vector are added up.
 ACROSS_CYCLES = 3.0
 # Vector operations of putting two elements of a short line in order.
@@ -65,7 +69,7 @@ def operations_per_element(eqn, machine: Machine) -> float:
         return float(max(1, 2 * int(abs(eqn.params["y"])).bit_length() - 2))
     if name == "sort":
         length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
-        if sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
+        if LOWERED.sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
             return EXCHANGE_OPERATIONS * (length - 1) / 2
         cycles = line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
         return cycles / max(length, 1) * machine.vector_bits / 32
@@ -110,7 +114,7 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         operand = np.dtype(eqn.invars[0].aval.dtype)
         seconds = operations / (machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY)
         usual = seconds / _fill(_columns(eqn, shape), lanes)
-        return min([usual, *_turned_seconds(step, seconds, lanes, machine)])
+        return min([usual, *_swapped_seconds(step, seconds, lanes, machine)])
     extents, across = eqn.outvars[0].aval.shape, 0.0
     if eqn.primitive.name.startswith(("reduce_", "arg", "partial")) and eqn.params.get("axes"):
         results = math.prod(shape)
@@ -131,7 +135,7 @@ def _fill(columns: int, lanes: int) -> float:
     return max(columns, 1) / (math.ceil(max(columns, 1) / lanes) * lanes)
 
 
-def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
+def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
     """A convolution with vectors along channels or images that are not its last dimension (operand swap): that operand is
     transposed, and so are the results. `full`: time of its arithmetic with all lanes used."""
     if step.eqn.primitive.name != "conv_general_dilated":
@@ -141,8 +145,8 @@ def _turned_seconds(step: Step, full: float, lanes: int, machine: Machine) -> li
     for operand, d in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
         if d < len(shape) - 1:
             columns = shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
-            turned = results + volume(step.pull.inputs[operand])
-            found.append(full / _fill(columns, lanes) + TURN_CYCLES * turned / machine.clock_hz)
+            transposed = results + volume(step.pull.inputs[operand])
+            found.append(full / _fill(columns, lanes) + TRANSPOSE_CYCLES * transposed / machine.clock_hz)
     return found
 
 

@@ -14,7 +14,8 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Reduction
 from pbkern.lower.nest.reductions import IDENTITY
-from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, is_long_point
+from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
+from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
 from .addressing import Point, Tail, Walk
 from .cumulative import Cumulative
@@ -39,7 +40,7 @@ class Accumulators(HorizontalReductions, Cumulative):
     def _accumulate(
         self, w: Walk, block: Block, loop: tuple[str, int, int, int], terms: int, fill, accs: list[Ssa]
     ) -> list[Ssa]:
-        """A loop (symbol, low, high, step) of which each trip adds `terms` numbers, one after the other, to every accumulator.
+        """A loop (symbol, low, high, step); each trip adds `terms` numbers, one after the other, to every accumulator.
 
         The rounding error of a sum grows with the length of its chain of additions. Where floats are summed, accumulators
         therefore start anew with every run of a few additions, and what they held is added to others; those are runs of
@@ -167,7 +168,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         """Additions to one accumulator in a row; 0 for any number of them.
 
         The same for all points of a nest, also those of smaller tiles at its ends: programs whose blocks overlap must
-        leave the same bits, and there a point lies in full tiles of one and at the end of the other.
+        leave the same bits, and there a point is in full tiles of one and at the end of the other.
         """
         if not self.text.contract or w.nest.ordered or not any(map(is_rounded, w.nest.reductions)):
             return 0
@@ -242,7 +243,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         return out
 
     def _interleave_points(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
-        """fill(number, point) for each, with the operations of several points in turn where none reads what another stores."""
+        """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
         before, filled = block.operations, []
         for k, p in enumerate(points):
             block.operations = []

@@ -1,4 +1,4 @@
-"""Where a nest's accesses lie: addresses of points, and masks of lanes and bounds."""
+"""Where a nest's accesses are: addresses of points, and masks of lanes and bounds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Walk:
     # strided loads of the current step that share vectors (targets/cpu/schedule/interleaved_access.py)
     runs: dict[tuple, dict] = field(default_factory=dict)
     before: list[Ssa] = field(default_factory=list)  # of ordered reductions in runs: accumulators of the runs before
-    turned_rows: int = 0  # points of the transposed dimension in the current step
+    transposed_rows: int = 0  # points of the transposed dimension in the current step
 
     @cached_property
     def moves(self) -> bool:
@@ -91,7 +91,7 @@ class Places:
         return low >= 0 and high < extent
 
     def _guard_masks(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[list[Ssa], list[str]]:
-        """(lane masks, scalar conditions) under which every index lies inside its axis."""
+        """(lane masks, scalar conditions) under which every index is inside its axis."""
         masks, conditions = [], []
         vector = w.sched.vector if lanes else None
         for i, extent in zip(index, buf.shape):

@@ -33,7 +33,7 @@ class Epilogues(Accumulators):
     _writes: Callable[..., None]
 
     def _follow(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> None:
-        """The writes of a tile's points, of which `accs` are the sums."""
+        """The writes of a tile's points; `accs` are their sums."""
         dim, rows = self._rows(w, points) if len({a.type for a in accs}) == 1 else (None, 0)
         at_once = -(-GROUP * max(rows, 1) // len(points))
         looped = rows // at_once * at_once
@@ -69,7 +69,7 @@ class Epilogues(Accumulators):
         self.text.loop(block, f"{dim}'", 0, len(accs) // each, at_once, fill)
 
     def _rows(self, w: Walk, points: list[Point]) -> tuple[str | None, int]:
-        """(dimension, number) of the tile's equal rows, which what follows goes through one by one; (None, 0): all at once."""
+        """(dimension, number) of the tile's equal rows, which the epilogue takes one by one; (None, 0): all at once."""
         dim = next(iter(points[0]), None)
         plain = self.kept is None and not w.moves and not w.rewrites and w.sched.vector not in (None, dim)
         if dim is None or not plain or dim == w.sched.transpose:

@@ -1,6 +1,6 @@
 """The lanes of accumulators whose vectors run along a reduced dimension -> one number per row, or one vector of many rows.
 
-A row by itself takes log2(lanes) steps, each of which leaves half of the lanes unused, and what follows is scalar. As many
+A row by itself takes log2(lanes) steps; each leaves half of the lanes unused, and what follows is scalar. As many
 rows as a vector has lanes take turns: every step adds one half of each of two vectors to the other half,
 
     a0 a1 a2 a3     b0 b1 b2 b3     ->      a0+a2  b0+b2  a1+a3  b1+b3
@@ -60,13 +60,13 @@ class HorizontalReductions(Registers):
         pair = by_halves([(p, b.c(0, p.el)) for p in parts], lambda x, y: _with_lost(b, x, y))
         half = parts[0].lanes // 2
         while half:
-            pair = _with_lost(b, pair, tuple(self._turned(block, v, half) for v in pair))
+            pair = _with_lost(b, pair, tuple(self._rotated(block, v, half) for v in pair))
             half //= 2
         total = whole(b, *pair)
         first = f"vector.extract {total.name}[0] : {total._replace(lanes=0).type} from {total.type}"
         return Ssa(self.text.put(block, first), total.el, 0)
 
-    def _turned(self, block: Block, v: Ssa, by: int) -> Ssa:
+    def _rotated(self, block: Block, v: Ssa, by: int) -> Ssa:
         return self._shuffled(block, v, v, [(k + by) % v.lanes for k in range(v.lanes)])
 
     def _reduced_rows(self, w: Walk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
@@ -81,7 +81,7 @@ class HorizontalReductions(Registers):
             if r.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
                 ordered = [[_ordered(b, r.op, v)] for (v,) in mine]
                 (best,) = self._permuted_together(block, ordered, lambda x, y, r=r: [getattr(b, r.op)(x[0], y[0])])
-                out.append(b.bitcast(_turned(b, best), mine[0][0].el))
+                out.append(b.bitcast(_sign_magnitude(b, best), mine[0][0].el))
                 continue
             merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
             out += self._permuted_together(block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
@@ -122,7 +122,7 @@ class HorizontalReductions(Registers):
         takes four instructions each time, for NaN and zeros of both signs."""
         one = self.text.builder(block, 0)
         best = self._reduced(block, f"{op}si", _ordered(self.text.builder(block, v.lanes), op, v))
-        return one.bitcast(_turned(one, best), v.el)
+        return one.bitcast(_sign_magnitude(one, best), v.el)
 
     def _reduce_lanes_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
         """The best of the lanes, and the smallest of the indices that have it."""
@@ -137,7 +137,7 @@ class HorizontalReductions(Registers):
         index = self._reduced(block, "minsi", b.select(b.cmp("eq", v, b.broadcast(best)), i, none))
         one = self.text.builder(block, 0)
         if el in ("f32", "f64"):
-            return [one.bitcast(_turned(one, best), el), index]
+            return [one.bitcast(_sign_magnitude(one, best), el), index]
         return [one.int_resize(best, el), index]
 
 
@@ -156,7 +156,7 @@ def butterfly_halves(lanes: int, done: int, block: int) -> tuple[list[int], list
     return low, [k + block for k in low]
 
 
-def _turned(b: Builder, x: Ssa) -> Ssa:
+def _sign_magnitude(b: Builder, x: Ssa) -> Ssa:
     """Sign and magnitude to two's complement, and back."""
     return b.xor(x, b.and_(b.sar(x, b.c(BITS[x.el] - 1, x.el)), b.c((1 << (BITS[x.el] - 1)) - 1, x.el)))
 
@@ -165,7 +165,7 @@ def _ordered(b: Builder, op: str, v: Ssa) -> Ssa:
     """Integers in the order of floats, -0 before 0; NaN wins, whether `op` is max or min."""
     el = int_el(v.el)
     most = (1 << (BITS[el] - 1)) - 1
-    return b.select(b.is_nan(v), b.c(most if op == "max" else ~most, el), _turned(b, b.bitcast(v, el)))
+    return b.select(b.is_nan(v), b.c(most if op == "max" else ~most, el), _sign_magnitude(b, b.bitcast(v, el)))
 
 
 def is_rounded(r: Reduction) -> bool:

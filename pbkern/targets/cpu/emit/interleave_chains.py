@@ -1,4 +1,4 @@
-"""Operations of several points of a tile, one point after the other -> the same operations in turn.
+"""Operations of several points of a tile, one point after the other -> the same operations interleaved.
 
     a1; a2; a3; b1; b2; b3   ->   a1; b1; a2; b2; a3; b3
 

@@ -1,4 +1,4 @@
-"""Vectors of short rows as they are stored: of several rows each, all lanes of which belong to one write
+"""Vectors of short rows as they are stored: of several rows each; all lanes belong to one write
 (targets/cpu/schedule/interleaved_access.py).
 
     out[i, c] = in[9 - i, c] * scale[c]        rows of 3, vectors of 4:
@@ -24,7 +24,7 @@ from .promoted_loops import Registers
 
 
 class Rows:
-    """So many rows side by side, of each of which `points` are the elements."""
+    """So many rows side by side; `points` are the elements of each."""
 
     def __init__(self, points: list[Point], count: int):
         self.points, self.count, self.size = points, count, count * len(points)
@@ -80,7 +80,7 @@ class InterleavedRows(InterleavedLoads, Registers):
         if w.sched.vector not in e.symbols and all(e.symbols.isdisjoint(p) for p in rows.points):
             return self._value(w, block, e, rows.points[0], None)
         where = self._place(w, block, e)
-        key = ("woven", id(e), rows, first)
+        key = ("interleaved", id(e), rows, first)
         if key not in where.memo:
             if e.kind == "load":
                 where.memo[key] = self._load_interleaved(w, where, e, rows, first)

@@ -1,7 +1,7 @@
-"""Loads of a nest: whole vectors, masked, strided, turned in registers, made of aligned ones, gathered.
+"""Loads of a nest: whole vectors, masked, strided, transposed in registers, made of aligned ones, gathered.
 
 Gathers load whole vectors where the index along them is affine, and where the ends of a row tell, when the program runs, that
-its elements lie side by side (lower/values/dynamic_strides.py).
+its elements are side by side (lower/values/dynamic_strides.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr
 from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.targets.cpu.schedule.interleaved_access import is_strided
-from pbkern.targets.cpu.schedule.register_transpose import is_turned
+from pbkern.targets.cpu.schedule.register_transpose import is_transposed
 
 from .addressing import Point, Tail, Walk, memref
 from .interleaved_loads import InterleavedLoads
@@ -40,8 +40,8 @@ class Loads(InterleavedLoads, Registers):
         if carried is not None:
             return b.from_storage(carried, buf.dtype)
         turn = w.sched.transpose
-        if lanes and turn and buf.root not in w.written and is_turned(e, w.sched.along, turn):
-            return b.from_storage(self._load_turned(w, block, buf, index, p, tail, lanes), buf.dtype)
+        if lanes and turn and buf.root not in w.written and is_transposed(e, w.sched.along, turn):
+            return b.from_storage(self._load_transposed(w, block, buf, index, p, tail, lanes), buf.dtype)
         flat = flat_index(buf, index)
         if w.moves and w.first is not None and tail is None and lanes and not guard:
             live = w.live_lanes(e, p)
@@ -61,7 +61,7 @@ class Loads(InterleavedLoads, Registers):
         block.memo[key] = v
         return v
 
-    def _load_turned(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int) -> Ssa:
+    def _load_transposed(self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int) -> Ssa:
         """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.
 
         Butterfly: in step s, rows that differ in bit s exchange the elements whose index differs in that bit.
@@ -70,7 +70,7 @@ class Loads(InterleavedLoads, Registers):
         assert along is not None
         corner = {**p, along: 0}
         flat = flat_index(buf, index)
-        key = ("square", buf.root.name, flat, tuple(sorted(corner.items())), tail.live if tail else None, w.turned_rows)
+        key = ("square", buf.root.name, flat, tuple(sorted(corner.items())), tail.live if tail else None, w.transposed_rows)
         if key not in block.memo:
             rows = [self._square_row(w, block, buf, index, {**corner, vector: corner.get(vector, 0) + r}, lanes)
                     for r in range(tail.live if tail else lanes)]
@@ -79,14 +79,14 @@ class Loads(InterleavedLoads, Registers):
             while step < lanes:
                 low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
                 high = [k | step if not k & step else lanes + k for k in range(lanes)]
-                turned = list(rows)
+                transposed = list(rows)
                 for r in range(lanes):
                     if not r & step:
                         pair = f"{rows[r].name}, {rows[r | step].name}"
                         for place, order in ((r, low), (r | step, high)):
                             name = self.text.put(block, f"vector.shuffle {pair} {order} : {t}, {t}")
-                            turned[place] = rows[r]._replace(name=name)
-                rows, step = turned, step * 2
+                            transposed[place] = rows[r]._replace(name=name)
+                rows, step = transposed, step * 2
             block.memo[key] = rows
         return block.memo[key][p.get(along, 0)]
 
@@ -97,9 +97,9 @@ class Loads(InterleavedLoads, Registers):
             return self._spread_row(w, block, buf, flat_index(buf, index), step, p, lanes)
         _, address = self._address(block, buf, index, p)
         t = mlir_type(el, lanes)
-        if w.turned_rows == lanes:
+        if w.transposed_rows == lanes:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
-        live, zero = self._tail_mask(Tail(w.turned_rows), lanes), self.text.builder(block, lanes).c(0, el)
+        live, zero = self._tail_mask(Tail(w.transposed_rows), lanes), self.text.builder(block, lanes).c(0, el)
         load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
         return Ssa(self.text.put(block, load), el, lanes)
 
@@ -109,8 +109,8 @@ class Loads(InterleavedLoads, Registers):
         near = [f.const - flat.const for f in (flat_index(e.info[0], e.info[1]) for e in w.nest.loads()
                 if e.kind == "load" and e.info[0].root is buf.root) if f.linear() == flat.linear()]  # fmt: skip
         near = [n for n in near if (flat.const + n) // step == flat.const // step]
-        low, count = place + min(near), (w.turned_rows - 1) * step + max(near) - min(near) + 1
-        wanted = [divmod(place - low + k * step, lanes) for k in range(w.turned_rows)]
+        low, count = place + min(near), (w.transposed_rows - 1) * step + max(near) - min(near) + 1
+        wanted = [divmod(place - low + k * step, lanes) for k in range(w.transposed_rows)]
         vectors = {n: self._load_whole(w, block, buf, flat, low + n * lanes, min(lanes, count - n * lanes), lanes)
                    for n in sorted({n for n, _ in wanted})}  # fmt: skip
         return self._picked(block, vectors, wanted, lanes)

@@ -14,7 +14,6 @@ import numpy as np
 
 from pbkern.core.errors import InternalError
 from pbkern.core.fallback import Declined
-from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
@@ -23,9 +22,11 @@ from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
+from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, is_long_point, schedule_of, smallest_tile
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, schedule_of, smallest_tile
 from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, key_of, moved_loads, parts
+from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
 from .addressing import Point, Tail, Walk, memref
 from .epilogue_loops import Epilogues
@@ -106,7 +107,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             if high > low:
                 def fill(inner: Block, _, step=step):
                     if d == w.sched.transpose:
-                        w.turned_rows = step
+                        w.transposed_rows = step
                     self._outer(w, inner, rest, [{**p, d: o} for p in points for o in range(step)] if jam > 1 else points)
                     return []
 
@@ -172,19 +173,19 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         for low, high, step in ((0, size // rows * rows, rows), (size // rows * rows, size, size % rows)):
             if high > low:
                 def fill(inner: Block, accs: list[Ssa], step=step) -> list[Ssa]:
-                    w.turned_rows = step
+                    w.transposed_rows = step
                     return self._loops(w, inner, dims[1:], terms, innermost, accs)
 
                 accs = self._accumulate(w, block, (d, low, high, step), inside, fill, accs)
         return accs
 
     def _steps(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> list[Ssa]:
-        """A step of the reduction, or one for each of the rows that are turned together."""
-        turned = w.sched.transpose
-        if turned not in w.nest.rdims:
+        """A step of the reduction, or one for each of the rows that are transposed together."""
+        transposed = w.sched.transpose
+        if transposed not in w.nest.rdims:
             return self._step(w, block, points, tail, accs)
-        for row in range(w.turned_rows):
-            accs = self._step(w, block, [{**p, turned: row} for p in points], tail, accs)
+        for row in range(w.transposed_rows):
+            accs = self._step(w, block, [{**p, transposed: row} for p in points], tail, accs)
         return accs
 
     def _horizontal(self, w: Walk, block: Block, points: list[Point]) -> None:
@@ -247,7 +248,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 scalar: bool = False) -> None:
         width = len(accs) // len(points) if accs else 0
         joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
-        woven = self._interleaved_writes(w, {n for n, _ in joint})
+        interleaved = self._interleaved_writes(w, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         def point(k: int, p: Point) -> None:
@@ -257,7 +258,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                     _, flat, first = joint[n, k]
                     row = rows.setdefault(joint[n, k], {})
                     (place,) = places(flat_index(write.buf, write.index), [p])
-                    row[place - first] = p if n in woven else self._stored(w, block, write, p, tail, bound, w.sched.lanes)
+                    row[place - first] = p if n in interleaved else self._stored(w, block, write, p, tail, bound, w.sched.lanes)
                     if len(row) == flat.coefficient(w.sched.vector):
                         self._store_row(w, block, write, joint[n, k], [row[place] for place in sorted(row)], tail)
                 elif write.inner == inner:

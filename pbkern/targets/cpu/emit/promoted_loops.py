@@ -36,7 +36,7 @@ class Registers(Places):
     emit: Callable[..., object]
 
     def promoted_loop(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
-        """Appends a loop of which `made` is the plan. trips: how many, or the name of their number."""
+        """Appends a loop as `made` plans it. trips: how many, or the name of their number."""
         parts = [(b, at) for b, p in made.carried.items() for at in range(p.start, p.start + p.size, max(p.lanes, 1))]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:

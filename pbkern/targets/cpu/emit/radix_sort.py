@@ -14,13 +14,12 @@ from __future__ import annotations
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.ops.sort_cost import digit_bits, head_length, key_bits
 from pbkern.lower.mlir.element_types import BITS, int_el, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.targets.cpu.sort_scratch import key_lanes, word_dtype, word_dtypes
+from pbkern.targets.cpu.sorting import digit_bits, head_length, key_bits, key_lanes, word_dtype, word_dtypes
 
 from .addressing import memref
 from .top_k import Selection
@@ -48,9 +47,9 @@ def emit_sort(text: Text, block: Block, s: Sort) -> None:
 
 
 class _Line:
-    """Sorts the elements from address `base` on, of which there are at most `length`.
+    """Sorts the elements from address `base` on, at most `length` of them.
 
-    In scratch they lie from `source` on: from 0, or from `length`.
+    In scratch they start at `source`: from 0, or from `length`.
     """
 
     def __init__(self, text: Text, s: Sort, base: str, length: int):
@@ -125,7 +124,7 @@ class _Line:
     # ------------------------------------------------------------------ passes
 
     def _sort_by(self, block: Block, n: int, source: str) -> str:
-        """Sorts by key `n`; returns where the elements lie then."""
+        """Sorts by key `n`; returns where the elements are then."""
         bits = key_bits(self.s.buffers[n].dtype)
         digit = digit_bits(self.length, bits)
         if digit is None:
@@ -224,12 +223,12 @@ class _Line:
     # ------------------------------------------------------------------ results
 
     def _place_of(self, b: Block, at: str):
-        """Where the element that is in order at a place of scratch lay before; not kept for the only pass over one key."""
+        """Where the element that is in order at a place of scratch was before; not kept for the only pass over one key."""
         assert self.places is not None
         return self._load(b, self.places, at)
 
     def _write(self, block: Block, source: str) -> None:
-        """Puts the elements that are read in their places: of the first `count`, of which there are no fewer."""
+        """Puts the elements that are read in their places: the first `count`; there are no fewer."""
         if self.places is None:
             (buf,) = self.s.buffers
 

@@ -1,8 +1,8 @@
 """The first elements of sorted lines without sorting the lines: top_k.
 
-The head of a line holds candidates. Once it is sorted, its element `first - 1` is a bound: what follows in the line and lies
+The head of a line holds candidates. Once it is sorted, its element `first - 1` is a bound: what follows in the line and is
 below joins the candidates, and when the head is full, it is sorted anew and keeps its first elements. Equal elements keep
-their order, because later ones do not lie below. Most elements of long lines are passed over as vectors, one comparison each;
+their order, because later ones are not below. Most elements of long lines are passed over as vectors, one comparison each;
 in the worst case, lines in reverse, a head is sorted for every three quarters of a head.
 """
 
@@ -53,7 +53,7 @@ class Selection:
         return name
 
     def _chunk(self, block: Block, at: str, count: str) -> str:
-        """A vector of elements: one by one only where some may lie below the bound, by their first keys."""
+        """A vector of elements: one by one only where some may be below the bound, by their first keys."""
         inner, name = Block(block), self.text.name()
         end = self.text.put(inner, f"arith.addi {at}, {self.text.index(LANES)} : index")
         found = self._loop(inner, (at, end), 1, count, self._element)
@@ -76,7 +76,7 @@ class Selection:
         return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
 
     def _element(self, block: Block, at: str, count: str) -> str:
-        """One element: written behind the candidates, and counted if it lies below the bound."""
+        """One element: written behind the candidates, and counted if it is below the bound."""
         text, source, target = self.text, self._address(block, at), self._address(block, count)
         is_below = self._is_below(block, source, self._bound(block))
         for buf in self.sort.buffers:  # nobody needs what is behind the candidates and not behind the element

@@ -71,7 +71,7 @@ def _streamed_rows_at_once(stmts: list[Stmt], context, aliases: Aliases, vector_
 
 
 def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
-    """A nest with rows that lie far apart a few at a time: all of one sum before those of the next."""
+    """A nest with rows that are far apart a few at a time: all of one sum before those of the next."""
     d = _streamed_rows(nest, vector_bits)
     if d is None:
         return [nest]
@@ -93,7 +93,7 @@ def _is_around(nest: Nest, outer: str, rows: str) -> bool:
 
 
 def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
-    """The dimension of a reduction over rows that lie far apart, of which each element is used once.
+    """The dimension of a reduction over rows that are far apart, whose elements are used once each.
 
     Columns in registers would be added up one line of memory after the other, rows apart: a few rows at a time, along their
     whole length, are what prefetchers follow. So would rows that are summed up each, before those of the next sum.

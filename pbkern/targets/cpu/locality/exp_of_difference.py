@@ -1,7 +1,7 @@
 """Run of nests -> two of them over one long row: one finds the greatest x[k], a later one adds exp(x[k] - c), c of the row.
 
 What running_maximum.py takes together, and what has to hold for that. Nothing here knows softmax: c may be anything, terms may
-be multiplied with what does not depend on the exponential, and elements of which neither nest takes notice may be masked.
+be multiplied with what does not depend on the exponential, and elements that neither nest uses may be masked.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Pair:
     def __init__(self, run: list[Nest], at: int, which: int, later: int, pool: Pool):
         self.run, self.pool, self.sums = run, pool, Row.known(run[later])
         of = pool.rename(run[at].reductions[which].args[0], Row.known(run[at]).places(ROW))
-        # Elements of which the greatest is not: where a test chooses the branch that is a constant.
+        # Elements without the greatest of all: where a test chooses the branch that is a constant.
         self.left_out = {(of.args[0], k) for k in range(2) if _is_choice(of) and of.args[1 + k].kind == "const"}
         self.everywhere = True  # whether the exponential is of what the greatest is of, where that is a constant too
         exponential = self._exponential(of)
@@ -191,7 +191,7 @@ class _Pair:
     # ---- memory
 
     def _may_move(self) -> bool:
-        """Whether the sums, which do without c then, may be taken before what lies between the two nests."""
+        """Whether the sums, which do without c then, may be taken before the statements between the two nests."""
         exp, nest = self.found.exponential, self.sums.nest
         without = self.pool.rewriter(lambda e: exp.args[0].args[0] if e is exp else None)
         inner = [w for w in nest.writes if w.inner]

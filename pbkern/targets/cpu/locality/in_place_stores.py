@@ -3,7 +3,7 @@
     for i < n: t[i] = a[i] + a[i + 1] + a[i + 2]
     for i < n: a[i] = t[i]                             ->     for i < n: a[i] = a[i] + a[i + 1] + a[i + 2]
 
-A step may store over elements that no later one loads. Rows before it are done with; along the vector dimension, what lies
+A step may store over elements that no later one loads. Rows before it are done with; along the vector dimension, what is
 before it is in registers, which hand it from step to step (targets/cpu/schedule/sliding_windows.py).
 """
 

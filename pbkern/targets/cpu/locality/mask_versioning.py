@@ -1,4 +1,4 @@
-"""Nests whose masks hold for most programs -> two nests, of which a test chooses one when the program runs.
+"""Nests whose masks hold for most programs -> two nests; a test chooses one when the program runs.
 
     %t[r, c] = where(64 * %g0 + r < 500, %a[64 * %g0 + r, c]?, 0)     for 64 rows r
 
@@ -6,7 +6,7 @@
     case 0:  the nest as it is
     case 1:  %t[r, c] = %a[64 * %g0 + r, c]
 
-Masks cut off what lies outside an array, so that inner programs, or rounds of a loop, would pay for those at the ends. A test
+Masks cut off what is outside an array, so that inner programs, or rounds of a loop, would pay for those at the ends. A test
 that moves one way along each dimension holds at all points, and at those at a distance, if it does at the corner where it is
 hardest.
 """

@@ -19,10 +19,10 @@ from collections.abc import Callable
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import MASK_STRIP
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.nest.mask_intervals import Span, live_span, outside
+from pbkern.targets.cpu.machine import MASK_STRIP
 
 from .strip_mining import JOINS, Chain, Run, StripMinedLoop, Trips, inside, nests_of, runs
 
@@ -81,13 +81,13 @@ def _is_private(buf: Buf, elsewhere: set[Buf]) -> bool:
     return buf.arena and buf.storage is None and buf not in elsewhere
 
 
-# ---------------------------------------------------------------- what lies outside
+# ---------------------------------------------------------------- outside of the mask
 
 
 class _DeadTiles:
     """Values of a chain beyond the span of its masks.
 
-    needs: position -> values that must be zero for the nest to do without what lies outside.
+    needs: position -> values that must be zero for the nest to do without points outside of the mask.
     starts: (position, reduction) -> what a maximum or minimum takes from outside.
     fills: buffer -> (its write, value outside in the writer's dimensions, None where that is anything).
     """
@@ -99,7 +99,7 @@ class _DeadTiles:
         self.fills: dict[Buf, tuple[Write, Expr | None]] = {}
 
     def settle(self) -> bool:
-        """Finds what lies outside for every nest, in order; False where one of them needs it."""
+        """Finds the points outside of the mask for every nest, in order; False where one of them needs them."""
         for at, d in sorted(self.chain.dims.items()):
             nest = self.chain.run[at]
 

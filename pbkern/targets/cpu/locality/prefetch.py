@@ -5,9 +5,9 @@ They recognise lines that follow each other. A block that is narrower than its a
 
 from __future__ import annotations
 
-from pbkern.core.machine import FAR_BYTES
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction
+from pbkern.targets.cpu.machine import FAR_BYTES
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 # Operands from this size on do not fit into the caches of the cores.

@@ -47,7 +47,7 @@ def fuse_over_rows(chain: Chain, elsewhere: set[Buf], context, vector_bits: int)
 
 
 def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt]:
-    """A run of nests with those that make sums of rows in turn with what makes the rows."""
+    """A run of nests in which sums of rows are made row by row, with the rows."""
     run = Run(s for s in stmts if isinstance(s, Nest))
     for at, nest in enumerate(run):
         chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
@@ -57,7 +57,7 @@ def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) 
 
 
 def _suits(chain: Chain, vector_bits: int) -> bool:
-    """Whether one loop holds all nests, none of which computes with vectors along the rows, and registers all sums of rows."""
+    """Whether one loop holds all nests, none with vectors along the rows, and registers hold all sums of rows."""
     nests = [(chain.run[at], d) for at, d in chain.dims.items()]
     if any(choose(n, vector_bits).vector == d for n, d in nests):
         return False

@@ -3,7 +3,7 @@
     for i: t[i] = a[i] + b[i]                         for i:  t = a[i] + b[i]
     for i: o[i] = t[i] * t[i + 1] * t[i + 2]    ->            o[i] = t * (t at i + 1) * (t at i + 2)
 
-Rows of images are read from memory while they are computed on, instead of in turn with that: that matters more than the
+Rows of images are read from memory while they are computed on, instead of before or after that: that matters more than the
 stores and loads of `t`. Along the vector dimension every value is computed once (targets/cpu/schedule/sliding_windows.py);
 along others, points of one step share them, and neighbouring steps compute those between them again. Sums over a few elements
 are written out, also before a sum over all points: a loss over rows of ten reads each row once.
@@ -20,8 +20,9 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
-from pbkern.targets.cpu.schedule.register_tiles import choose, register_bits
+from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .prefetch import is_far
 from .strip_mining import inside
@@ -94,7 +95,7 @@ class _Inliner:
         return nest if len(nest.nodes()) <= MOST_NODES and self._is_less_work(nest, *before) else None
 
     def _is_short(self, nest: Nest) -> bool:
-        """Whether the reduced elements of a nest fill less than a vector as they lie: written out, vectors hold results."""
+        """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
         return math.prod(nest.dims[d] for d in nest.rdims) < self.vector_bits // register_bits(nest)
 
     def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
@@ -124,7 +125,7 @@ class _Inliner:
 
 
 def _has_windows(nest: Nest) -> bool:
-    """Whether reduced elements lie next to each other where results do, too."""
+    """Whether reduced elements are neighbours where results are, too."""
     indices = [i for e in nest.loads() if e.kind == "load" for i in e.info[1]]
     return any(i.symbols & set(nest.rdims) and i.symbols & (nest.dims.keys() - set(nest.rdims)) for i in indices)
 

@@ -1,4 +1,4 @@
-"""Runs of nests that walk one dimension in step -> loops over strips of it, inside of which the nests take turns.
+"""Runs of nests that walk one dimension in step -> loops over strips of it; each holds all nests, one after the other.
 
     for all k: s[k] = ...                      for each strip:  s = ..., m' = max(m', s)
     m = max s[k]                               m = max m'
@@ -22,7 +22,8 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
-from pbkern.targets.cpu.schedule.register_tiles import choose, register_bits
+from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
@@ -48,7 +49,7 @@ def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], se
 
 
 def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests, from two to LONGEST_RUN, all of which read at the indices of their loads."""
+    """[low, high) of neighbouring nests, from two to LONGEST_RUN; all read at the indices of their loads."""
     low = 0
     for at in range(len(stmts) + 1):
         nest = stmts[at] if at < len(stmts) else None

@@ -1,4 +1,4 @@
-"""Nests that select among arrays by a scalar -> one nest for each choice, of which a test takes one when the program runs.
+"""Nests that select among arrays by a scalar -> one nest for each choice; a test takes one when the program runs.
 
     %o[i] = select(%flag[], %a[i], %b[i])
 
@@ -49,7 +49,7 @@ def _copies(nest: Nest, context, most: int) -> tuple[list[Stmt], int]:
 
 
 def _choice(nest: Nest, pool: Pool) -> Expr | None:
-    """A select by a scalar, each side of which reads an array that the nest does without on the other one."""
+    """A select by a scalar whose sides each read an array that the other side does without."""
     every = nest.nodes()
     if nest.ordered or nest.over or len(every) > MOST_NODES or math.prod(nest.dims.values()) < MIN_POINTS:
         return None

@@ -21,7 +21,7 @@ def register_lanes(el: str) -> int:
 
 
 def in_registers(b: Builder, x: Value, f: Callable[[Builder, Value], Value]) -> Value:
-    """f(b, x), elementwise on floats, for any lanes of x: f is given whole registers, of which some lanes may be idle."""
+    """f(b, x), elementwise on floats, for any lanes of x: f gets whole registers; some lanes may be idle."""
     n = register_lanes(x.el)
     wide = b.with_lanes(n)
     if x.lanes == n:

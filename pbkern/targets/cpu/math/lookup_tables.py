@@ -16,14 +16,14 @@ from .lookup_values import LN2_HIGH, PIECES, TABLES
 
 
 def _index(b: Builder, x: Value, shift: int) -> Value:
-    """Bits of x >= 0 above the lowest `shift`, of which `lookup` takes four."""
+    """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them."""
     return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
 
 
 def by_pieces(b: Builder, a: Value, name: str) -> Value:
     """f(a) for a from 0 to the last piece's end: c0 + t (c1 + t (c2 + ...)), t = a - point.
 
-    Points lie where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
+    Points are where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
     """
     p, (points, *rows) = PIECES[name], TABLES[name]
     u = b.add(a, b.c(p.offset, a.el))
@@ -47,7 +47,7 @@ def _log_of_parts(b: Builder, u: Value, lost: Value | None = None) -> Value:
 
     Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation of the logarithm
     function", ACM TOMS 16, 1990. The first sum is exact (see LOG_GRID), with the high part of ln 2. Around 1, c = 1 and r is
-    exact. Zero, infinity and NaN come out right by themselves.
+    exact. Zero, infinity and NaN are right by themselves.
     """
     el = u.el
     m = mantissa(b, u)

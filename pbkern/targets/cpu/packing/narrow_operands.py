@@ -110,22 +110,22 @@ class _WidenedPairs:
         return self.made[buf]
 
 
-def _stored_narrow(stmts: list[Stmt], twins: _WidenedPairs) -> list[Stmt]:
-    context = twins.context
+def _stored_narrow(stmts: list[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
+    context = pairs.context
 
     def widened(e: Expr) -> Expr | None:
-        if e.kind != "load" or e.info[0].root not in twins.types:
+        if e.kind != "load" or e.info[0].root not in pairs.types:
             return None
-        buf = twins.of(e.info[0])
+        buf = pairs.of(e.info[0])
         load = context.pool.make("load", buf.dtype, (buf, *e.info[1:]))
         return context.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
 
     rewrite = context.pool.rewriter(widened)
 
     def written(w: Write) -> Write:
-        if w.buf.root not in twins.types:
+        if w.buf.root not in pairs.types:
             return w.mapped(rewrite)
-        return replace(w, value=w.value.args[0]).mapped(rewrite, buf=twins.of(w.buf))
+        return replace(w, value=w.value.args[0]).mapped(rewrite, buf=pairs.of(w.buf))
 
     def stored(s: Stmt) -> Stmt:
         if not isinstance(s, Nest):

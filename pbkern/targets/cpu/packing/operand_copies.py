@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import CONFLICT_BYTES, ROW_REUSE
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, Write
+from pbkern.targets.cpu.machine import CONFLICT_BYTES, ROW_REUSE
 
 # ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few rows that would evict one
-# another, and read them from the second cache where they must. Of rows whose elements lie apart, lines are read more often.
+# another, and read them from the second cache where they must. Of rows whose elements are apart, lines are read more often.
 # Shorter rows take few lines of each set.
 SHORT_ROW_BYTES, SPREAD_ROW_REUSE = 256, 128
 # Rows that fall into one set, at least.
@@ -36,7 +36,7 @@ class OperandCopies:
 
 @dataclass(frozen=True)
 class _Span:
-    """A dimension of a copy, whose places are `step` apart along an axis of the source, and where a point of the nest lies."""
+    """A dimension of a copy, whose places are `step` apart along an axis of the source, and where a point of the nest is."""
 
     axis: int
     step: int
@@ -50,7 +50,7 @@ def copy_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def is_expensive(e: Expr) -> bool:
-    """A load that converts its elements, or that may lie outside its array and is tested."""
+    """A load that converts its elements, or that may be outside its array and is tested."""
     return e.kind == "load" and (copy_dtype(e.info[0].dtype) != e.info[0].dtype or e.info[2])
 
 

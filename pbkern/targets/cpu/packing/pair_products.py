@@ -31,7 +31,7 @@ PADDING = 16
 
 @dataclass
 class Words:
-    """A contraction over words, each of which holds several elements of an operand.
+    """A contraction over words; each holds several elements of an operand.
 
     before: statements that copy operands; packed: the operand that is to be packed; still: the other one; shift: what is to be
     subtracted from the results, as a reduction of packed words, if anything.
@@ -65,7 +65,7 @@ def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
 
 
 def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
-    """The reduced dimension of which `count` neighbours are a word: the one along which the broadcast operand is contiguous, so
+    """The reduced dimension whose `count` neighbours are a word: the one along which the broadcast operand is contiguous, so
     that its words can be read in place, or else the innermost one that words divide."""
     divided = [d for d in reversed(nest.rdims) if nest.dims[d] > 1 and nest.dims[d] % count == 0]
     loads = [e for e in nodes([still]) if e.kind == "load"]

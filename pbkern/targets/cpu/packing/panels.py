@@ -13,16 +13,17 @@ import math
 from dataclasses import replace
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import CONFLICT_BYTES
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, contraction_tile, register_bits
+from pbkern.targets.cpu.machine import CONFLICT_BYTES
+from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, contraction_tile
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .operand_copies import OperandCopies, copy_dtype, is_expensive, rows_conflict, stage
 from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
-from .swap_operands import summed_in_scratch, turned
+from .swap_operands import summed_in_scratch, swapped_operands
 
 # Panels up to this size stay in the private cache beside the other operand's rows.
 PANEL_BYTES = 512 << 10
@@ -49,7 +50,7 @@ def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True)
         narrow = _along_reduction(*_in_pairs(nest, moving, still, context, options), vector, context, options.vector_bits)
         if narrow is not None:
             return narrow
-    other = turned(nest, found and found[0], context, options, staged) if turn else None
+    other = swapped_operands(nest, found and found[0], context, options, staged) if turn else None
     if other is not None:
         products, copy = other
         return [*_packed(products, context, options, staged), copy]
@@ -64,7 +65,7 @@ def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True)
 
 
 def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, options, staged: OperandCopies) -> list[Stmt]:
-    """A product with vectors along columns: of panels, in words or elements, or of operands where they lie."""
+    """A product with vectors along columns: of panels, in words or elements, or of operands where they are."""
     width, _ = contraction_tile(nest, vector, options.vector_bits)
     out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
     spread, apart = _stage_still(nest, still, False, context, out, trial)
@@ -148,15 +149,15 @@ def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, context
     batch, rows = [d for d in mine if d not in (vector, k)], [d for d in other if d not in mine]
     if not plain or len(rows) != 1 or k not in mine or not {k, *batch} <= set(other):
         return None
-    turned = moving
+    transposed = moving
     copies: list[Stmt] = []
-    for last in [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]:  # made along rows, then turned
+    for last in [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]:  # made along rows, then transposed
         sizes = {d: nest.dims[d] for d in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
         buf, index = context.new_buffer((*outer, length + PADDING), moving.dtype), tuple(map(Affine.symbol, sizes))
-        copies.append(Nest(sizes, writes=[Write(buf, index, turned)], at=nest.at))
-        turned = context.pool.make("load", moving.dtype, (buf, index, False))
-    product = _replace_operand(nest, moving, turned)
+        copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))
+        transposed = context.pool.make("load", moving.dtype, (buf, index, False))
+    product = _replace_operand(nest, moving, transposed)
     jammed = -(-columns // -(-columns // SIDE_BY_SIDE[1]))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], SIDE_BY_SIDE[0])}
     order = tuple(d for d in nest.dims if d != k)
@@ -199,7 +200,7 @@ def _stage_still(
     nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
 ) -> tuple[Nest, Expr]:
     """The product with a copy of its broadcast operand, and that, where its rows collide in the cache, or, with `converted`,
-    where reading it is dear; else as they are."""
+    where reading it is expensive; else as they are."""
     if still.kind != "load":
         return nest, still
     reuse, dtype = nest.reuse(still), still.info[0].dtype

@@ -2,7 +2,7 @@
 
 Before -> after:  acc += a[m, k] * b[k, n]   ->   acc += quad(a[m, 4k:4k+4]) . quad(b[4k:4k+4, n])
 A quad is a 32-bit word, the first byte lowest. The operand that is packed is interleaved from four rows; words of the other one
-are read where it lies, or in a copy.
+are read in place, or from a copy.
 
 The instruction multiplies unsigned by signed bytes. Of two operands of one type, the copy of the one that is not packed has its
 sign bits flipped, which adds or subtracts 128: a' = a + 128 if they are signed. Then sum a b = sum a' b - sum 128 b, and the
@@ -87,7 +87,7 @@ def _interleaved(load: Expr, k: str, context) -> Expr:
 
 @dataclass
 class _Box:
-    """Part of a buffer: places from `start` on, `shape` of them, and where in it an index lies."""
+    """Part of a buffer: places from `start` on, `shape` of them, and where in it an index is."""
 
     start: tuple[Affine, ...]
     shape: tuple[int, ...]

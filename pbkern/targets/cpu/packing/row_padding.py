@@ -1,6 +1,6 @@
 """Lengths of rows of scratch that suit the caches.
 
-Rows of whole vectors let the loads of a stencil be aligned alike in each of them. Rows of a power of two bytes lie in the same
+Rows of whole vectors let the loads of a stencil be aligned alike in each of them. Rows of a power of two bytes are in the same
 few sets of the nearest cache, so that those of one column evict each other: they are made a vector longer.
 """
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
-from pbkern.targets.cpu.schedule.register_tiles import register_bits
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # Rows longer than this many vectors lose little in their last one.
 MAX_VECTORS = 4

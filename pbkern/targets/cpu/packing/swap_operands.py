@@ -6,7 +6,7 @@ Before -> after, a convolution with channels first:
     out[o, y, x] = f(sums[y, x, o])
 
 Rows of images are short: of 7 pixels, 16 lanes lose more than half, of 28 an eighth. Channels fill them. What is contiguous
-along the wrong dimension is turned twice for that: one operand while it is packed into panels (panels.py), and the results.
+along the wrong dimension is transposed twice for that: one operand while it is packed into panels (panels.py), and the results.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import math
 from dataclasses import replace
 
 from pbkern.core.affine import Affine
-from pbkern.core.machine import TURN_CYCLES
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write
+from pbkern.targets.cpu.machine import TRANSPOSE_CYCLES
 from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile, is_product, product_cycles
 
 from .operand_copies import OperandCopies, copy_dtype, stage
@@ -30,11 +30,11 @@ SHORTEST_RUN = 8
 FEWEST_BYTES = 2
 # The part of the time that is left by turning, at most.
 LESS = 0.95
-# Panels of turned operands: deeper products are cut into runs, each of which adds to the sums.
+# Panels of transposed operands: deeper products are cut into runs; each adds to the sums.
 PANEL_BYTES = 192 << 10
 
 
-def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopies) -> tuple[list[Stmt], Nest] | None:
+def swapped_operands(nest: Nest, usual: str | None, context, options, staged: OperandCopies) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     if not is_product(nest) or any(w.inner for w in nest.writes):
         return None
@@ -45,7 +45,7 @@ def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopie
     others = {d: _cycles(_product(nest, d, context.pool), d, options.vector_bits) for d in rows if d != usual}
     vector = min(others, key=others.__getitem__, default=None)
     results = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
-    if vector is None or others[vector] + TURN_CYCLES * results > LESS * _usual_cycles(nest, usual, options):
+    if vector is None or others[vector] + TRANSPOSE_CYCLES * results > LESS * _usual_cycles(nest, usual, options):
         return None
     moving, before = a if vector in a.symbols else b, list[Stmt]()
     if not _is_run(nest, moving):
@@ -57,7 +57,7 @@ def turned(nest: Nest, usual: str | None, context, options, staged: OperandCopie
 
 
 def summed_in_scratch(nest: Nest, vector: str, context, options) -> tuple[list[Stmt], Nest]:
-    """(products whose sums lie in an array of their own, contiguous along `vector`, the copy behind them)."""
+    """(products whose sums are in an array of their own, contiguous along `vector`, the copy behind them)."""
     product = _product(nest, vector, context.pool)
     sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)
     product.writes = [replace(w, buf=sums) for w in product.writes]
@@ -69,7 +69,7 @@ def summed_in_scratch(nest: Nest, vector: str, context, options) -> tuple[list[S
 
 
 def _product(nest: Nest, vector: str, pool) -> Nest:
-    """The product with its sums in an array of which `vector` is the last dimension."""
+    """The product with its sums in an array whose last dimension is `vector`."""
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims and d != vector} | {vector: nest.dims[vector]}
     dims = free | {d: nest.dims[d] for d in nest.rdims}
     (r,) = nest.reductions
@@ -85,12 +85,12 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     if flat_coefficient(moving.info[0], moving.info[1], vector) == 1:
         return product_cycles(nest, sched)
     elements = math.prod(n for d, n in nest.dims.items() if d in moving.symbols)
-    packing = elements * (TURN_CYCLES if _is_run(nest, moving) else COPY + TURN_CYCLES)
+    packing = elements * (TRANSPOSE_CYCLES if _is_run(nest, moving) else COPY + TRANSPOSE_CYCLES)
     return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + packing)
 
 
 def _is_run(nest: Nest, load: Expr) -> bool:
-    """Whether a load walks a run of neighbours along reduced dimensions: those are turned in registers, others copied first."""
+    """Whether a load walks a run of neighbours along reduced dimensions: those are transposed in registers, others copied."""
     steps = sorted((abs(flat_coefficient(load.info[0], load.info[1], d)), nest.dims[d]) for d in nest.rdims if nest.dims[d] > 1)
     length = 1
     for step, n in steps:

@@ -1,4 +1,4 @@
-"""Rows of an operand that lie a multiple of a large power of two apart: they fall into few sets of the first cache."""
+"""Rows of an operand that are a multiple of a large power of two apart: they fall into few sets of the first cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
 
-# Lines of which every 64th is in the same set, and how many of one set stay there beside those of other operands.
+# Lines this many apart are in the same set, and how many of one set stay there beside those of other operands.
 LINE, SETS, WAYS = 64, 64, 8
 
 

@@ -27,7 +27,7 @@ Run = tuple[int, int]  # the constant parts of the first and the last place that
 
 
 def is_strided(buf: Buf, index, vector: str | None) -> bool:
-    """Whether neighbours along the vector dimension lie a few elements apart, in either direction."""
+    """Whether neighbours along the vector dimension are a few elements apart, in either direction."""
     same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
     return vector is not None and same_size and 2 <= abs(flat_coefficient(buf, index, vector)) <= MAX_STEP
 
@@ -105,7 +105,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
     """Whether vectors of a joint store can be computed as they are stored, each with elements of several points
     (targets/cpu/emit/interleaved_rows.py).
 
-    The write alone fills the rows, its operations belong to single elements of them, and what it loads lies close together.
+    The write alone fills the rows, its operations belong to single elements of them, and what it loads is close together.
     """
     step, moving = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
     if math.prod(steps.values()) != step:
@@ -122,7 +122,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
 
 
 def _is_compact(buf: Buf, index, vector: str, steps: dict[str, int], step: int) -> bool:
-    """Whether rows of `step` points each lie within a few vectors, as many rows as fill one."""
+    """Whether rows of `step` points each are within a few vectors, as many rows as fill one."""
     spread = sum(abs(flat_coefficient(buf, index, d)) * (n - 1) for d, n in steps.items())
     same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
     return same_size and spread < 2 * MAX_STEP and abs(flat_coefficient(buf, index, vector)) <= 2 * step

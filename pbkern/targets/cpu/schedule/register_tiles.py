@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from pbkern.lower.mlir.element_types import BITS, compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest, nodes
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import fit, rows_apart
-from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_stores
-from .register_transpose import is_turned, turned_dim, turning_dims
-from .short_rows import SHORTEST_ROW, rows_beside
+from .interleaved_access import joint_stores
+from .register_transpose import transposed_dim
+from .short_rows import rows_beside
+from .vector_dimension import is_long_point, register_bits, score
 
 # Vector registers that accumulators leave to operands.
 OPERAND_REGISTERS = 4
@@ -30,30 +30,13 @@ MAX_TILE_NODES = 1200
 # Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each were read 2.5 times as
 # slowly from memory as whole ones.
 MAX_COLUMN_VECTORS = 16
-# Of so few rows it keeps fewer vectors: what else lies in memory needs registers as well, and rows are read side by side.
+# Of so few rows it keeps fewer vectors: other operands in memory need registers as well, and rows are read side by side.
 FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in a step.
 LONG_CHAIN = 150.0
 # The same of points with functions that branch where an element is rare, by the number of functions.
 FEW_OPS, MANY_OPS = 12, 40
 BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
-# Vector operations of a point beyond which a few points fill the processor's window.
-LONG_POINT = 8.0
-# What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
-STRIDED = 0.2
-# What is gained if vectors hold several short rows (targets/cpu/emit/interleaved_rows.py), which one by one would not fill the
-# widest vectors.
-PARTLY_FILLED, WIDEST = 0.5, 512
-# What is left of the gain of vectors along short rows after the step across their lanes, one row at a time. Measured with 4 to
-# 16 elements: vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
-SUMS_LEFT = 0.75
-LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), SUMS_LEFT), **dict.fromkeys(("argmax", "argmin"), 0.5)}
-# What a square of rows that is turned in registers costs.
-TURNED = -0.5
-# What is gained for elements at computed places: the places are computed in vectors.
-GATHERED = 0.05
-# Terms of a reduction beside which its store counts less and less.
-DEEP = 32
 # Lanes of the shortest vectors that instructions for products of words take.
 FEWEST_WORDS = 4
 # Points along one side of a tile whose vectors run along the reduction, at most.
@@ -84,7 +67,7 @@ class NestSchedule:
     unroll: int = 1
     jam: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
-    transpose: str | None = None  # loads contiguous along this dim are turned in registers, `lanes` rows at a time
+    transpose: str | None = None  # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
     straight: bool = False  # reductions have no loops: each step stands by itself
     # sums of `lanes` points along this dim become one vector (targets/cpu/emit/horizontal_reductions.py)
     side_by_side: str | None = None
@@ -103,7 +86,7 @@ class NestSchedule:
 
     @property
     def tile(self) -> int:
-        """Vectors of a full tile. What lies in the rest behind the last one is added up like the others."""
+        """Vectors of a full tile. Elements behind the last one are added up like the others."""
         return self.cut_as or math.prod(self.jam.values()) * self.unroll
 
     def __str__(self) -> str:
@@ -114,17 +97,6 @@ class NestSchedule:
 def column_vectors(registers: int) -> int:
     """Vectors that a sum over rows keeps, if it shares no operand."""
     return min(MAX_COLUMN_VECTORS, registers - OPERAND_REGISTERS)
-
-
-def register_bits(nest: Nest, along: str | None = None) -> int:
-    """Width of the widest element that vectors of this nest hold, if they run along `along`: an epilogue behind a reduced
-    dimension is scalar."""
-    if along in nest.rdims:
-        nest = Nest(nest.dims, nest.rdims, nest.reductions, [w for w in nest.writes if w.inner])
-    widths = [BITS[compute_el(e.dtype)] for e in nest.nodes() if e.kind not in ("index", "range", "acc")]
-    widths += [BITS[compute_el(r.dtype)] for r in nest.reductions]
-    widths += [BITS[compute_el(w.buf.dtype)] for w in nest.writes]
-    return max([w for w in widths if w > 1], default=8)
 
 
 def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
@@ -142,87 +114,10 @@ def schedule_of(nest: Nest, vector_bits: int, reassociate: bool) -> NestSchedule
     return nest.schedule
 
 
-# Reductions of floats whose results depend on the order of the elements.
-ROUNDED = ("sum", "dot", "prod")
-
-
-def _score(nest: Nest, dim: str, reassociate: bool) -> float:
-    """How well vectors along `dim` suit the nest: contiguous accesses gain, strided ones lose."""
-    size = nest.dims[dim]
-    reduced = dim in nest.rdims
-    if reduced and not reassociate and any(r.op in ROUNDED and r.dtype.kind not in "iub" for r in nest.reductions):
-        return -1.0  # lanes would be partial sums
-    if nest.ordered and reduced:
-        return -1.0
-    if reduced and any(r.op == "logaddexp" for r in nest.reductions):
-        return -1.0
-    score = 0.0
-    inner = nest_frequency(nest)
-    joint_writes, steps = joint_stores(nest, dim)
-    joint = {id(w) for w in joint_writes}
-    woven = bool(joint) and all(is_interleaved_row(nest, w, dim, steps) for w in nest.writes)
-    if woven and math.prod(steps.values()) * register_bits(nest) % WIDEST:
-        score += PARTLY_FILLED
-    for e in nest.loads():
-        score += inner(e) * (1.0 if woven and not e.symbols.isdisjoint((dim, *steps)) else _load_score(nest, e, dim))
-    depth = math.prod(nest.dims[d] for d in nest.rdims)
-    for w in nest.writes:
-        c = flat_coefficient(w.buf, w.index, dim)
-        weight = 4.0 if w.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
-        if reduced and not w.inner:
-            score += 0.0
-        else:
-            score += weight * (2.0 if c == 1 or woven else 1.0 if id(w) in joint else -3.0)
-    if score <= 0:
-        return score
-    if not reduced or size > MAX_STEP:
-        # Lanes that are left empty cost little beside a load, and as much as full ones where values and places are compared.
-        compares = any(r.op in ("argmax", "argmin") for r in nest.reductions)
-        return score * min(1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8))
-    left = min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
-    if left < SUMS_LEFT or is_long_point(nest) or rows_beside(nest, dim) is None:
-        return score * min(1.0, size / 8) * left
-    return score * min(1.0, size / SHORTEST_ROW)
-
-
-def _load_score(nest: Nest, e: Expr, dim: str) -> float:
-    buf, index = e.info[:2]
-    c = flat_coefficient(buf, index, dim)
-    if c == 1:
-        return 1.0
-    if c == -1:
-        return 0.35
-    if e.kind == "gather" and any(dim in a.symbols for a in e.args):
-        windows = any(n > 1 and flat_coefficient(buf, index, d) == 1 for d, n in nest.dims.items())
-        return -1.0 if windows else GATHERED
-    if c == 0 and dim not in e.symbols:
-        return 0.0
-    if any(is_turned(e, dim, d) for d in turning_dims(nest, dim)):
-        return TURNED
-    return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
-
-
-def nest_frequency(nest: Nest):
-    """Weight of a load: those that every step of a reduction makes anew count more than those before and behind it."""
-    inside: set[int] = set()
-    reduced = set(nest.rdims)
-
-    def mark(e: Expr) -> None:
-        if id(e) not in inside:
-            inside.add(id(e))
-            for a in e.args:
-                mark(a)
-
-    for r in nest.reductions:
-        for e in r.args:
-            mark(e)
-    return lambda e: 4.0 if id(e) in inside and reduced & e.symbols else 1.0
-
-
 def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> NestSchedule:
     """The schedule of one nest. Without `reassociate`, sums of floats are added up in the order of their elements."""
     live = [d for d, n in nest.dims.items() if n > 1]
-    scores = {d: _score(nest, d, reassociate) for d in live}
+    scores = {d: score(nest, d, reassociate) for d in live}
     best = max(live, key=lambda d: (scores[d], list(nest.dims).index(d)), default=None)
     if best is None or scores[best] <= 0 or nest.dims[best] < 2:
         return NestSchedule(order=tuple(nest.dims))
@@ -240,9 +135,9 @@ def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest, vector), 2)
     sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
-    turned = turned_dim(nest, vector) if nest.rdims else None
-    if turned is not None:
-        sched.transpose, step = turned
+    transposed = transposed_dim(nest, vector) if nest.rdims else None
+    if transposed is not None:
+        sched.transpose, step = transposed
         sched.lanes = min(sched.lanes, sched.registers // 2 // step)
     elif nest.reductions and vector in nest.rdims:
         _tile_horizontal(nest, sched)
@@ -263,7 +158,7 @@ def is_product(nest: Nest) -> bool:
 def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) -> float:
     """Cycles of a sum of products, by the model of its tiles: multiply-adds and loads, and what becomes of the sums.
 
-    `packed`: an operand of which vectors are contiguous wherever it lies.
+    `packed`: an operand whose vectors are contiguous, copied or not.
     """
     if sched.vector is None:
         return math.prod(nest.dims.values())
@@ -323,9 +218,9 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
     _, sched.jam = joint_stores(nest, sched.along)
     if sched.jam:
         return
-    turned = turned_dim(nest, sched.along)
-    if turned is not None:
-        sched.transpose, step = turned
+    transposed = transposed_dim(nest, sched.along)
+    if transposed is not None:
+        sched.transpose, step = transposed
         sched.lanes = min(sched.lanes, sched.registers // 2 // step)  # squares of each element between fill the registers
         sched.jam = {sched.transpose: sched.lanes}
         return
@@ -337,7 +232,7 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
 
 
 def _points_in_turn(nest: Nest) -> int:
-    """Vectors per step: several are under way together, if their lines are taken in turn
+    """Vectors per step: several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py)."""
     ops = [e.info.primitive for e in nest.nodes() if e.kind == "op"]
     if BRANCHING.intersection(ops):
@@ -398,7 +293,7 @@ def _put_side_by_side(nest: Nest, sched: NestSchedule, full: int) -> None:
 
 
 def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
-    """A register tile of points of which some share one operand, others the other one: gradients of a convolution's weights."""
+    """A register tile of points; some share one operand, others the other one: gradients of a convolution's weights."""
     if len(nest.reductions) != 1:
         return
     left, right = (e.symbols for e in nest.reductions[0].args)
@@ -417,12 +312,6 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
 
     i, j, sched.unroll = min(tiles, key=cycles)
     sched.jam = {d: k for d, k in ((a, i), (b, j)) if k > 1}
-
-
-def is_long_point(nest: Nest) -> bool:
-    """Whether one point of the reductions is so much work that out-of-order execution overlaps few of them; more only spill."""
-    inside = Nest({}, reductions=nest.reductions).nodes()
-    return sum(COST.get(e.info.primitive, 1.0) for e in inside if e.kind == "op") >= LONG_POINT
 
 
 def _tile_register(nest: Nest, sched: NestSchedule) -> None:
@@ -451,9 +340,9 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
 
 
 def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
-    """Few accumulators, each step of which waits for the one before: results that share nothing take turns with them.
+    """Few accumulators, whose steps wait for one another: results that share nothing are interleaved with them.
 
-    Short reductions overlap by themselves, and read what lies in memory in its order.
+    Short reductions overlap by themselves, and read memory in its order.
     """
     others = [d for d, n in nest.dims.items() if n > 1 and d != sched.vector and d not in nest.rdims]
     chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))

@@ -1,4 +1,4 @@
-"""Loads that lie across the vector dimension: whole squares of them are loaded by rows and turned in registers
+"""Loads across the vector dimension: whole squares of them are loaded by rows and transposed in registers
 (targets/cpu/emit/loads.py)."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pbkern.lower.nest.ir import Expr, Nest
 FEWEST = 4
 
 
-def is_turned(load: Expr, vector: str, along: str) -> bool:
+def is_transposed(load: Expr, vector: str, along: str) -> bool:
     """Whether a load is strided along the vector dimension but contiguous, or every second element, along another one."""
     if load.kind != "load" or load.info[2]:
         return False
@@ -22,10 +22,10 @@ def is_turned(load: Expr, vector: str, along: str) -> bool:
     return step in (1, 2) and abs(flat_coefficient(buf, index, vector)) > step
 
 
-def turning_dims(nest: Nest, vector: str) -> list[str]:
-    """Dimensions whose points may be loaded together and turned: of reductions reduced ones, if no load serves two points.
+def transposable_dims(nest: Nest, vector: str) -> list[str]:
+    """Dimensions whose points may be loaded together and transposed: of reductions reduced ones, if no load serves two points.
 
-    Reductions whose loads all lie the same way take vectors along that.
+    Reductions whose loads are all contiguous along one dimension take vectors along that.
     """
     if not nest.rdims:
         return [d for d, n in nest.dims.items() if n >= FEWEST]
@@ -38,11 +38,11 @@ def turning_dims(nest: Nest, vector: str) -> list[str]:
     return [d for d in nest.rdims if nest.dims[d] >= FEWEST]
 
 
-def turned_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
-    """A dimension along which loads are to be turned, and how far their elements lie apart."""
-    for d in turning_dims(nest, vector):
-        turned = [e for e in nest.loads() if d != vector and is_turned(e, vector, d)]
-        steps = [flat_coefficient(e.info[0], e.info[1], d) for e in turned]
+def transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
+    """A dimension along which loads are to be transposed, and how far apart their elements are."""
+    for d in transposable_dims(nest, vector):
+        transposed = [e for e in nest.loads() if d != vector and is_transposed(e, vector, d)]
+        steps = [flat_coefficient(e.info[0], e.info[1], d) for e in transposed]
         if steps:
             return d, max(steps)
     return None

@@ -13,7 +13,7 @@ SHORTEST_ROW = 5
 def rows_beside(nest: Nest, vector: str) -> str | None:
     """The dimension whose points are the lanes of what is stored behind reductions along `vector`, if there is one.
 
-    All results lie side by side along it, and no point reads what another one stores.
+    All results are side by side along it, and no point reads what another one stores.
     """
     behind, written = [w for w in nest.writes if not w.inner], {w.buf.root for w in nest.writes}
     if nest.over or nest.ordered or not behind or any(nest.dims[d] > 1 for d in nest.rdims if d != vector):

@@ -22,7 +22,8 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
-from .register_tiles import NestSchedule, choose, is_long_point
+from .register_tiles import NestSchedule, choose
+from .vector_dimension import is_long_point
 
 VECTOR_BYTES = 64
 # Cache accesses that a shuffle costs.
@@ -100,7 +101,7 @@ class Visits:
         return max(self._arithmetic(values) / len(self.points), accesses / len(self.points) + memory)
 
     def _arithmetic(self, values: Iterable[tuple[Expr, Point]]) -> float:
-        """Sums have pipes of their own, one of which shuffles; products, too, and products with sums."""
+        """Sums have pipes of their own, one of them for shuffles as well; products, too, and products with sums."""
         names = [e.info.primitive for e, _ in values if e.kind == "op"]
         products, sums = names.count("mul"), sum(n in ("add", "sub") for n in names)
         both = min(products, sums)
@@ -156,7 +157,7 @@ def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
 
 
 def _is_register_tile(nest: Nest, vector: str) -> bool:
-    """Whether sums of several vectors are kept beside each other, none of which share loads or stores of their elements.
+    """Whether sums of several vectors are kept side by side, where none share loads or stores of their elements.
 
     Points of functions that fill the registers are taken one by one.
     """
@@ -167,7 +168,7 @@ def _is_register_tile(nest: Nest, vector: str) -> bool:
 
 
 def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int:
-    """How many vectors of a row can be made without reading what lies behind the elements that are needed.
+    """How many vectors of a row can be made without reading behind the elements that are needed.
 
     Of scratch, whose place and size are whole lines, the rest of an aligned vector may be read too.
     """
@@ -269,7 +270,7 @@ def _place(load: Expr, p: Point) -> tuple[Buf, Affine]:
 
 
 def _straddles(buf: Buf, place: Affine, sched: NestSchedule) -> bool:
-    """Whether a vector may lie across two cache lines."""
+    """Whether a vector may span two cache lines."""
     steps = [c for d, c in place.terms if d != sched.vector]
     return not buf.arena or any(n % sched.lanes for n in (place.const, *steps))
 

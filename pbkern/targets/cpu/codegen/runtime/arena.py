@@ -1,6 +1,6 @@
 """Memory of a call beside operands and results: for temporaries, then each thread's scratch. LLVM dialect text.
 
-Programs keep arenas from call to call, in a list of places that calls at the same time take in turn.
+Programs keep arenas from call to call, in a list; each of several calls at the same time takes one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs on OpenMP's threads, as libraries use them. LLVM dialect text.
 
 GOMP_parallel is the interface of GCC's libgomp; LLVM's and Intel's runtimes export it too. It waits for all participants, so
-that the frame of a loop lies on the stack and nobody is counted. A call within a parallel region is serial, as nested regions
+that the frame of a loop is on the stack and nobody is counted. A call within a parallel region is serial, as nested regions
 are by default; omp_set_num_threads and OMP_NUM_THREADS are obeyed. Fewer threads than asked for do all the work.
 """
 

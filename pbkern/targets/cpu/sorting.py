@@ -1,26 +1,22 @@
-"""How lines are sorted: in registers where they are short, else by the digits of their keys. For planning and lowering."""
+"""How lines are sorted that are too long for registers: digits of their keys, cycles, and scratch beside the operands."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-# Lines of up to this many elements are sorted in registers, side by side, if that takes no more operations than one nest holds.
-SHORT_LINE, MOST_SORTING = 16, 1600
-# Cycles of a pass over a digit, for one element in it, and for one value of the digit; of making a key or picking an operand's
+# Lines of up to this many elements are sorted in registers, if that takes no more operations than one nest holds.
+SHORT_LINE, MOST_OPERATIONS = 16, 1600
+# Cycles of a pass over a digit, for one element in it, and for one value of the digit; of making a key or reading an operand's
 # element. Measured on Zen 5 with lines of 17 to 20000 elements.
 PASS_CYCLES, MOVE_CYCLES, COUNT_CYCLES, ENDS_CYCLES = 200.0, 3.5, 0.9, 4.0
 # Cycles of comparing one key with a vector of others.
 COMPARE_CYCLES, RANK_VECTOR_BITS = 1.8, 512
 # More values of a digit than this do not have their own cache lines in L1.
 MAX_DIGIT_BITS = 11
-
-
-def sorts_in_registers(length: int, keys: int, operands: int) -> bool:
-    """Whether lines of so many elements are sorted in registers: neighbours compare keys, and exchange all operands."""
-    exchanges = length * (length - 1) // 2
-    return length <= SHORT_LINE and exchanges * (7 * keys + 2 * operands) <= MOST_SORTING
 
 
 def key_bits(dtype) -> int:
@@ -80,3 +76,41 @@ def first_cycles(length: int, first: int, dtypes, keys: int) -> float:
         return line_cycles(length, dtypes, keys)
     heads = 2 + first * math.log(length / head) / (head - first)
     return length + heads * line_cycles(head, dtypes, keys)
+
+
+def word_dtype(dtype) -> np.dtype:
+    """Of the integers that stand for keys."""
+    return np.dtype(f"uint{word_bits(key_bits(dtype))}")
+
+
+def keeps_places(dtypes, keys: int) -> bool:
+    """Do places travel with the keys, because one key alone does not tell the results?"""
+    return len(dtypes) > 1 or keys > 1 or "float" in np.dtype(dtypes[0]).name
+
+
+def word_dtypes(dtypes, keys: int) -> list[np.dtype]:
+    return list(dict.fromkeys(map(word_dtype, dtypes[:keys])))
+
+
+@dataclass(frozen=True)
+class RadixScratch:
+    """See lower/build_options.py; what targets/cpu/emit/radix_sort.py and top_k.py find beside the operands."""
+
+    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Counts, words of each width, places, and a line of each operand.
+
+        Where only `first` elements are read, lines are as short as the head that targets/cpu/emit/top_k.py sorts.
+        """
+        length = head_length(length, first) or length
+        digits = [digit_bits(length, key_bits(d)) for d in dtypes[:keys]]
+        counts = max(1 << n if n else length + key_lanes(d) for n, d in zip(digits, dtypes))
+        keeps = keeps_places(dtypes, keys)
+        # Vectors of keys reach past the last one.
+        words = [((2 * length + RANK_VECTOR_BITS // 32,), d) for d in word_dtypes(dtypes, keys)]
+        places = [((2 * length,), np.dtype(np.int32)), *(((length,), d) for d in dtypes)] if keeps else []
+        return [((counts,), np.dtype(np.int32)), *words, *places]
+
+
+def key_lanes(dtype) -> int:
+    """Words of keys in a vector."""
+    return RANK_VECTOR_BITS // (8 * word_dtype(dtype).itemsize)

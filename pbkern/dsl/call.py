@@ -1,0 +1,93 @@
+"""Kernel, arrays -> arrays: inside and outside JAX transformations.
+
+A call binds the primitive `pbkern_kernel` (param: kernel), whose lowering each target registers; `interpret=True` binds
+`pbkern_interpret` instead, which runs interpret.py in a callback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+from jax.interpreters import ad, batching, mlir
+
+from pbkern import _jax
+from pbkern.core.errors import KernelError, TargetError, UnsupportedKernel
+
+from . import checks
+from .batched import batch
+from .interpret import interpret as interpret_kernel
+from .kernel import ArrayType, Kernel
+from .specs import array_type
+
+kernel_p = jex.Primitive("pbkern_kernel")
+interpret_p = jex.Primitive("pbkern_interpret")
+
+
+def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
+    """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
+    operands = checked_arrays(arrays, k.defined_at)
+    given = [ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in operands]
+    if given != list(k.in_types):
+        raise KernelError(
+            f"kernel `{k.name}` is called on other types than it was traced for",
+            at=k.defined_at,
+            why=f"takes ({', '.join(map(str, k.in_types))}), given ({', '.join(map(str, given))})",
+            hint="trace it again for these, or convert the arrays",
+        )
+    if interpret and not any(isinstance(a, jax.core.Tracer) for a in operands):
+        return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, operands))]  # errors arrive as they are
+    return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=k))
+
+
+def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:
+    """Arguments as arrays of JAX's; KernelError for those of NumPy that JAX does not take."""
+    for n, a in enumerate(arrays):
+        if isinstance(a, np.ndarray):
+            array_type(a, f"operand {n}", at)
+    return [jnp.asarray(a) for a in arrays]
+
+
+def _result_types(*_, kernel: Kernel) -> list:
+    return [jax.core.ShapedArray(t.shape, t.dtype) for t in kernel.out_types]
+
+
+def _run_in_callback(*arrays, kernel: Kernel) -> list:
+    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
+    return jax.pure_callback(
+        lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential"
+    )
+
+
+def _no_target(ctx, *_, kernel: Kernel):
+    raise TargetError(
+        f"no target compiles kernel `{kernel.name}` for {', '.join(ctx.module_context.platforms)}",
+        at=kernel.defined_at or None,
+        hint="import pbkern registers the targets of this installation; interpret=True runs anywhere",
+    )
+
+
+def derivative_error(name: str, at: str | None) -> UnsupportedKernel:
+    """What to raise where a kernel is differentiated."""
+    return UnsupportedKernel(
+        f"derivative of kernel `{name}`", at=at, why="a body that writes Refs is not differentiated",
+        hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
+    )  # fmt: skip
+
+
+def _no_derivative(primals, tangents, *, kernel: Kernel):
+    raise derivative_error(kernel.name, kernel.defined_at or None)
+
+
+for _p in (kernel_p, interpret_p):
+    _p.multiple_results = True
+    _p.def_abstract_eval(_result_types)
+    _jax.set_eager_rule(_p)
+    ad.primitive_jvps[_p] = _no_derivative
+    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: batch(p, args, dims, kernel)
+
+mlir.register_lowering(kernel_p, _no_target)
+mlir.register_lowering(interpret_p, mlir.lower_fun(_run_in_callback, multiple_results=True))

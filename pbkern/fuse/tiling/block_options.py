@@ -1,0 +1,132 @@
+"""Role of a dimension -> sizes of blocks that are worth a try along it, in ascending order, and the one to start from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pbkern.fuse.cost.sizes import Sizes
+
+# Results of at most this many elements are little work, so that the number of programs counts.
+SMALL = 1 << 14
+# Programs that divide a dimension chosen by the indices of a scatter: each walks all indices.
+OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
+# Scatters that one program may do together.
+BESIDE = (1, 2, 4, 16, 64, 256, 1024)
+# Elements of an outer dimension of a contraction that one program may take together.
+MOST_OUTER = 64
+# Results per image and channel up to which several images share a program's copies of filters. More results only fill its
+# cache: copies are then little work beside their use.
+FEW_PLACES = 64
+# Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
+FEW = 32
+
+
+def contraction_roles(eqn) -> list[str]:
+    """Role of each output dimension of a contraction: batch, row, column; for convolutions also space and channel."""
+    rank = len(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "dot_general":
+        (lc, _), (lb, _) = eqn.params["dimension_numbers"]
+        extents, batch = eqn.outvars[0].aval.shape, len(lb)
+        rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
+        names = ["batch"] * batch + ["outer"] * (rank - batch)
+        # Among several free dimensions of an operand, such as positions and heads, the longest is tiled.
+        if rows:
+            names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
+        if batch + rows < rank:
+            names[max(range(batch + rows, rank), key=lambda d: (extents[d] > 1, d))] = "column"
+        return names
+    spec = eqn.params["dimension_numbers"].out_spec
+    names = ["space"] * rank
+    places = math.prod(eqn.outvars[0].aval.shape[d] for d in spec[2:])
+    names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "batch", "channel"
+    first = spec[2] if rank > 2 else spec[0]
+    if rank > 3:
+        names[first] = "line"
+    return names
+
+
+def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int], int]:
+    match role:
+        case "batch" | "run":
+            return [1], 1
+        case "image":  # several share the copies of filters
+            return _powers(extent, (1, 4, 16)), 1
+        case "outer":  # whole if an operand or the result is contiguous along it
+            return (even_sizes(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
+        case "row":
+            return even_sizes(extent, sizes.tile_rows), 256
+        case "column":
+            return even_sizes(extent, sizes.tile_columns, 16), 512
+        case "channel":
+            return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
+        case "line":
+            return _powers(extent, (1, 2, 4, 7, 8, 14, 16, 28)), 14
+    return ([extent] if extent <= 256 else [64, 128]), 128
+
+
+def options_of(
+    shape: Sequence[int], forced: set[int], roles: Mapping[int, str], sizes: Sizes, grain: int = 1
+) -> tuple[list[list[int]], list[int]]:
+    """(sorted options, preferred size) per dimension."""
+    options: list[list[int]] = [[n] for n in shape]
+    target = list(shape)
+    if any(role not in ("run", "owned", "beside") for role in roles.values()):
+        for d, n in enumerate(shape):
+            if d not in forced and n > 1:
+                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"), sizes)
+        return options, target
+    # If a program reads a long line for one element of the root, the root is tiled by rows.
+    run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
+    for d in reversed(range(len(shape))):
+        n = shape[d]
+        if n == 1 or n == 0:
+            continue
+        if roles.get(d) == "run":
+            options[d], target[d] = [1], 1
+            continue
+        if roles.get(d) == "beside":
+            options[d], target[d] = _powers(n, BESIDE), max(1, min(n // 4, 256 // run))
+            run *= target[d]
+            continue
+        if roles.get(d) == "owned":
+            options[d] = even_sizes(n, [-(-n // k) for k in OWNERS])
+            run *= n
+            continue
+        if d in forced:
+            run *= n if stage == "lanes" else 1  # otherwise counted in the grain
+            stage = "rows" if run >= 256 else stage
+            continue
+        if stage == "lanes" and run * n <= 8192:
+            run *= n
+            # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
+            options[d] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
+            stage = "rows" if run >= 256 else "lanes"
+        elif stage == "lanes":
+            sizes = [max(1, size // run) for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+            options[d], target[d] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
+            run, stage = 4096, "rows"
+        elif stage == "rows":
+            options[d], target[d] = _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)), max(1, min(32, 32768 // run))
+            stage = "outer" if run * n > 4096 else "rows"
+            run *= n
+        else:
+            # One element at a time; but launching programs of little work costs more, and parts of a short one may share work.
+            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1, n] if n <= FEW else [1]), 1
+    return options, target
+
+
+def multiples(options: list[int], least: int) -> list[int]:
+    """The options as multiples of `least`, which divides the dimension."""
+    return sorted({max(least, n // least * least) for n in options})
+
+
+def _powers(limit: int, among: Sequence[int]) -> list[int]:
+    """`among` below `limit`, and `limit` itself."""
+    return [n for n in among if n < limit] + [limit]
+
+
+def even_sizes(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
+    """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
+    counts = {-(-limit // n) for n in among if n < limit}
+    return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})
