@@ -1,7 +1,9 @@
 """Recorded times: a Chrome trace per launch, with a track per block, in which its steps follow one another."""
 
+import ctypes
 import json
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pbkern
+from pbkern.api.pipeline import build_kernel
+from pbkern.core.options import CompileOptions
 from pbkern.errors import OptionError
+from pbkern.targets import get_target
+from pbkern.targets.nvgpu.driver import CudaDriver
 from pbkern.targets.simt.emit.recorder import HEADER, Profile
 from pbkern.targets.simt.launch import trace
 
@@ -115,6 +121,28 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
     with pbkern.config.override(gpu_driver="simulator"):
         with pytest.raises(Exception, match="running_sum` has recorded could not be written.*Not a directory"):
             jax.block_until_ready(pbkern.jit(lambda x: kernel(x), compile_options={"target": "nvgpu"})(X))
+
+
+@pytest.mark.parametrize("error", [0, 700])
+def test_what_a_device_has_recorded_is_read_back(tmp_path, error):
+    """The driver for a device, with a library in the place of libcuda."""
+    (program,) = build_kernel(running_sum(tmp_path, 9).trace(X)).programs
+    (code,) = get_target("nvgpu").compile(program, CompileOptions(target="nvgpu")).distinct()
+    records = np.arange(code.function.record_bytes // 8)  # of the device
+    calls = []
+
+    def read(to, source, size, stream):
+        calls.append(stream.value)
+        ctypes.memmove(to, source, size.value)
+        return error
+
+    cuda = object.__new__(CudaDriver)
+    cuda.library = types.SimpleNamespace(cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0)
+    cuda.functions_of, cuda.failures = {7: code.function}, {}
+    assert cuda._recorded(7, records.ctypes.data, 0xABC) == error
+    assert calls == ([0xABC] if error else [0xABC, "waits"])
+    found = [t for path in tmp_path.glob("*.trace.json") for t in tracks(path).values()]
+    assert [len(t) for t in found] == ([] if error else [9, 9, 9])
 
 
 def test_dynamic_grids_record_the_steps_that_they_take(tmp_path):
