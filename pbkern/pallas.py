@@ -117,7 +117,7 @@ def _jvp(stock: Callable, primals, tangents, *, jaxpr, name, **params):
 
 
 def _native(ctx, nodes, params: dict):
-    imported = import_call(**params)
+    imported = import_call(**params, target=_installed[0])
     kernel, views = in_place(imported.kernel, imported.operands, nodes)
     target = get_target(_installed[0])
     (compiled,) = compile_programs(build_kernel(kernel), CompileOptions(target=target.name)).compiled.values()

@@ -67,7 +67,7 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
     from pbkern.frontends.pallas.call import import_call
 
     try:
-        kernel = import_call(**{k: v for k, v in eqn.params.items() if k != "interpret"}).kernel
+        kernel = import_call(**{k: v for k, v in eqn.params.items() if k != "interpret"}, target=target_name).kernel
     except UnsupportedOp as e:
         return HandWrittenKernel(name, "Pallas", at, grid, (f"cannot be compiled: {e.what}",))
     return HandWrittenKernel(kernel.name, "Pallas", at, grid, _grid_lines(kernel, target_name))

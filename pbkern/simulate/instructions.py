@@ -12,7 +12,7 @@ from pbkern.core.errors import InternalError
 
 from . import ops
 from .counts import WARP, Memo
-from .memory import Arrays, BlockMemory, Fault
+from .memory import LOCAL, Arrays, BlockMemory, Fault
 from .operands import Reader, as_type, operand
 from .parse import SIZES, Instruction, Program
 
@@ -171,9 +171,15 @@ def _cvt_pair(program: Program, c: Instruction) -> Step:
 
 
 def _cvta(program: Program, c: Instruction) -> Step:
-    """Addresses are the same in every space: see _space_of."""
-    x, dst = operand(program, c.operands[1], ops.TYPES[c.op[-1]]), c.operands[0]
-    return lambda g, mask: g.put(dst, x(g), mask)
+    """Addresses of one memory <-> generic ones: the same, but for local memory."""
+    dst, t = c.operands[0], ops.TYPES[c.op[-1]]
+    source = operand(program, c.operands[1], t)
+    if "local" not in c.op:
+        return lambda g, mask: g.put(dst, source(g), mask)
+    base = t.type(LOCAL)
+    if "to" in c.op:
+        return lambda g, mask: g.put(dst, source(g) - base, mask)
+    return lambda g, mask: g.put(dst, source(g) + base, mask)
 
 
 def _nothing(program: Program, c: Instruction) -> Step:
@@ -276,7 +282,7 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
         return view.take(offsets // size, 0, mode="clip")
     memory: BlockMemory = g.shared if space == "shared" else g.local
     rows = (g.rows if space == "shared" else g.lanes) if mask is None else (g.rows if space == "shared" else g.lanes)[mask]
-    places = memory.find(a, rows, size)
+    places = memory.find(_offsets(a, space), rows, size)
     if space == "shared":
         g.counts.add_shared(addresses, mask, size, memo)
         if memory.shadow is not None:
@@ -287,25 +293,37 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
 
 
 def _space_at(addresses: np.ndarray, space: str) -> str:
-    """Of generic addresses the space: those of shared memory are offsets, less than those of any array."""
+    """Of generic addresses the space: those of shared memory are offsets, those of local memory lie above, below all arrays."""
     if space != "generic":
         return space
-    return "global" if Arrays.number(int(addresses.max())) >= 0 else "shared"
+    highest = int(addresses.max())
+    return "global" if Arrays.number(highest) >= 0 else "local" if highest >= LOCAL else "shared"
+
+
+def _offsets(addresses: np.ndarray, space: str) -> np.ndarray:
+    """In shared or local memory."""
+    return np.where(addresses >= LOCAL, addresses - LOCAL, addresses) if space == "local" else addresses
 
 
 def _are_apart(addresses: np.ndarray, space: str) -> bool:
     """Whether lanes go to several arrays, or memories: compilers choose between addresses."""
     if space not in ("global", "generic"):
         return False
-    return bool(Arrays.number(addresses.min()) != Arrays.number(addresses.max()))
+    return bool(_home(addresses.min()) != _home(addresses.max()))
+
+
+def _home(addresses: Any) -> Any:
+    """Number of the array that addresses are in; of other memory: -1, or, of local memory, -2."""
+    numbers = Arrays.number(addresses)
+    return np.where((numbers < 0) & (addresses >= LOCAL), -2, numbers)
 
 
 def _parts(g: Any, addresses: np.ndarray, mask: Mask, space: str) -> Iterator[tuple[np.ndarray, str]]:
     """(lanes of one array or memory, its space), one after the other."""
     lanes = np.ones(g.shape, bool) if mask is None else mask
-    numbers = Arrays.number(addresses)
-    for n in np.unique(numbers[lanes]):
-        yield lanes & (numbers == n), "shared" if space == "generic" and n < 0 else "global"
+    homes = _home(addresses)
+    for n in np.unique(homes[lanes]):
+        yield lanes & (homes == n), space if space == "generic" else "global"
 
 
 def _note(g: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, store: bool) -> np.ndarray:
@@ -361,7 +379,7 @@ def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype:
         return g.launch.arrays.view(number, dtype, count), places, size
     memory: BlockMemory = g.shared if space == "shared" else g.local
     rows = g.rows if space == "shared" else g.lanes
-    places = memory.find(a, rows.reshape(-1) if mask is None else rows[mask], size)
+    places = memory.find(_offsets(a, space), rows.reshape(-1) if mask is None else rows[mask], size)
     if space == "shared":
         g.counts.add_shared(addresses, mask, size, memo)
         if memory.shadow is not None:

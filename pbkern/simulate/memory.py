@@ -15,6 +15,7 @@ import numpy as np
 # Bits of an address below its array's number; an array begins in the middle, so that places before it are seen as well.
 ARRAY_BITS = 40
 MIDDLE = 1 << (ARRAY_BITS - 1)
+LOCAL = 1 << (ARRAY_BITS - 2)  # generic addresses of local memory begin here
 THREAD_BITS, EPOCH_BITS = 12, 28
 BLOCK_SHIFT = THREAD_BITS + EPOCH_BITS
 MANY_THREADS = (1 << THREAD_BITS) - 1

@@ -363,7 +363,7 @@ def _plain(f: Function) -> Maker:
 
 
 TABLE: dict[str, Maker] = {
-    "mov": _plain(lambda x: x), "cvta": _plain(lambda x: x),
+    "mov": _plain(lambda x: x),
     "add": _plain(np.add), "sub": _plain(np.subtract), "mul": _mul, "mad": _mad, "fma": _mad, "div": _div, "rem": _rem,
     "mul24": _mul, "abs": _plain(np.abs), "neg": _plain(np.negative), "max": _extreme(np.fmax, np.maximum),
     "min": _extreme(np.fmin, np.minimum),

@@ -1,15 +1,23 @@
 """Recorded times: a Chrome trace per launch, with a track per block, in which its steps follow one another."""
 
+import ctypes
 import json
 import re
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pbkern
+from pbkern.api.pipeline import build_kernel
+from pbkern.core.options import CompileOptions
 from pbkern.errors import OptionError
+from pbkern.targets import get_target
+from pbkern.targets.nvgpu.driver import CudaDriver
 from pbkern.targets.simt.emit.recorder import HEADER, Profile
 from pbkern.targets.simt.launch import trace
 
@@ -88,6 +96,23 @@ def test_a_launch_under_jit_writes_a_trace(tmp_path):
     assert all(len(t) == 9 for p in paths for t in tracks(p).values())
 
 
+def test_pallas_kernels_in_a_loop_write_a_trace_each_time(tmp_path):
+    def doubled(x):
+        spec = pl.BlockSpec((2, 40), lambda i: (i, 0))
+        return pl.pallas_call(
+            lambda x, o: o.__setitem__(..., x[...] * 2), grid=(3,), in_specs=[spec], out_specs=spec, name="doubled",
+            out_shape=jax.ShapeDtypeStruct((6, 40), jnp.float32),
+            compiler_params=plgpu.CompilerParams(dimension_semantics=("sequential",), profile_space=3,
+                                                 profile_dir=str(tmp_path)),
+        )(x)  # fmt: skip
+
+    with pbkern.config.override(gpu_driver="simulator"), pbkern.pallas.installed("nvgpu"):
+        found = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: doubled(y), x))(X)
+    np.testing.assert_array_equal(found, X * 8)
+    paths = list(tmp_path.glob("*doubled*.trace.json"))
+    assert len(paths) == 3 and all(len(t) == 3 for p in paths for t in tracks(p).values())
+
+
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     kernel = running_sum(tmp_path / "file" / "traces", 2)
@@ -96,6 +121,28 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
     with pbkern.config.override(gpu_driver="simulator"):
         with pytest.raises(Exception, match="running_sum` has recorded could not be written.*Not a directory"):
             jax.block_until_ready(pbkern.jit(lambda x: kernel(x), compile_options={"target": "nvgpu"})(X))
+
+
+@pytest.mark.parametrize("error", [0, 700])
+def test_what_a_device_has_recorded_is_read_back(tmp_path, error):
+    """The driver for a device, with a library in the place of libcuda."""
+    (program,) = build_kernel(running_sum(tmp_path, 9).trace(X)).programs
+    (code,) = get_target("nvgpu").compile(program, CompileOptions(target="nvgpu")).distinct()
+    records = np.arange(code.function.record_bytes // 8)  # of the device
+    calls = []
+
+    def read(to, source, size, stream):
+        calls.append(stream.value)
+        ctypes.memmove(to, source, size.value)
+        return error
+
+    cuda = object.__new__(CudaDriver)
+    cuda.library = types.SimpleNamespace(cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0)
+    cuda.functions_of, cuda.failures = {7: code.function}, {}
+    assert cuda._recorded(7, records.ctypes.data, 0xABC) == error
+    assert calls == ([0xABC] if error else [0xABC, "waits"])
+    found = [t for path in tmp_path.glob("*.trace.json") for t in tracks(path).values()]
+    assert [len(t) for t in found] == ([] if error else [9, 9, 9])
 
 
 def test_dynamic_grids_record_the_steps_that_they_take(tmp_path):

@@ -88,5 +88,7 @@ def drawn(seed):
 @pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s % 80 == 0 else pytest.mark.slow) for s in range(400)])
 def test_random_scratch(seed):
     kernel, x, w = drawn(seed)
-    (want,), (got,) = pbkern.interpret(kernel, x, w), pbkern.simulate(kernel, x, w).results
+    (want,), found = pbkern.interpret(kernel, x, w), pbkern.simulate(kernel, x, w)
+    assert ".local" not in found.ptx[0]  # what is meant for registers is in registers
+    (got,) = found.results
     np.testing.assert_allclose(got, want, rtol=1e-2 if x.dtype == np.float16 else 1e-5, atol=1e-3)

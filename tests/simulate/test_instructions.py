@@ -82,3 +82,32 @@ def test_lanes_that_choose_between_arrays_and_memories():
     np.testing.assert_array_equal(y, np.where(lane < 11, chosen, 2000 + lane))
     np.testing.assert_array_equal(out, np.where(lane < 11, 3000 + lane, chosen + 1))
     np.testing.assert_array_equal(x, np.where(lane < 11, 1000 + lane + 101, 1000 + lane + 100))
+
+
+LOCALS = """mov.b64 %rd10, depot;
+cvta.local.u64 %rd11, %rd10;
+add.u32 %r5, %r2, 100;
+st.b32 [%rd11], %r5;
+st.local.b32 [%rd10+4], %r2;
+setp.lt.u32 %p1, %r1, 11;
+selp.b64 %rd12, %rd11, %rd6, %p1;
+ld.b32 %r4, [%rd12];
+ld.b32 %r6, [%rd11+4];
+cvta.to.local.u64 %rd13, %rd11;
+ld.local.b32 %r7, [%rd13];
+add.u32 %r4, %r4, %r6;
+add.u32 %r4, %r4, %r7;
+st.global.b32 [%rd7], %r4;
+ret;
+}
+"""
+
+
+def test_every_lane_has_local_memory_of_its_own():
+    """Which generic addresses reach as well."""
+    head = HEAD.replace(".reg .b32 %r<20>;", ".reg .pred %p<4>; .reg .b32 %r<20>; .local .align 8 .b8 depot[8];")
+    lane = np.arange(32)
+    x, y, out = (np.arange(32, dtype=np.uint32) + k for k in (1000, 2000, 3000))
+    pbkern.simulate_ptx(head + LOCALS, 1, 32, [x, y, out])
+    first, second = 1000 + lane + 100, 1000 + lane
+    np.testing.assert_array_equal(out, np.where(lane < 11, first, 2000 + lane) + first + second)

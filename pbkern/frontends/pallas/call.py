@@ -45,8 +45,8 @@ class Imported:
     operands: tuple[int, ...]
 
 
-def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, **unused) -> Imported:
-    """The kernel of a pallas_call with these parameters.
+def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, target="cpu", **unused) -> Imported:
+    """The kernel of a pallas_call with these parameters, for a target.
 
     `unused`: debug, mesh, metadata, cost_estimate, out_avals: they say nothing about results.
     Raises UnsupportedOp, at the user's line, for what this machine has no counterpart of.
@@ -68,7 +68,7 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
         scoped[GENERATOR] = (generator,)
     importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
-    params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at)
+    params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at, target)
     in_place = {n for n, m in enumerate(g.block_mappings[g.num_inputs :]) if _jax.is_whole_memory(m)}
     cores = [d for d, w in enumerate((params and params["cpu"].dimension_semantics) or ()) if w == "parallel"]
     params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)

@@ -7,6 +7,7 @@ UnsupportedOp unless it has its default value. docs/pallas-compiler-params.md is
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +83,13 @@ TABLES = {
 
 
 def cpu_params(
-    params: Any, grid: tuple[int, ...], vmapped: tuple[int, ...], ordered: bool, at: str
+    params: Any, grid: tuple[int, ...], vmapped: tuple[int, ...], ordered: bool, at: str, target: str = "cpu"
 ) -> dict[str, CompilerParams]:
     """{"cpu": CompilerParams} with the same meaning.
 
     `vmapped` grid dimensions, which the author's semantics do not count, are parallel. `ordered`: programs take turns at
-    shared elements (atomics), so that only a proof of disjointness may make dimensions parallel.
+    shared elements (atomics), so that only a proof of disjointness may make dimensions parallel. `target`: that the kernel is
+    for: fields that only NVIDIA's has are left to it.
     """
     if params is None:
         return {}
@@ -96,8 +98,8 @@ def cpu_params(
     if isinstance(params, NvidiaParams):
         return {}
     if isinstance(params, dict):
-        return cpu_params(params.get("cpu"), grid, vmapped, ordered, at)
-    given = _given(params, at)
+        return cpu_params(params.get("cpu"), grid, vmapped, ordered, at, target)
+    given = _given(params, at, NVIDIA.get(backend_of(params) or "", ()) if target == "nvgpu" else ())
     semantics = given.get("dimension_semantics")
     return {
         "cpu": CompilerParams(
@@ -136,8 +138,8 @@ def backend_of(params: Any) -> str | None:
     return next((p for p in reversed(type(params).__module__.split(".")) if p in TABLES), None)
 
 
-def _given(params: Any, at: str) -> dict[str, Any]:
-    """Fields that are used, after refusing what must be."""
+def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
+    """Fields that are used, after refusing what must be, but for those that another target uses or refuses."""
     backend = backend_of(params)
     if backend is None:
         raise UnsupportedOp(
@@ -151,7 +153,7 @@ def _given(params: Any, at: str) -> dict[str, Any]:
         value = getattr(params, f.name)
         entry = uses.get(f.name)
         if entry is None or entry.use == REFUSED:
-            if value != f.default:
+            if value != f.default and f.name not in elsewhere:
                 why = entry.meaning if entry else "this version of pbkern does not know the field"
                 what = f"{label} field `{f.name}` on CPU"
                 raise UnsupportedOp(what, at=at, why=f"{f.name}={value!r}. {why}", hint="leave it out")

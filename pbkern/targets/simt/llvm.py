@@ -12,9 +12,11 @@ from pbkern.targets import llvm_literals, mlir
 
 from .emit.kernel import ThreadFunction
 
-# The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that only a vendor has.
+# The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that only a vendor has. Vectors are
+# converted while loops and branches have no blocks: that pass merges equal blocks, which then take arrays as arguments.
 _PASSES = (
-    "func.func({canonicalize},loop-invariant-code-motion,convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,convert-arith-to-llvm{{{bits}}}),"
+    "func.func({canonicalize},loop-invariant-code-motion,convert-vector-to-llvm,convert-scf-to-cf,convert-math-to-llvm,"
+    "convert-arith-to-llvm{{{bits}}}),"
     "finalize-memref-to-llvm{{{bits}}},convert-func-to-llvm{{use-bare-ptr-memref-call-conv=1 {bits}}},"
     "convert-cf-to-llvm{{{bits}}},convert-ub-to-llvm,{vendor}reconcile-unrealized-casts,llvm.func({canonicalize}),"
     "ensure-debug-info-scope-on-llvm-func"
