@@ -23,7 +23,7 @@ from .torch_functions import measured
 
 
 class Whole(nn.Module):
-    """A model of transformers, as one of one tensor: `takes` names it, `result` what comes back; `kept`, other arguments."""
+    """A model of transformers as a function of one tensor: `takes` names it, `result` what comes back, `kept` the rest."""
 
     def __init__(self, model, result, takes="input_ids", **kept):
         super().__init__()
@@ -77,7 +77,8 @@ def whisper() -> tuple:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     model = WhisperForConditionalGeneration(WhisperConfig(max_source_positions=100))  # otherwise the sizes of whisper-tiny
-    return Whole(model, "logits", "input_features", use_cache=False, decoder_input_ids=tokens(9)).eval(), torch.rand(1, 80, 200)
+    kept = {"use_cache": False, "decoder_input_ids": tokens(9)}
+    return Whole(model, "logits", "input_features", **kept).eval(), torch.rand(1, 80, 200)
 
 
 class Last(nn.Module):
@@ -158,17 +159,21 @@ def compiling(name: str) -> None:
     fast(x).pow(2).mean().backward()
     print(f"{name:20} first step {time.perf_counter() - start:6.1f} s", flush=True)
     for g in fast.explain(x).graphs:
-        left = g.left_to_xla()
         for c in g.compiled:
-            ms = c.build.record.milliseconds
-            whole = {k: t for k, t in ms.items() if not k.startswith(" ")}
-            inner: dict[str, float] = {}
-            for k, t in ms.items():
-                if k.startswith(" "):
-                    inner[k.strip().split(" of ")[0]] = inner.get(k.strip().split(" of ")[0], 0.0) + t
-            parts = ", ".join(f"{k} {t / 1e3:.1f}" for k, t in [("plan", whole["plan"]), *inner.items()])
-            print(f"    {g.kind:10} {sum(whole.values()) / 1e3:5.1f} s: {parts}; {len(g.kernels())} kernels, {len(left)} left "
-                  f"to XLA, {len(g.in_torch)} run in Torch", flush=True)  # fmt: skip
+            whole, parts = stages(c.build.record.milliseconds)
+            print(f"    {g.kind:10} {whole:5.1f} s: {parts}; {len(g.kernels())} kernels, {len(g.left_to_xla())} left to XLA, "
+                  f"{len(g.in_torch)} run in Torch", flush=True)  # fmt: skip
+
+
+def stages(ms: dict[str, float]) -> tuple[float, str]:
+    """(seconds to compile a graph, those of its stages); stages of several threads take their sum."""
+    found = {"plan": ms["plan"]}
+    for k, t in ms.items():
+        if k.startswith(" "):
+            stage = k.strip().split(" of ")[0]
+            found[stage] = found.get(stage, 0.0) + t
+    whole = sum(t for k, t in ms.items() if not k.startswith(" "))
+    return whole / 1e3, ", ".join(f"{k} {t / 1e3:.1f}" for k, t in found.items() if t >= 50)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
-from pbkern import amdgpu, config, cpu, errors, nvgpu, options, pallas, testing
+from pbkern import amdgpu, config, cpu, device_helpers, errors, nvgpu, options, pallas, testing
 from pbkern.aot.decorator import polyblocks_aot_jax
 from pbkern.aot.frameworks import polyblocks_aot_tf, polyblocks_aot_torch
 from pbkern.api.decorators import jit, polyblocks_jit_jax, polymage_jit_jax
@@ -79,6 +79,7 @@ __all__ = [
     "check",
     "config",
     "cpu",
+    "device_helpers",
     "ds",
     "errors",
     "fail",

@@ -1,5 +1,11 @@
 """What programs ask of devices."""
 
-from pbkern.targets.nvgpu.driver import synchronize as cuda_synchronize
+
+def cuda_synchronize() -> None:
+    """Waits until all NVIDIA devices have done what they were given. Raises TargetError without a driver."""
+    from pbkern.targets.nvgpu.driver import synchronize  # imports lowering, which `import pbkern` does not need
+
+    synchronize()
+
 
 __all__ = ["cuda_synchronize"]

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core import fallback
-from pbkern.core.errors import InternalError
+from pbkern.core.errors import InternalError, KernelError
 from pbkern.core.jaxprs import literal_value
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.host_program import HostProgram
@@ -58,6 +58,9 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
     OptionError.
     """
     options = CompileOptions(target="nvgpu", device=device or DEFAULT_DEVICE)
+    if not callable(f) and not isinstance(f, Kernel):
+        raise KernelError("what is simulated is neither a function nor a kernel", why=f"{type(f).__name__}: {f!r:.80}",
+                          hint="pbkern.simulate(f, *args); pbkern.simulate_ptx(text, grid, block, arrays) runs PTX")
     if isinstance(f, KernelFunction):
         f = f.trace(*args, **kwargs)
     if isinstance(f, Kernel):

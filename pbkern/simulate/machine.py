@@ -31,6 +31,7 @@ Mask = np.ndarray | None  # None: all lanes
 Step = Callable[["Gang", Mask], None]
 _JUMPS = ("bra", "ret", "exit", "brx", "trap")
 _MEETS = ("bar", "barrier")
+CLOCKS = ("%clock64", "%globaltimer")
 _EXCHANGES = ("shfl", "vote", "redux", "match", "activemask")
 
 
@@ -41,6 +42,7 @@ class Launch:
     Attributes:
       arguments: per parameter its bits, an address for arrays. written: which arrays the kernel may store to.
       check, unwritten: see simulate_ptx.
+      clocked: places of instructions that read a clock. elapsed: what the clocks of blocks that have ended show at most.
     """
 
     program: Program
@@ -53,15 +55,18 @@ class Launch:
     unwritten: bool = False
     counts: Counts = field(default_factory=Counts)
     steps: list[Step | None] = field(default_factory=list)
+    clocked: frozenset[int] = frozenset()
+    elapsed: int = 0
 
     def run(self) -> None:
         """All blocks. Raises SimulationError."""
         self.steps = [None if c.op[0] in (*_JUMPS, *_MEETS) else instructions.compiled(self.program, c)
                       for c in self.program.code]
+        self.clocked = frozenset(k for k, c in enumerate(self.program.code) if c.operands and c.operands[-1] in CLOCKS)
         at_once = max(1, LANES // self.block)
         with np.errstate(all="ignore"):
-            gangs = [Gang(self, np.arange(first, min(first + at_once, self.grid))) for first in range(0, self.grid, at_once)]
-            for gang in gangs:
+            for first in range(0, self.grid, at_once):
+                gang = Gang(self, np.arange(first, min(first + at_once, self.grid)))
                 gang.run()
 
 
@@ -79,6 +84,7 @@ class Gang:
         self.ctaid = numbers.astype(np.uint32)[:, None]
         self.rows = np.broadcast_to(np.arange(blocks)[:, None], self.shape)
         self.epoch = np.zeros((blocks, 1), np.int64)
+        self.clock = np.full((blocks, 1), launch.elapsed, np.uint64)
         cell = _cell(self.program)
         self.shared = BlockMemory("shared", blocks, launch.shared_bytes, cell, launch.check)
         self.local = BlockMemory("local", blocks * self.threads, self.program.local_bytes, 1, False)
@@ -109,12 +115,17 @@ class Gang:
             if steps > MOST_STEPS:
                 raise SimulationError(f"kernel `{self.program.name}` does not end", kind="deadlock",
                                       why=f"{MOST_STEPS} instructions were run")
+        self.launch.elapsed = max(self.launch.elapsed, int(self.clock.max()))
 
     def _straight(self, groups: dict[int, Mask], place: int, mask: Mask) -> int:
         """Runs lanes from a place until they branch, wait, or meet others. The number of instructions."""
         code, steps, start = self.program.code, self.launch.steps, place
+        clocked, seen = self.launch.clocked, place
         while True:
             c, step = code[place], steps[place]
+            if place in clocked or clocked and step is None:
+                self._tick(place - seen, mask)
+                seen = place
             try:
                 if step is None:
                     self._turn(groups, place, mask, c)
@@ -125,14 +136,21 @@ class Gang:
                 step(self, mask if c.predicate is None else self._predicated(mask, c))
             except Fault as f:
                 self._check_together(place)  # why threads meet where none should
-                raise self.error(c, f.kind, f.what) from None
+                raise self.error(c, f.kind, f.what, f.hint) from None
             place += 1
             if place in groups:
                 self._join(groups, place, mask)
                 break
         count = place - start + 1
         self.counts.instructions += count * self._warps(mask)
+        if clocked:
+            self._tick(place - seen, mask)
         return count
+
+    def _tick(self, count: int, mask: Mask) -> None:
+        """The clock of a block counts the instructions of its warps."""
+        lanes = self._by_warp(np.ones(self.shape, bool) if mask is None else mask)
+        self.clock = self.clock + np.uint64(count) * lanes.any(-1).sum(1, keepdims=True).astype(np.uint64)
 
     def _warps(self, mask: Mask) -> int:
         if mask is None:
@@ -194,7 +212,7 @@ class Gang:
             return False
         for at, mine in ((target, rows), (place, ~rows)):
             part = Gang(self.launch, self.numbers[mine])
-            part.forks, part.epoch = self.forks - 1, self.epoch[mine]
+            part.forks, part.epoch, part.clock = self.forks - 1, self.epoch[mine], self.clock[mine]
             part.registers = {n: v[mine] if len(v) > 1 else v for n, v in self.registers.items()}
             part.shared, part.local = self.shared.part(mine), self.local.part(mine)
             part.marks()
@@ -328,9 +346,9 @@ class Gang:
                 return f"waits at line {self.program.code[place].line}"
         return "has gone on" if self.live[block, thread] else "has ended"
 
-    def error(self, c: Instruction, kind: str, what: str) -> SimulationError:
+    def error(self, c: Instruction, kind: str, what: str, hint: str = "") -> SimulationError:
         found = SimulationError(f"{_TITLES[kind]} in kernel `{self.program.name}`", kind=kind, at=c.at or None,
-                                why=f"{what}; PTX line {c.line}: {c.text}", hint=_HINTS[kind])
+                                why=f"{what}; PTX line {c.line}: {c.text}", hint=hint or _HINTS[kind])
         return found
 
     # ---------------------------------------------------------------- registers

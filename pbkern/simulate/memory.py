@@ -22,12 +22,15 @@ MANY_THREADS = (1 << THREAD_BITS) - 1
 MANY_BLOCKS = np.int64(1 << 62)
 
 
-class Fault(Exception):
-    """What is wrong with an access: `kind` of errors.SimulationError, and a sentence; `lane`: (row, column) where it is."""
+OF_BLOCKS = "blocks wait for no others: let each store elements of its own, or run programs in order (dimension_semantics)"
 
-    def __init__(self, kind: str, what: str):
+
+class Fault(Exception):
+    """What is wrong with an access: `kind` of errors.SimulationError, a sentence, what to try, if that is not the kind's."""
+
+    def __init__(self, kind: str, what: str, hint: str = ""):
         super().__init__(what)
-        self.kind, self.what = kind, what
+        self.kind, self.what, self.hint = kind, what, hint
 
 
 class Shadow:
@@ -42,8 +45,13 @@ class Shadow:
         for before, deed in ((self.written[cells], "wrote"), (self.read[cells], "read")):
             _check(before, base, marks, f"stores what another {deed}")
         self.written[cells] = marks
-        if (self.written[cells] != marks).any():
-            raise Fault("race", "threads store to one element at the same time")
+        lost = self.written[cells] != marks
+        if lost.any():
+            k = int(np.argmax(lost))
+            mine, other = marks.ravel()[k], self.written[cells].ravel()[k]
+            apart = mine >> BLOCK_SHIFT != other >> BLOCK_SHIFT
+            raise Fault("race", f"threads {_thread(mine)} and {_thread(other)} store to one element at the same time",
+                        OF_BLOCKS if apart else "")
 
     def load(self, cells: np.ndarray, base: np.ndarray, marks: np.ndarray) -> None:
         """Raises Fault if another has written a cell."""
@@ -65,8 +73,10 @@ def _check(before: np.ndarray, base: np.ndarray, marks: np.ndarray, deed: str) -
     bad = (before != 0) & (before != marks) & (block | (before >= base))
     if bad.any():
         k = int(np.argmax(bad))
-        other = "a thread of another block" if block[k] else "another thread of its block, with no barrier between"
-        raise Fault("race", f"thread {_thread(marks[k])} {deed}: {other}")
+        what = f"thread {_thread(marks[k])} {deed}"
+        if block[k]:
+            raise Fault("race", f"{what}: a thread of another block", OF_BLOCKS)
+        raise Fault("race", f"{what}: another thread of its block, with no barrier between")
 
 
 def _thread(mark: np.int64) -> str:

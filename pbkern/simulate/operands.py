@@ -74,5 +74,6 @@ _SPECIAL: Mapping[str, Callable[[Any], np.ndarray]] = {
                                                                                                np.uint32),
     **{f"%{n}.{d}": _constant(0) for n in ("tid", "ctaid") for d in "yz"},
     **{f"%{n}.{d}": _constant(1) for n in ("ntid", "nctaid") for d in "yz"},
+    "%clock64": lambda g: g.clock, "%globaltimer": lambda g: g.clock, "%smid": lambda g: g.ctaid,
     "%laneid": lambda g: g.tid % np.uint32(WARP), "WARP_SZ": _constant(WARP),
 }  # fmt: skip

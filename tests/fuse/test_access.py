@@ -75,6 +75,32 @@ CASES = {
         IMAGE,
         rand(3, 3, 4, 6),
     ),
+    "conv_transposed_one_tap": (
+        lambda x, w: conv(x, w, lhs_dilation=(2, 3), padding=((0, 1), (1, 2))),
+        IMAGE,
+        rand(1, 1, 4, 6),
+    ),
+    "conv_transposed_patches": (
+        lambda x, w: conv(x, w, lhs_dilation=(3, 4), padding=((2, 1), (-1, 6)), feature_group_count=2) + 1,
+        IMAGE,
+        rand(3, 2, 2, 6),
+    ),
+    "conv_transposed_mixed": (
+        lambda x, w: conv(x, w, lhs_dilation=(2, 2), padding=((1, 2), (0, 3))),
+        IMAGE,
+        rand(3, 2, 4, 6),
+    ),
+    "conv_transposed_row_patches": (
+        lambda x, w: conv(x, w, lhs_dilation=(1, 2), padding=((1, 2), (0, 1))),
+        IMAGE,
+        rand(3, 2, 4, 6),
+    ),
+    "conv_transposed_channels_first": (
+        lambda x, w: lax.conv_general_dilated(x, w, (1, 1), ((1, 1), (2, 0)), lhs_dilation=(2, 3),
+                                              dimension_numbers=("NCHW", "OIHW", "NCHW")),
+        rand(2, 4, 5, 6),
+        rand(3, 4, 2, 3),
+    ),
     "conv_depthwise": (lambda x, w: conv(x, w, feature_group_count=4), IMAGE, rand(3, 3, 1, 8)),
     "conv_groups": (lambda x, w: conv(x, w, feature_group_count=2), IMAGE, rand(3, 3, 2, 6)),
     "conv_batch_groups": (lambda x, w: conv(x, w, batch_group_count=2), IMAGE, rand(3, 3, 4, 6)),

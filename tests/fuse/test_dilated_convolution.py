@@ -56,3 +56,18 @@ def test_gradient_of_a_strided_convolution():
     args = rand(2, 13, 12, 3), rand(3, 3, 3, 8)
     for got, want in zip(jax.grad(pbkern.jit(loss), (0, 1))(*args), jax.grad(loss, (0, 1))(*args)):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("taps", "stride", "groups"), [(1, 2, 1), (1, 3, 4), (2, 3, 1), (2, 4, 4)])
+def test_gradients_of_strides_longer_than_the_kernel(taps, stride, groups):
+    """Phases that no tap reaches are zeros: also where another operand is infinite, and nothing is left to XLA."""
+
+    def f(x, w):
+        y = lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=NUMBERS, feature_group_count=groups)
+        return (y * y).sum()
+
+    args = rand(2, 7, 8, 4), rand(taps, taps, 4 // groups, 8)
+    gradient = pbkern.jit(jax.grad(f, (0, 1)))
+    for found, expected in zip(gradient(*args), jax.jit(jax.grad(f, (0, 1)))(*args)):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert not gradient.explain(*args).left

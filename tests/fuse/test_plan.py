@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from jax import lax
 
+import pbkern
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.host_program import Cond, Copy, Loop, While
@@ -289,3 +292,24 @@ def test_blocks_of_products_are_searched_from_two_places():
     assert kernel.grid == tall.grid
     sums = jax.make_jaxpr(lambda a: a.sum(1))(types[0])
     assert tall_blocks(sums.jaxpr.eqns, search(sums.jaxpr.eqns, sums.jaxpr.outvars, machine), machine) is None
+
+
+CHANNELS = st.sampled_from([1, 3, 8, 17, 24, 33, 40, 65, 72, 96, 120, 144, 200, 288, 300, 576, 1000])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([1, 2, 3, 7, 14]), CHANNELS, CHANNELS, st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.booleans()
+)
+def test_every_convolution_and_its_gradients_have_blocks(size, channels, features, taps, stride, depthwise):
+    """Whatever the number of channels: where the usual blocks end far outside of an array, blocks of equal sizes are taken."""
+    groups, features = (channels, channels) if depthwise else (1, features)
+
+    def f(x, w):
+        y = lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                                     feature_group_count=groups)  # fmt: skip
+        return (y * y).sum(), y
+
+    shapes = (1, size, size, channels), (taps, taps, channels // groups, features)
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    assert not pbkern.jit(jax.grad(f, (0, 1), has_aux=True)).explain(*types).left

@@ -9,6 +9,7 @@ import pbkern
 from pbkern.core import config
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import disk_cache
+from pbkern.targets.nvgpu import ptxas
 from pbkern.targets.nvgpu import target as nvgpu
 from pbkern.targets.simt import kept_code
 from pbkern.targets.simt import target as simt
@@ -87,3 +88,33 @@ def test_what_is_packed_is_unpacked():
     (code,) = compiled(softmax).distinct()
     function, made = kept_code.unpacked(kept_code.packed(code.function, code.ptx.encode()))
     assert function == code.function and made.decode() == code.ptx
+
+
+@pytest.fixture
+def assemblies(monkeypatch):
+    """Texts that ptxas was given."""
+    found, plain = [], ptxas._assembled
+    monkeypatch.setattr(ptxas, "_assembled", lambda *args: (found.append(args[1]), plain(*args))[1])
+    return found
+
+
+@pytest.mark.skipif(ptxas.find() is None, reason="ptxas is not installed")
+def test_machine_code_is_kept_by_text_architecture_and_version(folder, assemblies, monkeypatch):
+    (code,) = compiled(softmax).distinct()
+    first, again = code.assembled, ptxas.assemble(code.ptx, "sm_90a")
+    assert first == again and first.cubin.startswith(b"\x7fELF") and first.registers > 0 and len(assemblies) == 1
+    (path,) = folder.glob("cubin-*.pbk")
+    ptxas.assemble(code.ptx.replace("sm_90a", "sm_80"), "sm_80")
+    monkeypatch.setattr(ptxas, "_version", lambda tool: "another")
+    ptxas.assemble(code.ptx, "sm_90a")
+    assert len(assemblies) == 3 and len(list(folder.glob("cubin-*.pbk"))) == 3
+
+
+@pytest.mark.skipif(ptxas.find() is None, reason="ptxas is not installed")
+def test_damaged_machine_code_is_made_again(folder, assemblies):
+    (code,) = compiled(softmax).distinct()
+    first = code.assembled
+    (path,) = folder.glob("cubin-*.pbk")
+    disk_cache.current().put(*path.stem.split("-", 1), b"short")
+    assert ptxas.assemble(code.ptx, "sm_90a") == first and len(assemblies) == 2
+    assert ptxas.assemble(code.ptx, "sm_90a") == first and len(assemblies) == 2

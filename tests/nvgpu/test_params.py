@@ -39,7 +39,7 @@ def kernel(**params):
     return plus_one
 
 
-@pytest.mark.parametrize("params", [{"max_concurrent_steps": 2}, {"profile_space": 4}, {"lowering_semantics": "Warpgroup"}])
+@pytest.mark.parametrize("params", [{"max_concurrent_steps": 2}, {"lowering_semantics": "Warpgroup"}])
 def test_what_is_not_done_is_refused(params):
     with pytest.raises(ScheduleError, match=f"asks for {next(iter(params))}"):
         pbkern.simulate(kernel(**params), np.zeros(8, np.float32))

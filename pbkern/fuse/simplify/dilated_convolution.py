@@ -1,30 +1,90 @@
-"""Polyphase decomposition: convolution of a dilated input (transposed, or gradient of a strided one) -> one per phase.
+"""Convolutions of a dilated input (transposed, or gradients of strided ones) -> convolutions of the input itself.
 
-With input dilation s, result s q + r meets only the taps k with (s q + r + k - low) divisible by s: every s-th one. That is a
-convolution of the input itself with a part of the kernel. The s phases of each dimension are interleaved. Convolving with the
-zeros in between would cost s times as much, per dimension.
+Convolving with the zeros between its elements would cost the dilation s times as much, per dimension.
+
+- No more than s taps along a dimension: no two input elements meet in a result. The taps become output channels of a kernel
+  with one tap, whose results are laid side by side: one convolution for all pixels of a patch.
+- More taps (polyphase decomposition): result s q + r meets only the taps k with (s q + r + k - low) divisible by s, every s-th
+  one. That is a convolution of the input with a part of the kernel. The s phases of each dimension are interleaved.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 from jax import lax
 
 
-def polyphase(eqn, operands):
+def undilated(eqn, operands):
     """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
-    (x, w), p = operands, eqn.params
+    (x, w), p, shape = operands, eqn.params, eqn.outvars[0].aval.shape
     plain = all(n == 1 for n in (*p["window_strides"], *p["rhs_dilation"])) and p["batch_group_count"] == 1
     steps = p["lhs_dilation"]
-    if not plain or all(s == 1 for s in steps) or 0 in x.shape or 0 in w.shape or 0 in eqn.outvars[0].aval.shape:
+    if not plain or all(s == 1 for s in steps) or 0 in x.shape or 0 in w.shape or 0 in shape:
         return None
-    numbers, out = p["dimension_numbers"], eqn.outvars[0].aval
-    spatial = numbers.out_spec[2:]
-    sizes = [-(-out.shape[d] // s) for d, s in zip(spatial, steps)]
-    parts = {phase: _phase(eqn, x, w, phase, sizes) for phase in itertools.product(*map(range, steps))}
-    return [lax.slice(interleave(parts, steps, spatial), (0,) * out.ndim, out.shape)]
+    apart = [k for k, (s, d) in enumerate(zip(steps, p["dimension_numbers"].rhs_spec[2:])) if 1 < s >= w.shape[d]]
+    return [_side_by_side(x, w, p, shape, apart) if apart else _polyphase(x, w, p, shape)]
+
+
+# --- no result meets two elements -----------------------------------------------------------------------------------
+
+
+def _side_by_side(x, w, p: dict, shape, apart: list[int]):
+    """A convolution whose windows do not meet along the spatial dimensions `apart`; `shape` is the result's."""
+    numbers, steps = p["dimension_numbers"], p["lhs_dilation"]
+    at, axes = [numbers.rhs_spec[2 + k] for k in apart], [numbers.out_spec[2 + k] for k in apart]
+    taps = [w.shape[d] for d in at]
+    sizes = dict(zip(axes, (x.shape[numbers.lhs_spec[2 + k]] for k in apart)))
+    inner = {
+        **p,
+        "padding": tuple((0, 0) if k in apart else pads for k, pads in enumerate(p["padding"])),
+        "lhs_dilation": tuple(1 if k in apart else s for k, s in enumerate(steps)),
+    }
+    channel = numbers.out_spec[1]
+    counted = [sizes.get(d, n) * (math.prod(taps) if d == channel else 1) for d, n in enumerate(shape)]
+    y = _polyphase(x, _taps_as_channels(w, numbers.rhs_spec[0], at), inner, counted)
+    y = _channels_as_taps(y, channel, taps, axes, [steps[k] for k in apart])
+    config = [(0, 0, 0)] * y.ndim
+    for k, axis, n in zip(apart, axes, taps):  # of the reversed taps, j of element i is result i s + j + first
+        first = p["padding"][k][0] - (n - 1)
+        config[axis] = (first, shape[axis] - first - y.shape[axis], 0)
+    return lax.pad_p.bind(y, np.zeros((), y.dtype), padding_config=tuple(config))
+
+
+def _taps_as_channels(w, channel: int, at: list[int]):
+    """The kernel with one tap along the dimensions `at`, and an output channel for each that it had, the last one first."""
+    shape = [1 if d in at else n for d, n in enumerate(w.shape)]
+    shape[channel] *= math.prod(w.shape[d] for d in at)
+    order = [d for d in range(w.ndim) if d not in at]
+    after = order.index(channel) + 1
+    return lax.reshape(lax.transpose(lax.rev(w, at), (*order[:after], *at, *order[after:])), shape)
+
+
+def _channels_as_taps(y, channel: int, taps: list[int], axes: list[int], steps: list[int]):
+    """[..., channels taps, ..., n, ...] -> [..., channels, ..., n steps, ...]: the taps of an element, and zeros, follow it."""
+    shape, count = y.shape, len(taps)
+    y = lax.reshape(y, (*shape[:channel], shape[channel] // math.prod(taps), *taps, *shape[channel + 1 :]))
+    place = {d: d + count * (d > channel) for d in range(len(shape))}  # where a dimension of the result is now
+    tap = {axis: channel + 1 + k for k, axis in enumerate(axes)}
+    order = [part for d in place for part in ((place[d], tap[d]) if d in tap else (place[d],))]
+    y = lax.transpose(y, order)
+    pads = dict(zip((tap[a] for a in axes), (s - n for s, n in zip(steps, taps))))
+    y = lax.pad_p.bind(y, np.zeros((), y.dtype), padding_config=tuple((0, pads.get(d, 0), 0) for d in order))
+    wide = dict(zip(axes, steps))
+    return lax.reshape(y, [(shape[d] // (math.prod(taps) if d == channel else 1)) * wide.get(d, 1) for d in place])
+
+
+# --- phases ---------------------------------------------------------------------------------------------------------
+
+
+def _polyphase(x, w, p: dict, shape):
+    """A convolution of this shape as one per phase; where nothing is dilated, there is one."""
+    steps, spatial = p["lhs_dilation"], p["dimension_numbers"].out_spec[2:]
+    sizes = [-(-shape[d] // s) for d, s in zip(spatial, steps)]
+    parts = {phase: _phase(x, w, p, phase, sizes) for phase in itertools.product(*map(range, steps))}
+    return lax.slice(interleave(parts, steps, spatial), (0,) * len(shape), shape)
 
 
 def interleave(parts: dict, steps, axes):
@@ -39,27 +99,22 @@ def interleave(parts: dict, steps, axes):
     return parts[()]
 
 
-def _phase(eqn, x, w, phase, sizes):
+def _phase(x, w, p: dict, phase, sizes):
     """Results s q + r, for q below `sizes`."""
-    p = eqn.params
     numbers, starts, limits, strides = p["dimension_numbers"], [0] * w.ndim, list(w.shape), [1] * w.ndim
     pads = [(0, 0, 0)] * x.ndim
     for k, (r, s, (low, _)) in enumerate(zip(phase, p["lhs_dilation"], p["padding"])):
         tap, first = numbers.rhs_spec[2 + k], (low - r) % s
-        starts[tap], strides[tap] = min(first, w.shape[tap]), s
+        starts[tap], strides[tap] = first, s  # each phase has taps: there are more than s
         taps = -(-(w.shape[tap] - starts[tap]) // s)
         before = -((r + first - low) // s)
         at = numbers.lhs_spec[2 + k]
-        # At least one tap, so that a convolution remains: it then meets zeros.
-        pads[at] = (before, sizes[k] - x.shape[at] - before + max(taps, 1) - 1, 0)
+        pads[at] = (before, sizes[k] - x.shape[at] - before + taps - 1, 0)
     kernel = lax.slice(w, starts, limits, strides)
-    missing = [(0, 0 if n else 1, 0) for n in kernel.shape]
-    if any(high for _, high, _ in missing):
-        kernel = lax.pad(kernel, np.zeros((), w.dtype), missing)
     x = lax.pad_p.bind(x, np.zeros((), x.dtype), padding_config=tuple(pads))
     count = len(phase)
     changed = {"padding": ((0, 0),) * count, "lhs_dilation": (1,) * count}
-    return eqn.primitive.bind(x, kernel, **{**p, **changed})
+    return lax.conv_general_dilated_p.bind(x, kernel, **{**p, **changed})
 
 
 def _interleave(parts: list, axis: int):

@@ -16,7 +16,7 @@ from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
 from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as said_otherwise
 from pbkern.fuse.access.windows_contractions import greatest, least
 
-from .dilated_convolution import polyphase
+from .dilated_convolution import undilated
 from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
 
@@ -266,10 +266,10 @@ def _arg_units(eqn, operands):
 
 
 def _conv(eqn, operands):
-    """Padding becomes pad; a dilated input is convolved phase by phase, or the zeros become part of the padding."""
-    phases = polyphase(eqn, operands)
-    if phases is not None:
-        return phases
+    """Padding becomes pad; a dilated input is convolved without its zeros, or they become part of the padding."""
+    made = undilated(eqn, operands)
+    if made is not None:
+        return made
     (x, w), p = operands, eqn.params
     spatial = p["dimension_numbers"].lhs_spec[2:]
     if all(lo == hi == 0 for lo, hi in p["padding"]) and all(d == 1 for d in p["lhs_dilation"]):

@@ -53,11 +53,11 @@ def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int
         case "image":  # several share the copies of filters
             return _powers(extent, (1, 4, 16)), 1
         case "outer":  # whole if an operand or the result is contiguous along it
-            return (_even(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
+            return (even_cuts(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
         case "row":
-            return _even(extent, sizes.tile_rows), 256
+            return even_cuts(extent, sizes.tile_rows), 256
         case "column":
-            return _even(extent, sizes.tile_columns, 16), 512
+            return even_cuts(extent, sizes.tile_columns, 16), 512
         case "channel":
             return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":
@@ -90,7 +90,7 @@ def options_of(
             run *= target[d]
             continue
         if roles.get(d) == "owned":
-            options[d] = _even(n, [-(-n // k) for k in OWNERS])
+            options[d] = even_cuts(n, [-(-n // k) for k in OWNERS])
             run *= n
             continue
         if d in forced:
@@ -126,7 +126,7 @@ def _powers(limit: int, among: Sequence[int]) -> list[int]:
     return [n for n in among if n < limit] + [limit]
 
 
-def _even(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
+def even_cuts(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
     """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
     counts = {-(-limit // n) for n in among if n < limit}
     return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})

@@ -25,7 +25,7 @@ from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.cost.steps import elements_read, tables
 
-from .block_options import contraction_roles, multiples, options_of
+from .block_options import contraction_roles, even_cuts, multiples, options_of
 from .online_analysis import chunks_allowed, find
 from .online_blocks import Blocks, at
 
@@ -280,6 +280,7 @@ def search(
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))
+            best = best or _equal_cuts(at, options, root.aval.shape, least)
         except NeedsWhole as e:
             least.demand(e, e.axes, root.aval.shape)
             continue
@@ -288,6 +289,13 @@ def search(
                 "a heavy value would be computed several times, or one program would need too much memory"
             )
         return best
+
+
+def _equal_cuts(at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least) -> Schedule | None:
+    """The best of schedules with blocks of equal sizes, or else one program: where the options leave a last block that is
+    mostly outside of the array, too much of a heavy value is computed for nothing."""
+    even = [multiples(even_cuts(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))]
+    return _descend(at, even, [o[-1] for o in options]) or at(list(shape))
 
 
 def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:

@@ -203,6 +203,16 @@ class Text:
             otherwise(other)  # both before any line of theirs: they may place code in `block`
         block.add(f"scf.if {condition}", inner, *([other] if other.operations else []))
 
+    def when_all(self, block: Block, conditions: list[str], fill) -> None:
+        """scf.if where all of these hold; without any, what `fill` appends."""
+        if not conditions:
+            fill(block)
+            return
+        test = conditions[0]
+        for c in conditions[1:]:
+            test = self.put(block, f"arith.andi {test}, {c} : i1")
+        self.when(block, test, fill)
+
     def either(self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa) -> str:
         """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
         name = self.name()

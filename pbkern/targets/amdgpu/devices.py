@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pbkern.core.errors import OptionError
-from pbkern.core.options import nearest
-from pbkern.targets.simt.device import Amd
+from pbkern.targets.simt.device import Amd, kind_of_name
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,4 @@ DEFAULT = "gfx942"
 
 def device_kind(name: str | None) -> DeviceKind:
     """The device of a name: an architecture, or a product. Raises OptionError."""
-    name = (name or DEFAULT).lower()
-    architecture = NAMES.get(name, name)
-    if architecture not in KINDS:
-        known = [*KINDS, *NAMES]
-        raise OptionError(f"there is no AMD device `{name}`", why=f"devices are {', '.join(known)}", hint=nearest(name, known))
-    return KINDS[architecture]
+    return kind_of_name(name or DEFAULT, KINDS, NAMES, "AMD device")

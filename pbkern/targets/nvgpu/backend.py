@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
+from pbkern.dsl.host_program import HostProgram
+from pbkern.dsl.kernel import Kernel
 from pbkern.targets.simt.backend import ThreadBackend
-from pbkern.targets.simt.params import ThreadParams
+from pbkern.targets.simt.options import ThreadOptions
+from pbkern.targets.simt.params import ThreadParams, of_kernel
 
 from .params import CompilerParams
 
@@ -15,11 +19,15 @@ class NvgpuBackend(ThreadBackend):
 
     params = CompilerParams()
 
+    def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> ThreadOptions:
+        p = of_kernel(kernel, self.params)
+        found = super().build_options(kernel, options, program)
+        return dataclasses.replace(found, profile_space=p.profile_space, profile_dir=p.profile_dir)
+
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         assert isinstance(params, CompilerParams)
         asked = {
             "max_concurrent_steps": (params.max_concurrent_steps > 1, "this target fetches no blocks ahead yet"),
-            "profile_space": (params.profile_space > 0, "this target records no events yet"),
             "lowering_semantics": (params.lowering_semantics != "Lane", "this target has no code for tensor cores yet"),
         }
         return {field: why for field, (is_asked, why) in asked.items() if is_asked}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
-from pbkern.core.options import nearest
-from pbkern.targets.simt.device import NVIDIA, Device
+from pbkern.targets.simt.device import NVIDIA, Device, kind_of_name
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,4 @@ def of_capability(major: int, minor: int) -> DeviceKind:
 
 def device_kind(name: str | None) -> DeviceKind:
     """The device of a name: an architecture, or a product. Raises OptionError."""
-    name = (name or DEFAULT).lower()
-    architecture = NAMES.get(name, name)
-    if architecture not in KINDS:
-        known = [*KINDS, *NAMES]
-        raise OptionError(f"there is no device `{name}`", why=f"devices are {', '.join(known)}", hint=nearest(name, known))
-    return KINDS[architecture]
+    return kind_of_name(name or DEFAULT, KINDS, NAMES, "device")

@@ -16,7 +16,7 @@ import numpy as np
 
 from pbkern.core.errors import SimulationError, TargetError
 from pbkern.simulate.launches import simulate_ptx
-from pbkern.targets.simt.launch.driver import Describe, Driver, LibraryDriver, address_of, kept
+from pbkern.targets.simt.launch.driver import Describe, Driver, LibraryDriver, Record, address_of, kept, written
 from pbkern.targets.simt.program import Code
 
 from . import program
@@ -84,8 +84,8 @@ class SimulatorDriver:
         self._lock = threading.Lock()
         self._texts: list[ctypes.Array] = []
         self._calls = (_Launch(self._launch), _Copy(_copied), _Copy(_copied), _Synchronize(lambda stream: 0),
-                       Describe(self._described))  # fmt: skip
-        names = ("launch", "copy", "read", "synchronize", "describe")
+                       Describe(self._described), Record(self._recorded))  # fmt: skip
+        names = ("launch", "copy", "read", "synchronize", "describe", "record")
         self.functions: Mapping[str, int] = dict(zip(names, map(address_of, self._calls)))
 
     def load(self, code: program.Code, sizes: tuple[int, ...]) -> int:
@@ -106,6 +106,10 @@ class SimulatorDriver:
             self.failures[threading.get_ident()] = f"kernel `{code.function.name}` failed: {traceback.format_exc()}"
             return LAUNCH_FAILED
         return 0
+
+    def _recorded(self, kernel: int, address: int, stream: int | None) -> int:
+        function = self.kernels[kernel][0].function
+        return written(function, _memory(address, function.record_bytes).view(np.int64), self.failures)
 
     def _described(self, kernel: int | None, error: int) -> int:
         return kept(self._texts, self.failures.pop(threading.get_ident(), f"error {error}"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pbkern.targets.simt.params import ThreadParams, is_count
+from pbkern.targets.params import is_count
+from pbkern.targets.simt.params import ThreadParams
 
 LOWERINGS = ("Lane", "Warpgroup")
 
@@ -24,8 +25,9 @@ class CompilerParams(ThreadParams):
       delay_release: sequential steps that the memory of a block is kept after its step. Default 0; less than
         max_concurrent_steps.
       unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory. Default False.
-      profile_space: events that one launch may record. Default 0: none. More are refused: this target does not record yet.
-      profile_dir: folder for the recorded events. Default "".
+      profile_space: events that each block records: how long it ran, then its steps along sequential dimensions, as many as
+        fit. Default 0: none. Recording lets the threads of a block wait for each other at both ends of a step.
+      profile_dir: folder for the recorded events, a Chrome trace (chrome://tracing, Perfetto) per launch. Default "".
       lowering_semantics: "Lane", the default: code for single threads. "Warpgroup" is refused: there are no tensor cores yet.
       num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4.
     """
@@ -40,12 +42,13 @@ class CompilerParams(ThreadParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("max_concurrent_steps", is_count(self.max_concurrent_steps, 1), "an integer of at least 1")
+        self._check("max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1")
         below = is_count(self.delay_release, 0) and self.delay_release < self.max_concurrent_steps
         most = self.max_concurrent_steps
         self._check("delay_release", below, f"an integer of at least 0 and less than max_concurrent_steps, here {most}")
         self._check("profile_space", is_count(self.profile_space, 0), "an integer of at least 0")
-        self._check("profile_dir", isinstance(self.profile_dir, str), "the name of a folder")
+        named = isinstance(self.profile_dir, str) and (bool(self.profile_dir) or not self.profile_space)
+        self._check("profile_dir", named, "the name of a folder, in which profile_space events of each block are written")
         self._check("lowering_semantics", self.lowering_semantics in LOWERINGS, " or ".join(map(repr, LOWERINGS)))
 
 

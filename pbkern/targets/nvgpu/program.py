@@ -15,6 +15,7 @@ from pbkern.simulate.counts import Counts
 from pbkern.simulate.launches import simulate_ptx
 from pbkern.targets.simt import program
 from pbkern.targets.simt.emit.kernel import ThreadFunction
+from pbkern.targets.simt.launch import trace
 
 from . import compile as codegen
 from . import ptxas
@@ -124,9 +125,13 @@ class _Run:
         arrays = [_padded(views[k]) for k in f.operands]
         if f.global_bytes:
             arrays.append(np.zeros(f.global_bytes * f.blocks, np.uint8))
+        if f.profile:
+            arrays.append(np.zeros(f.record_bytes // 8, np.int64))
         if f.blocks:
             self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, shared_bytes=f.dynamic_shared_bytes,
                                         check=self.check, unwritten=f.reads_unwritten)
+        if f.blocks and f.profile:
+            trace.write(f, arrays[-1])
 
 
 def _padded(a: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
 """ptxas: PTX -> machine code, and what it says of registers and memory. Found in nvidia-cuda-nvcc's wheel, a toolkit, or
-PATH."""
+PATH. What it made is kept on disk, by text, architecture and version."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass
 
 from pbkern.core.errors import TargetError
+from pbkern.core.process import disk_cache
+
+KIND = "cubin"
+NUMBERS = struct.Struct("<3q")  # of an entry on disk, before the cubin
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,30 @@ def _find(tool: str) -> str | None:
 
 
 def assemble(ptx: str, architecture: str) -> Assembled:
-    """Raises TargetError where ptxas is missing or rejects the text."""
+    """From disk, or by ptxas. Raises TargetError where ptxas is missing or rejects the text."""
     tool = find()
     if tool is None:
         raise TargetError("ptxas was not found", why="it is neither in a wheel, nor in CUDA_HOME, nor in PATH",
                           hint="pip install nvidia-cuda-nvcc")
+    store, key = disk_cache.current(), disk_cache.digest((ptx, architecture, _version(tool)))
+    payload = store.get(KIND, key) if store else None
+    if store and payload is not None:
+        try:
+            return Assembled(payload[NUMBERS.size :], *NUMBERS.unpack_from(payload))
+        except struct.error:  # no entry of ours: make it anew
+            store.remove(KIND, key)
+    made = _assembled(tool, ptx, architecture)
+    if store:
+        store.put(KIND, key, NUMBERS.pack(made.registers, made.spill_bytes, made.shared_bytes) + made.cubin)
+    return made
+
+
+@functools.cache
+def _version(tool: str) -> str:
+    return subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def _assembled(tool: str, ptx: str, architecture: str) -> Assembled:
     with tempfile.TemporaryDirectory() as folder:
         source, result = pathlib.Path(folder) / "kernel.ptx", pathlib.Path(folder) / "kernel.cubin"
         source.write_text(ptx)

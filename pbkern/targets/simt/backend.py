@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from pbkern.core.errors import ScheduleError
 from pbkern.core.passes import Pass
@@ -11,30 +11,13 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.kernel_nests import KernelNests
 
-from .device import Device
+from .device import DeviceKind
 from .emit.kernel import ThreadFunction, emit
 from .options import ThreadOptions
 from .params import ThreadParams, of_kernel
 from .passes import THREAD_PASSES
 
 DEFAULT_THREADS = 128
-
-
-class DeviceKind(Protocol):
-    """What code is made for.
-
-    Attributes:
-      architecture: as compilers call it. device: the vendor's code. shared_bytes: most shared memory of a block.
-    """
-
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def device(self) -> Device: ...
-    @property
-    def shared_bytes(self) -> int: ...
-
-
 # Of a block. Sources: CUDA C++ Programming Guide, technical specifications; HIP programming guide, hardware features.
 MOST_THREADS = 1024
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from pbkern.core.errors import OptionError
+from pbkern.core.options import nearest
 
 Put = Callable[[str], str]  # appends `name = text`, returns the name
 
@@ -67,6 +70,18 @@ class Nvidia:
         mask, by, last = (put(f"arith.constant {n} : i32") for n in (-1, distance, 31))
         return put(f"nvvm.shfl.sync bfly {mask}, {value}, {by}, {last} : i32 -> i32")
 
+    def processor(self, put: Put) -> str:
+        """i32: number of the SM that runs the block."""
+        return put("nvvm.read.ptx.sreg.smid : i32")
+
+    def cycles(self, put: Put) -> str:
+        """i64: the SM's clock."""
+        return put("nvvm.read.ptx.sreg.clock64 : i64")
+
+    def nanoseconds(self, put: Put) -> str:
+        """i64: the time of all SMs."""
+        return put("nvvm.read.ptx.sreg.globaltimer : i64")
+
 
 @dataclass(frozen=True)
 class Amd:
@@ -96,3 +111,35 @@ class Amd:
 
 
 NVIDIA = Nvidia()
+
+
+class DeviceKind(Protocol):
+    """What code is made for.
+
+    Attributes:
+      architecture: as compilers call it. device: the vendor's code. shared_bytes: most shared memory of a block.
+    """
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+K = TypeVar("K", bound=DeviceKind)
+
+
+def kind_of_name(name: str, kinds: Mapping[str, K], products: Mapping[str, str], what: str) -> K:
+    """The one of an architecture, or of a product, whose architecture `products` has. Raises OptionError.
+
+    Args:
+      what: the kinds are, in messages.
+    """
+    architecture = products.get(name.lower(), name.lower())
+    if architecture not in kinds:
+        known = [*kinds, *products]
+        raise OptionError(f"there is no {what} `{name}`", why=f"devices are {', '.join(known)}",
+                          hint=nearest(name.lower(), known))
+    return kinds[architecture]

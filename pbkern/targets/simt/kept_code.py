@@ -23,6 +23,7 @@ from pbkern.targets import mlir
 from pbkern.targets.cpu.codegen.cache_key import sources
 
 from .emit.kernel import ThreadFunction
+from .emit.recorder import Profile
 
 
 @functools.cache
@@ -46,4 +47,5 @@ def unpacked(payload: bytes) -> tuple[ThreadFunction, bytes]:
     """Raises ValueError or TypeError for what `packed` did not make."""
     size = int.from_bytes(payload[:8], "little")
     fields = json.loads(zlib.decompress(payload[8 : 8 + size]))
-    return ThreadFunction(**fields | {"operands": tuple(fields["operands"])}), payload[8 + size :]
+    profile = fields["profile"] and Profile(**fields["profile"] | {"steps": tuple(map(tuple, fields["profile"]["steps"]))})
+    return ThreadFunction(**fields | {"operands": tuple(fields["operands"]), "profile": profile}), payload[8 + size :]

@@ -33,6 +33,7 @@ class ThreadOptions(BuildOptions):
       shared_bytes: most shared memory of a block. Scratch beyond lies in global memory.
       approx_math: cheaper versions of functions.
       barriers: whether barriers are placed between statements that meet.
+      profile_space, profile_dir: events that each block records, and the folder of the traces.
     """
 
     sort_scratch: SortScratch = MergeScratch()
@@ -42,3 +43,5 @@ class ThreadOptions(BuildOptions):
     shared_bytes: int = 227 << 10
     approx_math: bool = False
     barriers: bool = True
+    profile_space: int = 0
+    profile_dir: str = ""

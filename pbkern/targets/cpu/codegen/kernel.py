@@ -15,7 +15,6 @@ from pbkern.core.budget import Budget
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
-from pbkern.lower.grid.edge_variants import Extent
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
 from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region
@@ -24,6 +23,7 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While
 from pbkern.lower.passes.shared import SHARED_PASSES
+from pbkern.lower.programs import ProgramText
 from pbkern.lower.rules import debug_callbacks
 from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import NestEmitter
@@ -91,11 +91,12 @@ class LoweredKernel:
         return not any(debug_callbacks.DECLARATION in f.calls for f in self.functions)
 
 
-class KernelLowering:
+class KernelLowering(ProgramText):
     """State of writing one kernel's nests as MLIR."""
 
     def __init__(self, nests: KernelNests, name: str):
-        self.nests, self.kernel, self.name = nests, nests.kernel, name
+        super().__init__(nests)
+        self.name = name
         assert isinstance(nests.options, LowerOptions)
         self.options = options = nests.options
         self.names = nests.prologue.context.names
@@ -106,7 +107,6 @@ class KernelLowering:
         self.emitter = NestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
         self.emitter.streamed = frozenset() if options.plain else self._streamed()
-        self.shown: list[str] = []  # cases as texts, in the order in which they are written
         self.bufs = [o.buf for o in nests.operands]
         operands = {b.name: memref(b) for b in (*self.bufs, *nests.copies.values())}
         self.outliner = Outliner(name, self.text, operands, repaired if options.avx512 else iter)
@@ -142,7 +142,7 @@ class KernelLowering:
         block.values["%p"] = "%p"
         self.text.indices.add("%p")
         self._delinearise(block, parallel)
-        self._sequential(block, [d for d in range(len(kernel.grid)) if d not in parallel])
+        self.in_order(block, [d for d in range(len(kernel.grid)) if d not in parallel], self.program)
         return LoweredKernel(*self._functions(block), programs, self.arena_bytes,
                              "\n".join(self.shown), sum(b.storage is None for b in self.bufs), tuple(self.nests.copies))
 
@@ -159,65 +159,22 @@ class KernelLowering:
             else:
                 block.values[f"%g{d}"] = 0
 
-    def _sequential(self, block: Block, dims: list[int]) -> None:
-        if not dims:
-            self._program(block)
-            return
-
-        def fill(inner: Block, _) -> list:
-            self._sequential(inner, dims[1:])
-            return []
-
-        self.text.loop(block, f"%g{dims[0]}", 0, self._grid_size(block, dims[0]), 1, fill)
-
-    def _grid_size(self, block: Block, dim: int) -> int | str:
-        """Size of a grid dimension: a constant, or the value of its operand."""
-        operand = dict(self.kernel.dynamic_grid).get(dim)
-        if operand is None:
-            return self.kernel.grid[dim]
+    def dynamic_size(self, block: Block, operand: int) -> str:
         buf = self.bufs[operand]
         size = self.text.put(block, f"memref.load {buf.name}[{self.text.index(0)}] : {memref(buf)}")
         return self.text.put(block, f"arith.index_cast {size} : i32 to index")
 
     # ---------------------------------------------------------------- one program
 
-    def _program(self, block: Block) -> None:
-        """Block starts, then the body: guarded only where some block may cross an edge."""
-        nests = self.nests
-        if not nests.cases:
-            return
-        for d, s in nests.shifts.items():
-            _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
-            limit = self.text.index(s.limit)
-            block.values[block_shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
-        self._statements(block, list(nests.prologue.statements))
+    def before_body(self, block: Block) -> None:
         if self.options.prefetch_steps:
             self._prefetch(block)
-        if nests.crossing:
-            inside, guarded = nests.cases
-            condition = self._all_inside(block, nests.crossing)
-            self.text.when(block, condition, lambda b: self._body(b, inside), lambda b: self._body(b, guarded))
-        else:
-            self._choose(block, nests.ragged, nests.cases)
 
-    def _choose(self, block: Block, ragged: Sequence[int], cases: Sequence[Case]) -> None:
-        """The body for the programs at this place of the grid."""
-        if not ragged:
-            (case,) = cases
-            self._body(block, case)
-            return
-        d, *rest = ragged
-        last = self.text.index(self.kernel.grid[d] - 1)
-        test = self.text.put(block, f"arith.cmpi ult, {self._name(block.lookup(f'%g{d}')[1])}, {last} : index")
-        before, at_end = ([c for c in cases if (d in c.variant.last) is end] for end in (False, True))
-        self.text.when(block, test, lambda b: self._choose(b, rest, before), lambda b: self._choose(b, rest, at_end))
-
-    def _body(self, block: Block, case: Case) -> None:
+    def body(self, block: Block, case: Case) -> None:
         stmts = list(case.statements)
         if self._scatters_much() or not block_shift.is_function(self.kernel):  # what is read again stays in caches
             self.emitter.streamed -= scratch.read(stmts)
-        self.shown.append(str(case))
-        self._statements(block, stmts)
+        super().body(block, case)
 
     def _scatters_much(self) -> bool:
         """Whether a scatter combines more elements than its result has."""
@@ -258,22 +215,9 @@ class KernelLowering:
 
         walk(block, 0)
 
-    def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
-        """Whether these are inside their arrays."""
-        tests = []
-        for e in blocks:
-            _, name = self.text.affine(block, e.start)
-            a = self.text.put(block, f"arith.cmpi sge, {name}, {self.text.index(0)} : index")
-            b = self.text.put(block, f"arith.cmpi sle, {name}, {self.text.index(e.length - e.size)} : index")
-            tests.append(self.text.put(block, f"arith.andi {a}, {b} : i1"))
-        condition, *rest = dict.fromkeys(tests)
-        for t in rest:
-            condition = self.text.put(block, f"arith.andi {condition}, {t} : i1")
-        return condition
-
     # ---------------------------------------------------------------- statements
 
-    def _statements(self, block: Block, stmts: list[Stmt]) -> None:
+    def statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
         """Appends statements; where they are many, as calls of functions that hold them."""
         before, self.emitter.has_scalar_loops = self.emitter.has_scalar_loops, False
         runs: list[list[Segment]] = [[]]
@@ -301,12 +245,12 @@ class KernelLowering:
         match s:
             case Nest():
                 self.emitter.emit(block, s)
-            case If(index=i, branches=branches):
-                self._if(block, i, branches)
+            case If():
+                self.branch(block, s)
             case For():
                 self._for(block, s)
-            case While(condition=c, predicate=p, body=body):
-                self._while(block, c, p, body)
+            case While():
+                self.conditional_loop(block, s)
             case Sort():
                 self.emitter.has_scalar_loops = True
                 emit_sort(self.text, block, s)
@@ -329,43 +273,12 @@ class KernelLowering:
         cast = "index_castui" if value.dtype.kind in "ub" else "index_cast"
         block.values[name] = self.text.put(block, f"arith.{cast} {v.name} : {v.el} to index")
 
-    def _if(self, block: Block, index: str, branches: list[list[Stmt]]) -> None:
-        _, value = block.lookup(index)
-
-        def chain(b: Block, k: int) -> None:
-            if k == len(branches) - 1:
-                self._statements(b, branches[k])
-                return
-            test = self.text.put(b, f"arith.cmpi eq, {self._name(value)}, {self.text.index(k)} : index")
-            self.text.when(b, test, lambda x: self._statements(x, branches[k]), lambda x: chain(x, k + 1))
-
-        chain(block, 0)
-
-    def _name(self, value: str | int) -> str:
-        return value if isinstance(value, str) else self.text.index(value)
-
     def _for(self, block: Block, loop: For) -> None:
-        high = loop.trips if isinstance(loop.trips, int) else self._name(block.lookup(loop.trips)[1])
         kept = None if self.options.plain else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
         if kept is not None:
-            self.emitter.promoted_loop(block, loop, high, kept)
-            return
-
-        def fill(inner: Block, _) -> list:
-            self._statements(inner, loop.body)
-            return []
-
-        self.text.loop(block, loop.counter, 0, high, 1, fill)
-
-    def _while(self, block: Block, condition: list[Stmt], predicate: str, body: list[Stmt]) -> None:
-        before, after = Block(block), Block(block)
-        self._statements(before, condition)
-        value = self._name(before.lookup(predicate)[1]) if predicate.startswith("%") else self.text.index(int(predicate))
-        test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
-        self._statements(after, body)
-        before.add(f"scf.condition({test})")
-        after.add("scf.yield")
-        block.add("scf.while : () -> ()", before, after, words=("", "do"))
+            self.emitter.promoted_loop(block, loop, self.trips(block, loop), kept)
+        else:
+            self.counted_loop(block, loop)
 
     # ---------------------------------------------------------------- the function
 

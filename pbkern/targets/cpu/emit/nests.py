@@ -304,16 +304,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             lane_masks, conditions = self._guard_masks(w, block, write.buf, write.index, p, lanes)
             for m in lane_masks:
                 live = m if live is None else b.and_(live, m)
-        self._under(block, conditions, lambda inner: self._store_vector(w, inner, write, stored, live, coefficient, p))
-
-    def _under(self, block: Block, conditions: list[str], fill) -> None:
-        if not conditions:
-            fill(block)
-            return
-        test = conditions[0]
-        for c in conditions[1:]:
-            test = self.text.put(block, f"arith.andi {test}, {c} : i1")
-        self.text.when(block, test, fill)
+        self.text.when_all(block, conditions, lambda inner: self._store_vector(w, inner, write, stored, live, coefficient, p))
 
     def _store_vector(self, w: Walk, block: Block, write: Write, v: Ssa, live: Ssa | None, coefficient: int, p: Point) -> None:
         _, address = self._address(block, write.buf, write.index, p)
@@ -349,7 +340,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             _, address = self._address(inner, write.buf, write.index, p)
             inner.add(f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
 
-        self._under(block, conditions, fill)
+        self.text.when_all(block, conditions, fill)
 
     # ---------------------------------------------------------------- expressions
 

@@ -8,16 +8,16 @@ in the worst case, lines in reverse, a head is sorted for every three quarters o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.key_order import compare, compared
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Sort
 
 from .addressing import memref
-from .key_order import below, compare
 
 LANES = 16
 
@@ -78,7 +78,7 @@ class Selection:
     def _element(self, block: Block, at: str, count: str) -> str:
         """One element: written behind the candidates, and counted if it is below the bound."""
         text, source, target = self.text, self._address(block, at), self._address(block, count)
-        is_below = below(text, block, self.sort, source, self._bound(block))
+        is_below = self._is_below(block, source, self._bound(block))
         for buf in self.sort.buffers:  # nobody needs what is behind the candidates and not behind the element
             v = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
             block.add(f"memref.store {v}, {buf.root.name}[{target}] : {memref(buf)}")
@@ -87,6 +87,18 @@ class Selection:
         full = text.put(block, f"arith.cmpi eq, {found}, {text.index(self.head)} : index")
         text.when(block, full, lambda inner: self.sort_head(inner, self.head))
         return text.put(block, f"arith.select {full}, {text.index(self.sort.first)}, {found} : index")
+
+    def _is_below(self, block: Block, x: str, y: str) -> str:
+        """Whether the element at address x comes before that at y."""
+        b, text = self.text.builder(block, 0), self.text
+
+        def keys() -> Iterator[tuple[Ssa, Ssa, bool]]:
+            for buf in self.sort.buffers[: self.sort.num_keys]:
+                first, second = (b.from_storage(Ssa(text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"),
+                                                    storage_el(buf.dtype), 0), buf.dtype) for at in (x, y))
+                yield first, second, buf.dtype.kind == "u"
+
+        return compared(b, keys())[0].name
 
     def _address(self, block: Block, position: str) -> str:
         return self.text.put(block, f"arith.addi {self.base}, {position} : index")

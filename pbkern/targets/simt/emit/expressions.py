@@ -59,8 +59,11 @@ class Expressions:
         return self.text.builder(block, 0)
 
     def scalar(self, block: Block, e: Expr) -> Ssa:
-        """A value outside of any nest."""
-        return self.value(Walk(Nest({}), block, frozenset()), block, e)
+        """A value outside of any nest, loaded anew: statements since an equal one may have stored there."""
+        inner = Block(block)
+        found = self.value(Walk(Nest({}), inner, frozenset()), inner, e)
+        block.take(inner)
+        return found
 
     def value(self, w: Walk, block: Block, e: Expr) -> Ssa:
         if e.kind == "acc":
@@ -281,19 +284,9 @@ class Expressions:
         def fill(inner: Block) -> None:
             self.store_stored(inner, write.buf, self.text.affine(inner, flat_index(write.buf, write.index))[1], stored)
 
-        self.under(block, conditions, fill)
+        self.text.when_all(block, conditions, fill)
 
     def store_stored(self, block: Block, buf: Buf, address: str, v: Ssa) -> None:
         kept = storage_el(buf.root.dtype)
         v = v if v.el == kept else self.builder(block).bitcast(v, kept)
         block.add(f"memref.store {v.name}, {buf.root.name}[{address}] : {self.placement.memref(buf)}")
-
-    def under(self, block: Block, conditions: list[str], fill) -> None:
-        """What `fill` emits, where all conditions hold."""
-        if not conditions:
-            fill(block)
-            return
-        test = conditions[0]
-        for c in conditions[1:]:
-            test = self.text.put(block, f"arith.andi {test}, {c} : i1")
-        self.text.when(block, test, fill)

@@ -10,34 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.lower.grid import block_shift
-from pbkern.lower.grid.edge_variants import Extent
 from pbkern.lower.kernel_nests import Case, KernelNests
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
+from pbkern.lower.programs import ProgramText
 
-from ..device import SHARED
+from ..device import SHARED, Nvidia
 from ..options import ThreadOptions
 from ..schedule import memory
 from ..schedule.barriers import Barriers, Pending
 from ..schedule.registers import keep
 from . import reductions, sorts
 from .nests import THREAD, NestEmitter
+from .recorder import Profile, Recorder
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ALIGNMENT = 16
-SLOTS, ARENA, FAR = "%slots", "%arena", "%far"
+SLOTS, ARENA, FAR, RECORD = "%slots", "%arena", "%far", "%record"
 
 
 @dataclass(frozen=True)
 class ThreadFunction:
-    """func.func @name(operands..., scratch in global memory if there is any).
+    """func.func @name(operands..., scratch in global memory if there is any, times if they are recorded).
 
     Attributes:
       blocks, threads: of a launch.
@@ -47,6 +46,7 @@ class ThreadFunction:
       nests: readable, as they were emitted. operands: operands and results without memory of others.
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used then: windows of rows that
         fusion has made, before all rows are there, and buffers of pipelines, behind ragged blocks.
+      profile: what it records, if it does.
     """
 
     name: str
@@ -60,7 +60,13 @@ class ThreadFunction:
     index_bits: int
     operands: tuple[int, ...]
     reads_unwritten: bool = False
+    profile: Profile | None = None
     is_shared: bool = True
+
+    @property
+    def record_bytes(self) -> int:
+        """Of what all blocks record."""
+        return self.profile.words * 8 * self.blocks if self.profile else 0
 
 
 def emit(nests: KernelNests, name: str) -> ThreadFunction:
@@ -71,14 +77,15 @@ def emit(nests: KernelNests, name: str) -> ThreadFunction:
     return _Lowering(nests, name).lower()
 
 
-class _Lowering:
+class _Lowering(ProgramText):
     """State of writing one kernel."""
 
     def __init__(self, nests: KernelNests, name: str):
-        assert isinstance(nests.options, ThreadOptions)
-        self.kernel, self.name, self.options = nests.kernel, name, nests.options
-        registers = keep(nests)
-        self.nests = nests = registers.nests
+        options, registers = nests.options, keep(nests)
+        assert isinstance(options, ThreadOptions)
+        self.name, self.options = name, options
+        nests = registers.nests
+        super().__init__(nests)
         for s in self._every():
             if isinstance(s, Trace):
                 raise UnsupportedOp(
@@ -95,8 +102,8 @@ class _Lowering:
         self.emitter = NestEmitter(self.text, self.placement, nests.prologue.context, self.index_bits)
         self.emitter.team = reductions.Team(self.text, self.options.device, self.options.threads, THREAD, SLOTS,
                                             f"memref<{max(self.slots, 1)}xi64, {SHARED}>", self._barrier)
-        self.shown: list[str] = []
         self.waits: set[int] = set()
+        self.record = ""  # the parameter that times are stored to
 
     def _every(self) -> list[Stmt]:
         return [s for part in (self.nests.prologue, *self.nests.cases) for s in every(list(part.statements))]
@@ -138,14 +145,32 @@ class _Lowering:
         self._delinearise(block)
         inner = [d for d in range(len(self.kernel.grid)) if d not in self.nests.parallel]
         self._plan(inner)
-        self._in_order(block, inner)
+        profile = self._recorded(block, inner)
         return ThreadFunction(
             self.name, self._function(block), "\n".join(self.shown), self._blocks(), self.options.threads,
             self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
             self.placement.global_bytes, self.index_bits,
             tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
-            self._reads_unwritten(),
+            self._reads_unwritten(), profile,
         )  # fmt: skip
+
+    def _recorded(self, block: Block, inner: list[int]) -> Profile | None:
+        """All programs of the block, and what is recorded of them."""
+        space, folder = self.options.profile_space, self.options.profile_dir
+        if not space:
+            self.in_order(block, inner, self.program)
+            return None
+        profile = Profile(space, folder, tuple((d, self.kernel.grid[d]) for d in inner))
+        device = self.options.device
+        assert isinstance(device, Nvidia), device
+        kind = f"memref<{profile.words * self._blocks()}xi64>"
+        wait = self._barrier if self.options.barriers else lambda _: None
+        recorder = Recorder(self.text, device, profile, RECORD, kind, THREAD, "%p", wait)
+        recorder.begin(block)
+        self.in_order(block, inner, lambda b: recorder.around(b, self.program) if inner else self.program(b))
+        recorder.end(block)
+        self.record = f"{RECORD}: {kind}"
+        return profile
 
     def _views(self, top: Block) -> None:
         """Names of arrays and scratch: views of bytes."""
@@ -193,6 +218,7 @@ class _Lowering:
         arrays = [(k, o.buf) for k, o in enumerate(self.nests.operands) if o.buf.storage is None]
         args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
         args += [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if p.global_bytes else []
+        args += [f"{self.record} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if self.record else []
         constants = [f"{n} = {c}" for c, n in t.constants.items()]
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
@@ -225,23 +251,9 @@ class _Lowering:
                 block.values[f"%g{d}"] = self.text.put(block, f"arith.remui {rest}, {size} : index")
                 rest = self.text.put(block, f"arith.divui {rest}, {size} : index")
 
-    def _in_order(self, block: Block, dims: list[int]) -> None:
-        """Loops over the other grid dimensions."""
-        if not dims:
-            self._program(block)
-            return
-
-        def fill(inner: Block, _) -> list:
-            self._in_order(inner, dims[1:])
-            return []
-
-        operand = dict(self.kernel.dynamic_grid).get(dims[0])
-        size: int | str = self.kernel.grid[dims[0]]
-        if operand is not None:
-            buf = self.nests.operands[operand].buf
-            v = self.emitter.load_stored(block, buf, Affine())
-            size = self.text.put(block, f"arith.index_cast {v.name} : {v.el} to index")
-        self.text.loop(block, f"%g{dims[0]}", 0, size, 1, fill)
+    def dynamic_size(self, block: Block, operand: int) -> str:
+        v = self.emitter.load_stored(block, self.nests.operands[operand].buf, Affine())
+        return self.text.put(block, f"arith.index_cast {v.name} : {v.el} to index")
 
     # ---------------------------------------------------------------- barriers
 
@@ -264,52 +276,13 @@ class _Lowering:
         for line in self.options.device.barrier():
             block.add(line)
 
-    # ---------------------------------------------------------------- one program
-
-    def _program(self, block: Block) -> None:
-        nests = self.nests
-        for d, s in nests.shifts.items():
-            start, limit = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))[1], self.text.index(s.limit)
-            block.values[block_shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
-        self._statements(block, nests.prologue.statements)
-        if nests.crossing:
-            inside, guarded = nests.cases
-            self.text.when(block, self._all_inside(block, nests.crossing),
-                           lambda b: self._body(b, inside), lambda b: self._body(b, guarded))
-        else:
-            self._choose(block, nests.ragged, nests.cases)
-
-    def _choose(self, block: Block, ragged: Sequence[int], cases: Sequence[Case]) -> None:
-        """The body for programs at this place of the grid."""
-        if not ragged:
-            (case,) = cases
-            self._body(block, case)
-            return
-        d, *rest = ragged
-        last = self.text.index(self.kernel.grid[d] - 1)
-        test = self.text.put(block, f"arith.cmpi ult, {self._name(block.lookup(f'%g{d}')[1])}, {last} : index")
-        before, at_end = ([c for c in cases if (d in c.variant.last) is end] for end in (False, True))
-        self.text.when(block, test, lambda b: self._choose(b, rest, before), lambda b: self._choose(b, rest, at_end))
-
-    def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
-        tests = []
-        for e in blocks:
-            at = self.text.affine(block, e.start)[1]
-            for predicate, n in (("sge", 0), ("sle", e.length - e.size)):
-                tests.append(self.text.put(block, f"arith.cmpi {predicate}, {at}, {self.text.index(n)} : index"))
-        condition = tests[0]
-        for test in tests[1:]:
-            condition = self.text.put(block, f"arith.andi {condition}, {test} : i1")
-        return condition
-
-    def _body(self, block: Block, case: Case) -> None:
-        self.shown.append(str(case))
+    def body(self, block: Block, case: Case) -> None:
         self.emitter.context = case.context
-        self._statements(block, case.statements)
+        super().body(block, case)
 
     # ---------------------------------------------------------------- statements
 
-    def _statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
+    def statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
         for s in stmts:
             if id(s) in self.waits:
                 self._barrier(block)
@@ -322,48 +295,16 @@ class _Lowering:
                 block.values[name] = self.emitter.to_index(block, v, value.dtype.kind in "ub")
             case Nest():
                 self.emitter.emit(block, s, self.deals[id(s)])
-            case If(index=i, branches=branches):
-                self._if(block, i, branches)
-            case For(counter=counter, trips=trips, body=body):
-                high = trips if isinstance(trips, int) else self._name(block.lookup(trips)[1])
-
-                def once(b: Block, _: object, body: Any = body) -> list:
-                    self._statements(b, body)
-                    return []
-
-                self.text.loop(block, counter, 0, high, 1, once)
-            case While(condition=condition, predicate=predicate, body=body):
-                self._while(block, condition, predicate, body)
+            case If():
+                self.branch(block, s)
+            case For():
+                self.counted_loop(block, s)
+            case While():
+                self.conditional_loop(block, s)
             case Sort():
                 sorts.emit_sort(self.emitter, block, s, self.options.threads, self._barrier)
             case Fetch():
                 pass  # changes nothing
-
-    def _name(self, value: str | int) -> str:
-        return value if isinstance(value, str) else self.text.index(value)
-
-    def _if(self, block: Block, index: str, branches: list[list[Stmt]]) -> None:
-        _, value = block.lookup(index)
-
-        def chain(b: Block, k: int) -> None:
-            if k == len(branches) - 1:
-                self._statements(b, branches[k])
-                return
-            predicate = "sle" if k == 0 else "eq"  # the index is clamped
-            test = self.text.put(b, f"arith.cmpi {predicate}, {self._name(value)}, {self.text.index(k)} : index")
-            self.text.when(b, test, lambda x: self._statements(x, branches[k]), lambda x: chain(x, k + 1))
-
-        chain(block, 0)
-
-    def _while(self, block: Block, condition: list[Stmt], predicate: str, body: list[Stmt]) -> None:
-        before, after = Block(block), Block(block)
-        self._statements(before, condition)
-        value = self._name(before.lookup(predicate)[1]) if predicate.startswith("%") else self.text.index(int(predicate))
-        test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
-        self._statements(after, body)
-        before.add(f"scf.condition({test})")
-        after.add("scf.yield")
-        block.add("scf.while : () -> ()", before, after, words=("", "do"))
 
 
 def _bytes(buf: Buf) -> str:

@@ -9,12 +9,12 @@ the first. Equal elements so keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.key_order import compared
 from pbkern.lower.mlir.operation import Operation
-from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf, Sort
@@ -61,27 +61,16 @@ class _Strided:
         t.loop(block, "%deal", 0, -(-count // self.threads), 1, step)
 
 
-def compare(b: Builder, x: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ssa]:
-    """(x < y, x == y) with NaN above every number and equal to itself."""
-    if x.el == "i1":
-        x, y, unsigned = b.int_resize(x, "i8", unsigned=True), b.int_resize(y, "i8", unsigned=True), True
-    less, equal = b.cmp("lt", x, y, unsigned=unsigned), b.cmp("eq", x, y)
-    if x.el in ("f32", "f64"):
-        nan_x, nan_y = b.is_nan(x), b.is_nan(y)
-        less = b.or_(less, b.and_(nan_y, b.not_(nan_x)))
-        equal = b.or_(equal, b.and_(nan_x, nan_y))
-    return less, equal
-
-
 def _below(e: Expressions, block: Block, bufs: list[Buf], x: str, other: list[Buf], y: str) -> tuple[str, str]:
     """(whether the element at x of one set of keys is less than that at y of another, whether it is equal)."""
     b = e.builder(block)
-    less = equal = None
-    for buf, second in zip(bufs, other):
-        u, v = (b.from_storage(e.load_stored(block, a, at), a.dtype) for a, at in ((buf, x), (second, y)))
-        lt, eq = compare(b, u, v, buf.dtype.kind == "u")
-        less, equal = (lt, eq) if less is None or equal is None else (b.or_(less, b.and_(equal, lt)), b.and_(equal, eq))
-    assert less is not None and equal is not None, "a sort has keys"
+
+    def keys() -> Iterator[tuple[Ssa, Ssa, bool]]:
+        for buf, second in zip(bufs, other):
+            u, v = (b.from_storage(e.load_stored(block, a, at), a.dtype) for a, at in ((buf, x), (second, y)))
+            yield u, v, buf.dtype.kind == "u"
+
+    less, equal = compared(b, keys())
     return less.name, equal.name
 
 

@@ -3,6 +3,7 @@
     launch, copy, read, synchronize    as the CUDA driver API declares cuLaunchKernel, cuMemcpyDtoDAsync, cuMemcpyDtoHAsync,
                                        cuStreamSynchronize; HIP's have the same arguments
     describe(kernel, error) -> text    what a failed call says
+    record(kernel, address, stream)    writes the trace of what a launch has recorded there
 
 A kernel is loaded once per process; its number stands for it in launches.
 """
@@ -10,15 +11,22 @@ A kernel is loaded once per process; its number stands for it in launches.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from pbkern.core.errors import TargetError
 
+from ..emit.kernel import ThreadFunction
 from ..program import Code
+from . import trace
 
 Address = int
 Describe = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+NO_TRACE = -1  # an error that no driver knows: what was recorded could not be written
 
 
 class Driver(Protocol):
@@ -61,15 +69,17 @@ class LibraryDriver:
         except OSError as e:
             raise TargetError(f"no program can be launched on an {self.vendor} GPU", why=f"{self.library_name}: {e}",
                               hint=self.hint) from None
-        self.names: dict[int, str] = {}
+        self.functions_of: dict[int, ThreadFunction] = {}  # kernels
+        self.failures: dict[int, str] = {}  # by thread: why its last trace was not written
         self.check(getattr(self.library, self.initialise)(0), "initialised")
-        self._describe, self._texts = Describe(self._described), list[ctypes.Array]()
+        self._describe, self._record, self._texts = Describe(self._described), Record(self._recorded), list[ctypes.Array]()
         found = {k: address_of(getattr(self.library, symbol)) for k, symbol in self.symbols.items()}
-        self.functions: Mapping[str, Address] = found | {"describe": address_of(self._describe)}
+        self.functions: Mapping[str, Address] = found | {"describe": address_of(self._describe),
+                                                        "record": address_of(self._record)}
 
     def load(self, code: Code, sizes: tuple[int, ...]) -> int:
         kernel = self.loaded(code)
-        self.names[kernel] = code.function.name
+        self.functions_of[kernel] = code.function
         return kernel
 
     def loaded(self, code: Code) -> int:
@@ -91,8 +101,28 @@ class LibraryDriver:
         return " ".join(found) or f"error {error}"
 
     def _described(self, kernel: int | None, error: int) -> int:
-        what = f"kernel `{self.names[kernel]}`" if kernel in self.names else "a copy"
+        if error == NO_TRACE:
+            return kept(self._texts, self.failures.pop(threading.get_ident()))
+        what = f"kernel `{self.functions_of[kernel].name}`" if kernel in self.functions_of else "a copy"
         return kept(self._texts, f"{what} was not launched: {self._text(error)}")
+
+    def _recorded(self, kernel: int, address: int, stream: int | None) -> int:
+        function = self.functions_of[kernel]
+        records = np.zeros(function.record_bytes // 8, np.int64)
+        read, synchronize = (getattr(self.library, self.symbols[name]) for name in ("read", "synchronize"))
+        error = read(ctypes.c_void_p(records.ctypes.data), ctypes.c_void_p(address), ctypes.c_size_t(records.nbytes),
+                     ctypes.c_void_p(stream))
+        return error or synchronize(ctypes.c_void_p(stream)) or written(function, records, self.failures)
+
+
+def written(function: ThreadFunction, records: np.ndarray, failures: dict[int, str]) -> int:
+    """0, or the error whose reason is among the failures now."""
+    try:
+        trace.write(function, records)
+    except OSError as e:
+        failures[threading.get_ident()] = f"what kernel `{function.name}` has recorded could not be written: {e}"
+        return NO_TRACE
+    return 0
 
 
 def address_of(function: Callable) -> Address:

@@ -3,8 +3,8 @@
     @pbk_handler(call frame)    gathers addresses and the stream, runs the steps, and makes an error of what failed
     @pbk_main(call, buffers, temporaries)    the steps; `call` holds the stream, the first error, and the kernel that it is of
 
-After an error no further step does anything. Conditions of loops and branches are read back from the device, which waits for
-the stream: such a call cannot be part of a command buffer, and the handler tells XLA so.
+After an error no further step does anything. Conditions of loops and branches, and recorded times, are read back from the
+device, which waits for the stream: such a call cannot be part of a command buffer, and the handler tells XLA so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class LaunchText(HostText):
     def __init__(self, compiled: Compiled, handles: Mapping[int, int]):
         self.compiled, self.handles = compiled, handles
         super().__init__(compiled.program, {}, lambda kernel: 1)
-        self.scratch_bytes = max((c.function.global_bytes * c.function.blocks for c in compiled.codes.values()), default=0)
+        functions = [c.function for c in compiled.codes.values()]
+        scratch = max((f.global_bytes * f.blocks for f in functions), default=0)
+        self.record_at = -(-(self.temp_bytes + scratch) // ALIGNMENT) * ALIGNMENT
+        self.scratch_bytes = self.record_at - self.temp_bytes + max((f.record_bytes for f in functions), default=0)
 
     def _copy_sizes(self, kernel) -> list[int]:
         return []
@@ -64,6 +67,8 @@ class LaunchText(HostText):
         pointers = [self.pointer(views[k]) for k in function.operands]
         if function.global_bytes:
             pointers.append(self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8"))
+        if function.profile:
+            pointers.append(self.put(f"llvm.getelementptr %arena[{self.record_at}] : (!llvm.ptr) -> !llvm.ptr, i8"))
         values, places = (self.alloca(f"!llvm.array<{max(len(pointers), 1)} x ptr>") for _ in range(2))
         for k, p in enumerate(pointers):  # the driver is given addresses of arguments
             at = f"[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8"
@@ -73,6 +78,9 @@ class LaunchText(HostText):
         numbers = (self.handles[id(step.kernel)], function.blocks, function.threads, function.dynamic_shared_bytes)
         passed = ", ".join([*map(self.const, numbers), places])
         self.lines.append(f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()")
+        if function.profile:
+            passed = f"{self.const(self.handles[id(step.kernel)])}, {pointers[-1]}"
+            self.lines.append(f"func.call @pbk_record(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr) -> ()")
 
     def distinct(self) -> tuple:
         return ()
@@ -115,6 +123,20 @@ func.func private @pbk_launch(%call: !llvm.ptr, %kernel: i64, %blocks: i64, %thr
     %null = llvm.mlir.zero : !llvm.ptr
     %rc = llvm.call %f(%k, %b, %one, %one, %t, %one, %one, %s, %stream, %arguments, %null) : !llvm.ptr, (
       !llvm.ptr, i32, i32, i32, i32, i32, i32, i32, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+    func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+
+func.func private @pbk_record(%call: !llvm.ptr, %kernel: i64, %from: !llvm.ptr) {{
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %address = arith.constant {record} : i64
+    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+    %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
+    %rc = llvm.call %f(%k, %from, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
     func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
   }}
   return
@@ -229,7 +251,8 @@ def handler(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
     count = max(len(compiled.program.inputs) + len(compiled.program.outputs), 1)
     entry = _HANDLER.format(**constants, ERRC_INTERNAL=ERRC_INTERNAL, ERROR_CREATE=ERROR_CREATE, count=count,
                             stream=_STREAM if driver.platform != "cpu" else "", gathered=_gathered(compiled.program))
-    traits = 0 if _reads_back(compiled.program.steps) else COMMAND_BUFFERS
+    waits = _reads_back(compiled.program.steps) or any(c.function.profile for c in compiled.codes.values())
+    traits = 0 if waits else COMMAND_BUFFERS
     parts = [text.text(), _MAIN.format(**constants), xla.metadata_text(traits), entry]
     module = object_files.host_module("\n".join(parts))
     mlir.check_lowered(module)
@@ -262,8 +285,8 @@ def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
     if step is None:
         raise InternalError("a kernel without a launch was compiled")
     function, types = compiled.codes[kernel].function, [*step.kernel.in_types, *step.kernel.out_types]
-    scratch = [function.global_bytes * function.blocks] if function.global_bytes else []
-    return (*(types[k].nbytes for k in function.operands), *scratch)
+    others = [n for n in (function.global_bytes * function.blocks, function.record_bytes) if n]
+    return (*(types[k].nbytes for k in function.operands), *others)
 
 
 def _reads_back(steps: tuple[Step, ...]) -> bool:

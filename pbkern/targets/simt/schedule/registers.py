@@ -154,19 +154,22 @@ class _Search:
             self.slots[b] = b
         for key, s in nests.items():
             if any(w.buf.root in chosen for w in s.writes):
-                self.deals[key] = replace(self.deals[key], everyone=True, team=self._team(self.deals[key]), tiles=(),
-                                          free=tuple((d, n) for d, n in s.dims.items() if d not in s.rdims))
+                self.deals[key] = self._for_everyone(s, self.deals[key])
                 self.fixed.add(key)
 
-    def _team(self, d: Deal) -> int:
-        return d.team if d.team == self.options.threads else 1
+    def _for_everyone(self, nest: Nest, d: Deal) -> Deal:
+        """By the whole block together, or by every thread for itself."""
+        if d.team == self.options.threads:
+            return replace(d, everyone=True)
+        free, reduced = (tuple((x, n) for x, n in nest.dims.items() if (x in nest.rdims) is which) for which in (False, True))
+        return Deal(free, reduced, 1, d.threads, everyone=True)
 
     def _is_for_everyone(self, nest: Nest, chosen: set[Buf]) -> bool:
         mine = {w.buf.root for w in nest.writes}
         if not mine & chosen:
             return True  # only reads them
         d = self.deals[id(nest)]
-        together = d.team == self.options.threads or d.terms <= MOST_TERMS
+        together = d.team == self.options.threads or math.prod(nest.dims[x] for x in nest.rdims) <= MOST_TERMS
         return mine <= chosen and math.prod(n for x, n in nest.dims.items() if x not in nest.rdims) == 1 and together
 
     # ---------------------------------------------------------------- elements that have a thread each

@@ -1,0 +1,147 @@
+"""KernelNests -> MLIR text, as far as every target writes it alike: loops over sequential grid dimensions, where blocks
+start, which case of the body holds, branches and loops of statements.
+
+How statements, nests and scratch are written is a target's own: it derives its class from ProgramText.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pbkern.core.affine import Affine
+
+from .grid import block_shift
+from .grid.edge_variants import Extent
+from .kernel_nests import Case, KernelNests
+from .mlir.text import Block, Text
+from .nest.ir import For, If, Stmt, While
+
+
+class ProgramText:
+    """State of writing the programs of one kernel.
+
+    Attributes:
+      shown: cases as texts, in the order in which they are written.
+    """
+
+    text: Text
+
+    def __init__(self, nests: KernelNests):
+        self.nests, self.kernel = nests, nests.kernel
+        self.shown: list[str] = []
+
+    # ---------------------------------------------------------------- a target's own
+
+    def dynamic_size(self, block: Block, operand: int) -> str:
+        """A grid dimension's size, as an index: the value of an operand."""
+        raise NotImplementedError
+
+    def statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
+        """Appends statements."""
+        raise NotImplementedError
+
+    def body(self, block: Block, case: Case) -> None:
+        """Appends the body for some of the programs."""
+        self.shown.append(str(case))
+        self.statements(block, case.statements)
+
+    def before_body(self, block: Block) -> None:
+        """Appends what comes between the starts of blocks and the body."""
+
+    # ---------------------------------------------------------------- programs
+
+    def in_order(self, block: Block, dims: Sequence[int], program: Callable[[Block], None]) -> None:
+        """Loops over grid dimensions, one inside the other, around what `program` appends."""
+        if not dims:
+            program(block)
+            return
+        operand = dict(self.kernel.dynamic_grid).get(dims[0])
+        size = self.kernel.grid[dims[0]] if operand is None else self.dynamic_size(block, operand)
+
+        def fill(inner: Block, _: object) -> list:
+            self.in_order(inner, dims[1:], program)
+            return []
+
+        self.text.loop(block, f"%g{dims[0]}", 0, size, 1, fill)
+
+    def program(self, block: Block) -> None:
+        """Block starts, then the body: guarded only where some block may cross an edge."""
+        nests = self.nests
+        if not nests.cases:
+            return
+        for d, s in nests.shifts.items():
+            _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
+            limit = self.text.index(s.limit)
+            block.values[block_shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
+        self.statements(block, list(nests.prologue.statements))
+        self.before_body(block)
+        if nests.crossing:
+            inside, guarded = nests.cases
+            condition = self._all_inside(block, nests.crossing)
+            self.text.when(block, condition, lambda b: self.body(b, inside), lambda b: self.body(b, guarded))
+        else:
+            self._choose(block, nests.ragged, nests.cases)
+
+    def _choose(self, block: Block, ragged: Sequence[int], cases: Sequence[Case]) -> None:
+        """The body for the programs at this place of the grid."""
+        if not ragged:
+            (case,) = cases
+            self.body(block, case)
+            return
+        d, *rest = ragged
+        last = self.text.index(self.kernel.grid[d] - 1)
+        test = self.text.put(block, f"arith.cmpi ult, {self.named(block.lookup(f'%g{d}')[1])}, {last} : index")
+        before, at_end = ([c for c in cases if (d in c.variant.last) is end] for end in (False, True))
+        self.text.when(block, test, lambda b: self._choose(b, rest, before), lambda b: self._choose(b, rest, at_end))
+
+    def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
+        """Whether these are inside their arrays."""
+        tests = []
+        for e in blocks:
+            _, name = self.text.affine(block, e.start)
+            a = self.text.put(block, f"arith.cmpi sge, {name}, {self.text.index(0)} : index")
+            b = self.text.put(block, f"arith.cmpi sle, {name}, {self.text.index(e.length - e.size)} : index")
+            tests.append(self.text.put(block, f"arith.andi {a}, {b} : i1"))
+        condition, *rest = dict.fromkeys(tests)
+        for t in rest:
+            condition = self.text.put(block, f"arith.andi {condition}, {t} : i1")
+        return condition
+
+    # ---------------------------------------------------------------- statements that hold others
+
+    def named(self, value: str | int) -> str:
+        """An index that may be a constant."""
+        return value if isinstance(value, str) else self.text.index(value)
+
+    def branch(self, block: Block, s: If) -> None:
+        _, value = block.lookup(s.index)
+
+        def chain(b: Block, k: int) -> None:
+            if k == len(s.branches) - 1:
+                self.statements(b, s.branches[k])
+                return
+            test = self.text.put(b, f"arith.cmpi eq, {self.named(value)}, {self.text.index(k)} : index")
+            self.text.when(b, test, lambda x: self.statements(x, s.branches[k]), lambda x: chain(x, k + 1))
+
+        chain(block, 0)
+
+    def trips(self, block: Block, loop: For) -> int | str:
+        return loop.trips if isinstance(loop.trips, int) else self.named(block.lookup(loop.trips)[1])
+
+    def counted_loop(self, block: Block, loop: For) -> None:
+        def fill(inner: Block, _: object) -> list:
+            self.statements(inner, loop.body)
+            return []
+
+        self.text.loop(block, loop.counter, 0, self.trips(block, loop), 1, fill)
+
+    def conditional_loop(self, block: Block, s: While) -> None:
+        before, after = Block(block), Block(block)
+        self.statements(before, s.condition)
+        predicate = s.predicate
+        value = self.named(before.lookup(predicate)[1]) if predicate.startswith("%") else self.text.index(int(predicate))
+        test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
+        self.statements(after, s.body)
+        before.add(f"scf.condition({test})")
+        after.add("scf.yield")
+        block.add("scf.while : () -> ()", before, after, words=("", "do"))

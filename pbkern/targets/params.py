@@ -1,0 +1,60 @@
+"""CheckedParams: what the CompilerParams of all targets share: fields by name, checked when they are given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from pbkern._jax import current_line
+from pbkern.core.errors import OptionError
+from pbkern.core.options import nearest
+
+SEMANTICS = ("parallel", "arbitrary", "sequential")
+
+
+@dataclass(frozen=True)
+class CheckedParams:
+    """A frozen dataclass that names unknown fields and bad values. `target_name`: that of the target it is for."""
+
+    target_name: ClassVar[str]
+
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise OptionError(
+                    f"{cls.target_name}.CompilerParams has no field `{name}`", at=current_line(),
+                    why=f"{name}={fields[name]!r}; the fields are {', '.join(known)}", hint=nearest(name, known),
+                )  # fmt: skip
+        return super().__new__(cls)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with fields changed. Raises OptionError for bad values."""
+        return dataclasses.replace(self, **changes)
+
+    def _check(self, name: str, good: bool, allowed: str) -> None:
+        if not good:
+            raise OptionError(f"{self.target_name}.CompilerParams field `{name}` has a bad value", at=current_line(),
+                              why=f"{name}={getattr(self, name)!r}", hint=allowed)
+
+    def _check_flags(self, *names: str) -> None:
+        for name in names:
+            self._check(name, isinstance(getattr(self, name), bool), "True or False")
+
+    def _check_sequence(self, name: str, good: Callable[[Any], bool], allowed: str) -> None:
+        """None, or a sequence of such values, which becomes a tuple."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        self._check(name, isinstance(value, Sequence) and not isinstance(value, str) and all(map(good, value)), allowed)
+        object.__setattr__(self, name, tuple(value))
+
+    def _check_semantics(self) -> None:
+        allowed = f"a sequence of {', '.join(map(repr, SEMANTICS))}"
+        self._check_sequence("dimension_semantics", lambda s: s in SEMANTICS, allowed)
+
+
+def is_count(value: Any, low: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
