@@ -238,7 +238,7 @@ class JitFunction(PickledByName, Generic[P, R]):
         return self._jitted.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets what was compiled: the next call compiles anew."""
+        """Forgets what was compiled: the next call compiles again."""
         self._jitted.clear_cache()
         self._dispatch.known.clear()
 
@@ -287,7 +287,7 @@ class JitFunction(PickledByName, Generic[P, R]):
         return stages.dump(compile_programs(build, options).record, pathlib.Path(folder))
 
     def undonated(self) -> JitFunction:
-        """The function anew, with nothing compiled yet, that leaves its arguments alone."""
+        """The function again, with nothing compiled yet, that leaves its arguments alone."""
         return JitFunction(self.__wrapped__, dataclasses.replace(self._options, donate_argnums=(), donate_argnames=()), {})
 
     def call_of(self, *args, **kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:

@@ -1,6 +1,6 @@
 """Eager calls with large results: memory that is used again in place of new pages.
 
-XLA takes arrays from malloc, and glibc's malloc maps arrays above 32 MB (DEFAULT_MMAP_THRESHOLD_MAX) anew each time and
+XLA takes arrays from malloc, and glibc's malloc maps arrays above 32 MB (DEFAULT_MMAP_THRESHOLD_MAX) again each time and
 unmaps them when they are freed: every call of a function with such a result touches fresh pages first, which costs more
 than computing many of them (decision 012). Here such results are in memory of a pool. A result is an ordinary jax.Array
 over it; when its last reference goes, the memory returns to the pool, which keeps up to PBKERN_POOL_MEGABYTES unused.

@@ -97,7 +97,7 @@ class TorchModule(OptimizedModule):
             raise _own(e) from None
 
     def __reduce__(self) -> tuple:
-        """Copies are compiled anew, of copies of the module."""
+        """Copies are compiled again, of copies of the module."""
         return compiled, (self._orig_mod, self.__dict__["options"])
 
     def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:

@@ -115,7 +115,7 @@ def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning
     before, after, faster = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
     kept = faster and any(c != fuse.Choice() for c in chosen)
     tuned_choices.remember(jaxpr, options, chosen if kept else (fuse.Choice(),) * len(chosen))
-    jitted.clear_cache()  # what was compiled before is compiled anew
+    jitted.clear_cache()  # what was compiled before is compiled again
     result = Tuning(name, tuple(found), before, after, kept, time.monotonic() - begin)
     print(result)
     return result

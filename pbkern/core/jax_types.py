@@ -1,4 +1,4 @@
-"""JAX's types where its own hints are wider than what it hands over. mypy reads them; when run, they do next to nothing."""
+"""JAX's types where its own hints are wider than what it returns. mypy reads them; when run, they do almost nothing."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class _Retrace:
         return bind_again(eqn, operands)
 
     def scan(self, eqn, operands: list, wanted: set) -> Sequence:
-        """The loop without results that nobody reads: each round would store a part of them."""
+        """The loop without results that nothing reads: each round would store a part of them."""
         p = params_of(eqn)
         stacked = [v in wanted for v in eqn.outvars[p["num_carry"] :]]
         inner, carries = p["jaxpr"], p["num_consts"] + p["num_carry"]

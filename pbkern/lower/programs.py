@@ -46,7 +46,7 @@ class ProgramText:
         self.statements(block, case.statements)
 
     def before_body(self, block: Block) -> None:
-        """Appends what stands between the starts of blocks and the body."""
+        """Appends what comes between the starts of blocks and the body."""
 
     # ---------------------------------------------------------------- programs
 
@@ -95,7 +95,7 @@ class ProgramText:
         self.text.when(block, test, lambda b: self._choose(b, rest, before), lambda b: self._choose(b, rest, at_end))
 
     def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
-        """Whether these lie inside their arrays."""
+        """Whether these are inside their arrays."""
         tests = []
         for e in blocks:
             _, name = self.text.affine(block, e.start)

@@ -22,7 +22,7 @@ class PickledByName:
     """
 
     def remade(self) -> tuple:
-        """(function, arguments) that make the object anew from what can be pickled."""
+        """(function, arguments) that make the object again from what can be pickled."""
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple:

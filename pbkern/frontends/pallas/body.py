@@ -211,7 +211,7 @@ def _run_scoped(importer, eqn, *consts):
 
 @RULES.register("new_ref")
 def _new_ref(importer, eqn, value):
-    """jax.new_ref, pl.empty_ref_like: scratch that starts anew wherever the equation is met."""
+    """jax.new_ref, pl.empty_ref_like: scratch that starts again wherever the equation is met."""
     (ref,) = importer.scoped[id(eqn)]
     dtype = _jax.ref_contents(eqn.outvars[0].aval).dtype
     if not _jax.is_semaphore(dtype):

@@ -1,6 +1,6 @@
 """The first elements of sorted lines as one equation, which bodies of kernels compute by sorting and slicing.
 
-Apart, a sort and its slices might become two kernels, with whole sorted lines between them. Elements that nobody reads need not
+Apart, a sort and its slices may be two kernels, with whole sorted lines between them. Elements that nothing reads need not
 be sorted, which costs less (targets/cpu/emit/top_k.py).
 """
 

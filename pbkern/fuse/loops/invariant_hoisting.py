@@ -60,7 +60,7 @@ class _Moved:
     def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: CostModel) -> _Moved | None:
         jaxpr = closed.jaxpr
         fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
-        limit = max([machine.near_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made anew where it is used
+        limit = max([machine.near_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made again where it is used
         before: set = set()  # equations that can be computed before the loop, by id
         moved: set = set()
         for eqn in jaxpr.eqns:

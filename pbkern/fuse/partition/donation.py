@@ -21,7 +21,7 @@ from pbkern.fuse.tiling.block_search import Schedule
 
 
 def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
-    """Sets `aliases` in schedules of groups that may write into donated operands that nobody else reads, or that scatter into
+    """Sets `aliases` in schedules of groups that may write into donated operands that nothing else reads, or that scatter into
     the carries of loops.
     """
     _set_aliases(nodes, nodes, jaxpr, _pairs(jaxpr, donated))

@@ -17,7 +17,7 @@ COMPARED = 8
 
 
 def trim_masked(parts) -> None:
-    """Chooses the blocks of the masked groups of `parts`, a Partitioner, anew."""
+    """Chooses the blocks of the masked groups of `parts`, a Partitioner, again."""
     for g in parts.nodes:
         if g.kind == "group" and overhang(g.schedule.requests, parts.machine.sizes.mask_strip):
             outputs = [v for v, _ in g.schedule.outputs]

@@ -39,7 +39,7 @@ from .rematerialise import rematerialise_large
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
-# Most time together, relative to apart: of heavy work with few programs, and of mere changes of shape.
+# Most time together, relative to apart: of heavy work with few programs, and of changes of shape.
 FEW_PROGRAMS, RESHAPED = 0.95, 1.01
 
 # Most equations that join a group at once; if that fails, each is tried alone.
@@ -147,7 +147,7 @@ class Partitioner:
         return False
 
     def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
-        """(nodes that read a group's results, reshapes between them and it that nobody else reads)."""
+        """(nodes that read a group's results, reshapes between them and it that nothing else reads)."""
         users, aliases, waiting = {}, [], self.successors(group)
         while waiting:
             n = waiting.pop()
@@ -425,7 +425,7 @@ class Partitioner:
     def attempt(
         self, eqns, outputs, current: Schedule | None, new, accept: Callable[[Cost], bool] | None = None
     ) -> tuple[Schedule | None, str]:
-        """(schedule, reason of failure). Cheap equations keep the group's blocks; others search anew."""
+        """(schedule, reason of failure). Cheap equations keep the group's blocks; others search again."""
         unique = {id(e): e for e in eqns}
         eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
         if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(eqns):

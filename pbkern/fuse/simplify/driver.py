@@ -89,7 +89,7 @@ def _unsharded(params: dict) -> dict:
 
 
 def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
-    """Binds every equation anew. Merges equal ones and applies rewrites."""
+    """Binds every equation again. Merges equal ones and applies rewrites."""
     seen: dict = {}
     uniform = Splat(rewrites)
 
@@ -192,7 +192,7 @@ def _key(eqn, operands, params):
 
 
 def drop_dead(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Drops equations without effects whose results nobody reads."""
+    """Drops equations without effects whose results nothing reads."""
     jaxpr = closed.jaxpr
     live = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
     kept = []

@@ -1,4 +1,4 @@
-"""Facts that rewrites remember about values while equations are bound anew."""
+"""Facts that rewrites remember about values while equations are bound again."""
 
 from __future__ import annotations
 

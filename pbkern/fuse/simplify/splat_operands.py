@@ -1,4 +1,4 @@
-"""Splat operands: arrays that hold one known scalar everywhere, while equations are bound anew (driver.py).
+"""Splat operands: arrays that hold one known scalar everywhere, while equations are bound again (driver.py).
 
     a = broadcast_in_dim 500 (1, 1)    b = sub a 0    rem x b    ->    rem x 500
 """

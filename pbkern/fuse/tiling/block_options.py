@@ -15,8 +15,6 @@ OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 BESIDE = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension of a contraction that one program may take together.
 MOST_OUTER = 64
-# Channels of a convolution that one program may take: blocks of 64 and 32 would compute a quarter more than so many.
-MOST_CHANNELS = 76
 # Results per image and channel up to which several images share a program's copies of filters. More results only fill its
 # cache: copies are then little work beside their use.
 FEW_PLACES = 64
@@ -55,13 +53,13 @@ def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int
         case "image":  # several share the copies of filters
             return _powers(extent, (1, 4, 16)), 1
         case "outer":  # whole if an operand or the result is contiguous along it
-            return (even_sizes(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
+            return (even_cuts(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
         case "row":
-            return even_sizes(extent, sizes.tile_rows), 256
+            return even_cuts(extent, sizes.tile_rows), 256
         case "column":
-            return even_sizes(extent, sizes.tile_columns, 16), 512
+            return even_cuts(extent, sizes.tile_columns, 16), 512
         case "channel":
-            return _powers(extent, (16, 32, 64)) if extent <= MOST_CHANNELS else [32, 64], 64
+            return _powers(extent, (16, 32, 64)) if extent <= 64 else [32, 64], 64
         case "line":
             return _powers(extent, (1, 2, 4, 7, 8, 14, 16, 28)), 14
     return ([extent] if extent <= 256 else [64, 128]), 128
@@ -92,7 +90,7 @@ def options_of(
             run *= target[d]
             continue
         if roles.get(d) == "owned":
-            options[d] = even_sizes(n, [-(-n // k) for k in OWNERS])
+            options[d] = even_cuts(n, [-(-n // k) for k in OWNERS])
             run *= n
             continue
         if d in forced:
@@ -128,7 +126,7 @@ def _powers(limit: int, among: Sequence[int]) -> list[int]:
     return [n for n in among if n < limit] + [limit]
 
 
-def even_sizes(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
+def even_cuts(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
     """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
     counts = {-(-limit // n) for n in among if n < limit}
     return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})

@@ -25,7 +25,7 @@ from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.cost.steps import elements_read, tables
 
-from .block_options import contraction_roles, even_sizes, multiples, options_of
+from .block_options import contraction_roles, even_cuts, multiples, options_of
 from .online_analysis import chunks_allowed, find
 from .online_blocks import Blocks, at
 
@@ -294,7 +294,7 @@ def search(
 def _equal_cuts(at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least) -> Schedule | None:
     """The best of schedules with blocks of equal sizes, or else one program: where the options leave a last block that is
     mostly outside of the array, too much of a heavy value is computed for nothing."""
-    even = [multiples(even_sizes(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))]
+    even = [multiples(even_cuts(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))]
     return _descend(at, even, [o[-1] for o in options]) or at(list(shape))
 
 

@@ -69,7 +69,7 @@ class Wavefront:
       body: one step, (*consts, *carries, *elements of xs) -> carries; `counts` of consts and carries.
       periodic: per operand of the body, the dimensions along which elements beyond an edge come from the other side.
       along: the dimension of all carries along which the wavefront moves, counted from the end. Carries may differ in
-        length (on staggered grids they do); nobody reads what a step computes beyond a carry's end.
+        length (on staggered grids they do); nothing reads what a step computes beyond a carry's end.
       height: rows that one program makes. reads: blocks that a few rows of a step read. alone: blocks that one row reads.
       machine: for which its rows are placed.
     """

@@ -1,7 +1,7 @@
 """Kernel -> for each grid dimension, whether its programs may run in any order, on several threads, and why.
 
 "parallel" in dimension_semantics is the author's licence. Without one, a dimension counts as parallel when its programs
-provably write disjoint blocks, or elements (store_disjointness.py), hand nothing on in scratch (scratch_resets.py) and read no
+provably write disjoint blocks, or elements (store_disjointness.py), pass nothing on in scratch (scratch_resets.py) and read no
 block of an aliased operand but their own. Dimensions of dynamic size run in order.
 """
 

@@ -1,4 +1,4 @@
-"""Scratch that starts anew in the course of the grid, so that programs hand nothing on along the dimensions before.
+"""Scratch that starts again in the course of the grid, so that programs pass nothing on along the dimensions before.
 
     @pl.when(pl.program_id(2) == 0)
     def _(): sum_ref[...] = jnp.zeros_like(sum_ref)
@@ -25,7 +25,7 @@ def restarting_dimension(kernel: Kernel, scratch: int) -> int:
 
 
 def starts_overwritten(kernel: Kernel, scratch: int) -> bool:
-    """Whether the first program, and so any that starts anew, overwrites scratch before anything reads it."""
+    """Whether the first program, and so any that starts again, overwrites scratch before anything reads it."""
     return _restart(kernel, scratch) is not None
 
 

@@ -1,4 +1,4 @@
-"""Statements -> statements that compute nothing for elements which nobody reads, as those outside an array.
+"""Statements -> statements that compute nothing for elements which nothing reads, as those outside an array.
 
     for r < 128, c < 128, k < 700: acc += a[r + 384, k]? * b[k, c + 256]?       of a[500, 700], b[700, 300]
                                    out[r + 384, c + 256]? = acc
@@ -40,7 +40,7 @@ class Body:
 
 
 def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
-    """The statements of each body, without what nobody reads of any of them."""
+    """The statements of each body, without what nothing reads of any of them."""
     shortened = [replace(b, stmts=_without_tails(b)) for b in lists]
     needs = _Needs(shortened)
     if not needs.settle():

@@ -1,7 +1,7 @@
 """Integer expressions that move by a known step along a dimension, such as `row * stride + column` along the columns.
 
 Where a stride is a value, what it multiplies is no affine expression, but the same along the columns. Bends are what may keep
-such an expression from moving evenly: bounds that it is clamped to, remainders that start anew, and the choice by which
+such an expression from moving evenly: bounds that it is clamped to, remainders that start again, and the choice by which
 negative indices count from the end. Whether one shows is told by the ends alone, when the program runs. Clamped values and
 remainders move less where they bend, so that the ends are nearer to each other than even steps would bring them; a choice is
 the same at both ends. An expression that depends on several bends is not known where one could make up for another.

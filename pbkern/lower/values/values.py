@@ -64,7 +64,7 @@ class Lazy(Value):
     """combine(pool, ix, operands pulled at route(ix)).
 
     guard: routes may leave the operands' bounds; is_view: an index map of one operand; index_only: a function of its
-    index and of grid indices, which costs next to nothing because nests are cut where such a test changes.
+    index and of grid indices, which costs almost nothing because nests are cut where such a test changes.
     """
 
     shape: tuple[int, ...]

@@ -49,7 +49,7 @@ class CpuBackend:
             # With its operands and what others keep there, such a result leaves the last-level cache before it is read. With
             # its reader counted, 8 MB of 32 lose 13 % if all was in the cache before, gain 20 % if not; 12 MB gain either way.
             stream_bytes=NEVER if through else machine.l3_bytes * 3 // 8,
-            # 16 MB of 32 that are made of next to nothing, call after call: 0.20 ms through the cache, 0.43 past it.
+            # 16 MB of 32 that are made of almost nothing, call after call: 0.20 ms through the cache, 0.43 past it.
             stream_traffic=machine.l3_bytes * 5 // 8,
         )
 

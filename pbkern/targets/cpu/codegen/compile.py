@@ -193,7 +193,7 @@ def kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lamb
             try:
                 code = Code.unpacked(payload)
                 return code, timed("load", image_of, code, symbols), True
-            except (InternalError, ValueError, KeyError):  # no object of ours: make it anew
+            except (InternalError, ValueError, KeyError):  # no object of ours: make it again
                 store.remove(KIND, key)
     code = make()
     image = timed("load", image_of, code, symbols)

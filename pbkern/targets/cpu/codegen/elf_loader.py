@@ -46,7 +46,7 @@ class Image:
       content: the object file.
       symbols: addresses of what it calls, by name; the C library's functions need not be among them.
       other: an image whose functions it may call, too, and those which that one may call; it lives as long as this one.
-    Raises InternalError for damaged files, symbols that nobody defines, and relocations of other kinds.
+    Raises InternalError for damaged files, symbols that nothing defines, and relocations of other kinds.
     """
 
     def __init__(self, content: bytes, symbols: Mapping[str, int], other: Image | None = None):

@@ -19,7 +19,7 @@ from pbkern.targets.cpu.schedule.task_size import tasks
 from .kernel import Function, LoweredKernel
 
 ALIGNMENT = 64
-# Of functions that nobody outside the module calls. MLIR's execution engine gives all others a second entry point.
+# Of functions that nothing outside the module calls. MLIR's execution engine gives all others a second entry point.
 INTERNAL = "attributes {llvm.linkage = #llvm.linkage<internal>}"
 # The target's runtime provides this function.
 PARALLEL = "_mlir_ciface_pbk_parallel"

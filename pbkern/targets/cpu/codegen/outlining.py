@@ -3,7 +3,7 @@
 MLIR's passes and LLVM take more than twice the time for a function of twice the length; functions also compile on threads, and
 LLVM's optimiser runs only on those that have scalar loops (docs/decisions/019-large-bodies.md).
 
-What a piece of text uses from outside are constants, which its function defines anew, memory and indices, which it is passed.
+What a piece of text uses from outside are constants, which its function defines again, memory and indices, which it is passed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from .interleave_chains import interleaved
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are joined.
 LONG_ROW = 64
 # Additions to one accumulator in a row. A new run costs a long point the registers that hold its constants, and products
-# memory for accumulators that fill more than half of the registers: they start anew less often.
+# memory for accumulators that fill more than half of the registers: they start again less often.
 LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
 
@@ -43,7 +43,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         """A loop (symbol, low, high, step); each trip adds `terms` numbers, one after the other, to every accumulator.
 
         The rounding error of a sum grows with the length of its chain of additions. Where floats are summed, accumulators
-        therefore start anew with every run of a few additions, and what they held is added to others; those are runs of
+        therefore start again with every run of a few additions, and what they held is added to others; those are runs of
         runs where there are many. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
         """
         d, low, high, step = loop

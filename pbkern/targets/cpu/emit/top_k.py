@@ -1,7 +1,7 @@
 """The first elements of sorted lines without sorting the lines: top_k.
 
 The head of a line holds candidates. Once it is sorted, its element `first - 1` is a bound: what follows in the line and is
-below joins the candidates, and when the head is full, it is sorted anew and keeps its first elements. Equal elements keep
+below joins the candidates, and when the head is full, it is sorted again and keeps its first elements. Equal elements keep
 their order, because later ones are not below. Most elements of long lines are passed over as vectors, one comparison each;
 in the worst case, lines in reverse, a head is sorted for every three quarters of a head.
 """
@@ -79,7 +79,7 @@ class Selection:
         """One element: written behind the candidates, and counted if it is below the bound."""
         text, source, target = self.text, self._address(block, at), self._address(block, count)
         is_below = self._is_below(block, source, self._bound(block))
-        for buf in self.sort.buffers:  # nobody needs what is behind the candidates and not behind the element
+        for buf in self.sort.buffers:  # nothing needs what is behind the candidates and not behind the element
             v = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
             block.add(f"memref.store {v}, {buf.root.name}[{target}] : {memref(buf)}")
         more = text.put(block, f"arith.addi {count}, {text.index(1)} : index")

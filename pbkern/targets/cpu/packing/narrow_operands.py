@@ -28,7 +28,7 @@ MIN_REUSE = 8
 
 
 def sink_widening_casts(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
-    """Statements whose products of converted integers read narrow ones, where they come from if they are mere copies.
+    """Statements whose products of converted integers read narrow ones, where they come from if they are copies.
 
     `kept`: buffers that are touched around `stmts`, or keep their values between programs.
     """

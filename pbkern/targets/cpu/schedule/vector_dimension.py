@@ -110,7 +110,7 @@ def _load_score(nest: Nest, e: Expr, dim: str) -> float:
 
 
 def nest_frequency(nest: Nest):
-    """Weight of a load: those that every step of a reduction makes anew count more than those before and behind it."""
+    """Weight of a load: those that every step of a reduction makes again count more than those before and behind it."""
     inside: set[int] = set()
     reduced = set(nest.rdims)
 

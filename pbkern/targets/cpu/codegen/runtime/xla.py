@@ -17,7 +17,7 @@ from pbkern.targets.cpu.codegen.host import INTERNAL
 from . import arena, parallel
 
 API_VERSION = (0, 3)
-# glibc maps and unmaps arrays above this size anew each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
+# glibc maps and unmaps arrays above this size again each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
 POOLED_BYTES = 32 << 20
 
 
