@@ -248,9 +248,11 @@ def _parallel_loop(importer, eqn, *operands):
     """plsc.parallel_loop: its iterations may run in any order."""
     lower, upper, step, consts, carries = eqn.params["tree"].unflatten(operands)
     count = lax.max(lax.div(upper - lower + step - np.int32(1), step), np.int32(0))
+    jaxpr = eqn.params["jaxpr"]
+    first = () if jaxpr.constvars else tuple(consts)  # jax 0.11 has them among the arguments
 
     def body(k, values):
-        return importer.run(eqn.params["jaxpr"], consts, (lower + k * step, *values))
+        return importer.run(jaxpr, consts if jaxpr.constvars else (), (*first, lower + k * step, *values))
 
     return lax.fori_loop(np.int32(0), count, body, list(carries))
 

@@ -49,6 +49,7 @@ TPU = (
     Field("needs_layout_passes", HINT, "Passes of the TPU compiler."),
     Field("fuse_transposed_lhs_in_matmul", HINT, "Transposed operands of contractions are always read in place or packed."),
     Field("kernel_type", HINT, "Which core of a TPU runs the kernel."),
+    Field("opt_level", HINT, "How much the TPU compiler optimises."),
 )  # fmt: skip
 
 GPU = (
@@ -61,6 +62,8 @@ GPU = (
     Field("profile_space", REFUSED, "The profiler records events of warps."),
     Field("profile_dir", REFUSED, "The profiler records events of warps."),
     Field("profile_trace_scope", HINT, "See profile_space."),
+    Field("profile_bounds_check", HINT, "See profile_space."),
+    Field("skip_device_barrier", HINT, "There is one device and no barrier."),
     Field("lowering_semantics", HINT, "Which threads of a GPU execute an operation; results do not depend on it."),
 )  # fmt: skip
 
@@ -124,7 +127,8 @@ def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
     if isinstance(params, NvidiaParams):
         return {"nvgpu": params}
     names = NVIDIA.get(backend_of(params) or "", ())
-    given = {n: getattr(params, n) for n in names if getattr(params, n, None) is not None}
+    own = {f.name: f.default for f in dataclasses.fields(params)} if names else {}
+    given = {n: v for n in names if (v := getattr(params, n, None)) is not None and v != own[n]}
     if "lowering_semantics" in given:
         given["lowering_semantics"] = getattr(given["lowering_semantics"], "name", given["lowering_semantics"])
     if "dimension_semantics" in given:

@@ -1,6 +1,6 @@
 """ClosedJaxpr -> the same without logarithms of exponentials: log(exp(x)) -> x, log(exp2(x)) -> log(2) x.
 
-As XLA does it: nothing overflows in between, and neither function is computed. Also through views of the exponential, such as
+As XLA did until jax 0.10: nothing overflows in between, and neither function is computed. Also through views of the exponential, such as
 one repeated along rows. Storage-only types stay as they are: a bfloat16 exponential is rounded, as with XLA.
 """
 
