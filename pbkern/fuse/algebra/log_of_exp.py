@@ -1,7 +1,8 @@
 """ClosedJaxpr -> the same without logarithms of exponentials: log(exp(x)) -> x, log(exp2(x)) -> log(2) x.
 
 As XLA did until jax 0.10: nothing overflows in between, and neither function is computed. Also through views of the
-exponential, such as one repeated along rows. Storage-only types stay as they are: a bfloat16 exponential is rounded, as with XLA.
+exponential, such as one repeated along rows. Storage-only types stay as they are: a bfloat16 exponential is rounded, as
+with XLA.
 """
 
 from __future__ import annotations
