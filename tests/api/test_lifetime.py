@@ -81,7 +81,7 @@ def test_executables_outlive_what_python_knows_of_them(programs):
     lifetime._waiting.remove(image)
 
 
-@pytest.mark.parametrize("size", [64, 4096], ids=["small", "pooled"])
+@pytest.mark.parametrize("size", [pytest.param(64, marks=pytest.mark.slow), 4096], ids=["small", "pooled"])
 def test_clear_caches_frees_the_code_of_living_functions(programs, size):
     f, x = pbkern.jit(lambda x: x * 3 + 1), np.ones((size, size), "f4")
     for _ in range(3):

@@ -99,6 +99,7 @@ def test_choices_that_do_not_fit_are_refused(wrong):
 # --- searching ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tuning_in_earnest_keeps_results_and_stays_within_its_budget(capsys):
     f = pbkern.jit(softmax)
     want = np.asarray(f(X))

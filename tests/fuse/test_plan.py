@@ -297,7 +297,7 @@ def test_blocks_of_products_are_searched_from_two_places():
 CHANNELS = st.sampled_from([1, 3, 8, 17, 24, 33, 40, 65, 72, 96, 120, 144, 200, 288, 300, 576, 1000])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([1, 2, 3, 7, 14]), CHANNELS, CHANNELS, st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.booleans()
 )

@@ -151,7 +151,7 @@ def layers(count):
 LAYER = [np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]]
 
 
-@pytest.mark.parametrize("name", ["search", "schedule_more"])
+@pytest.mark.parametrize("name", [pytest.param("search", marks=pytest.mark.slow), "schedule_more"])
 def test_layers_that_are_alike_are_searched_once(name, monkeypatch):
     searched, search = [], getattr(search_memo, name)
     monkeypatch.setattr(search_memo, name, lambda *args: searched.append(args) or search(*args))

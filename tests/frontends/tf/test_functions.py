@@ -2,14 +2,13 @@
 
 import concurrent.futures
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import pbkern
+from pbkern.frontends.tf import memory
 
 HEIGHT, WIDTH = 24, 36
 
@@ -354,7 +353,30 @@ def test_what_xla_keeps_lies_between_programs():
     np.testing.assert_allclose(scale.numpy(), [4.0, 2.5, 3.0, 5.0])
 
 
-def test_loading_the_threads_leaves_the_environment_as_it_was():
-    script = "import os; before = dict(os.environ); from pbkern.frontends.tf import memory; assert memory.TfMemory.openmp; "
-    script += "assert {k: v for k, v in os.environ.items() if 'OMP' in k} == {k: v for k, v in before.items() if 'OMP' in k}"
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}])
+def test_loading_the_threads_leaves_the_environment_as_it_was(chosen, monkeypatch):
+    """While the runtime is loaded, its threads are told to spin for little, unless the user has said how they wait."""
+    for name in memory.WAITING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    before, seen = dict(os.environ), {}
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.ctypes, "CDLL", lambda name: seen.update(os.environ))
+        assert memory._openmp() == memory.OPENMP
+    assert dict(os.environ) == before
+    assert {n: v for n, v in seen.items() if n in memory.WAITING} == (chosen or {"GOMP_SPINCOUNT": memory.SPINS})
+
+
+def test_without_the_threads_of_openmp_calls_go_through_jax(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.ctypes, "CDLL", missing)
+        assert memory._openmp() is None
+    monkeypatch.setattr(memory.TfMemory, "openmp", None)
+    x = tf.constant(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
+    made = pbkern.polyblocks_jit_tf(lambda x: (tf.tanh(x) * 2, x > 0))(x)
+    np.testing.assert_allclose(made[0], np.tanh(x.numpy().astype(np.float64)) * 2, rtol=1e-6)
+    np.testing.assert_array_equal(made[1], x.numpy() > 0)
