@@ -45,11 +45,16 @@ def layer_of(module: tuple[str, ...]) -> str:
 
 
 @functools.cache
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: pathlib.Path) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """(line, module below pbkern) of every import from pbkern; for names of packages, the submodule they name."""
     package = path.relative_to(ROOT).parts[:-1]
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1] + tuple(node.module.split(".") if node.module else ())
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pbkern":
@@ -92,14 +97,14 @@ def circles(graph: dict) -> list[list]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path):
-    own = layer_of(module_of(path))
+def test_imports_point_one_way():
     back = []
-    for line, target in imports_of(path):
-        other = layer_of(target)
-        if other != own and other not in BELOW[own]:
-            back.append(f"{path.relative_to(ROOT)}:{line}: {own} imports {'.'.join(target) or 'pbkern'} ({other})")
+    for path in FILES:
+        own = layer_of(module_of(path))
+        for line, target in imports_of(path):
+            other = layer_of(target)
+            if other != own and other not in BELOW[own]:
+                back.append(f"{path.relative_to(ROOT)}:{line}: {own} imports {'.'.join(target) or 'pbkern'} ({other})")
     assert not back, "\n".join(back)
 
 
@@ -125,22 +130,23 @@ def test_entries_of_a_folder_form_no_circle(folder):
 def test_rooms_are_small_and_say_what_they_do(folder):
     entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__", "py.typed")]
     assert len(entries) <= MOST_ENTRIES or folder == ROOT, f"{len(entries)} entries: which of them are one room?"
-    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder} does not say what it is"
+    assert ast.get_docstring(tree_of(folder / "__init__.py")), f"{folder} does not say what it is"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_private_jax_has_one_importer(path):
-    if path.name == "_jax.py":
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        assert not any(n.split(".")[:2] == ["jax", "_src"] for n in names), f"{path.name}:{node.lineno}"
+def test_private_jax_has_one_importer():
+    found = []
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if any(n.split(".")[:2] == ["jax", "_src"] for n in names):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {place.partition(":")[0] for place in found} == {"_jax.py"}, found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_modules_say_what_they_do(path):
-    assert ast.get_docstring(ast.parse(path.read_text())), path
+def test_modules_say_what_they_do():
+    silent = [str(p.relative_to(ROOT)) for p in FILES if not ast.get_docstring(tree_of(p))]
+    assert not silent
 
 
 MENTION = re.compile(r"(?<![\w./-])((?:[\w-]+/)*\w+\.py)\b(?!:\d)")
@@ -152,7 +158,7 @@ def mentioned(path: pathlib.Path) -> list[str]:
     """Names of Python files in a document, or in a module's docstrings and comments."""
     text = path.read_text()
     if path.suffix == ".py":
-        tree = ast.parse(text)
+        tree = tree_of(path)
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         parts = [ast.get_docstring(n) or "" for n in ast.walk(tree) if isinstance(n, documented)]
         parts += [line.partition("# ")[2] for line in text.split("\n") if "# " in line]
@@ -172,18 +178,17 @@ def known_names() -> frozenset[str]:
     return frozenset(names)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*FILES, PROJECT / "README.md", *sorted(PROJECT.glob("CONTRIBUTING.md")), *sorted((PROJECT / "docs").rglob("*.md"))],
-    ids=lambda p: str(p.relative_to(PROJECT)),
-)
-def test_files_that_texts_mention_exist(path):
-    missing = [name for name in mentioned(path) if name not in known_names()]
-    assert not missing, f"{path.relative_to(PROJECT)} mentions {', '.join(missing)}"
+TEXTS = {
+    "pbkern": FILES,
+    "documents": [*(PROJECT / n for n in ("README.md", "CONTRIBUTING.md")), *(PROJECT / "docs").rglob("*.md")],
+    "tests": [*(PROJECT / "tests").rglob("*.py")],
+    "benchmarks": [*(PROJECT / "benchmarks").rglob("*.py")],
+}
 
 
-def test_files_that_tests_and_benchmarks_mention_exist():
-    paths = [p for d in ("tests", "benchmarks") for p in (PROJECT / d).rglob("*.py")]
+@pytest.mark.parametrize("kind", TEXTS)
+def test_files_that_texts_mention_exist(kind):
+    paths = sorted(TEXTS[kind])
     missing = [f"{p.relative_to(PROJECT)}: {name}" for p in paths for name in mentioned(p) if name not in known_names()]
     assert not missing, "\n".join(missing)
 

@@ -188,7 +188,8 @@ MANY = """
 """
 
 
-@pytest.mark.parametrize("count, megabytes", [(40, 45), pytest.param(1000, 100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count, megabytes", [(40, 45), (1000, 100)])
 def test_memory_of_many_deleted_functions(count, megabytes):
     assert float(run(MANY.replace("COUNT", str(count)), PBKERN_CACHE="0")) < megabytes
 

@@ -33,7 +33,7 @@ def in_chunks(f, *args) -> bool:
     return any(map(in_loops, planned(f, *args).kernels()))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FORMS)
 def test_equals_jax(name, runs):
     runs(5)
@@ -183,7 +183,7 @@ LONG = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("loss", [jnp.sum, lambda o: (o * o).sum()], ids=["sum", "squares"])
 def test_gradients_of_long_sequences_store_no_scores(name, loss):

@@ -71,7 +71,7 @@ def test_as_in_float64(shape_and_axes, name, offset):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=2e-6 * n * (1 + offset))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("offset", [pytest.param(0.0, marks=pytest.mark.slow), 1000.0])
 @pytest.mark.parametrize(
     "shape, axes", [((64, 333), (0, 1)), ((16, 7, 6, 32), (0, 1, 2)), ((2, 4096), (1,)), ((3000, 5), (0,))]
@@ -161,7 +161,7 @@ EXTREMA = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("f", [jnp.argmax, jnp.argmin], ids=["argmax", "argmin"])
 @pytest.mark.parametrize("name", EXTREMA)
 def test_places_of_extrema(f, name):

@@ -84,7 +84,7 @@ def errors(f, exact, draw, dtype, seeds):
     return np.transpose(found)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ACCURATE)
 @pytest.mark.parametrize("dtype, offset", [
     ("float32", 0), ("float32", 1000), ("bfloat16", 0),
@@ -137,7 +137,7 @@ DEEP = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.parametrize("offset", (0, 1000))
 def test_long_chains_are_as_accurate_as_jax(name, offset):

@@ -82,7 +82,7 @@ def is_front(plan) -> bool:
     return any(k.scratch for k in plan.kernels())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", STEPS)
 def test_fronts_agree_in_the_interpreter(name, fronts):
     """Whose scratch holds NaN at first, and which knows no index outside a block."""
@@ -101,7 +101,7 @@ def native(f, *args):
     return compiled.explain(*args)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("k, l2_bytes, shape", [
     (1, 1 << 20, (101, 300)),  # all steps in one turn, on two cores
     (3, 1 << 17, (101, 300)),  # several turns
@@ -118,7 +118,7 @@ def test_fronts_agree(name, k, l2_bytes, shape, fronts):
     assert "steps of a loop" in str(report)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OF_SEVERAL_SHAPES)
 @pytest.mark.parametrize("k, l2_bytes, shape", [(0, 1 << 20, (41, 52)), (1, 1 << 20, (102, 67)), (1, 1 << 16, (101, 39))])
 def test_carries_of_several_shapes_agree(name, k, l2_bytes, shape, fronts):
@@ -169,7 +169,7 @@ def in_rolled_space(u):
     return sum(jnp.roll(u, s, d) for d in range(3) for s in (1, -1)) / 6 + 0.01 * jnp.roll(u, (1, 1), (1, 2))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [in_space, in_rolled_space])
 @pytest.mark.parametrize("k", [0, 1, 6])
 def test_planes_of_three_dimensions_agree(step, k, fronts):
@@ -220,7 +220,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_that_keep_channels_apart(name, fronts):
     fronts(3)

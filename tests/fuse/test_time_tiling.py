@@ -145,7 +145,7 @@ def test_a_step_of_several_fields_is_one_kernel(name):
     assert len(plan.kernels()) == 1 and not plan.left_to_xla(), str(plan.explanation)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*SYSTEMS, "shallow water"])
 def test_several_fields_agree(name):
     step, types = SYSTEMS.get(name, (shallow_water, (f32(1, 1),) * 3))
@@ -197,7 +197,7 @@ def test_several_steps_with_periodic_borders_share_a_kernel(name, tiles):
     assert rolls >= 2 * once > 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(41, 67), (130, 9), (2, 40), (1, 5), (3, 1)], ids=str)
 @pytest.mark.parametrize("name", PERIODIC)
 def test_steps_with_periodic_borders_agree(name, shape, always_blocked):
@@ -223,7 +223,7 @@ def test_rings_agree(n, always_blocked, monkeypatch):
     check_blocks(monkeypatch, by_fori(ring, 6), rand(n))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PERIODIC)
 def test_steps_with_periodic_borders_agree_whatever_the_blocks(name, always_blocked, monkeypatch):
     step, count = PERIODIC[name]
@@ -264,7 +264,7 @@ def test_periodic_steps_with_sources(always_blocked):
     check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + x, None), u, v)[0], rand(21, 37), rand(5))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reducer", [lax.add, lax.max, lax.min])
 @pytest.mark.parametrize("window, dilation", [((3, 3), 1), ((1, 4), 2), ((2, 9), 1), ((12, 12), 1)])
 def test_steps_of_windows_agree(reducer, window, dilation, always_blocked):
@@ -296,7 +296,7 @@ def test_sources_that_depend_on_the_step_share_its_kernel(n, kernels):
         assert len(plan.kernels()) <= kernels and not plan.left_to_xla(), str(plan.explanation)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [0, 1, 5, 7])
 def test_sources_that_depend_on_the_step_agree(n):
     u = rand(70, 90)

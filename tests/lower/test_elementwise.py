@@ -148,7 +148,7 @@ BINARY = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name, dtype", cases(BINARY))
 def test_binary(name, dtype):
     check(name, [dtype, dtype], None, expected=jax_results(2, dtype)[name])
@@ -178,7 +178,7 @@ def test_round(dtype, method):
     check("round", [dtype], lambda x: lax.round(x, method), rounding_method=method)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", ALL, ids=str)
 def test_convert(source):
     (x,) = operands([source])

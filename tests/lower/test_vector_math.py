@@ -229,7 +229,7 @@ def test_two_operands(name, dtype):
     check(name, dtype, arrays, reference(name, *arrays))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
 def test_scalar_code_equals_vector_code(name):
     function = {**UNARY, **BINARY}[name]

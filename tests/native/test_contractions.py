@@ -36,7 +36,7 @@ def check(f, args, rtol, reference=None):
 SHAPES = [(1, 1, 1), (3, 7, 5), (37, 50, 70), (128, 512, 96), (65, 1024, 130), (200, 31, 1), (1, 300, 200), (4, 2, 500)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("m,k,n", SHAPES)
 @pytest.mark.parametrize("transpose", ["nn", "nt", "tn", "tt"])
 def test_matmul(m, k, n, transpose):
@@ -254,7 +254,7 @@ def test_one_column_behind_panels_of_bfloat16():
 needs_vnni = pytest.mark.skipif(not detected_machine().vnni, reason="the processor has no AVX512-VNNI")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("depth", [16, 17, 30, 199, 1023])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("turned", [False, True])

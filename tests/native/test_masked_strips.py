@@ -127,7 +127,7 @@ def for_keys(mask, fill, given):
     return f
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mask", [causal, window])
 @pytest.mark.parametrize("fill", [-np.inf, -1e30, -5.0])
 def test_queries_that_do_not_see_a_key_are_skipped(mask, fill):

@@ -98,7 +98,7 @@ def errors(got, want) -> np.ndarray:
     return np.abs(got - want) / np.spacing(np.abs(want).max(-1, keepdims=True).astype(np.float32))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
 def test_errs_no_more_than_twice_as_much_as_jax(f, kind):
@@ -117,7 +117,7 @@ def test_it_is_at_work(f):
     assert is_leveled(f, jax.ShapeDtypeStruct((512, 32000), jnp.float32))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
 @pytest.mark.parametrize("shape", [(4, 32000), (2, 25_001)])
 def test_other_types(dtype, shape):
@@ -151,7 +151,7 @@ def special_rows(n: int) -> np.ndarray:
     return x
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("n", [8192, 10007, pytest.param(32000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)

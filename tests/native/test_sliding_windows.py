@@ -34,7 +34,7 @@ def iterate(step, steps):
     return lambda a: jax.lax.fori_loop(0, steps, lambda _, x: step(x), a)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("step", [five_points, inner_nine_points, far_neighbours, transport], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("shape", [(300, 517), (64, 1000), (129, 33), (260, 272)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -106,7 +106,7 @@ def pipelines(draw):
     return pipeline, compared
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(1024, 1024), (700, 1003)], ids=str)
 @given(drawn=pipelines(), seed=st.integers(0, 9))
 @settings(max_examples=7, deadline=None)

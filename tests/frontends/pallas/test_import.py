@@ -556,7 +556,7 @@ CALCULATIONS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", FLOAT8)
 @pytest.mark.parametrize("name", CALCULATIONS)
 def test_calculations_with_8_bit_floats_round_each_time(name, dtype):
@@ -697,7 +697,7 @@ def test_debug_checks_fail_the_call_where_they_are_enabled():
 WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2, jnp.float8_e8m0fnu]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("new", WIDTHS)
 @pytest.mark.parametrize("old", WIDTHS)
 def test_bitcasts_between_all_widths(old, new):
