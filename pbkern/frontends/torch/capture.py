@@ -90,9 +90,14 @@ def is_supported(node: torch.fx.Node) -> bool:
     return aten.rule_of(node.target) is not None or _is_number(node)
 
 
+# Functions of numbers in graphs whose shapes are symbols, beside those of operator and math.
+OF_NUMBERS = (min, max, torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_int, torch.sym_not, torch.sym_ite,
+              torch.sym_sum)  # fmt: skip
+
+
 def _is_python(target: Any) -> bool:
     """Whether a function is one of Python's own, of numbers or lists."""
-    return getattr(target, "__module__", "") in ("_operator", "math") or target in (min, max, torch.sym_max, torch.sym_min)
+    return getattr(target, "__module__", "") in ("_operator", "math") or target in OF_NUMBERS
 
 
 def _is_number(node: torch.fx.Node) -> bool:

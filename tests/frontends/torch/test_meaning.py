@@ -229,6 +229,19 @@ def test_shapes_that_change():
     same(torch.autograd.grad(fast(x).sum(), x), torch.autograd.grad(f(x).sum(), x))
 
 
+def test_numbers_of_shapes_that_change_are_python_s():
+    """Scales of a resize are floats of sizes, which are symbols from the second shape on."""
+
+    def half(x):
+        return torch.nn.functional.interpolate(x, scale_factor=0.5, mode="bilinear", align_corners=False)
+
+    f = pbkern.polyblocks_jit_torch(half)
+    for shape in ((1, 2, 12, 8), (1, 2, 64, 30), (1, 2, 7, 48)):
+        x = torch.rand(shape)
+        torch.testing.assert_close(f(x), half(x))
+        assert not any(g.in_torch for g in f.explain(x).graphs)
+
+
 def test_more_shapes_than_torch_recompiles_for():
     f = lambda x: x * 2 + 1
     fast = jit(f)
