@@ -4,24 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-
 import pbkern  # noqa: E402
+from benchmarks.torch_models import Whole  # noqa: E402
 
 from .comparing import check_gradients  # noqa: E402
 
 pytestmark = pytest.mark.slow
-
-
-class Whole(nn.Module):
-    """A model whose argument is one tensor; `kept` are others, `result` names what it returns."""
-
-    def __init__(self, model, result, takes="input_ids", **kept):
-        super().__init__()
-        self.model, self.result, self.takes, self.kept = model, result, takes, kept
-
-    def forward(self, x):
-        return getattr(self.model(**{self.takes: x}, **self.kept), self.result)
 
 
 def tokens():
