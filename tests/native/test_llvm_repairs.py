@@ -5,7 +5,7 @@ import numpy as np
 
 from pbkern import jit
 from pbkern.lower.mlir.operation import Operation, Region, lines
-from pbkern.targets.cpu.codegen.llvm_repairs import repaired
+from pbkern.targets.cpu.codegen.llvm_repairs import is_shuffled_without_end, repaired
 
 T = "vector<64xi8>"
 
@@ -32,3 +32,8 @@ def test_repeated_bytes_are_right():
     x = np.arange(96, dtype=np.uint8).reshape(8, 12)
     found = jit(lambda x: jnp.repeat(jnp.minimum(x, 3), 2, axis=1))(x)
     np.testing.assert_array_equal(found, np.repeat(np.minimum(x, 3), 2, axis=1))
+
+
+def test_which_functions_the_optimiser_makes_no_vectors_of():
+    assert is_shuffled_without_end(f"%v = vector.load %a[%i] : memref<128xi8>, {T}")
+    assert not is_shuffled_without_end("%v = vector.load %a[%i] : memref<128xi8>, vector<32xi8>")

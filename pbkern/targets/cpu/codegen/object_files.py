@@ -7,16 +7,18 @@ a module and an object of its own; the last one has the host functions as well. 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pbkern.targets import mlir
 
 from .host import default_threads, module_text
 from .kernel import Function, LoweredKernel
+from .llvm_repairs import is_shuffled_without_end
 
-# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops.
-VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL = 0, 2
+# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops; at level 1
+# it makes no vectors of its own.
+VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL, SCALAR_BYTES_OPT_LEVEL = 0, 2, 1
 # Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the 5 ms that an engine takes
 # are little.
 PART = 100_000
@@ -77,8 +79,15 @@ class Parts:
         mlir.check_lowered(module)
         level = self.opt_level
         if level is None:
-            level = SCALAR_OPT_LEVEL if any(f.has_scalar_loops for f in functions) else VECTOR_OPT_LEVEL
+            level = _level(functions)
         return self.timed("llvm", mlir.object_code, module, level, function, symbols)
+
+
+def _level(functions: Sequence[Function]) -> int:
+    if not any(f.has_scalar_loops for f in functions):
+        return VECTOR_OPT_LEVEL
+    at_risk = any(is_shuffled_without_end(f.text) for f in functions)
+    return SCALAR_BYTES_OPT_LEVEL if at_risk else SCALAR_OPT_LEVEL
 
 
 def llvm_module(kernels: str, host: str, timed: Callable):
