@@ -14,6 +14,7 @@ from pbkern.core import fallback
 from pbkern.core.errors import InternalError, KernelError
 from pbkern.core.jaxprs import literal_value
 from pbkern.core.options import CompileOptions
+from pbkern.dsl import checks
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.trace import KernelFunction
@@ -78,6 +79,7 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
     def run(program: HostProgram, operands) -> list:
         compiled: Compiled = build.compiled[program.name]
         found, cost = compiled.simulated([np.asarray(o) for o in operands], check)
+        checks.raise_failed(program.kernels())
         counts.append(cost)
         return found
 
@@ -122,6 +124,7 @@ def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -
     build = compile_programs(build_kernel(kernel), options)
     (compiled,) = build.compiled.values()
     results, counts = compiled.simulated([np.asarray(a) for a in args], check)
+    checks.raise_failed([kernel])
     return Simulation(results, [kernel], _texts([compiled]), counts)
 
 

@@ -113,13 +113,22 @@ def after(kernels: Iterable[Kernel], results: Sequence) -> list:
 
     Traceable; costs nothing unless a kernel has checks.
     """
-    known = frozenset((s.name, message) for k in kernels for s in k.stages for message in messages(s.body.jaxpr))
+    known = _known(kernels)
     if not known:
         return list(results)
     parts = [jnp.ravel(r)[:1] for r in results]  # what the callback waits for
 
     jax.experimental.io_callback(lambda _: _raise_first(known), None, parts)
     return list(results)
+
+
+def raise_failed(kernels: Iterable[Kernel]) -> None:
+    """Raises CheckError if a check of these kernels, which have run, has failed."""
+    _raise_first(_known(kernels))
+
+
+def _known(kernels: Iterable[Kernel]) -> frozenset[tuple[str, str]]:
+    return frozenset((s.name, message) for k in kernels for s in k.stages for message in messages(s.body.jaxpr))
 
 
 def _raise_first(known: frozenset[tuple[str, str]]) -> None:

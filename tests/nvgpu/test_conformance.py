@@ -14,8 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-from pbkern.core.errors import UnsupportedOp
-
 from ..native import test_bodies
 from .simulated import gpu
 
@@ -26,8 +24,6 @@ LOOKS_INTO_CODE = {"lowered", "as_text", "compile_program", "LowerOptions", "ker
 FIXTURES = {"rng": lambda mp: np.random.default_rng(5), "wide_types": lambda mp: None, "monkeypatch": lambda mp: mp}
 # Of random bodies, those that truncate a result whose last bit differs between targets: tanh(9) is 1, or the float before it.
 TRUNCATING = {642}
-# Kernels that check or print while they run.
-REFUSED = {"test_a_failed_check_of_the_last_stage_is_raised"}
 # Kernels that carry parameters of a class that tests invent for another target.
 FOREIGN = {"test_tiled_matmul_accumulates_in_scratch"}
 # Minutes in the simulator.
@@ -106,11 +102,7 @@ def test_case_of_the_cpu(case, monkeypatch):
     random_body = test_bodies.test_random_body
     monkeypatch.setattr(test_bodies, "test_random_body", lambda seed: seed in TRUNCATING or random_body(seed))
     with gpu(), jax.enable_x64(True) if wide else contextlib.nullcontext():
-        if f.__name__ in REFUSED:
-            with pytest.raises(UnsupportedOp, match="prints or checks while it runs"):
-                f(**values, **given)
-        else:
-            f(**values, **given)
+        f(**values, **given)
 
 
 def test_there_are_cases():

@@ -36,11 +36,13 @@ class Site:
       types: of the values that it shows.
       operands: types of its kernel's operands, where it hands them over.
       receive: called with the values, and a function that reads the operands.
+      is_check: whether it is a failed check, of which the first one counts.
     """
 
     types: tuple[Type, ...]
     operands: tuple[Type, ...]
     receive: Callable[[list, Callable[[], list]], None]
+    is_check: bool = False
 
 
 SITES: list[Site] = []
@@ -56,7 +58,8 @@ def trace(builder, eqn, env: dict) -> None:
         )  # fmt: skip
     values = [builder.read(env, a) for a in eqn.invars]
     operands: tuple[Buf, ...] = ()
-    if eqn.primitive is checks.fail_p:
+    is_check = eqn.primitive is checks.fail_p
+    if is_check:
         receive = _reporter(eqn, builder.kernel)
         values += builder.grid
         operands = builder.operands
@@ -64,7 +67,7 @@ def trace(builder, eqn, env: dict) -> None:
         receive = _printer(eqn)
     site = len(SITES)
     types = [(v.shape, v.dtype) for v in values]
-    SITES.append(Site(tuple(types), tuple((b.shape, b.dtype) for b in operands), receive))
+    SITES.append(Site(tuple(types), tuple((b.shape, b.dtype) for b in operands), receive, is_check))
 
     def run() -> None:
         copies = [builder.new_buffer(v.shape, v.dtype) for v in values]

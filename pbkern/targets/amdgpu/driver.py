@@ -14,7 +14,7 @@ class HipDriver(LibraryDriver):
 
     platform, vendor, library_name, initialise = "ROCM", "AMD", "libamdhip64.so", "hipInit"
     symbols = {"launch": "hipModuleLaunchKernel", "copy": "hipMemcpyDtoDAsync", "read": "hipMemcpyDtoHAsync",
-               "synchronize": "hipStreamSynchronize"}  # fmt: skip
+               "synchronize": "hipStreamSynchronize", "clear": "hipMemsetD8Async"}  # fmt: skip
     error_texts = "hipDrvGetErrorName", "hipDrvGetErrorString"
     hint = "rocminfo shows whether ROCm is installed and finds a device; target 'cpu' runs the same function"
 

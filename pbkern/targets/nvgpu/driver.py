@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 import traceback
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from pbkern.core.errors import SimulationError, TargetError
 from pbkern.simulate.launches import simulate_ptx
-from pbkern.targets.simt.launch.driver import Describe, Driver, LibraryDriver, Record, address_of, kept, written
+from pbkern.targets.simt.launch.driver import Describe, Driver, LibraryDriver, Record, Report, address_of, kept, written
+from pbkern.targets.simt.launch.reports import receive
 from pbkern.targets.simt.program import Code
 
 from . import program
@@ -29,6 +32,7 @@ _Launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, 
                            ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)  # fmt: skip
 _Copy = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _Synchronize = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_Clear = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p)
 
 
 class CudaDriver(LibraryDriver):
@@ -36,7 +40,7 @@ class CudaDriver(LibraryDriver):
 
     platform, vendor, library_name, initialise = "CUDA", "NVIDIA", "libcuda.so.1", "cuInit"
     symbols = {"launch": "cuLaunchKernel", "copy": "cuMemcpyDtoDAsync_v2", "read": "cuMemcpyDtoHAsync_v2",
-               "synchronize": "cuStreamSynchronize"}  # fmt: skip
+               "synchronize": "cuStreamSynchronize", "clear": "cuMemsetD8Async"}  # fmt: skip
     error_texts = "cuGetErrorName", "cuGetErrorString"
     hint = ("nvidia-smi shows the state of driver and devices; PBKERN_GPU_DRIVER=simulator runs launches without a device")
 
@@ -83,10 +87,12 @@ class SimulatorDriver:
         self.failures: dict[int, str] = {}  # by thread: what its last call failed by
         self._lock = threading.Lock()
         self._texts: list[ctypes.Array] = []
-        self._calls = (_Launch(self._launch), _Copy(_copied), _Copy(_copied), _Synchronize(lambda stream: 0),
-                       Describe(self._described), Record(self._recorded))  # fmt: skip
-        names = ("launch", "copy", "read", "synchronize", "describe", "record")
-        self.functions: Mapping[str, int] = dict(zip(names, map(address_of, self._calls)))
+        self._calls = {
+            "launch": _Launch(self._launch), "copy": _Copy(_copied), "read": _Copy(_copied), "clear": _Clear(_cleared),
+            "synchronize": _Synchronize(lambda stream: 0), "describe": Describe(self._described),
+            "record": Record(self._recorded), "report": Report(self._reported),
+        }  # fmt: skip
+        self.functions: Mapping[str, int] = {name: address_of(f) for name, f in self._calls.items()}
 
     def load(self, code: program.Code, sizes: tuple[int, ...]) -> int:
         with self._lock:
@@ -110,6 +116,19 @@ class SimulatorDriver:
     def _recorded(self, kernel: int, address: int, stream: int | None) -> int:
         function = self.kernels[kernel][0].function
         return written(function, _memory(address, function.record_bytes).view(np.int64), self.failures)
+
+    def _reported(self, kernel: int, address: int, operands: Any, stream: int | None) -> int:
+        function = self.kernels[kernel][0].function
+        reports = function.reports
+        assert reports is not None
+
+        def read() -> list[np.ndarray]:
+            sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reports.operands]
+            return [_memory(operands[k], n)[:n].view(dtype).reshape(shape).copy()
+                    for k, (n, (shape, dtype)) in enumerate(zip(sizes, reports.operands))]
+
+        receive(function, _memory(address, reports.nbytes).view(np.int64), read)
+        return 0
 
     def _described(self, kernel: int | None, error: int) -> int:
         return kept(self._texts, self.failures.pop(threading.get_ident(), f"error {error}"))
@@ -143,6 +162,11 @@ def _memory(address: int | None, size: int) -> np.ndarray:
     if not size or not address:
         return np.zeros(1, np.uint8)
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+def _cleared(address: int, value: int, size: int, stream: int | None) -> int:
+    ctypes.memset(address, value, size)
+    return 0
 
 
 def _copied(destination: int, source: int, size: int, stream: int | None) -> int:

@@ -16,6 +16,7 @@ from pbkern.simulate.launches import simulate_ptx
 from pbkern.targets.simt import program
 from pbkern.targets.simt.emit.kernel import ThreadFunction
 from pbkern.targets.simt.launch import trace
+from pbkern.targets.simt.launch.reports import receive
 
 from . import compile as codegen
 from . import ptxas
@@ -127,11 +128,16 @@ class _Run:
             arrays.append(np.zeros(f.global_bytes * f.blocks, np.uint8))
         if f.profile:
             arrays.append(np.zeros(f.record_bytes // 8, np.int64))
+        if f.reports:
+            arrays.append(np.zeros(f.reports.nbytes // 8, np.int64))
+            before = [v.reshape(t.shape).copy() for v, t in zip(views, step.kernel.in_types)]
         if f.blocks:
             self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, shared_bytes=f.dynamic_shared_bytes,
                                         check=self.check, unwritten=f.reads_unwritten)
         if f.blocks and f.profile:
-            trace.write(f, arrays[-1])
+            trace.write(f, arrays[len(f.operands) + bool(f.global_bytes)])
+        if f.reports:
+            receive(f, arrays[-1], lambda: before)
 
 
 def _padded(a: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from pbkern.core.process import disk_cache
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.primitives.breakpoint import breakpoint_p
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_function, device_functions
@@ -31,8 +30,6 @@ from .program import Code, Compiled
 
 if TYPE_CHECKING:
     from pbkern.fuse.cost.model import CostModel
-
-PRINTS = ("debug_callback", "debug_print")
 
 
 class ThreadTarget:
@@ -84,8 +81,6 @@ class ThreadTarget:
         return ThreadCosts.of(self.machine(device))
 
     def supports(self, eqn) -> str | None:
-        if eqn.primitive is breakpoint_p or eqn.primitive.name in PRINTS:
-            return "a GPU cannot call the host process"
         return support.supports(eqn)
 
     def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
@@ -108,13 +103,15 @@ class ThreadTarget:
                 hint="leave it out",
             )  # fmt: skip
         program, start = in_stages(program), time.perf_counter()
-        backend, codes, made = self.backend_of(options.device), {}, {}
+        backend, codes = self.backend_of(options.device), {}
+        made: dict[tuple[tuple, ThreadOptions], Code] = {}
         for n, k in enumerate(program.kernels()):
             build = backend.build_options(k, options, program)
             like = k.content, build
-            if like not in made:
-                made[like] = self._code(k, build, f"k{n}_{k.name}", backend)
-            codes[id(k)] = made[like]
+            code = made.get(like) or self._code(k, build, f"k{n}_{k.name}", backend)
+            if code.function.is_shared:
+                made[like] = code
+            codes[id(k)] = code
         compiled = self.compiled_class(program, codes, options)
         compiled.times |= {"code": (time.perf_counter() - start) * 1e3}
         return compiled
@@ -134,7 +131,10 @@ class ThreadTarget:
                     return self._codes[key]
                 except (ValueError, TypeError, zlib.error):  # no entry of ours: make it anew
                     store.remove(self.name, key)
-            code = self._codes[key] = self._lowered(kernel, options, name, backend)
+            code = self._lowered(kernel, options, name, backend)
+            if not code.function.is_shared:
+                return code
+            self._codes[key] = code
             if store:
                 store.put(self.name, key, kept_code.packed(code.function, self.made(code)))
         return self._codes[key]

@@ -8,7 +8,7 @@ text refers to kernels by their lowered signature, so the two modules are lowere
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
@@ -82,15 +82,19 @@ class HostText:
             at += -(-max(max(b.type.nbytes for b in members), 1) // ALIGNMENT) * ALIGNMENT
         return offsets, at
 
+    def copied(self, kernel: Kernel) -> Sequence[int]:
+        """Operands of which a launch of `kernel` keeps a copy."""
+        return list(self.kernels[id(kernel)].copies)
+
     def _copy_sizes(self, kernel: Kernel) -> list[int]:
         """Bytes in the arena of the copies that a launch of `kernel` makes of operands."""
-        sizes = [kernel.in_types[i].nbytes for i in self.kernels[id(kernel)].copies]
+        sizes = [kernel.in_types[i].nbytes for i in self.copied(kernel)]
         return [-(-n // ALIGNMENT) * ALIGNMENT for n in sizes]
 
     def _copies(self, step: Launch, views: list[View]) -> list[str]:
         """Copies operands as the kernel asks; pointers to them."""
         found, at = [], self.copies_at
-        for i, size in zip(self.kernels[id(step.kernel)].copies, self._copy_sizes(step.kernel)):
+        for i, size in zip(self.copied(step.kernel), self._copy_sizes(step.kernel)):
             found.append(self.put(f"llvm.getelementptr %arena[{at}] : (!llvm.ptr) -> !llvm.ptr, i8"))
             self._memcpy(found[-1], self.pointer(views[i]), views[i].type.nbytes)
             at += size

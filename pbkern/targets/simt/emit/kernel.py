@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
-from pbkern.core.errors import UnsupportedOp
 from pbkern.lower.kernel_nests import Case, KernelNests
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
@@ -28,15 +27,17 @@ from ..schedule.registers import keep
 from . import reductions, sorts
 from .nests import THREAD, NestEmitter
 from .recorder import Profile, Recorder
+from .reports import Reports, ReportWriter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ALIGNMENT = 16
-SLOTS, ARENA, FAR, RECORD = "%slots", "%arena", "%far", "%record"
+SLOTS, ARENA, FAR, RECORD, REPORTS = "%slots", "%arena", "%far", "%record", "%reports"
 
 
 @dataclass(frozen=True)
 class ThreadFunction:
-    """func.func @name(operands..., scratch in global memory if there is any, times if they are recorded).
+    """func.func @name(operands..., scratch in global memory if there is any, times if they are recorded, what is printed and
+    checked if anything is).
 
     Attributes:
       blocks, threads: of a launch.
@@ -46,7 +47,7 @@ class ThreadFunction:
       nests: readable, as they were emitted. operands: operands and results without memory of others.
       reads_unwritten: whether scratch may be read where nothing has been stored, which is not used then: windows of rows that
         fusion has made, before all rows are there, and buffers of pipelines, behind ragged blocks.
-      profile: what it records, if it does.
+      profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 
     name: str
@@ -61,7 +62,12 @@ class ThreadFunction:
     operands: tuple[int, ...]
     reads_unwritten: bool = False
     profile: Profile | None = None
-    is_shared: bool = True
+    reports: Reports | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether equal kernels, and later processes, may use it: the text holds no numbers of print sites."""
+        return self.reports is None
 
     @property
     def record_bytes(self) -> int:
@@ -70,8 +76,7 @@ class ThreadFunction:
 
 
 def emit(nests: KernelNests, name: str) -> ThreadFunction:
-    """The function of nests that have gone through all passes; their options are ThreadOptions. Raises UnsupportedOp for what
-    needs the host process while the kernel runs."""
+    """The function of nests that have gone through all passes; their options are ThreadOptions."""
     if 0 not in nests.kernel.grid:  # blocks of empty arrays lie nowhere
         nests.verify()
     return _Lowering(nests, name).lower()
@@ -86,13 +91,6 @@ class _Lowering(ProgramText):
         self.name, self.options = name, options
         nests = registers.nests
         super().__init__(nests)
-        for s in self._every():
-            if isinstance(s, Trace):
-                raise UnsupportedOp(
-                    f"kernel `{self.kernel.name}` prints or checks while it runs", at=self.kernel.defined_at or None,
-                    why=f"values would have to reach the host process from {self.options.device.name}, which it cannot",
-                    hint="target 'cpu', or pbkern.interpret",
-                )  # fmt: skip
         self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
         self.deals = registers.deals
         self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
@@ -104,6 +102,9 @@ class _Lowering(ProgramText):
                                             f"memref<{max(self.slots, 1)}xi64, {SHARED}>", self._barrier)
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
+        self.reports = Reports.of([s for s in self._every() if isinstance(s, Trace)], list(nests.copies))
+        if self.reports:
+            self.writer = ReportWriter(self.text, self.reports, REPORTS, THREAD, "%p", self.placement.memref)
 
     def _every(self) -> list[Stmt]:
         return [s for part in (self.nests.prologue, *self.nests.cases) for s in every(list(part.statements))]
@@ -141,6 +142,8 @@ class _Lowering(ProgramText):
             top.values[name] = name
             t.indices.add(name)
         self._views(top)
+        if self.reports:
+            self.writer.begin(top)
         block = Block(top)
         self._delinearise(block)
         inner = [d for d in range(len(self.kernel.grid)) if d not in self.nests.parallel]
@@ -151,7 +154,7 @@ class _Lowering(ProgramText):
             self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
             self.placement.global_bytes, self.index_bits,
             tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
-            self._reads_unwritten(), profile,
+            self._reads_unwritten(), profile, self.reports,
         )  # fmt: skip
 
     def _recorded(self, block: Block, inner: list[int]) -> Profile | None:
@@ -219,6 +222,7 @@ class _Lowering(ProgramText):
         args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
         args += [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if p.global_bytes else []
         args += [f"{self.record} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if self.record else []
+        args += [f"{REPORTS}: {self.writer.type} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if self.reports else []
         constants = [f"{n} = {c}" for c, n in t.constants.items()]
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
@@ -303,6 +307,8 @@ class _Lowering(ProgramText):
                 self.conditional_loop(block, s)
             case Sort():
                 sorts.emit_sort(self.emitter, block, s, self.options.threads, self._barrier)
+            case Trace():
+                self.writer.store(block, s)
             case Fetch():
                 pass  # changes nothing
 

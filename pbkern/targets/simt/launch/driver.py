@@ -3,7 +3,10 @@
     launch, copy, read, synchronize    as the CUDA driver API declares cuLaunchKernel, cuMemcpyDtoDAsync, cuMemcpyDtoHAsync,
                                        cuStreamSynchronize; HIP's have the same arguments
     describe(kernel, error) -> text    what a failed call says
+    clear                              as cuMemsetD8Async
     record(kernel, address, stream)    writes the trace of what a launch has recorded there
+    report(kernel, address, operands, stream)    prints what a launch has stored there, and notes checks that failed;
+                                                 operands: their addresses
 
 A kernel is loaded once per process; its number stands for it in launches.
 """
@@ -22,10 +25,12 @@ from pbkern.core.errors import TargetError
 from ..emit.kernel import ThreadFunction
 from ..program import Code
 from . import trace
+from .reports import receive
 
 Address = int
 Describe = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+Report = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
 NO_TRACE = -1  # an error that no driver knows: what was recorded could not be written
 
 
@@ -72,10 +77,10 @@ class LibraryDriver:
         self.functions_of: dict[int, ThreadFunction] = {}  # kernels
         self.failures: dict[int, str] = {}  # by thread: why its last trace was not written
         self.check(getattr(self.library, self.initialise)(0), "initialised")
-        self._describe, self._record, self._texts = Describe(self._described), Record(self._recorded), list[ctypes.Array]()
+        self._texts = list[ctypes.Array]()
+        self._own = {"describe": Describe(self._described), "record": Record(self._recorded), "report": Report(self._reported)}
         found = {k: address_of(getattr(self.library, symbol)) for k, symbol in self.symbols.items()}
-        self.functions: Mapping[str, Address] = found | {"describe": address_of(self._describe),
-                                                        "record": address_of(self._record)}
+        self.functions: Mapping[str, Address] = found | {k: address_of(f) for k, f in self._own.items()}
 
     def load(self, code: Code, sizes: tuple[int, ...]) -> int:
         kernel = self.loaded(code)
@@ -109,10 +114,32 @@ class LibraryDriver:
     def _recorded(self, kernel: int, address: int, stream: int | None) -> int:
         function = self.functions_of[kernel]
         records = np.zeros(function.record_bytes // 8, np.int64)
+        return self._read(records, address, stream) or written(function, records, self.failures)
+
+    def _reported(self, kernel: int, address: int, operands: Any, stream: int | None) -> int:
+        reports = self.functions_of[kernel].reports
+        assert reports is not None
+        stored = np.zeros(reports.nbytes // 8, np.int64)
+        if error := self._read(stored, address, stream):
+            return error
+
+        def read() -> list[np.ndarray]:
+            found = [np.zeros(shape, dtype) for shape, dtype in reports.operands]
+            for k, a in enumerate(found):
+                self.check(self._read(a, operands[k], stream), "asked for operands")
+            return found
+
+        receive(self.functions_of[kernel], stored, read)
+        return 0
+
+    def _read(self, into: np.ndarray, address: int, stream: int | None) -> int:
+        """Copies bytes of the device, and waits for them."""
         read, synchronize = (getattr(self.library, self.symbols[name]) for name in ("read", "synchronize"))
-        error = read(ctypes.c_void_p(records.ctypes.data), ctypes.c_void_p(address), ctypes.c_size_t(records.nbytes),
+        if not into.nbytes:
+            return 0
+        error = read(ctypes.c_void_p(into.ctypes.data), ctypes.c_void_p(address), ctypes.c_size_t(into.nbytes),
                      ctypes.c_void_p(stream))
-        return error or synchronize(ctypes.c_void_p(stream)) or written(function, records, self.failures)
+        return error or synchronize(ctypes.c_void_p(stream))
 
 
 def written(function: ThreadFunction, records: np.ndarray, failures: dict[int, str]) -> int:

@@ -3,16 +3,17 @@
     @pbk_handler(call frame)    gathers addresses and the stream, runs the steps, and makes an error of what failed
     @pbk_main(call, buffers, temporaries)    the steps; `call` holds the stream, the first error, and the kernel that it is of
 
-After an error no further step does anything. Conditions of loops and branches, and recorded times, are read back from the
-device, which waits for the stream: such a call cannot be part of a command buffer, and the handler tells XLA so.
+After an error no further step does anything. Conditions of loops and branches, recorded times, prints and checks are read back
+from the device, which waits for the stream: such a call cannot be part of a command buffer, and the handler tells XLA so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pbkern.core.errors import InternalError
 from pbkern.dsl.host_program import Cond, HostProgram, Launch, Step, View, While
+from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.cpu.codegen import object_files
 from pbkern.targets.cpu.codegen.elf_loader import Image
@@ -37,10 +38,14 @@ class LaunchText(HostText):
         functions = [c.function for c in compiled.codes.values()]
         scratch = max((f.global_bytes * f.blocks for f in functions), default=0)
         self.record_at = -(-(self.temp_bytes + scratch) // ALIGNMENT) * ALIGNMENT
-        self.scratch_bytes = self.record_at - self.temp_bytes + max((f.record_bytes for f in functions), default=0)
+        recorded = max((f.record_bytes for f in functions), default=0)
+        self.reports_at = self.record_at + -(-recorded // ALIGNMENT) * ALIGNMENT
+        reported = max((f.reports.nbytes for f in functions if f.reports), default=0)
+        self.scratch_bytes = self.reports_at - self.temp_bytes + reported
 
-    def _copy_sizes(self, kernel) -> list[int]:
-        return []
+    def copied(self, kernel: Kernel) -> Sequence[int]:
+        reports = self.compiled.codes[id(kernel)].function.reports
+        return reports.copied if reports else ()
 
     def _memcpy(self, destination: str, source: str, size: int) -> None:
         self.lines.append(f"func.call @pbk_copy(%frame, {destination}, {source}, {self.const(size)}) : "
@@ -68,19 +73,40 @@ class LaunchText(HostText):
         if function.global_bytes:
             pointers.append(self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8"))
         if function.profile:
-            pointers.append(self.put(f"llvm.getelementptr %arena[{self.record_at}] : (!llvm.ptr) -> !llvm.ptr, i8"))
-        values, places = (self.alloca(f"!llvm.array<{max(len(pointers), 1)} x ptr>") for _ in range(2))
-        for k, p in enumerate(pointers):  # the driver is given addresses of arguments
-            at = f"[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8"
-            value, place = self.put(f"llvm.getelementptr {values}{at}"), self.put(f"llvm.getelementptr {places}{at}")
-            self.lines += [f"llvm.store {p}, {value} : !llvm.ptr, !llvm.ptr",
-                           f"llvm.store {value}, {place} : !llvm.ptr, !llvm.ptr"]  # fmt: skip
+            recorded = self.put(f"llvm.getelementptr %arena[{self.record_at}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            pointers.append(recorded)
+        if function.reports:
+            handed = self._handed_over(step, views)
+            pointers.append(self._cleared(function.reports.cleared_bytes))
+        places = self._pointers([self._pointers([p]) for p in pointers])  # the driver is given addresses of arguments
         numbers = (self.handles[id(step.kernel)], function.blocks, function.threads, function.dynamic_shared_bytes)
         passed = ", ".join([*map(self.const, numbers), places])
         self.lines.append(f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()")
         if function.profile:
-            passed = f"{self.const(self.handles[id(step.kernel)])}, {pointers[-1]}"
+            passed = f"{self.const(self.handles[id(step.kernel)])}, {recorded}"
             self.lines.append(f"func.call @pbk_record(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr) -> ()")
+        if function.reports:
+            passed = f"{self.const(self.handles[id(step.kernel)])}, {pointers[-1]}, {handed}"
+            self.lines.append(f"func.call @pbk_report(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr) -> ()")
+
+    def _handed_over(self, step: Launch, views: Sequence[View]) -> str:
+        """An array of the operands' addresses, of copies where the kernel updates them."""
+        copies = dict(zip(self.copied(step.kernel), self._copies(step, list(views))))
+        return self._pointers([copies.get(i) or self.pointer(views[i]) for i in range(len(step.operands))])
+
+    def _cleared(self, size: int) -> str:
+        """The place of what a kernel reports, its first bytes zero."""
+        place = self.put(f"llvm.getelementptr %arena[{self.reports_at}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        self.lines.append(f"func.call @pbk_clear(%frame, {place}, {self.const(size)}) : (!llvm.ptr, !llvm.ptr, i64) -> ()")
+        return place
+
+    def _pointers(self, pointers: Sequence[str]) -> str:
+        """An array of pointers."""
+        found = self.alloca(f"!llvm.array<{max(len(pointers), 1)} x ptr>")
+        for k, p in enumerate(pointers):
+            place = self.put(f"llvm.getelementptr {found}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            self.lines.append(f"llvm.store {p}, {place} : !llvm.ptr, !llvm.ptr")
+        return found
 
     def distinct(self) -> tuple:
         return ()
@@ -138,6 +164,35 @@ func.func private @pbk_record(%call: !llvm.ptr, %kernel: i64, %from: !llvm.ptr) 
     %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
     %rc = llvm.call %f(%k, %from, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
     func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+
+func.func private @pbk_report(%call: !llvm.ptr, %kernel: i64, %from: !llvm.ptr, %operands: !llvm.ptr) {{
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %address = arith.constant {report} : i64
+    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+    %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
+    %rc = llvm.call %f(%k, %from, %operands, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+    func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+
+func.func private @pbk_clear(%call: !llvm.ptr, %to: !llvm.ptr, %bytes: i64) {{
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %address = arith.constant {clear} : i64
+    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+    %zero = arith.constant 0 : i32
+    %rc = llvm.call %f(%to, %zero, %bytes, %stream) : !llvm.ptr, (!llvm.ptr, i32, i64, !llvm.ptr) -> i32
+    %none = arith.constant 0 : i64
+    func.call @pbk_note(%call, %rc, %none) : (!llvm.ptr, i32, i64) -> ()
   }}
   return
 }}
@@ -251,7 +306,8 @@ def handler(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
     count = max(len(compiled.program.inputs) + len(compiled.program.outputs), 1)
     entry = _HANDLER.format(**constants, ERRC_INTERNAL=ERRC_INTERNAL, ERROR_CREATE=ERROR_CREATE, count=count,
                             stream=_STREAM if driver.platform != "cpu" else "", gathered=_gathered(compiled.program))
-    waits = _reads_back(compiled.program.steps) or any(c.function.profile for c in compiled.codes.values())
+    functions = [c.function for c in compiled.codes.values()]
+    waits = _reads_back(compiled.program.steps) or any(f.profile or f.reports for f in functions)
     traits = 0 if waits else COMMAND_BUFFERS
     parts = [text.text(), _MAIN.format(**constants), xla.metadata_text(traits), entry]
     module = object_files.host_module("\n".join(parts))
@@ -285,7 +341,8 @@ def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
     if step is None:
         raise InternalError("a kernel without a launch was compiled")
     function, types = compiled.codes[kernel].function, [*step.kernel.in_types, *step.kernel.out_types]
-    others = [n for n in (function.global_bytes * function.blocks, function.record_bytes) if n]
+    reported = function.reports.nbytes if function.reports else 0
+    others = [n for n in (function.global_bytes * function.blocks, function.record_bytes, reported) if n]
     return (*(types[k].nbytes for k in function.operands), *others)
 
 

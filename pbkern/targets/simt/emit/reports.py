@@ -1,0 +1,177 @@
+"""Prints and failed checks of bodies, which the first thread of a block stores for the host process to read after the launch.
+
+    words    0                        1 ...                                          ...
+             words that all prints    each check: how often it failed, values of     prints: site, block, values of each, in
+             asked for                the first time                                 the order in which blocks stored them
+
+Every value starts at a whole word. A check has its own place, so that it is found however much is printed. What launches do
+with the words is in launch/reports.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pbkern.core.affine import Affine
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.ir import Buf, Trace
+from pbkern.lower.rules.debug_callbacks import SITES, Type
+
+WORD = 8
+# For prints of one launch. Source: CUDA C++ Programming Guide, formatted output: what its printf keeps by default.
+PRINTED_BYTES = 1 << 20
+HEAD = 2  # words of a print before its values
+NO_PRINT = -1  # in the place of the site: it did not fit
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Of one kernel.
+
+    Attributes:
+      prints, checks: numbers in lower.rules.debug_callbacks.SITES.
+      copied: operands of which the launch keeps a copy, since the kernel updates what a failed check shows.
+    """
+
+    prints: tuple[int, ...]
+    checks: tuple[int, ...]
+    copied: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], copied: Sequence[int]) -> Reports | None:
+        sites = sorted({t.site for t in traces})
+        checks = tuple(n for n in sites if SITES[n].is_check)
+        return cls(tuple(n for n in sites if not SITES[n].is_check), checks, tuple(copied)) if sites else None
+
+    @functools.cached_property
+    def places(self) -> dict[int, int]:
+        """Check -> its first word."""
+        found, at = {}, 1
+        for n in self.checks:
+            found[n], at = at, at + 1 + words(SITES[n].types)
+        return found
+
+    @property
+    def first_print(self) -> int:
+        return 1 + sum(1 + words(SITES[n].types) for n in self.checks)
+
+    @property
+    def room(self) -> int:
+        """Words for prints."""
+        longest = max((HEAD + words(SITES[n].types) for n in self.prints), default=0)
+        return max(PRINTED_BYTES // WORD, longest) if self.prints else 0
+
+    @property
+    def nbytes(self) -> int:
+        """A word more than there is room: the first print that does not fit says so."""
+        return (self.first_print + self.room + bool(self.room)) * WORD
+
+    @property
+    def cleared_bytes(self) -> int:
+        """From the start, which are zero before a launch."""
+        return self.first_print * WORD
+
+    @property
+    def operands(self) -> tuple[Type, ...]:
+        """Types of those that a failed check hands over."""
+        return next((SITES[n].operands for n in self.checks), ())
+
+
+def words(types: Sequence[Type]) -> int:
+    """Of values of these types."""
+    return sum(map(value_words, types))
+
+
+def value_words(of_type: Type) -> int:
+    shape, dtype = of_type
+    return -(-math.prod(shape) * dtype.itemsize // WORD)
+
+
+@dataclass
+class ReportWriter:
+    """Appends what stores them. `memory`: a memref of bytes; `thread`, `block`: their numbers; `memref`: type of a buffer's."""
+
+    text: Text
+    reports: Reports
+    memory: str
+    thread: str
+    block: str
+    memref: Callable[[Buf], str]
+
+    @property
+    def type(self) -> str:
+        return f"memref<{self.reports.nbytes}xi8>"
+
+    def begin(self, top: Block) -> None:
+        """Names the words."""
+        self.words_type = f"memref<{self.reports.nbytes // WORD}xi64>"
+        self.words = self.text.put(top, f"memref.view {self.memory}[{self.text.index(0)}][] : {self.type} to {self.words_type}")
+
+    def store(self, block: Block, trace: Trace) -> None:
+        """What one statement reports. Of its buffers, operands come last, which the launch reads."""
+        first = self.text.put(block, f"arith.cmpi eq, {self.thread}, {self.text.index(0)} : index")
+        one = self._check if SITES[trace.site].is_check else self._print
+        self.text.when(block, first, lambda inner: one(inner, trace))
+
+    def _check(self, block: Block, trace: Trace) -> None:
+        at = self.reports.places[trace.site]
+        before = self._added(block, at, 1)
+        never = self.text.put(block, f"arith.cmpi eq, {before}, {self._i64(0)} : i64")
+        self.text.when(block, never, lambda inner: self._values(inner, trace, Affine((), at + 1)))
+
+    def _print(self, block: Block, trace: Trace) -> None:
+        count = HEAD + words(SITES[trace.site].types)
+        before = self._added(block, 0, count)
+        fits = self.text.put(block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room - count)} : i64")
+        is_next = self.text.put(block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room)} : i64")
+
+        def start_of(inner: Block) -> Affine[str]:
+            inner.values["%report"] = self.text.put(inner, f"arith.index_cast {before} : i64 to index")
+            return Affine.symbol("%report") + self.reports.first_print
+
+        def fill(inner: Block) -> None:
+            start = start_of(inner)
+            self._word(inner, start, self._i64(trace.site))
+            self._word(inner, start + 1, self.text.put(inner, f"arith.index_cast {self.block} : index to i64"))
+            self._values(inner, trace, start + HEAD)
+
+        def end(inner: Block) -> None:
+            self._word(inner, start_of(inner), self._i64(NO_PRINT))
+
+        self.text.when(block, fits, fill, lambda inner: self.text.when(inner, is_next, end))
+
+    def _values(self, block: Block, trace: Trace, at: Affine) -> None:
+        for of_type, buf in zip(SITES[trace.site].types, trace.buffers):
+            self._copy(block, buf, at)
+            at = at + value_words(of_type)
+
+    def _copy(self, block: Block, buf: Buf, at: Affine) -> None:
+        """All elements of a buffer, to the words from `at` on."""
+        source = self.memref(buf)
+        kind = source.removeprefix("memref<").removesuffix(">").split(",")[0].split("x", 1)[1]
+        target = f"memref<{max(buf.size, 1)}x{kind}>"
+        place = self.text.affine(block, at * WORD)[1]
+        view = self.text.put(block, f"memref.view {self.memory}[{place}][] : {self.type} to {target}")
+
+        def fill(inner: Block, _: object) -> list:
+            n = self.text.affine(inner, Affine.symbol("%element"))[1]
+            value = self.text.put(inner, f"memref.load {buf.root.name}[{n}] : {source}")
+            inner.add(f"memref.store {value}, {view}[{n}] : {target}")
+            return []
+
+        self.text.loop(block, "%element", 0, buf.size, 1, fill)
+
+    def _added(self, block: Block, word: int, count: int) -> str:
+        """A word before `count` is added to it, by one thread of all at a time."""
+        return self.text.put(block, f"memref.atomic_rmw addi {self._i64(count)}, {self.words}[{self.text.index(word)}] : "
+                                    f"(i64, {self.words_type}) -> i64")
+
+    def _word(self, block: Block, at: Affine, value: str) -> None:
+        place = self.text.affine(block, at)[1]
+        block.add(f"memref.store {value}, {self.words}[{place}] : {self.words_type}")
+
+    def _i64(self, n: int) -> str:
+        return self.text.const(f"arith.constant {n} : i64")

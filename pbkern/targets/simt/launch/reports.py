@@ -1,0 +1,61 @@
+"""Words that a launch has stored (emit/reports.py) -> prints, and errors of failed checks, in the host process."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from pbkern.lower.rules.debug_callbacks import SITES, Type
+
+from ..emit.kernel import ThreadFunction
+from ..emit.reports import HEAD, NO_PRINT, WORD, value_words, words
+
+
+def receive(function: ThreadFunction, stored: np.ndarray, operands: Callable[[], list[np.ndarray]]) -> None:
+    """Prints block after block, and reports the checks that failed. Raises nothing: what a print's own code raises is shown.
+
+    Args:
+      stored: int64[Reports.nbytes / 8].
+      operands: reads what the kernel was given.
+    """
+    reports = function.reports
+    assert reports is not None
+    try:
+        for _, site, values in sorted(_printed(function, stored), key=lambda p: p[0]):
+            SITES[site].receive(values, operands)
+        if (asked := int(stored[0])) > reports.room:
+            print(f"pbkern: kernel `{function.name}` printed {asked * WORD} bytes in one launch; {reports.room * WORD} are "
+                  "kept, and the prints that did not fit are not shown", file=sys.stderr)
+        for site, at in reports.places.items():
+            if stored[at]:
+                SITES[site].receive(_values(stored[at + 1 :], SITES[site].types), operands)
+    except Exception as e:  # no exception can pass through the frames of the caller, which is compiled code
+        print(f"pbkern: a print or check in a kernel failed: {e!r}", file=sys.stderr)
+
+
+def _printed(function: ThreadFunction, stored: np.ndarray) -> Iterator[tuple[int, int, list]]:
+    """(block, site, values) as they were stored, up to the first that did not fit."""
+    reports = function.reports
+    assert reports is not None
+    rest = stored[reports.first_print :]
+    at, end = 0, min(int(stored[0]), reports.room)
+    while at < end:
+        site, block = map(int, rest[at : at + HEAD])
+        if site == NO_PRINT:
+            return
+        count = words(SITES[site].types)
+        yield block, site, _values(rest[at + HEAD :], SITES[site].types)
+        at += HEAD + count
+
+
+def _values(stored: np.ndarray, types: Sequence[Type]) -> list[np.ndarray]:
+    found, at = [], 0
+    for shape, dtype in types:
+        count = value_words((shape, dtype))
+        flat = stored[at : at + count].view(np.uint8)[: math.prod(shape) * dtype.itemsize]
+        found.append(flat.view(dtype).reshape(shape).copy())
+        at += count
+    return found
