@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import os
 import pathlib
@@ -84,7 +85,17 @@ def polyblocks_jit_jax(
     given = merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
     check_for("polyblocks_jit_jax", options)
+    _refuse_options(jit_kw)
     return JitFunction(fn, options, jit_kw)
+
+
+def _refuse_options(jit_kw: dict) -> None:
+    """Those of pbkern that are given as if they were jax.jit's."""
+    options = {f.name for f in dataclasses.fields(CompileOptions)} - {*inspect.signature(jax.jit).parameters}
+    for name in (n for n in jit_kw if n in options):
+        why, option = f"given {name}={jit_kw[name]!r}", f"{{{name!r}: {jit_kw[name]!r}}}"
+        raise OptionError(f"`{name}` is a compile option, not an argument of polyblocks_jit_jax", why=why,
+                          hint=f"polyblocks_jit_jax(f, compile_options={option})")  # fmt: skip
 
 
 def merged(compile_options, arguments: dict) -> dict:

@@ -46,6 +46,14 @@ def test_an_argument_given_twice_is_an_error():
         pj(repeat, compile_options={"static_argnums": 1}, static_argnums=1)
 
 
+def test_an_option_that_is_given_as_an_argument_is_an_error():
+    with pytest.raises(OptionError, match="`target` is a compile option") as raised:
+        pj(repeat, target="nvgpu")
+    assert "given target='nvgpu'" in str(raised.value) and "compile_options={'target': 'nvgpu'}" in str(raised.value)
+    with pytest.raises(TypeError, match="no_such"):  # jax.jit's error
+        pj(repeat, no_such=1)
+
+
 @pytest.mark.parametrize("how", [
     {"donate_argnums": 0}, {"donate_argnames": "x"}, {"compile_options": {"donate_argnums": 0}},
 ])  # fmt: skip

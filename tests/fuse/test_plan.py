@@ -14,7 +14,7 @@ import pbkern
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.host_program import Cond, Copy, Loop, While
-from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
+from pbkern.fuse.partition.leave_layouts_to_xla import REASON as LAYOUT
 from pbkern.fuse.tiling.block_search import search, tall_blocks
 from pbkern.targets.cpu.costs.model import CpuCosts
 
@@ -275,7 +275,7 @@ LONG = [lambda x: x.sum(), lambda x: x + x, lambda x: x[::3].max(), lambda x: la
 @pytest.mark.parametrize("f", LONG)
 def test_arrays_longer_than_kernels_count_are_left_to_xla(f):
     made = planned(f, jax.ShapeDtypeStruct((2**31 + 77,), jnp.float32))
-    left = [x.why for x in made.explanation.left if x.why != BESIDE]
+    left = [x.why for x in made.explanation.left if x.why != LAYOUT]
     assert left and all("more than 2147483647 elements" in why or "its body" in why for why in left)
     assert planned(lambda x: x.sum(), jax.ShapeDtypeStruct((50000, 50001), jnp.float32)).kernels()
 

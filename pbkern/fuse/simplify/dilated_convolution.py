@@ -25,13 +25,13 @@ def undilated(eqn, operands):
     if not plain or all(s == 1 for s in steps) or 0 in x.shape or 0 in w.shape or 0 in shape:
         return None
     apart = [k for k, (s, d) in enumerate(zip(steps, p["dimension_numbers"].rhs_spec[2:])) if 1 < s >= w.shape[d]]
-    return [_side_by_side(x, w, p, shape, apart) if apart else _polyphase(x, w, p, shape)]
+    return [_disjoint_windows(x, w, p, shape, apart) if apart else _polyphase(x, w, p, shape)]
 
 
 # --- no result meets two elements -----------------------------------------------------------------------------------
 
 
-def _side_by_side(x, w, p: dict, shape, apart: list[int]):
+def _disjoint_windows(x, w, p: dict, shape, apart: list[int]):
     """A convolution whose windows do not meet along the spatial dimensions `apart`; `shape` is the result's."""
     numbers, steps = p["dimension_numbers"], p["lhs_dilation"]
     at, axes = [numbers.rhs_spec[2 + k] for k in apart], [numbers.out_spec[2 + k] for k in apart]

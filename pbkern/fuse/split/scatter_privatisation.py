@@ -42,11 +42,11 @@ def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
     count = updates.size
     if machine.scatter_cycles(eqn) < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
         return None
-    side_by_side = math.prod(operand.shape[d] for d in dn.operand_batching_dims)
+    batch = math.prod(operand.shape[d] for d in dn.operand_batching_dims)
     free = [d for d in range(indices.ndim - 1) if d not in dn.scatter_indices_batching_dims]
     stays_near = operand.size * operand.dtype.itemsize <= machine.near_bytes // 2
     wanted = min((4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size))
-    if side_by_side >= 2 * machine.cores or wanted < 2 or not free:
+    if batch >= 2 * machine.cores or wanted < 2 or not free:
         return None
     cut = max(free, key=lambda d: indices.shape[d])
     block = near_divisor(indices.shape[cut], -(-indices.shape[cut] // wanted))

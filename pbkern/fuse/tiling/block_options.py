@@ -12,7 +12,7 @@ SMALL = 1 << 14
 # Programs that divide a dimension chosen by the indices of a scatter: each walks all indices.
 OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 # Scatters that one program may do together.
-BESIDE = (1, 2, 4, 16, 64, 256, 1024)
+SCATTER_BATCHES = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension of a contraction that one program may take together.
 MOST_OUTER = 64
 # Results per image and channel up to which several images share a program's copies of filters. More results only fill its
@@ -71,7 +71,7 @@ def options_of(
     """(sorted options, preferred size) per dimension."""
     options: list[list[int]] = [[n] for n in shape]
     target = list(shape)
-    if any(role not in ("run", "owned", "beside") for role in roles.values()):
+    if any(role not in ("run", "owned", "scatter batch") for role in roles.values()):
         for d, n in enumerate(shape):
             if d not in forced and n > 1:
                 options[d], target[d] = _contraction_options(n, roles.get(d, "batch"), sizes)
@@ -85,8 +85,8 @@ def options_of(
         if roles.get(d) == "run":
             options[d], target[d] = [1], 1
             continue
-        if roles.get(d) == "beside":
-            options[d], target[d] = _powers(n, BESIDE), max(1, min(n // 4, 256 // run))
+        if roles.get(d) == "scatter batch":
+            options[d], target[d] = _powers(n, SCATTER_BATCHES), max(1, min(n // 4, 256 // run))
             run *= target[d]
             continue
         if roles.get(d) == "owned":

@@ -211,7 +211,7 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
             runs = step.out[: run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop]
             roles.update({axes[a]: "run" for s in runs for a in s.start.symbols})
         if step.eqn.primitive.name in SCATTERS:
-            for role, among in (("beside", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
+            for role, among in (("scatter batch", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
                 roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
@@ -222,7 +222,7 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
                 for axis in s.start.symbols:
                     roles.setdefault(axes[axis], names[d])
             break
-    if {"owned", "beside"} & set(roles.values()):
+    if {"owned", "scatter batch"} & set(roles.values()):
         return least, roles, 1
     moving, looked_up = [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)], tables(requests, machine)
     grain = max((min(_own_elements(h), elements_read(requests, v, h, looked_up)) for v, h in moving), default=1)

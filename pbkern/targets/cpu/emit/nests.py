@@ -190,8 +190,8 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _horizontal(self, w: Walk, block: Block, points: list[Point]) -> None:
         """Vectors along a reduced dimension; lanes are combined at the end."""
-        if w.sched.side_by_side:
-            self._side_by_side(w, block, points)
+        if w.sched.batched_rows:
+            self._horizontal_batch(w, block, points)
             return
         nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
         accs = self._lane_sums(w, block, points)
@@ -203,9 +203,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             scalars += self._fold(w, block, parts, exact=exact)
         self._writes(w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True)
 
-    def _side_by_side(self, w: Walk, block: Block, points: list[Point]) -> None:
+    def _horizontal_batch(self, w: Walk, block: Block, points: list[Point]) -> None:
         """The same of a row in every lane of what is stored; a few rows at a time are added up in registers."""
-        width, lanes, rows = len(self._per_accumulator(w, bool)), w.sched.lanes, w.sched.side_by_side
+        width, lanes, rows = len(self._per_accumulator(w, bool)), w.sched.lanes, w.sched.batched_rows
         at_once = max((LONG_POINTS if is_long_point(w.nest) else lanes) // width, 1)
         accs: list[list[Ssa]] = []
         for at in range(0, len(points), at_once):

@@ -167,7 +167,7 @@ class _RunningMaxima:
         e, dtype = self.excess, self.level.dtype
         level, greatest = self._load(self.level, HERE), self._load(self.found[e.which], strip.number)
         sums = self._on_strip(e.sums, strip, self.added, lambda x: self._less(x, level))
-        both = _side_by_side(self._found_on(strip), sums, self.pool)
+        both = _fused(self._found_on(strip), sums, self.pool)
         above = self.context.op("sub", dtype, greatest, level)
         near = self.context.op("le", BOOL, above, self.context.const(NEAR, dtype))
         zero, one = (self.context.const(n, INT32) for n in range(2))
@@ -264,7 +264,7 @@ def _moved(w: Write, places: dict[str, Affine], expr: Callable[[Expr], Expr]) ->
     return w.mapped(expr, index=tuple(i.substitute(places.get) for i in w.index))
 
 
-def _side_by_side(first: Nest, second: Nest, pool: Pool) -> Nest:
+def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
     """One nest of two that walk equally many elements."""
     (mine,), (theirs,) = first.dims, second.dims
     base, places = len(first.reductions), {theirs: Affine.symbol(mine)}

@@ -18,7 +18,7 @@ from pbkern.targets.cpu.math.op_cycles import COST
 from .cache_conflicts import fit, rows_apart
 from .interleaved_access import joint_stores
 from .register_transpose import transposed_dim
-from .short_rows import rows_beside
+from .short_rows import batched_rows
 from .vector_dimension import is_long_point, register_bits, score
 
 # Vector registers that accumulators leave to operands.
@@ -70,7 +70,7 @@ class NestSchedule:
     transpose: str | None = None  # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
     straight: bool = False  # reductions have no loops: each step stands by itself
     # sums of `lanes` points along this dim become one vector (targets/cpu/emit/horizontal_reductions.py)
-    side_by_side: str | None = None
+    batched_rows: str | None = None
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
     registers: int = 32  # of the machine
 
@@ -101,7 +101,7 @@ def column_vectors(registers: int) -> int:
 
 def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
     """The schedule with one vector per step; the same where its tile is of that size, or where others rely on it."""
-    if nest.over or nest.schedule is not None or sched.transpose or sched.side_by_side or sched.tile == 1:
+    if nest.over or nest.schedule is not None or sched.transpose or sched.batched_rows or sched.tile == 1:
         return sched
     return replace(sched, unroll=1, jam={}, cut_as=sched.tile)
 
@@ -141,7 +141,7 @@ def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
         sched.lanes = min(sched.lanes, sched.registers // 2 // step)
     elif nest.reductions and vector in nest.rdims:
         _tile_horizontal(nest, sched)
-        _put_side_by_side(nest, sched, full)
+        _batch_rows(nest, sched, full)
     elif nest.reductions and nest.rdims:
         _tile_register(nest, sched)
     else:
@@ -183,7 +183,7 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
     looped = math.prod(n for d, n in nest.dims.items() if d != sched.vector and d not in sched.jam)
     sums = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
     if sched.vector in nest.rdims:
-        return looped * tiled([*sched.jam.items()], {}) + sums * (TURNED_ACROSS if sched.side_by_side else ACROSS)
+        return looped * tiled([*sched.jam.items()], {}) + sums * (TURNED_ACROSS if sched.batched_rows else ACROSS)
     stores = max((1 if flat_coefficient(w.buf, w.index, sched.vector) == 1 else lanes for w in nest.writes), default=1)
     vectors = sums // nest.dims[sched.vector] * _vectors(nest, sched)
     return looped * tiled([*sched.jam.items()], {}) + vectors * stores
@@ -280,16 +280,16 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
         _tile_both_sides(nest, sched)
 
 
-def _put_side_by_side(nest: Nest, sched: NestSchedule, full: int) -> None:
+def _batch_rows(nest: Nest, sched: NestSchedule, full: int) -> None:
     """Short rows: as many as a vector has lanes end in one vector. `full`: lanes of a register.
 
     Values with their places are many operations to compare: those of half a register are found row by row.
     """
-    rows = rows_beside(nest, sched.along)
+    rows = batched_rows(nest, sched.along)
     if rows is None or _vectors(nest, sched) > FEW_VECTORS or nest.dims[rows] < sched.lanes:
         return
     if sched.lanes == full or all(r.op not in ("argmax", "argmin") for r in nest.reductions):
-        sched.side_by_side, sched.jam, sched.unroll = rows, {rows: sched.lanes}, 1
+        sched.batched_rows, sched.jam, sched.unroll = rows, {rows: sched.lanes}, 1
 
 
 def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:

@@ -10,7 +10,7 @@ from pbkern.lower.nest.ir import Nest
 SHORTEST_ROW = 5
 
 
-def rows_beside(nest: Nest, vector: str) -> str | None:
+def batched_rows(nest: Nest, vector: str) -> str | None:
     """The dimension whose points are the lanes of what is stored behind reductions along `vector`, if there is one.
 
     All results are side by side along it, and no point reads what another one stores.

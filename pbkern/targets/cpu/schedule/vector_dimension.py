@@ -11,7 +11,7 @@ from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_stores
 from .register_transpose import is_transposed, transposable_dims
-from .short_rows import SHORTEST_ROW, rows_beside
+from .short_rows import SHORTEST_ROW, batched_rows
 
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
@@ -87,7 +87,7 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
         compares = any(r.op in ("argmax", "argmin") for r in nest.reductions)
         return score * min(1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8))
     left = min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
-    if left < SUMS_LEFT or is_long_point(nest) or rows_beside(nest, dim) is None:
+    if left < SUMS_LEFT or is_long_point(nest) or batched_rows(nest, dim) is None:
         return score * min(1.0, size / 8) * left
     return score * min(1.0, size / SHORTEST_ROW)
 

@@ -1,4 +1,4 @@
-"""While loops that vmap lays side by side: each ends by itself."""
+"""While loops that vmap batches: each ends by itself."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
+from pbkern.fuse.partition.leave_layouts_to_xla import REASON as LAYOUT
 from pbkern.testing import assert_fused
 
 
@@ -65,4 +65,4 @@ def test_in_a_body():
 def test_samples_by_rejection_stay_with_xla():
     """Its keys are made again of their words. Nothing is run: XLA compiles these loops for seconds."""
     plan = pbkern.jit(lambda key: jax.random.gamma(key, jnp.asarray([0.5, 2.0, 9.0]), (4, 3)) + 1).explain(jax.random.key(0))
-    assert [x.op for x in plan.left if x.why != BESIDE and x.op != "random_wrap"] == ["random_gamma"] and len(plan.kernels) == 1
+    assert [x.op for x in plan.left if x.why != LAYOUT and x.op != "random_wrap"] == ["random_gamma"] and len(plan.kernels) == 1
