@@ -5,6 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from skimage import io
 
 from benchmarks import run, survey
 from benchmarks.workloads import WORKLOADS
@@ -99,13 +100,29 @@ def test_the_limit_is_the_longest_of_arithmetic_memory_and_l3():
     assert run.limit_seconds(busy, machine) == pytest.approx(1e15 / machine.flops("float32"))
 
 
-def test_demo_cases_agree_on_a_small_picture(monkeypatch):
-    monkeypatch.setattr(demo, "ROUNDS", 3)
-    image = np.random.default_rng(0).random((64, 96, 3), np.float32)
-    for case in demo.cases(image):
-        outcome = demo.run(case)
-        assert outcome.error <= case.tolerance, case.title
-        assert case.title in demo.line(case, outcome)
+def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
+    for name, value in {"ROUNDS": 3, "HEIGHT": 64, "WIDTH": 96, "FOLDER": tmp_path / "pictures"}.items():
+        monkeypatch.setattr(demo, name, value)
+    cases, outcomes, run_case = [], [], demo.run
+
+    def recorded(case):
+        cases.append(case)
+        outcomes.append(run_case(case))
+        return outcomes[-1]
+
+    monkeypatch.setattr(demo, "run", recorded)
+    assert demo.main() == 0
+    lines = capsys.readouterr().out
+    assert len(cases) == 5 and all(case.title in lines and o.error <= case.tolerance for case, o in zip(cases, outcomes))
+    pictures = sorted(p.name for p in demo.FOLDER.iterdir())
+    assert pictures == ["0_photograph.png", "1_blur.png", "2_unsharp.png", "3_corners.png"]
+    assert io.imread(demo.FOLDER / "2_unsharp.png").shape == (60, 92, 3) and "2_unsharp.png" in lines
+
+    monkeypatch.setattr(demo, "COLOUR", True)
+    monkeypatch.setattr(demo, "cases", lambda image: cases)
+    monkeypatch.setattr(demo, "run", lambda case: run.dataclasses.replace(outcomes[cases.index(case)], error=1.0))
+    assert demo.main() == 1
+    assert "matmul by hand: pbkern and jax.jit disagree" in capsys.readouterr().out
 
 
 def test_corners_are_marked_inside_the_picture(monkeypatch):
