@@ -279,3 +279,22 @@ def test_traces_hand_over_contents_and_fetches_do_nothing():
     ((site, (value,)),) = s.traced
     assert site == 7
     np.testing.assert_array_equal(value, s["x"])
+
+
+@pytest.mark.parametrize("dtype, op", [(F32, "sum"), (I32, "max"), (BOOL, "max"), (BOOL, "sum")])
+def test_steps_that_read_what_steps_before_stored(dtype, op):
+    s = Small(x=np.eye(3, 6).astype(dtype))
+    wanted = np.eye(3, 6).astype(dtype)
+    join = np.maximum if op == "max" else np.logical_or if dtype == BOOL else np.add
+    for k in range(5):
+        wanted[:, k + 1] = join.reduce(wanted[:, : k + 1], axis=1)
+    s.run(Nest({"i": 3, "k": 5}, ("k",), [Reduction(op, (s.load("x", I, K),), dtype)],
+               [s.write("x", (I, K + 1), s.acc(dtype=dtype))], ordered=True))
+    np.testing.assert_array_equal(s["x"], wanted)
+
+
+def test_searches_whose_steps_depend_on_each_other_are_errors():
+    s = Small(x=numbers(6))
+    with pytest.raises(InternalError, match="a search whose points depend on each other"):
+        s.run(Nest({"k": 5}, ("k",), [Reduction("argmax", (s.load("x", K), s.index(K)), F32)],
+                   [s.write("x", (K + 1,), s.acc())], ordered=True))
