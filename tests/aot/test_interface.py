@@ -316,6 +316,17 @@ def test_what_a_library_cannot_hold(case, tmp_path):
     assert message in str(e.value) and not list(tmp_path.iterdir())
 
 
+def test_what_is_no_function_or_no_place_for_a_file(tmp_path):
+    with pytest.raises(OptionError, match="polyblocks_aot_jax compiles a function\n  why  given 3"):
+        aot(3, output=tmp_path)
+    (tmp_path / "f.o").mkdir()
+    with pytest.raises(OptionError, match="f.o is a folder"):
+        aot(compile_options={"aot_name": "f"}, output=tmp_path)(programs.softmax)(X)
+    with pytest.raises(UnsupportedOp, match="cannot be an array in C\n  why  its elements are int4"):
+        aot(output=tmp_path)(lambda x: x)(jax.ShapeDtypeStruct((4,), jnp.int4))
+    assert [p.name for p in tmp_path.iterdir()] == ["f.o"]
+
+
 def test_checks_and_prints_in_kernels_are_refused(tmp_path):
     def body(x, y):
         pbkern.check(x[0] > 0, "negative")

@@ -244,6 +244,9 @@ def test_machine_says_where_its_numbers_come_from():
 def test_environment_variables_are_typed():
     assert config.read({"PBKERN_NUM_THREADS": "3", "HOME": "/"}).num_threads == 3
     assert config.read({}) == config.read({v.name: "" for v in config.VARIABLES}) == config.Config()
+    found = config.read({"PBKERN_POOL_MEGABYTES": "0", "PBKERN_TARGET": "nvgpu", "PBKERN_GPU_DRIVER": "simulator",
+                         "PBKERN_PROGRESS": "0.5", "PBKERN_CACHE": "0"})  # fmt: skip
+    assert found == config.Config(pool_megabytes=0, target="nvgpu", gpu_driver="simulator", progress=0.5, cache=False)
 
 
 @pytest.mark.parametrize("name, text, message", [
@@ -251,6 +254,10 @@ def test_environment_variables_are_typed():
     ("PBKERN_NUM_THREADS", "0", "at least 1"),
     ("PBKERN_TARGET", "tpu", "cpu, nvgpu, amdgpu"),
     ("PBKERN_DEBUG", "yes", "0 or 1"),
+    ("PBKERN_POOL_MEGABYTES", "-1", "an integer, 0 for no pool"),
+    ("PBKERN_GPU_DRIVER", "cuda", "simulator: what launches kernels for GPUs"),
+    ("PBKERN_PROGRESS", "inf", "seconds, 0 for never"),
+    ("PBKERN_PROGRESS", "soon", "seconds, 0 for never"),
 ])  # fmt: skip
 def test_wrong_environment_variables_are_explained(name, text, message):
     with pytest.raises(OptionError) as e:

@@ -11,6 +11,8 @@ import pytest
 
 import pbkern
 from pbkern.cli import main
+from pbkern.cli.run import _compared
+from pbkern.core.errors import TargetError
 
 MODEL = """
 import jax, jax.numpy as jnp, numpy as np
@@ -25,6 +27,9 @@ def softmax(x, axis=-1):
 
 def two(x, y):
     return x + y
+
+def same(x):
+    return jnp.flip(x, 0)
 
 def shapes(x):
     return x @ x.T + jnp.ones(7)
@@ -118,6 +123,23 @@ def test_run_compares_the_backends(model, capsys):
     rows = out.splitlines()
     assert status == 0 and [r.split()[0] for r in rows] == ["std", "xla", "polyblocks"]
     assert all("equal" in r or "differs by" in r for r in rows[1:])
+
+
+def test_run_takes_arguments_of_every_kind(model, capsys):
+    for types in ("bool[30,50]", "i32[30,50]", "f32[0,5]"):
+        status, out, err = run(capsys, "run", f"{model}:same", "--args", types, "-num-iters", "1")
+        assert status == 0 and out.count("equal") == 2, err
+    status, out, err = run(capsys, "run", f"{model}:same", "x.npy", "--args", "f32[3]")
+    assert status == 2 and "arrays are inputs of libraries" in err
+
+
+def test_results_that_differ_end_the_command():
+    x = np.array([1.0, 2.0, np.nan], "f4")
+    assert _compared([x, x[:0]], [x, x[:0]]) == "equal"
+    assert "differs by 1.2e-07" in _compared([x[:2] * np.float32(1 + 1e-7)], [x[:2]])
+    for wrong in (x[::-1], x * 1.01, np.nan_to_num(x)):
+        with pytest.raises(TargetError, match="result 1 differs between backends"):
+            _compared([x, wrong], [x, x])
 
 
 def test_kernels_take_no_arguments(model, capsys):
