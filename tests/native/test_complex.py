@@ -120,6 +120,24 @@ def test_a_real_operand_has_no_imaginary_part():
     np.testing.assert_array_equal(pbkern.jit(lambda x: jnp.exp(1j * x).imag)(x[1:]), pbkern.jit(jnp.sin)(x[1:]))
 
 
+def test_numbers_on_one_axis_have_one_part():
+    rng = np.random.default_rng(8)
+    x, y = (rng.uniform(0.5, 2, (3, 5)).astype("f4") for _ in range(2))
+    z = (x - 1j * y).astype("c8")
+    n = np.arange(15, dtype="i4").reshape(3, 5) % 4
+
+    def f(x, y, z, n):
+        i, real = 1j * y, x.astype("c8")
+        powers = lax.pow(z, n), lax.integer_pow(i, 2), lax.integer_pow(i, 5), lax.integer_pow(z, 0), lax.integer_pow(z, -3)
+        return *powers, i * i, z / i, real / i, jnp.exp(i), jnp.exp(real), jnp.conj(z).reshape(5, 3), jnp.prod(z[:, :0], 1)
+
+    wide = [z.astype("c16") ** n, -(y.astype("d") ** 2), 1j * y.astype("d") ** 5, np.ones((3, 5)), 1 / z.astype("c16") ** 3,
+            -(y.astype("d") ** 2), z / (1j * y.astype("d")), x / (1j * y.astype("d")), np.exp(1j * y.astype("d")),
+            np.exp(x.astype("d")), z.conj().reshape(5, 3), np.ones(3)]  # fmt: skip
+    for got, want in zip(pbkern.jit(f)(x, y, z, n), wide, strict=True):
+        assert got.dtype == "c8" and np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+
 def test_a_number_times_its_conjugate_is_real():
     z = numbers(1000)
     got = np.asarray(pbkern.jit(lambda z: z * jnp.conj(z) + jnp.conj(z.T) * z)(z))
