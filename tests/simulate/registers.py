@@ -29,11 +29,11 @@ def text(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray
                       "ret;", "}", ""])  # fmt: skip
 
 
-def run(body: str, inputs: dict, results: dict, *, blocks: int = 1, extra: str = "", check: bool = True) -> dict[str, np.ndarray]:
+def run(body: str, inputs: dict, results: dict, *, blocks: int = 1, extra: str = "") -> dict[str, np.ndarray]:
     """What registers hold in the end, a lane per element, as the types that `results` gives."""
     inputs = {n: np.ascontiguousarray(a) for n, a in inputs.items()}
     threads = len(next(iter(inputs.values())))
     outputs = {n: np.zeros(threads, t) for n, t in results.items()}
     made = text(body, inputs, outputs, extra)
-    pbkern.simulate_ptx(made, blocks, threads, [*inputs.values(), *outputs.values()], check=check)
+    pbkern.simulate_ptx(made, blocks, threads, [*inputs.values(), *outputs.values()])
     return outputs

@@ -120,7 +120,8 @@ def test_integers():
 
 
 TINY = np.finfo(np.float32).tiny
-X = np.array([0.0, -0.0, 1.5, -2.25, TINY, -TINY / 2, TINY / 4, 3e38, -3e38, np.inf, -np.inf, np.nan, 0.75, 1e-3, 65519, 0.1], "f4")
+X = np.array([0.0, -0.0, 1.5, -2.25, TINY, -TINY / 2, TINY / 4, 3e38, -3e38, np.inf, -np.inf, np.nan, 0.75, 1e-3, 65519, 0.1],
+             "f4")
 Y = np.array([-0.0, 3.0, np.nan, 0.5, 0.5, 2.0, 1.0, 3.0, -1.0, -np.inf, 1.0, 0.0, 0.5, 1e-40, 1e-8, -7.3], "f4")
 Z = np.roll(Y, 3)
 
