@@ -181,3 +181,17 @@ def test_stages_of_text():
                          "ptx": ".visible .entry"}.items():
         assert words in f.as_text(x, stage=stage)
     assert CompileOptions(target="nvgpu").target == "nvgpu"
+
+
+def test_loops_and_branches_of_the_host():
+    """Their conditions are read back between launches."""
+    def f(x, n):
+        grown, count = jax.lax.while_loop(lambda c: c[0].sum() < 500, lambda c: (c[0] @ c[0].T * 0.1 + 1, c[1] + 1), (x, 0))
+        return grown, count, jax.lax.switch(n, [lambda: jnp.sort(x), lambda: x @ x, lambda: x.T[::-1] @ x])
+
+    x = np.abs(arrays([(9, 9)])[0])
+    for n in (-1, 1, 7):
+        found = pbkern.simulate(f, x, np.int32(n)).results
+        for got, want in zip(found, f(jnp.asarray(x), n)):
+            np.testing.assert_allclose(got, want, rtol=1e-4)
+    assert found[1] > 1
