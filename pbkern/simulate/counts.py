@@ -91,8 +91,6 @@ def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 def _distinct(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
     """(sectors that warps touch, those that as many different bytes would take)."""
     a = _warps(addresses, mask)
-    if not len(a):
-        return 0, 0
     if (a[:, 1:] < a[:, :-1]).any():
         a = np.sort(a, 1)
     step = a[:, 1:] != a[:, :-1]
@@ -105,8 +103,6 @@ def _distinct(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tupl
 def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
     """(passes that warps take, the fewest for so many different words). Lanes of 8 (16) bytes come in halves (quarters)."""
     a = _warps(offsets, mask)
-    if not len(a):
-        return 0, 0
     share = max(size // WORD, 1)
     words = np.sort((a // WORD if share == 1 else a // size).reshape(-1, WARP // min(share, WARP)), 1)
     fresh = np.concatenate([np.ones((len(words), 1), bool), words[:, 1:] != words[:, :-1]], 1)

@@ -52,8 +52,9 @@ def _table(program: Program, c: Instruction) -> Step:
     wide = np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}") if "wide" in c.op else t
     types = [ops.TYPES["u32"] if k in counts else wide if k == 2 else t for k in range(len(c.operands) - 1)]
     read = [operand(program, o, u) for o, u in zip(c.operands[1:], types)]
-    if "cc" in c.op or name in ("addc", "subc"):
-        raise ops.Unknown("carries")
+    missing = ops.missing(c.op, t)
+    if missing:
+        raise ops.Unknown(missing)
     match read:
         case [x]:
             return lambda g, mask: g.put(dst, f(x(g)), mask)
@@ -397,9 +398,9 @@ _ATOMICS: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.max
 def _atomic(program: Program, c: Instruction) -> Step:
     """atom and red: lanes one after the other, in the order of their numbers. Atomic accesses do not race with each other."""
     t, space, returns = ops.TYPES[c.op[-1]], _space(c), c.op[0] == "atom"
-    if t.kind == "u" and c.op[-1].startswith("b") and "min" in c.op:
-        raise ops.Unknown("type")
-    kind = next(m for m in c.op[1:] if m in (*_ATOMICS, "cas"))
+    kind = next((m for m in c.op[1:] if m in (*_ATOMICS, "cas")), None)
+    if kind is None:
+        raise ops.Unknown("operation")
     first = 1 if returns else 0
     address = _address(program, c.operands[first])
     values, memo = [operand(program, o, t) for o in c.operands[first + 1 :]], Memo()

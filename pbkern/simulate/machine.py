@@ -221,6 +221,8 @@ class Gang:
     def _branch_by_index(self, groups: dict[int, Mask], taking: np.ndarray, c: Instruction) -> None:
         targets = self.program.tables[c.operands[1]]
         index = np.broadcast_to(self.registers[c.operands[0]], self.shape)
+        if (taking & (index >= len(targets))).any():
+            raise Fault("bounds", "an index of a branch is behind its list of targets")
         for k, label in enumerate(targets):
             self._put(groups, self.program.labels[label], taking & (index == k))
 

@@ -20,10 +20,8 @@ def as_type(v: np.ndarray, t: np.dtype) -> np.ndarray:
     """The bits of a register as another type; the low ones of a wider register."""
     if v.dtype == t:
         return v
-    if v.dtype.itemsize == t.itemsize and v.dtype.kind != "b" and t.kind != "b":
+    if v.dtype.itemsize == t.itemsize:
         return v.view(t)
-    if v.dtype.kind == "b" or t.kind == "b":
-        return v.astype(t)
     return v.view(ops.unsigned(v.dtype.itemsize)).astype(ops.unsigned(t.itemsize)).view(t)
 
 

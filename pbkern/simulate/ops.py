@@ -57,6 +57,15 @@ def _flushed(f: Function, op: tuple[str, ...], t: np.dtype) -> Function:
     return modified
 
 
+def missing(op: tuple[str, ...], t: np.dtype) -> str:
+    """Which modifiers change what the table's functions do, in a way that they do not; "" if there are none."""
+    if "cc" in op:
+        return "carries"
+    if is_float(t):
+        return "rounding" if {"rz", "rm", "rp"} & set(op) else ""
+    return "saturation" if "sat" in op else ""
+
+
 def fma(t: np.dtype) -> Function:
     """x * y + z, rounded once. In float64 products of float32 are exact; of ties, what their sum with z loses decides."""
     if t == np.float64:
@@ -242,7 +251,8 @@ def _bfe(op: tuple[str, ...], t: np.dtype) -> Function:
         room = np.minimum(length, bits - start)
         up = np.clip(bits - start - room, 0, bits - 1).astype(t)
         down = np.clip(bits - room, 0, bits - 1).astype(t)
-        return np.where(room == 0, t.type(0), x << up >> down)
+        beyond = np.where(length == 0, t.type(0), x >> t.type(bits - 1)) if t.kind == "i" else t.type(0)
+        return np.where(room == 0, beyond, x << up >> down)
 
     return extract
 
@@ -322,6 +332,8 @@ def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
     """(type of the result, type of the operand, function) of cvt."""
     to, source = TYPES[op[-2]], TYPES[op[-1]]
     rounding = next((m for m in op if m in _ROUND), None)
+    if is_float(to) and ({"rm", "rp"} & set(op) or "rz" in op and not is_float(source)):
+        raise Unknown("rounding")
 
     def convert(x: np.ndarray) -> np.ndarray:
         if is_float(source):
@@ -365,7 +377,7 @@ def _plain(f: Function) -> Maker:
 TABLE: dict[str, Maker] = {
     "mov": _plain(lambda x: x),
     "add": _plain(np.add), "sub": _plain(np.subtract), "mul": _mul, "mad": _mad, "fma": _mad, "div": _div, "rem": _rem,
-    "mul24": _mul, "abs": _plain(np.abs), "neg": _plain(np.negative), "max": _extreme(np.fmax, np.maximum),
+    "abs": _plain(np.abs), "neg": _plain(np.negative), "max": _extreme(np.fmax, np.maximum),
     "min": _extreme(np.fmin, np.minimum),
     "sqrt": _unary(np.sqrt), "rsqrt": _unary(lambda x: 1 / np.sqrt(x)), "rcp": _unary(lambda x: 1 / x), "sin": _unary(np.sin),
     "cos": _unary(np.cos), "ex2": _unary(np.exp2), "lg2": _unary(np.log2), "tanh": _unary(np.tanh),

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.core import config
 from pbkern.core.options import CompileOptions
 from pbkern.errors import InternalError, OptionError, ScheduleError, TargetError
 from pbkern.targets import get_target
 from pbkern.targets.amdgpu import compile as codegen
 from pbkern.targets.amdgpu import driver
 from pbkern.targets.amdgpu.devices import KINDS
+from pbkern.targets.amdgpu.target import AmdgpuTarget
 
 from ..nvgpu.test_kernels import DTYPES, FUNCTIONS
 
@@ -142,3 +144,29 @@ def test_params_are_checked_and_printed():
         backend.build_options(made, CompileOptions(target="amdgpu"))
     assert "2048 threads of 64" in str(e.value) and "num_warps=16" in str(e.value)
     assert get_target("amdgpu").backend_of("gfx1100").build_options(made, CompileOptions(target="amdgpu")).threads == 1024
+
+
+@needs_lld
+def test_another_process_finds_the_code_on_disk(tmp_path, monkeypatch):
+    build, _ = pbkern.jit(lambda x: x * 1.875, compile_options=GPU).build(types([(7, 5)]), {})
+    (program,) = build.plan.programs()
+    with config.override(cache_dir=tmp_path, cache=True):
+        made = [AmdgpuTarget().compile(program, CompileOptions(target="amdgpu")).distinct()[0] for _ in range(2)]
+        monkeypatch.setattr(codegen, "assemble", None)  # what is found is not made
+        made.append(AmdgpuTarget().compile(program, CompileOptions(target="amdgpu")).distinct()[0])
+    assert made[0].image[:4] == b"\x7fELF" and made[0].image == made[1].image == made[2].image
+    assert len(list(tmp_path.glob("amdgpu-*.pbk"))) == 1
+
+
+def test_calls_go_to_the_drivers_library(monkeypatch):
+    monkeypatch.setattr(driver.HipDriver, "library_name", "libamdhip64_that_is_not_there.so")
+    driver.driver.cache_clear()
+    with pytest.raises(TargetError, match="no program can be launched on an AMD GPU"):
+        get_target("amdgpu").driver()
+
+
+def test_a_linker_in_path_is_found(monkeypatch, tmp_path):
+    (tmp_path / "ld.lld").write_text("")
+    monkeypatch.setattr(codegen.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(codegen.shutil, "which", lambda name: str(tmp_path / name))
+    assert codegen.lld.__wrapped__() in [(str(tmp_path / "ld.lld"),), ("/opt/rocm/llvm/bin/ld.lld",)]

@@ -108,16 +108,18 @@ def by_hand(rows, columns):
     return normalised
 
 
-def test_blocks_that_shared_memory_does_not_hold_are_cut_into_strips_of_rows():
-    x = arrays([(2 * 50, 600)])[0]
-    kernel = by_hand(50, 600).trace(x)
+@pytest.mark.parametrize("rows, columns, passes", [(50, 600, 2), (2, 15000, 3)])
+def test_blocks_that_shared_memory_does_not_hold_are_cut_into_strips_of_rows(rows, columns, passes):
+    """A row that is longer than what blocks usually take is a strip by itself: it is read twice, the second time at once."""
+    x = arrays([(2 * rows, columns)])[0]
+    kernel = by_hand(rows, columns).trace(x)
     options = get_target("nvgpu").backend.build_options(kernel, CompileOptions(target="nvgpu"))
     nests = kernel_nests(kernel, options).after([*SHARED_PASSES, *THREAD_PASSES])
     loops = [s for s in every(list(nests.cases[0].statements)) if isinstance(s, For)]
     assert loops, str(nests)
     found = pbkern.simulate(kernel, x)
     np.testing.assert_allclose(found.results[0], x / np.linalg.norm(x.astype("f8"), axis=1, keepdims=True), rtol=1e-5)
-    assert found.counts.sectors * 32 == 2 * x.nbytes
+    assert found.counts.sectors * 32 == passes * x.nbytes
 
 
 ONE_KERNEL = ["blur", "blur_slices", "unsharp", "softmax", "layer_norm", "rms_norm", "matmul_bias_gelu", "attention_1024",

@@ -1,13 +1,16 @@
 """Who computes what: points of nests on threads, barriers between statements that meet."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, For, Nest, Pool, Write
+from pbkern.lower.nest.ir import Buf, For, Nest, Pool, Reduction, Write
+from pbkern.targets.simt.passes.strips import in_step
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
 from pbkern.targets.simt.schedule.threads import deal, is_one_to_one, is_parallel
-from pbkern.targets.simt.schedule.tiles import Tile
+from pbkern.targets.simt.schedule.tiles import Tile, accepts, tiles, whole_terms
 
 F32 = np.dtype(np.float32)
 i, j = Affine.symbol("i"), Affine.symbol("j")
@@ -71,3 +74,61 @@ def test_steps_of_a_loop_meet():
     plan = Barriers(lambda b: (b.name, 0, 1), lambda s: False)
     plan.run([For("%k", 3, body)], Pending())
     assert id(body[0]) in plan.before
+
+
+A, B, C = (Buf(n, (10, 12), F32) for n in ("%a", "%b", "%c"))
+ROWS = {"i": 10, "j": 12}
+k, l = Affine.symbol("k"), Affine.symbol("l")
+
+
+def test_which_tiles_a_nest_accepts():
+    """A neighbour's choice: points in order take none, and those outside may not be read where the nest stores."""
+    plain, kept = copy(A, (i, j), B, (i, j), ROWS), Buf("%t", (10, 12), F32, arena=True)
+    far, near = Tile("i", 10, 4), Tile("j", 12, 4, beside=True)
+    assert accepts(plain, [far], kept) and accepts(plain, [near], kept)
+    assert not accepts(dataclasses.replace(plain, ordered=True), [far], kept)
+    over = copy(A, (i, j), A, (i, j), ROWS)
+    assert not accepts(over, [far], kept) and accepts(over, [Tile("i", 10, 5)], kept) and accepts(over, [far], A)
+    assert not accepts(plain, [Tile("j", 12, 6, beside=True)], kept)  # more than 16 bytes
+    assert not accepts(copy(A, (i, j), B, (j, i), ROWS), [near], kept)  # no vector
+
+
+@pytest.mark.parametrize("source, place, vectors", [
+    ((i, j), (i, j), True), ((i, j + 4), (i, j), True), ((i, j + 1), (i, j), False), ((i, j * 2), (i, j), False),
+    ((i, Affine()), (i, j), True),
+])  # fmt: skip
+def test_whole_vectors_are_those_at_multiples_of_their_size(source, place, vectors):
+    a, b = Buf("%a", (40, 64), F32), Buf("%b", (40, 64), F32)
+    nest = copy(a, source, b, place, {"i": 40, "j": 24})
+    assert tiles(nest, {"i": 40, "j": 24}, 128) == ((Tile("j", 24, 4, beside=True),) if vectors else ())
+    assert tiles(dataclasses.replace(nest, ordered=True), {"i": 40, "j": 24}, 128) == ()
+
+
+def test_terms_that_a_thread_loads_as_vectors():
+    total = lambda index, guard=False: Nest(  # noqa: E731
+        ROWS, ("j",), [Reduction("sum", (Pool().make("load", F32, (A, index, guard)),), F32)],
+        [Write(B, (i, Affine()), Pool().make("acc", F32, 0), inner=False)])  # fmt: skip
+    assert [whole_terms(total(index), "j") for index in ((i, j), (i, j + 1), (i, Affine()))] == [4, 1, 1]
+    assert whole_terms(total((i, j), True), "j") == 1 and whole_terms(total((j, i)), "j") == 1
+
+
+WALKS = {
+    "what was written": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 10, "l": 12})], "i",
+                         {0: "i", 1: "k"}),
+    "what was written, turned": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 10, "l": 12})], "j",
+                                 {0: "j", 1: "l"}),
+    "what both read": ([copy(A, (i, j), B, (i, j), ROWS), copy(A, (k, l), C, (k, l), {"k": 10, "l": 12})], "i",
+                       {0: "i", 1: "k"}),
+    "nothing": ([copy(A, (i, j), B, (i, j), ROWS), copy(C, (k, l), Buf("%d", (10, 12), F32), (k, l), {"k": 10, "l": 12})], "i",
+                None),
+    "another size": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 9, "l": 12})], "i", None),
+    "the next row": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k + 1, l), C, (k, l), {"k": 10, "l": 12})], "i", None),
+    "every second row": ([copy(A, (i, j), B, (i * 2, j), ROWS), copy(B, (k * 2, l), C, (k, l), {"k": 10, "l": 12})], "i", None),
+    "one row for all": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (Affine(), l), C, (k, l), {"k": 10, "l": 12})], "i", None),
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_nests_that_walk_in_step(name):
+    run, first, want = WALKS[name]
+    assert in_step(run, first) == want

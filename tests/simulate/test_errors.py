@@ -90,6 +90,20 @@ def test_blocks_that_store_to_one_element_race():
     assert e.value.kind == "race" and "blocks wait for no others" in str(e.value)
 
 
+BY_BLOCK = "mov.u32 %r9, %ctaid.x;\nsetp.eq.u32 %p1, %r9, 0;\n"
+
+
+@pytest.mark.parametrize("first, second, deed", [
+    ("st.global.b32 [%rd9], %r2", "ld.global.b32 %r7, [%rd9]", "loads what another wrote"),
+    ("ld.global.b32 %r7, [%rd9]", "st.global.b32 [%rd9], %r2", "stores what another read"),
+])  # fmt: skip
+def test_a_block_that_touches_what_another_has_stored_or_stores_what_it_has_read(first, second, deed):
+    with pytest.raises(SimulationError, match=f"thread 0 of block 1 {deed}: a thread of another block") as e:
+        run(f"{BY_BLOCK}@%p1 {first};\n@!%p1 {second};\n", blocks=2)
+    assert e.value.kind == "race" and "blocks wait for no others" in str(e.value)
+    run(f"{BY_BLOCK}@%p1 {first};\n@%p1 {second};\n", blocks=2)  # of one block alone
+
+
 def test_shuffles_among_named_lanes():
     run(only_below(32, SHUFFLE.format(-1)))
     run(only_below(16, "shfl.sync.bfly.b32 %r5, %r2, 8, 31, 65535;\n"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import time
 import zlib
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pbkern.fuse.cost.model import CostModel
 
 
-class ThreadTarget:
+class ThreadTarget(abc.ABC):
     """See targets.target.Target. A vendor's target has beside it:
 
       backend_of(device): lowering for the device that compile_options name, or for the default one.
@@ -51,23 +52,23 @@ class ThreadTarget:
 
     # ---------------------------------------------------------------- a vendor's own
 
-    def backend_of(self, device: str | None) -> ThreadBackend:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def backend_of(self, device: str | None) -> ThreadBackend: ...
 
-    def make(self, function: ThreadFunction, kind: Any, made: bytes | None) -> Code:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def make(self, function: ThreadFunction, kind: Any, made: bytes | None) -> Code: ...
 
-    def made(self, code: Any) -> bytes:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def made(self, code: Any) -> bytes: ...
 
-    def driver(self) -> Driver:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def driver(self) -> Driver: ...
 
-    def show(self, code: Any, stage: str) -> str:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def show(self, code: Any, stage: str) -> str: ...
 
-    def machine(self, device: str | None = None) -> Machine:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def machine(self, device: str | None = None) -> Machine: ...
 
     # ---------------------------------------------------------------- all vendors'
 

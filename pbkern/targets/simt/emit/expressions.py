@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pbkern.core.affine import Affine
 from pbkern.lower.math import elementwise
-from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
+from pbkern.lower.mlir.element_types import compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
@@ -108,9 +108,6 @@ class Expressions:
                 return self._load(block, buf, flat)
             case "gather":
                 return self._gather(w, block, e)
-            case "moved":
-                there = {d: Affine.symbol(d) + k for d, k in e.info}
-                return self.value(w, block, self.context.pool.rename(e.args[0], there))
         args = [self.value(w, block, a) for a in e.args]
         b = b.strict() if may_cancel(e) else b
         return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
@@ -188,18 +185,12 @@ class Expressions:
 
     def load_stored(self, block: Block, buf: Buf, flat: Affine | str) -> Ssa:
         """One element as it is stored."""
-        b, kept, wanted = self.builder(block), storage_el(buf.root.dtype), storage_el(buf.dtype)
+        el = storage_el(buf.dtype)
+        assert el == storage_el(buf.root.dtype), "only the CPU's passes reinterpret bytes under another type"
         if buf.root.size == 0:
-            return b.c(0, wanted)
-        if BITS[kept] < BITS[wanted]:
-            return self._load_words(block, buf, flat, kept, wanted)
-        if BITS[kept] > BITS[wanted]:
-            return self._load_part(block, buf, flat, kept, wanted)
-        v = self._load_word(block, buf, self.address(block, flat), kept)
-        return v if kept == wanted else b.bitcast(v, wanted)
-
-    def _load_word(self, block: Block, buf: Buf, address: str, el: str) -> Ssa:
-        return Ssa(self.text.put(block, f"memref.load {buf.root.name}[{address}] : {self.placement.memref(buf)}"), el, 0)
+            return self.builder(block).c(0, el)
+        load = f"memref.load {buf.root.name}[{self.address(block, flat)}] : {self.placement.memref(buf)}"
+        return Ssa(self.text.put(block, load), el, 0)
 
     def _whole(self, buf: Buf, count: int, flat: Affine) -> tuple[str, Affine, str]:
         """(view of a buffer as vectors, the vector's number, type of the view)."""
@@ -229,29 +220,6 @@ class Expressions:
         v = self.text.put(block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}")
         name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
         block.add(f"memref.store {v}, {name}[{self.address(block, number)}] : {view}")
-
-    def _load_words(self, block: Block, buf: Buf, flat: Affine | str, kept: str, wanted: str) -> Ssa:
-        """An element that spans several of the buffer whose bytes it reinterprets, the first in its low bits."""
-        b, count, whole = self.builder(block), BITS[wanted] // BITS[kept], f"i{BITS[wanted]}"
-        first = self._scaled(block, self.address(block, flat), count)
-        total = None
-        for k in range(count):
-            at = first if not k else self._sum(block, first, self.text.index(k))
-            word = b.bitcast(self._load_word(block, buf, at, kept), f"i{BITS[kept]}")
-            part = b.int_resize(word, whole, unsigned=True)
-            part = part if not k else b.shl(part, b.c(k * BITS[kept], whole))
-            total = part if total is None else b.or_(total, part)
-        assert total is not None, count
-        return b.bitcast(total, wanted)
-
-    def _load_part(self, block: Block, buf: Buf, flat: Affine | str, kept: str, wanted: str) -> Ssa:
-        """An element that is a part of one of the buffer whose bytes it reinterprets."""
-        b, count, whole = self.builder(block), BITS[kept] // BITS[wanted], f"i{BITS[kept]}"
-        address, per = self.address(block, flat), self.text.index(count)
-        word = b.bitcast(self._load_word(block, buf, self.text.put(block, f"arith.divui {address}, {per} : index"), kept),
-                         whole)
-        part = self._scaled(block, self.text.put(block, f"arith.remui {address}, {per} : index"), BITS[wanted])
-        return b.bitcast(b.int_resize(b.shr(word, self._cast(block, part, whole)), f"i{BITS[wanted]}"), wanted)
 
     def _gather(self, w: Walk, block: Block, e: Expr) -> Ssa:
         """Axes given by index expressions, which lie inside; the others are affine."""
@@ -287,6 +255,4 @@ class Expressions:
         self.text.when_all(block, conditions, fill)
 
     def store_stored(self, block: Block, buf: Buf, address: str, v: Ssa) -> None:
-        kept = storage_el(buf.root.dtype)
-        v = v if v.el == kept else self.builder(block).bitcast(v, kept)
         block.add(f"memref.store {v.name}, {buf.root.name}[{address}] : {self.placement.memref(buf)}")

@@ -66,8 +66,6 @@ def combine(b: Builder, r: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> lis
             return [b.or_(a, c) if flag else b.max(a, c, unsigned=unsigned)]
         case "min":
             return [b.and_(a, c) if flag else b.min(a, c, unsigned=unsigned)]
-        case "greatest_number":
-            return [b.select(b.cmp("gt", c, a), c, a)]
         case "and":
             return [b.and_(a, c)]
         case "or":

@@ -13,6 +13,7 @@ A kernel is loaded once per process; its number stands for it in launches.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import threading
 from collections.abc import Callable, Mapping
@@ -52,7 +53,7 @@ class Driver(Protocol):
         """The number of a kernel, of whose arguments `sizes` has the bytes."""
 
 
-class LibraryDriver:
+class LibraryDriver(abc.ABC):
     """A vendor's library. Raises TargetError where it is not installed or has no device.
 
     Attributes:
@@ -87,9 +88,9 @@ class LibraryDriver:
         self.functions_of[kernel] = code.function
         return kernel
 
+    @abc.abstractmethod
     def loaded(self, code: Code) -> int:
         """The library's handle of a kernel."""
-        raise NotImplementedError
 
     def check(self, error: int, what: str) -> None:
         """Raises TargetError for what the library calls an error."""

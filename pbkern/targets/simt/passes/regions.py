@@ -56,9 +56,6 @@ class Region:
         again = self.reads >= READS * self.size and not self.uniform
         return self.size > 1 and (again or self.turned and self.reads >= self.size)
 
-    def holds(self, start: tuple[Affine, ...]) -> bool:
-        return self.start == start
-
 
 def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[Region]:
     """Of the nests of one list of statements; `written`: arrays that are stored to somewhere, which have none."""

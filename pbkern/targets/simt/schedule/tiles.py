@@ -109,8 +109,7 @@ def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
         return False
     sizes = [b.dtype.itemsize for b in _buffers(nest) if b.root is not kept]
     for t in chosen:
-        if t.beside and (max(sizes, default=0) * t.count > VECTOR_BYTES or not _is_whole(nest, t.dim, t.count, kept)
-                         or any(b.root.dtype != b.dtype for b in _buffers(nest))):
+        if t.beside and (max(sizes, default=0) * t.count > VECTOR_BYTES or not _is_whole(nest, t.dim, t.count, kept)):
             return False
     return True
 
@@ -121,7 +120,7 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
     if not sizes or 0 in sizes:
         return ()
     count = VECTOR_BYTES // max(sizes)
-    if len({w.inner for w in nest.writes}) > 1 or any(b.root.dtype != b.dtype for b in _buffers(nest)):
+    if len({w.inner for w in nest.writes}) > 1:
         return ()
     for d, n in free.items():
         if count > 1 and n % count == 0 and points >= count * FEWEST_LANES and _is_whole(nest, d, count):
@@ -135,7 +134,7 @@ def whole_terms(nest: Nest, d: str) -> int:
     loads = [e for e in terms if e.kind in ("load", "gather") and d in e.symbols]
     if not loads or nest.ordered or nest.moves() or any(w.inner for w in nest.writes):
         return 1
-    if any(e.kind == "gather" or e.info[2] or e.info[0].root.dtype != e.info[0].dtype for e in loads):
+    if any(e.kind == "gather" or e.info[2] for e in loads):
         return 1
     sizes = [e.info[0].dtype.itemsize for e in loads]
     count = VECTOR_BYTES // max(sizes) if min(sizes) else 1
