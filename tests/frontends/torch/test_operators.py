@@ -201,8 +201,12 @@ def test_products_numbers_and_complex_numbers():
             "polar": torch.polar(x.abs(), x),
             "isin": (torch.isin(n, n[0]), torch.isin(n, n[1], invert=True)),
             "prims": (torch.ops.prims.div(n, n.new_tensor(-4)), torch.ops.prims.div(x, x + 9)),
-            "made": (torch.linspace(-1, 2, 7), torch.eye(3, 4) * x[0, 0], torch.arange(2, 11, 3) + n[0, 0],
-                     torch.ops.prims.iota(5, start=3, step=-2, dtype=torch.int64, device="cpu", requires_grad=False)),
+            "made": (
+                torch.linspace(-1, 2, 7),
+                torch.eye(3, 4) * x[0, 0],
+                torch.arange(2, 11, 3) + n[0, 0],
+                torch.ops.prims.iota(5, start=3, step=-2, dtype=torch.int64, device="cpu", requires_grad=False),
+            ),
             "constants": x[0] * torch.tensor([1.5, -2, 0.25, 3], dtype=torch.bfloat16),
         }
 
