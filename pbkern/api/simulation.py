@@ -92,13 +92,6 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
     return Simulation(jax.tree.unflatten(tree, results), build.fused.kernels(), _texts(compiled), sum(counts, Counts()))
 
 
-def ptx(f: Callable, *args, device: str | None = None) -> list[str]:
-    """PTX of a plain function's kernels, for arguments like these; nothing is run."""
-    options = CompileOptions(target="nvgpu", device=device or DEFAULT_DEVICE)
-    build = compile_programs(JitFunction(f, options, {}).build(args, {})[0], options)
-    return _texts(list(build.compiled.values()))
-
-
 def _evaluated(traced: jex.ClosedJaxpr, leaves: list, call: Callable[[list], list]) -> list:
     """Results of a traced function, which binds our primitive once: arrays that the function closes over are operands, too."""
     env = dict(zip(traced.jaxpr.invars, leaves)) | dict(zip(traced.jaxpr.constvars, map(np.asarray, traced.consts)))

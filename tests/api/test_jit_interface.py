@@ -1,6 +1,7 @@
 """What jax.jit offers: static arguments, donation, lower and compile, export, sharding, dispatch."""
 
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -39,6 +40,22 @@ def test_static_arguments(call, how, as_option):
 def test_static_values_may_be_pytrees():
     f = pj(lambda x, sizes: sum(x[:n].sum() for n in sizes), static_argnums=1)
     np.testing.assert_allclose(f(X, (1, 2)), X[:1].sum() + X[:2].sum(), rtol=1e-6)
+
+
+def test_a_function_without_a_signature():
+    with pytest.raises(ValueError):
+        inspect.signature(getattr)
+    np.testing.assert_array_equal(pj(getattr, static_argnums=1)(X, "T"), X.T)
+
+
+def test_only_functions_are_decorated():
+    with pytest.raises(OptionError, match=r"(?s)polyblocks_jit_jax decorates a function.*given 3.*@polyblocks_jit_jax"):
+        pj(3)
+
+
+def test_types_of_results_without_a_call():
+    found = pj(lambda x: {"sum": x.sum(0), "int": x.astype("int32")}).eval_shape(jax.ShapeDtypeStruct((3, 4), jnp.float32))
+    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {"sum": ((4,), "float32"), "int": ((3, 4), "int32")}
 
 
 def test_an_argument_given_twice_is_an_error():

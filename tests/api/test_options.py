@@ -198,6 +198,10 @@ def test_debug_reports_plan_and_times(capfd):
     pj(lambda x: x * 5 + 2, compile_options={"debug": True})(A)
     err = capfd.readouterr().err
     assert "1 kernel(s)" in err and "ms  plan" in err
+    with config.override(debug=True):  # as PBKERN_DEBUG=1 says for every decorator
+        pj(lambda x: x * 6 + 2)(A)
+        pj(lambda x: x * 7 + 2, compile_options={"debug": False})(A)
+    assert capfd.readouterr().err.count("1 kernel(s)") == 1
 
 
 @pytest.mark.parametrize("backend", ["std", "xla", "polyblocks"])

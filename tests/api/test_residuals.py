@@ -70,6 +70,18 @@ def test_random_bits_are_drawn_once():
     np.testing.assert_allclose(jax.grad(pbkern.jit(dropout))(X, key), jax.grad(dropout)(X, key), rtol=1e-6)
 
 
+def test_prints_are_made_once(capfd):
+    def printing(x):
+        y = jnp.exp(x)
+        jax.debug.print("largest: {}", y.max())
+        return (y * y).sum()
+
+    made = jax.grad(pbkern.jit(printing))(X[:3, :4])
+    jax.effects_barrier()
+    np.testing.assert_allclose(made, 2 * np.exp(np.asarray(X[:3, :4], "f8")) ** 2, rtol=1e-5)
+    assert capfd.readouterr().out.count("largest: ") == 1
+
+
 def test_long_functions_are_cut_quickly():
     def f(x):
         for _ in range(150):

@@ -245,6 +245,8 @@ def test_damaged_results_are_not_used():
     tuned_choices.remember(jaxpr, options, (Choice((2, 512)),))
     assert f.kernels(X)[0].grid == (256,)
     tuned_choices._found.clear()
+    assert tuned_choices.choices_for(jaxpr, options) == (Choice((2, 512)),)
+    assert f.kernels(X)[0].grid == (256,)
     (path,) = [p for p, _ in disk_cache.current().entries() if p.name.startswith("tuned-")]
     path.write_bytes(path.read_bytes()[:-3])
     assert f.kernels(X)[0].grid == default

@@ -45,6 +45,22 @@ def test_rows_of_dynamic_number(count, dtype):
     np.testing.assert_array_equal(np.asarray(f(np.array([count, 2], "i4"), x, jnp.asarray(y))), want)
 
 
+def test_rows_of_dynamic_number_are_added():
+    def kernel(count, x_ref, y_ref, o_ref, sem):
+        copy = pltpu.make_async_copy(x_ref.at[pl.ds(0, count[0])], o_ref.at[pl.ds(2, count[0])], sem)
+        copy.start(add=True)
+        copy.wait()
+
+    x, y = numbers((9, 5)) % 7, numbers((12, 5))
+    f = pl.pallas_call(
+        kernel, out_shape=jax.ShapeDtypeStruct(y.shape, F32), in_specs=[SCALARS, ANYWHERE, ANYWHERE], out_specs=ANYWHERE,
+        scratch_shapes=[pltpu.SemaphoreType.DMA], input_output_aliases={2: 0},
+    )  # fmt: skip
+    want = y.copy()
+    want[2:7] += x[:5]
+    np.testing.assert_array_equal(f(np.array([5], "i4"), x, jnp.asarray(y)), want)
+
+
 def test_both_dimensions_of_dynamic_size():
     x, y = numbers((3, 7, 19)), np.zeros((8, 30), "f4")
     f = copying(lambda s, x, o: (x.at[1, pl.ds(s[0], s[1]), pl.ds(3, s[2])], o.at[pl.ds(2, s[1]), pl.ds(s[0], s[2])]), y.shape)

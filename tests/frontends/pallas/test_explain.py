@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
 import pbkern
@@ -148,3 +149,11 @@ def test_blocks_that_several_programs_for_triton_write_keep_their_order():
                           out_specs=pl.BlockSpec((8,), lambda i, j: (i,)), compiler_params=plt.CompilerParams())  # fmt: skip
     with pbkern.pallas.installed():
         assert ["in order" in line for line in lines_of(call, X)] == [False, True]
+
+
+def test_pallas_calls_that_are_not_compiled():
+    interpreted = pl.pallas_call(plus_one, out_shape=SHAPE, interpret=True)
+    with pbkern.pallas.installed():
+        assert lines_of(interpreted, X) == ("runs in JAX's interpreter, as interpret= asks for",)
+        (line,) = lines_of(pl.pallas_call(plus_one, out_shape=SHAPE, compiler_params=pltpu.CompilerParams(collective_id=1)), X)
+    assert line.startswith("cannot be compiled: ") and "collective_id" in line

@@ -1,6 +1,7 @@
 """Every field of Pallas's CompilerParams has an entry, and the documentation is the table."""
 
 import dataclasses
+import fractions
 import pathlib
 
 import pytest
@@ -8,6 +9,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
+import pbkern
+from pbkern.core.errors import UnsupportedOp
 from pbkern.frontends.pallas.params import TABLES, cpu_params, markdown
 
 CLASSES = [(pltpu.CompilerParams, "mosaic"), (plgpu.CompilerParams, "mosaic_gpu"), (plt.CompilerParams, "triton")]
@@ -32,3 +35,14 @@ def test_semantics_of_all_back_ends():
     assert found.dimension_semantics == ("parallel", "parallel", "sequential")
     assert found.approx_math and found.max_concurrent_steps == 3
     assert cpu_params(params, (2, 2), (), True, "")["cpu"].dimension_semantics is None
+
+
+def test_own_parameters_stay_and_others_are_refused():
+    cpu, nvidia = pbkern.cpu.CompilerParams(approx_math=True), pbkern.nvgpu.CompilerParams()
+    assert cpu_params(cpu, (2,), (), False, "") == {"cpu": cpu}
+    assert cpu_params(nvidia, (2,), (), False, "") == {}
+    assert cpu_params({"cpu": cpu, "nvgpu": nvidia}, (2,), (), False, "") == {"cpu": cpu}
+    with pytest.raises(UnsupportedOp, match="compiler_params of type Fraction on CPU"):
+        cpu_params(fractions.Fraction(1, 2), (2,), (), False, "")
+    with pytest.raises(UnsupportedOp, match=r"(?s)dimension_semantics does not fit the grid.*grid=\(2, 2\)"):
+        cpu_params(pltpu.CompilerParams(dimension_semantics=("parallel",)), (2, 2), (), False, "")

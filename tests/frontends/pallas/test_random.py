@@ -104,6 +104,28 @@ def test_keys_are_moved_stored_and_returned():
     np.testing.assert_array_equal(jax.random.key_data(got), jax.random.key_data(want))
 
 
+def test_keys_seen_in_another_shape():
+    def body(keys_ref, o_ref):
+        seen = keys_ref.reshape(2, 3).transpose((1, 0))
+        o_ref[0] = jax.random.bits(seen[2, 1], (16,))
+        o_ref[1] = jax.random.bits(seen[1, 0], (16,))
+
+    out = jax.ShapeDtypeStruct((2, 16), jnp.uint32)
+    got = pl.pallas_call(body, out_shape=out, in_specs=[SMEM])(KEYS)
+    np.testing.assert_array_equal(got, [jax.random.bits(KEYS[n], (16,)) for n in (5, 1)])
+
+
+def test_copies_of_some_keys_are_refused():
+    def body(n_ref, keys_ref, o_ref, sem):
+        copy = pltpu.make_async_copy(keys_ref.at[pl.ds(0, n_ref[0])], o_ref.at[pl.ds(0, n_ref[0])], sem)
+        copy.start()
+        copy.wait()
+
+    f = pl.pallas_call(body, out_shape=KEYS, in_specs=[SMEM, SMEM], out_specs=SMEM, scratch_shapes=[pltpu.SemaphoreType.DMA])
+    with pytest.raises(UnsupportedOp, match="a copy of PRNG keys of dynamic size"):
+        f(np.array([3], "i4"), KEYS)
+
+
 def test_keys_carried_by_loops_and_chosen_by_branches():
     def draw(key, n):
         def step(_, carry):

@@ -85,3 +85,5 @@ def test_options_that_mean_nothing():
         pbkern.from_stablehlo(text, compile_options={"tile": 3})
     with pytest.raises(OptionError, match="concerns ahead-of-time compilation"):
         pbkern.from_stablehlo(text, compile_options={"aot": True})
+    again = pbkern.from_stablehlo(text).with_options({"strict_target": True})
+    assert again.options.strict_target and again(3) == 3

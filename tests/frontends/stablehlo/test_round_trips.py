@@ -62,7 +62,9 @@ FUNCTIONS = {
     "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 1), normal(4, 9)),
     "cumlogsumexp from the end": (lambda x: lax.cumlogsumexp(x, 0, reverse=True), normal(5, 3)),
     "argmax": (lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(x)), normal(4, 9)),
-    "argmax of integers": (lambda x: jnp.argmax(x, 1), integers(4, 9, high=3)),
+    "argmax of integers and truth": (
+        lambda x: (jnp.argmax(x, 1), jnp.argmax(x > 0, 1), jnp.argmin(x > 1, 0)),
+        integers(4, 9, high=3)),
     "top_k": (lambda x: lax.top_k(x, 3), normal(4, 9)),
     "take": (lambda x, i: jnp.take(x, i, axis=1), normal(4, 9), array([[1, 20], [3, 0]])),
     "take along": (lambda x, i: jnp.take_along_axis(x, i, 1), normal(4, 9), integers(4, 2)),
@@ -87,6 +89,7 @@ FUNCTIONS = {
     "pads": (lambda x: lax.pad(x, 0.0, ((1, 2, 1), (-1, 0, 0))), normal(4, 5)),
     "no elements": (lambda x: (x + 1, x.sum(0), x.reshape(3, 0)), array(np.zeros((0, 3)), "float32")),
     "one element": (lambda x: (x - x.mean(), jnp.sort(x), x @ x), normal(1)),
+    "a long constant": (lambda x: x * (np.arange(150, dtype="bfloat16") - 70).reshape(50, 3), normal(50, 3, dtype="bfloat16")),
     "a constant": (lambda x: x * jnp.arange(12, dtype="float32").reshape(3, 4) + np.eye(3, 4, dtype="bfloat16"), normal(3, 4)),
 }  # fmt: skip
 

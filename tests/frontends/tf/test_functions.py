@@ -160,6 +160,10 @@ def test_as_a_decorator_with_a_signature():
         lambda p: p["a"] + p["b"][0], input_signature=[{"a": tf.TensorSpec(3), "b": [tf.TensorSpec(3)]}]
     )
     np.testing.assert_array_equal(pairs({"a": [1, 2, 3], "b": [[1, 1, 1]]}), [2, 3, 4])
+    with pytest.raises(pbkern.errors.ArgumentError, match=r"no float32 of shape \(3,\)"):
+        pairs({"a": ["1", "2", "3"], "b": [[1, 1, 1]]})
+    (kernel,) = blur.kernels(image)
+    assert kernel.name in blur.as_text(image)
     with pytest.raises(pbkern.errors.ArgumentError, match="does not match the input signature\n.*given {'a': 1}"):
         pairs({"a": 1})
 

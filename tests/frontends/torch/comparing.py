@@ -24,7 +24,12 @@ def graph_of(f, *tensors):
 
 def by_table(f, *tensors, seed=0, compiled=False):
     """Results of f, as the table's jaxpr gives them under plain JAX, in a list; compiled: as pbkern does."""
-    captured = capture(graph_of(f, *tensors), tensors)
+    return by_graph(graph_of(f, *tensors), *tensors, seed=seed, compiled=compiled)
+
+
+def by_graph(graph, *tensors, seed=0, compiled=False):
+    """The same of a graph of operators."""
+    captured = capture(graph, tensors)
     given = [t if order is None else t.permute(order) for t, order in zip(tensors, captured.orders)]
     if compiled:
         made = DirectPlan(captured.jaxpr, "f", CompileOptions(), TorchMemory())(given)

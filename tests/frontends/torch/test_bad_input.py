@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import pbkern  # noqa: E402
 from pbkern.api import torch_functions  # noqa: E402
-from pbkern.errors import OptionError, UnsupportedOp  # noqa: E402
+from pbkern.errors import OptionError, TargetError, UnsupportedOp  # noqa: E402
 
 jit = pbkern.polyblocks_jit_torch
 double = jit(lambda x: x * 2)
@@ -180,3 +180,13 @@ else:
 
 def test_importing_pbkern_neither_needs_nor_imports_torch():
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+
+
+def test_without_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(TargetError, match=r"(?s)PyTorch is not installed.*pip install 'pbkern\[torch\]'"):
+        jit(lambda x: x)
+
+
+def test_what_was_decorated_is_seen():
+    assert repr(double).startswith("<pbkern.polyblocks_jit_torch of <function <lambda>")

@@ -10,9 +10,7 @@ from .table import as_list, op
 
 
 def convolve(x, w, stride, padding, dilation, transposed, output_padding, groups):
-    """Torch's convolution of x: [batch, channels, *space] without a bias. A missing batch dimension is added and dropped."""
-    if x.ndim == w.ndim - 1:
-        return convolve(x[None], w, stride, padding, dilation, transposed, output_padding, groups)[0]
+    """Torch's convolution of x: [batch, channels, *space] without a bias."""
     n = x.ndim - 2
     stride, padding, dilation = as_list(stride, n), as_list(padding, n), as_list(dilation, n)
     space = "DHW"[-n:]

@@ -162,13 +162,8 @@ def power(call, x, y):
     if isinstance(y, float) and abs(y) == 0.5 and not isinstance(x, int | float) and call.dtype != np.float16:
         return jnp.sqrt(as_type(x, call.dtype)) if y > 0 else lax.rsqrt(as_type(x, call.dtype))
     if isinstance(y, int | float) and float(y).is_integer() and abs(y) <= 64 and not isinstance(x, int | float):
-        return lax.integer_pow(as_type(x, call.dtype), int(y)) if call.dtype.kind not in "iu" or y >= 0 else _int_power(x, y)
+        return lax.integer_pow(as_type(x, call.dtype), int(y))
     return jnp.power(*operands(call, x, y))
-
-
-def _int_power(x, y):
-    """A negative power of integers: 1 and -1 alone have one that is not 0."""
-    return jnp.where(x == 1, 1, jnp.where(x == -1, 1 if y % 2 == 0 else -1, 0))
 
 
 @op("aten::gelu")

@@ -19,7 +19,6 @@ import torch
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.rules import RuleTable
-from pbkern.frontends.torch.dtypes import numpy_dtype
 
 
 @dataclass
@@ -77,10 +76,6 @@ def rule_of(target: Any) -> Callable[..., Any] | None:
 def names() -> list[str]:
     """Operators that are compiled, in order."""
     return sorted(TABLE)
-
-
-def dtype_of(dtype: torch.dtype | None, default: np.dtype) -> np.dtype:
-    return default if dtype is None else numpy_dtype(dtype)
 
 
 def as_type(x: Any, dtype: np.dtype) -> Any:
