@@ -1,6 +1,5 @@
 """Rules register when their package is imported: no table has fewer entries because of what was imported before."""
 
-import functools
 import json
 import pathlib
 import subprocess
@@ -21,27 +20,34 @@ TABLES = {
     "pbkern.frontends.stablehlo.table:RULES": ("pbkern.frontends.stablehlo.importer", 130),
     "pbkern.frontends.stablehlo.table:CHECKS": ("pbkern.frontends.stablehlo.importer", 6),
 }
+# Argument: [[modules of ours that a process imports, tables that it counts], ...]. Each is forked from one that has imported
+# what all need of others.
 COUNT = """
-import importlib, json, sys
-imported, tables = sys.argv[1].split(","), sys.argv[2].split(",")
-for m in imported:
-    importlib.import_module(m)
-found = {}
-for table in tables:
-    module, _, name = table.partition(":")
-    rules = getattr(importlib.import_module(module), name)
-    found[table] = {n: rules.get(n).__module__ for n in rules}
-print(json.dumps(found))
+import importlib, json, os, sys
+import jax, torch, jax.experimental.pallas, jax.extend.core
+for imported, tables in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    if os.fork():
+        os.wait()
+        continue
+    for m in imported:
+        importlib.import_module(m)
+    found = {}
+    for table in tables:
+        module, _, name = table.partition(":")
+        rules = getattr(importlib.import_module(module), name)
+        found[table] = {n: rules.get(n).__module__ for n in rules}
+    print(json.dumps(found), flush=True)
+    os._exit(0)
 """
 
 
-@functools.cache
-def rules_with(*imported: str) -> dict[str, dict[str, str]]:
-    """table -> rule -> module that has it, in a process that imports these modules and no others."""
-    tables = TABLES if len(imported) > 1 else [t for t, (alone, _) in TABLES.items() if (alone,) == imported]
-    command = [sys.executable, "-c", COUNT, ",".join(imported), ",".join(tables)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def rules_with(imports: list[list[str]]) -> list[dict[str, dict[str, str]]]:
+    """For each list, table -> rule -> module that has it, in a process that imports these modules and no others."""
+    wanted = [(m, list(TABLES) if len(m) > 1 else [t for t, (alone, _) in TABLES.items() if [alone] == m]) for m in imports]
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COUNT, json.dumps(wanted)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("\n") == len(imports), done.stderr
+    return list(map(json.loads, done.stdout.splitlines()))
 
 
 def modules() -> list[str]:
@@ -54,9 +60,10 @@ def modules() -> list[str]:
 
 def test_rules_register_with_their_package():
     """Others may add rules for primitives of their own where they define those."""
-    every = rules_with(*modules())
-    for table, (alone, least) in TABLES.items():
-        before, package = rules_with(alone)[table], table.rpartition(".")[0]
+    every, *each = rules_with([modules(), *([m] for m in sorted({alone for alone, _ in TABLES.values()}))])
+    first = {table: rules for tables in each for table, rules in tables.items()}
+    for table, (_, least) in TABLES.items():
+        before, package = first[table], table.rpartition(".")[0]
         late = {name for name, module in every[table].items() if module.startswith(package)} - before.keys()
         assert not late, f"{table}: {sorted(late)} register only with other modules"
         assert len(before) >= least, table

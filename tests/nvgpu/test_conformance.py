@@ -29,7 +29,8 @@ FOREIGN = {"test_tiled_matmul_accumulates_in_scratch"}
 # Minutes in the simulator.
 LONG = {"test_deep_products_are_packed_in_runs", "test_matmul", "test_products", "test_bfloat16_of_few_columns",
         "test_masked_attention", "test_equal_rows_and_columns_give_equal_bits", "test_special_values_of_live_keys",
-        "test_keys_alone_and_with_a_companion", "test_vectors", "test_dynamic_strides"}
+        "test_keys_alone_and_with_a_companion", "test_vectors", "test_dynamic_strides", "test_private_results",
+        "test_many_random_bodies"}
 EVERY = 40
 
 
