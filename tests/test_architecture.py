@@ -186,6 +186,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", TEXTS)
 def test_files_that_texts_mention_exist(kind):
     paths = sorted(TEXTS[kind])

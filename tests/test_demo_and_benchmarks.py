@@ -12,6 +12,7 @@ from benchmarks.workloads import WORKLOADS
 from pbkern.cli import demo, main
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workload_equals_numpy_in_float64(name):
     import pbkern

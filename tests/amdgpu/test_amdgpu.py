@@ -43,6 +43,7 @@ def types(shapes):
     return [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
 
 
+@pytest.mark.sampled(3)
 @needs_lld
 @pytest.mark.parametrize("name", [n if k % 4 == 0 else pytest.param(n, marks=pytest.mark.slow)
                                   for k, n in enumerate(FUNCTIONS)])

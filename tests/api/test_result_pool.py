@@ -85,6 +85,7 @@ def test_large_and_small_results_keep_their_places(pool, x):
     assert collected(pool) >= 64 << 20  # two of them are large, of two calls or more
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "bool", "int8", "float64"])
 def test_every_dtype(pool, dtype):
     with jax.enable_x64(True):
@@ -185,6 +186,7 @@ def test_no_pool(pool, x):
         assert collected(pool) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [
     lambda: pbkern.jit(lambda x: x[1:]),  # smaller
     lambda: pbkern.jit(lambda x: x + 1, donate_argnums=0),

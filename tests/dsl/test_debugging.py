@@ -128,7 +128,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_file_fails_the_same_way(name, tmp_path):
     kernel, x, run, kind = FAILURES[name]

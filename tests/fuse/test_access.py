@@ -144,6 +144,7 @@ def test_equals_jax(name):
     check(f, *args, left=name in LEFT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [n for n in CASES if n not in LEFT])
 def test_equals_jax_at_odd_blocks(name, monkeypatch):
     f, *args = CASES[name]

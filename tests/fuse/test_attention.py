@@ -15,12 +15,14 @@ TOLERANCE = {"bfloat16": 3e-2, "float16": 4e-3}
 FULL = {2: 2, 3: 12, 6: 8, 17: 1024, 100: 2048, 7: 512, 8: 64, 16: 64}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_is_one_kernel(name):
     f, args = FORMS[name]
     check(f, *args, kernels=1, tolerance=TOLERANCE.get(str(args[0].dtype), 1e-5))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [n for n in FORMS if "129" not in n])
 def test_is_one_kernel_at_full_size(name):
     f, args = FORMS[name]

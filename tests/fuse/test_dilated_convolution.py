@@ -17,7 +17,7 @@ def rand(*shape):
     return array(RNG.normal(size=shape), jnp.float32)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("steps", [(2, 2), (1, 2), (3, 2)])
 @pytest.mark.parametrize("taps", [(4, 4), (3, 3), (1, 2), (2, 5)])
 @pytest.mark.parametrize("pads", [((1, 1), (1, 2)), ((0, 3), (2, 0)), ((3, 3), (4, 4))])
@@ -58,6 +58,7 @@ def test_gradient_of_a_strided_convolution():
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("taps", "stride", "groups"), [(1, 2, 1), (1, 3, 4), (2, 3, 1), (2, 4, 4)])
 def test_gradients_of_strides_longer_than_the_kernel(taps, stride, groups):
     """Phases that no tap reaches are zeros: also where another operand is infinite, and nothing is left to XLA."""

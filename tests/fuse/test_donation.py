@@ -47,7 +47,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("n", [1, 33, 300])
 def test_donated_operands(name, n):

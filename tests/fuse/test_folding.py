@@ -38,6 +38,7 @@ def operations(dtype):
     return [(f, 2) for f in binary] + [(f, 1) for f in unary]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool"])
 def test_constants_are_folded_as_xla_computes_them(dtype):
     for f, count in operations(dtype):

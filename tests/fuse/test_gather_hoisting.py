@@ -47,6 +47,7 @@ def clipped(x, i):
     return jnp.tanh(x).at[i].get(mode="clip")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("f", [cross_entropy, rows, columns, scalars, with_integers, filled, clipped], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("low,high", [(0, 9), (-9, 9), (-40, 60)], ids=["inside", "negative", "outside"])
 def test_as_jax(f, low, high):
@@ -121,6 +122,7 @@ TWICE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TWICE)
 def test_gathers_of_gathers(name):
     x, i, j = rand(60, 81, 5), ints(7, low=-70, high=70), ints(4, 3, low=-90, high=90)

@@ -47,7 +47,7 @@ def beside(mode):
     return lambda i, *a: jnp.stack(a, 1).at[jnp.arange(a[0].shape[0]), i].get(mode=mode)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("shape", [(1,), (37,), (1003,), (5, 7), (3, 1, 129), (0,), (4, 0)], ids=str)
 @pytest.mark.parametrize("mode", ["clip", "wrap"])
 @pytest.mark.parametrize("count", [2, 3, 5, 12])
@@ -57,7 +57,7 @@ def test_choose(shape, mode, count):
     assert not 0 < i.size or not stays(choose(mode), i, *a)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "complex64"])
 @pytest.mark.parametrize("where", [(0, 4), (-4, 4), (-30, 30)], ids=str)
 def test_element_types(dtype, where):
@@ -68,6 +68,7 @@ def test_element_types(dtype, where):
         agree(beside(mode), i, *a)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "int64"])
 @pytest.mark.parametrize("mode", MODES)
 def test_types_of_indices(dtype, mode):

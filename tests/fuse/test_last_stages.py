@@ -65,6 +65,7 @@ def operands(labelled, dtype="float32"):
     return x, ints(SHAPE[0], high=SHAPE[1]) if labelled else rand(*SHAPE, dtype=dtype, seed=1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ONE_KERNEL)
 def test_one_kernel(name):
     f, labelled = ONE_KERNEL[name]

@@ -52,6 +52,7 @@ def turned_operands(a, b):
 CASES = {"solved": (solved, 2), "turned_factor": (turned_factor, 1), "turned_operands": (turned_operands, 2)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [1, 2, 31, 64])
 @pytest.mark.parametrize("case", CASES)
 def test_moves_beside_libraries_are_left(case, n):

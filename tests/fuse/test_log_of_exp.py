@@ -71,7 +71,7 @@ def expected(f, x):
         return [a.astype(x.dtype) for a in found]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_exponents(f, dtype):

@@ -33,7 +33,7 @@ def in_chunks(f, *args) -> bool:
     return any(map(in_loops, planned(f, *args).kernels()))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", FORMS)
 def test_equals_jax(name, runs):
     runs(5)
@@ -47,6 +47,7 @@ def test_runs_are_taken(runs):
     assert len(taken) > 0.7 * len(FORMS), sorted(set(FORMS) - taken)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", [1, 8, 17, 50])
 def test_any_number_of_columns(columns, runs):
     runs(columns)
@@ -183,7 +184,7 @@ LONG = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("loss", [jnp.sum, lambda o: (o * o).sum()], ids=["sum", "squares"])
 def test_gradients_of_long_sequences_store_no_scores(name, loss):
@@ -199,7 +200,7 @@ def test_gradients_of_long_sequences_store_no_scores(name, loss):
     assert sum(sizes) < 16 * 4 * 4096 * 64 * 4
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", [n for n in FORMS if "silent" not in n and "log-sum-exp" not in n])
 def test_gradients_of_every_form(name, runs):
     runs(8)

@@ -222,6 +222,7 @@ STENCILS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STENCILS)
 @pytest.mark.parametrize("count", [4, pytest.param(13, marks=pytest.mark.slow)])
 def test_stencils_do_several_steps_per_kernel(name, count):

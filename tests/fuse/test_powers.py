@@ -14,6 +14,7 @@ EXPONENTS = (0.5, 1.5, -0.5, 2.5, -1.5, 1.0, 2.0, 3.0, 4.0, -1.0, -2.0, -3.0, 3.
 SPECIAL = (-np.inf, -0.0, 0.0, np.inf, np.nan, -1.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_powers(dtype, exponent):

@@ -33,7 +33,7 @@ def same(got, want):
         np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=0 if exact else 2e-6, atol=0 if exact else 3e-6)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_numbers_are_those_of_jax(name, key):
@@ -43,6 +43,7 @@ def test_the_numbers_are_those_of_jax(name, key):
     assert not jitted.explain(k).left
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["dropout", "noise", "integers", "gumbel"])
 def test_one_kernel_makes_and_uses_them(name):
     assert_kernels(FUNCTIONS[name], (KEYS["typed"],), 1)

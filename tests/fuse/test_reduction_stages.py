@@ -105,6 +105,7 @@ def test_one_pass_reads_what_logarithms_of_sums_need(runs_as_they_are):
 INF, NAN = np.inf, np.nan
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "rows", [{0: -INF}, {3: -INF, 4: -200.0}, dict.fromkeys(range(16), -INF), {5: INF}, {2: INF, 3: -INF}, {7: NAN}]
 )
@@ -161,7 +162,7 @@ EXTREMA = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("f", [jnp.argmax, jnp.argmin], ids=["argmax", "argmin"])
 @pytest.mark.parametrize("name", EXTREMA)
 def test_places_of_extrema(f, name):

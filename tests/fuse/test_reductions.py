@@ -14,12 +14,14 @@ from .checking import check, compare, planned, rand
 from .reduction_forms import FORMS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_equals_jax(name):
     f, args, _, _ = FORMS[name]
     check(f, *args, kernels=1, tolerance=2e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_kernel_count_at_full_size(name):
     f, _, types, kernels = FORMS[name]
@@ -84,7 +86,7 @@ def errors(f, exact, draw, dtype, seeds):
     return np.transpose(found)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", ACCURATE)
 @pytest.mark.parametrize("dtype, offset", [
     ("float32", 0), ("float32", 1000), ("bfloat16", 0),
@@ -110,6 +112,7 @@ FAR = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name, far", [  # of variances of "all", the rounding of the mean decides
     *itertools.product(["sum", "mean", "norm"], FAR), ("variance", "one"), ("variance", "the first"),
 ])  # fmt: skip
@@ -137,7 +140,7 @@ DEEP = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.parametrize("offset", (0, 1000))
 def test_long_chains_are_as_accurate_as_jax(name, offset):

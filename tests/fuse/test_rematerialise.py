@@ -43,6 +43,7 @@ def test_forward_half_saves_statistics_of_rows_only():
 ARGS = operands(200, 200, heads=2, width=64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "f, args",
     [

@@ -26,7 +26,7 @@ def upsampled(x, n=2, m=2):
     return jnp.repeat(jnp.repeat(x, n, 0), m, 1)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "int16"])
 @pytest.mark.parametrize("shape", [(1, 1), (0, 4), (4, 0), (7, 33), (40, 130), (1, 50), (50, 1), (5, 31, 3)], ids=str)
 def test_images(shape, dtype):
@@ -71,7 +71,7 @@ def test_small_values_for_arithmetic_stay_small():
     assert all(aval.size < x.size for aval in made if aval.shape == (2, 32)) and any(aval.shape == (2, 32) for aval in made)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "bool"])
 @pytest.mark.parametrize("columns", [1, 2, 3, 15, 16, 17, 63, 64, 65, 131])
 def test_rows_backwards(columns, dtype):

@@ -67,7 +67,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_scatter(name, monkeypatch):
     f, *args = CASES[name]
@@ -92,6 +92,7 @@ MANY = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MANY)
 def test_many_updates_of_little_are_combined_in_private(name, monkeypatch):
     f, *args = MANY[name]
@@ -148,11 +149,13 @@ COPIES = {
 STEPS = rand(20, 8), ints(6, 5, low=-3, high=23), rand(6, 5, 8, seed=1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_update_their_carry_in_place(name):
     check(LOOPS[name], *STEPS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", COPIES)
 def test_loops_that_would_copy_stay_with_xla(name):
     plan = check(COPIES[name], *STEPS, left=True)

@@ -69,6 +69,7 @@ def relaxed(count: int):
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_large_carries_of_while_loops_alternate(count):
     x = rand(70, 80)

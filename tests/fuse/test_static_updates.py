@@ -38,6 +38,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", UPDATES)
 def test_updates_are_selects(name, monkeypatch):
     f, *args = UPDATES[name]

@@ -101,7 +101,7 @@ def native(f, *args):
     return compiled.explain(*args)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("k, l2_bytes, shape", [
     (1, 1 << 20, (101, 300)),  # all steps in one turn, on two cores
     (3, 1 << 17, (101, 300)),  # several turns
@@ -151,6 +151,7 @@ def test_steps_that_read_rows_of_other_arrays_agree(fronts):
     native(lambda u: lax.fori_loop(0, 9, lambda i, s: padded(s) + jnp.sin(0.1 * i), u), u)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "uint8", "bool"])
 def test_every_type_agrees(dtype, fronts):
     fronts(1)
@@ -183,6 +184,7 @@ def test_planes_that_meet_in_a_page_whatever_their_width(fronts):
     assert is_front(planned(by_fori(in_space, 3), f32(9, 64, 5)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(4, 5), (5, 1), (4, 64), (9, 2), (1, 3), (0, 4)], ids=str)
 def test_small_arrays_agree(shape, fronts):
     fronts(0)

@@ -116,6 +116,7 @@ def random_like(types, seed=0):
     return jax.tree.map(make, types)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("n, kernels", [(0, 1), (1, 1), (7, 2), (50, 1), (51, 2)])
 def test_loop_forms_are_one_kernel_and_one_for_the_rest(loop, n, kernels):
@@ -123,6 +124,7 @@ def test_loop_forms_are_one_kernel_and_one_for_the_rest(loop, n, kernels):
     assert len(plan.kernels()) <= kernels and not plan.left_to_xla(), str(plan.explanation)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_loop_forms_agree(loop, n):
@@ -138,6 +140,7 @@ SYSTEMS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_step_of_several_fields_is_one_kernel(name):
     step, types = SYSTEMS[name]
@@ -186,6 +189,7 @@ def fields(count, *shape):
     return f32(*shape) if count == 1 else (f32(*shape),) * count
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PERIODIC)
 def test_several_steps_with_periodic_borders_share_a_kernel(name, tiles):
     step, count = PERIODIC[name]
@@ -197,7 +201,7 @@ def test_several_steps_with_periodic_borders_share_a_kernel(name, tiles):
     assert rolls >= 2 * once > 0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("shape", [(41, 67), (130, 9), (2, 40), (1, 5), (3, 1)], ids=str)
 @pytest.mark.parametrize("name", PERIODIC)
 def test_steps_with_periodic_borders_agree(name, shape, always_blocked):

@@ -22,6 +22,7 @@ def test_equals_jax(name):
     check(f, *args, tolerance=1e-3 if "sum" in name else 1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [n for n in WORKLOADS if "sum" not in n])
 def test_equals_jax_at_odd_blocks(name, monkeypatch):
     f, args, _, _ = WORKLOADS[name]

@@ -40,7 +40,7 @@ SHAPES = [(256, 64, 512), (37, 19, 65), (9, 5, 48), (1, 8, 100), (2, 8, 16), (3,
           (301, 77, 333)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("m, k, n", SHAPES)
 @pytest.mark.parametrize("f, more", [(gelu, ""), (scaled_by_rows, "m"), (with_residual, "mn")])
 def test_products_with_long_epilogues(f, more, m, k, n):

@@ -70,6 +70,7 @@ def test_points_that_fill_the_registers_alone_stay_one_after_the_other():
     assert interleaved(points) == points[0] + points[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 63, 64, 65, 1000, 4097])
 def test_long_chains_of_all_lengths(n):
     """Whole steps, a rest of several vectors, and a last partial one."""

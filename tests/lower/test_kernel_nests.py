@@ -53,7 +53,7 @@ def test_kernels_of_golden_functions(name):
         check(kernel, *draw(kernel))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_bodies(seed):
     kernel, dtype = random_kernel(seed)

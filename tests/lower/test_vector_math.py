@@ -205,6 +205,7 @@ def to_longdouble(exact) -> np.ndarray:
     return high.astype(np.longdouble) + np.array(rest, np.longdouble)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("avx512", [False, pytest.param(True, marks=has_avx512)])
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("name", GAMMA_FUNCTIONS)
@@ -256,6 +257,7 @@ def test_exponentials_by_table(name, dtype, lanes):
     assert all(word in kernel.assembly() for word in ("scalef", "vperm", "vrange"))
 
 
+@pytest.mark.sampled(2)
 @has_avx512
 @pytest.mark.parametrize("approx", [False, True])
 @pytest.mark.parametrize("name", EXPONENTIALS)
@@ -339,6 +341,7 @@ def test_approximate_exp_at_the_edges(dtype):
 PRIMITIVES = [*UNARY, "pow", "atan2", "rem"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.dtype("float16"), bfloat16], ids=str)
 @pytest.mark.parametrize("name", PRIMITIVES)
 def test_narrow_floats(name, dtype):

@@ -54,6 +54,7 @@ def random_kernel(seed: int):
     return made.trace(array, array), dtype
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_body(seed):
     k, dtype = random_kernel(seed)
@@ -89,7 +90,7 @@ def test_handwritten_kernel(name, monkeypatch):
     getattr(test_kernels, name)()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("step", [2, 3, 4, 5])
 @pytest.mark.parametrize("count", [1, 16, 31, 33, 64, 100])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, jnp.bfloat16])
@@ -143,6 +144,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", UPDATES)
 @pytest.mark.parametrize("depth", [40, 1500])
 def test_scratch_updated_by_products_of_itself_and_others(name, depth):

@@ -182,6 +182,7 @@ def test_moves_and_sums():
     assert all(x.why == "an empty array" for x in compiled.explain(numbers(7, 33), np.array([1, 5, 3])).left)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(0,), (1,), (), (3, 0), (1, 1, 5), (4099,)])
 def test_shapes(shape):
     agree(lambda x, y: (x * y, jnp.exp(x).sum(), jnp.abs(y), x), numbers(*shape), numbers(*shape, seed=1))
@@ -203,6 +204,7 @@ def test_donated_operands():
     np.testing.assert_array_equal(pbkern.jit(compile_options={"donate_argnums": (0,)})(lambda z: z * 2j)(x), want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("formula", "left", "right"),
     [

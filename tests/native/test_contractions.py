@@ -49,6 +49,7 @@ def test_matmul(m, k, n, transpose):
     check(f, (a, b), 1e-6 * max(k, 8) ** 0.5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m,k,n", [(100, 700, 100), (30, 1500, 9), (300, 1500, 50), (17, 700, 250), (45, 5000, 1)])
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn", "mk,nk->mn"])
 def test_equal_rows_and_columns_give_equal_bits(m, k, n, form):
@@ -102,6 +103,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -136,6 +138,7 @@ def test_filters_of_bfloat16_are_converted_once():
     check(f, (x, w), 1e-2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [1, 2, 3, 7, 8, 10, 13, 16, 17, 40])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_few_columns(columns, transposed):
@@ -230,7 +233,7 @@ NARROW_PRODUCTS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("form", NARROW_PRODUCTS)
 @pytest.mark.parametrize("dtypes", NARROW_TYPES, ids="-".join)
 def test_narrow_integers_with_wide_sums(form, dtypes):
@@ -254,7 +257,7 @@ def test_one_column_behind_panels_of_bfloat16():
 needs_vnni = pytest.mark.skipif(not detected_machine().vnni, reason="the processor has no AVX512-VNNI")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("depth", [16, 17, 30, 199, 1023])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("turned", [False, True])
@@ -316,6 +319,7 @@ NARROW_LAYERS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NARROW_LAYERS)
 def test_what_is_more_than_a_copy_of_narrow_integers_stays_narrow(name):
     """Padded images and activations that were quantised in the same kernel lie in scratch of 8 bits."""
@@ -393,6 +397,7 @@ def test_products_of_narrow_integers_in_loops_are_of_words():
     assert "dot_i8" in nests and "dot=" not in nests
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn"])
 @pytest.mark.parametrize("depth", [8192, 8195])
 def test_deep_products_are_packed_in_runs(form, depth):

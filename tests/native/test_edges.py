@@ -46,6 +46,7 @@ def product(m, n, k, tile, dtype="f", total="f", scratch=False):
     return make.trace(jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scratch", [False, True])
 @pytest.mark.parametrize("m, n, k", [(500, 300, 700), (150, 44, 130), (64, 64, 70), (65, 63, 63)])
 def test_products(m, n, k, scratch):
@@ -137,7 +138,7 @@ def test_a_masked_operand_alone_ends_no_product():
     np.testing.assert_array_equal(native(kernel, x, y)[0], want)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", [1, 36, 100, 129])
 @pytest.mark.parametrize("cumulative", [jnp.cumsum, lambda x, d: lax.cummax(x, d), lambda x, d: lax.cumsum(x, d, reverse=True)])
 def test_cumulative_rows_that_are_all_alike(rows, cumulative):

@@ -20,7 +20,7 @@ def compared(f, *arrays, dtype):
     return got, wide
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("rows, depth, columns", [
     (300, 2048, 8), (257, 1000, 3), (64, 1001, 5), (100, 514, 15), (33, 300, 2), (1000, 2048, 1), (1, 2050, 9), (256, 2048, 8),
@@ -41,7 +41,7 @@ def test_batches(shape, dtype):
     np.testing.assert_allclose(got, x @ w, rtol=0, atol=ERRORS[dtype] * np.abs(x @ w).max())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("shape", [(700, 1500), (2048, 1024), (513, 2049), (1, 3000), (3000, 1)])
 def test_vectors(shape, dtype):

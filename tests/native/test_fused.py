@@ -24,18 +24,21 @@ def compiled():
         yield
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", test_access.CASES)
 def test_access_rule(name):
     f, *args = test_access.CASES[name]
     checking.check(f, *args, left=name in test_access.LEFT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [n for n in test_access.CASES if n not in test_access.LEFT])
 def test_access_rule_at_odd_blocks(name, monkeypatch):
     f, *args = test_access.CASES[name]
     checking.check_blocks(monkeypatch, f, *args, seeds=range(1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_workload(name):
     f, args, _, _ = workloads.WORKLOADS[name]

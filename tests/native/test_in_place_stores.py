@@ -52,6 +52,7 @@ def drawn(rng, count):
     return shape, height, width, writes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
 @pytest.mark.parametrize("seed", range(8))
 def test_updates_agree(seed, dtype):

@@ -40,7 +40,7 @@ def check(dtype, divisor):
         np.testing.assert_array_equal(np.asarray(g), np.array(w, dtype))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_ends(dtype):
     info = np.iinfo(dtype)

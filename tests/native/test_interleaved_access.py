@@ -34,6 +34,7 @@ def channels_turned(x):
     return jnp.stack([parts[k - 1] + parts[k] * (k % 3) for k in range(len(parts))], -1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32", "int16", "uint8"])
 def test_components(dtype):
     xs = [np.asarray(numbers(shape, "int32") % 17) for shape in [(1, 3), (37, 2), (1000, 3), (333, 5)]]
@@ -117,7 +118,7 @@ def test_indices_of_points_need_no_memory():
     assert text.count("nest [") == 1, text
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32", "uint8"])
 @pytest.mark.parametrize("shape", [(40, 33), (7, 200), (64, 64), (129, 5), (17, 31)])
 def test_every_second_element_turned(dtype, shape):

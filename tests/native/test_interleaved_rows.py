@@ -58,7 +58,7 @@ def every_third(x):
 FUNCTIONS = (flipped, flipped_and_cut, both_ways, channels, every_second, every_third)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("shape", [(1, 1, 3), (3, 0, 3), (2, 3, 2), (5, 16, 3), (4, 31, 3), (3, 131, 4), (2, 65, 5), (2, 77, 7),
                                    (3, 40, 9), (2, 50, 15), (2, 33, 16), (2, 40, 17)], ids=str)  # fmt: skip
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,6 +71,7 @@ def test_duplicate_producers(shape, dtype):
             np.testing.assert_array_equal(np.asarray(got), f(np.asarray(x)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [2, 3, 4, 6, 11])
 def test_arithmetic_of_turned_rows(width):
     """What belongs to an element, to a component, to a row, and to nothing of both."""

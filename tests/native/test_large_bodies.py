@@ -88,6 +88,7 @@ def check(k, *arrays):
     np.testing.assert_allclose(native(k, *arrays)[0], pbkern.interpret(k, *arrays)[0], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BODIES)
 def test_results(name):
     check(made(name, 400), *BODIES[name][1:])

@@ -63,7 +63,7 @@ def is_cut(f, *args) -> bool:
     return any(line.lstrip().startswith("let ") for line in f.as_text(*args, stage="nests").splitlines())
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("fill", [-np.inf, -1e30, -5.0, 0.0])
 @pytest.mark.parametrize("rows, columns", [(1024, 1024), (600, 1000)])
@@ -74,6 +74,7 @@ def test_masked_attention(mask, fill, rows, columns):
     np.testing.assert_allclose(got, in_float64(*args, mask, fill), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.__name__)
 def test_strips_are_skipped(mask):
     """The mechanism is at work at these shapes, not only the plain nests."""

@@ -22,6 +22,7 @@ def repeated(f, count):
     return chain
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["sin", "tan", "atan2", "power"])
 def test_text_does_not_grow_with_the_function(name):
     x = jax.ShapeDtypeStruct((100,), jnp.float32)
@@ -29,6 +30,7 @@ def test_text_does_not_grow_with_the_function(name):
     assert sizes[1] - sizes[0] < 60 * 2000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["sin", "lgamma", "power"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_calls_give_the_same_numbers(name, dtype, monkeypatch):

@@ -55,6 +55,7 @@ def rebuilt(program: HostProgram) -> HostProgram:
     return dataclasses.replace(program, steps=steps(program.steps))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_printed_kernels_give_the_same_result(name, monkeypatch):
     f, args = CASES[name]

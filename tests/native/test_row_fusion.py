@@ -38,7 +38,7 @@ def loops_over_rows(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"for %i\d+ < (\d+):\n(?:(?! *for ).*\n)*? .* = add\(%t\d+\[[^+]*?, mul\(%a0\[", text)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("rows, columns", [(10000, 200), (5000, 256), (10007, 130), (997, 97), (1, 300)])
 @pytest.mark.parametrize("f", [least_squares, logistic], ids=lambda f: f.__name__)

@@ -29,6 +29,7 @@ def spilled(q, k):
     return s - s.max(-1, keepdims=True), jnp.exp(s - s.max(-1, keepdims=True)).sum(-1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rows, columns", [(128, 1024), (100, 512), (33, 2048), (16, 512)])
 def test_scores_in_scratch(rows, columns, dtype):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("wide_types")
 LENGTHS = (1, 2, 5, 8, 16, 20, 33, 64, 100, 257)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32", "uint8"])
 def test_extremes(dtype, length, rng):
@@ -36,7 +36,7 @@ def test_extremes(dtype, length, rng):
             np.testing.assert_array_equal(np.signbit(np.asarray(got, np.float64)), sign(np.signbit(x[20:40].astype(float)), -1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8", "int64"])
 def test_products(dtype, length, rng):
@@ -57,7 +57,7 @@ def test_products_in_order_without_fast_math(rng):
     np.testing.assert_allclose(exact, np.ones(20), rtol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "bool", "int8", "uint32", "float64", "bfloat16"])
 @pytest.mark.parametrize("length", [3, 7, 17, 40])
 def test_places_of_extremes(dtype, length, rng):
@@ -101,6 +101,7 @@ def test_short_rows_before_a_sum_over_all_points(length, rng):
     np.testing.assert_allclose(pbkern.jit(counted)(1.0), 500 * np.sqrt(length * (length - 1) / 2 + 1), rtol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [1, 2, 3, 5, 8, 17])
 @pytest.mark.parametrize("name", ["sum", "max", "argmin", "argmax", "var"])
 def test_few_columns_of_long_batches(name, columns):

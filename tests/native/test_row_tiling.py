@@ -17,7 +17,7 @@ def nests(f, *args) -> str:
     return lowered(f, *args)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("rows", [1, 100, 128, 1000, 1003, 4099])
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 12, 16, 20, 33])
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16"])

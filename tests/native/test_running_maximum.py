@@ -98,7 +98,7 @@ def errors(got, want) -> np.ndarray:
     return np.abs(got - want) / np.spacing(np.abs(want).max(-1, keepdims=True).astype(np.float32))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
 def test_errs_no_more_than_twice_as_much_as_jax(f, kind):
@@ -112,6 +112,7 @@ def test_errs_no_more_than_twice_as_much_as_jax(f, kind):
             assert errors(g, w).max() <= max(2 * errors(t, w).max(), 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
 def test_it_is_at_work(f):
     assert is_leveled(f, jax.ShapeDtypeStruct((512, 32000), jnp.float32))
@@ -151,7 +152,7 @@ def special_rows(n: int) -> np.ndarray:
     return x
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("n", [8192, 10007, pytest.param(32000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)

@@ -17,7 +17,7 @@ from ..fuse.test_scatter import CASES, LOOPS, MANY, STEPS
 from .running import native_program
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_scatter(name, monkeypatch):
     f, *args = CASES[name]
@@ -27,12 +27,14 @@ def test_scatter(name, monkeypatch):
         run(f, *args)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MANY)
 def test_private_results(name):
     f, *args = MANY[name]
     run(f, *args)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops(name):
     run(LOOPS[name], *STEPS)
@@ -49,6 +51,7 @@ def run(f, *args):
     return got
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [1024, 1025, 2300])
 @pytest.mark.parametrize("rows", [37, 600_000], ids=["near", "far"])
 def test_points_are_made_in_strips(count, rows):

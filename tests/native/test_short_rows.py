@@ -25,7 +25,7 @@ def test_every_lane_ends_with_the_sum_of_its_row(lanes, block):
     np.testing.assert_array_equal(sums[0], np.sum(rows, 1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_sums_extremes_and_places(rows, length, rng):
@@ -37,7 +37,7 @@ def test_sums_extremes_and_places(rows, length, rng):
         np.testing.assert_allclose(got, w, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16", "int32", "int64", "uint8", "int8", "int16", "uint32"])
 @pytest.mark.parametrize("rows", [5, 16, 37])
 def test_types(dtype, rows, rng):

@@ -20,6 +20,7 @@ def same(f, *args):
         np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32", "bool"])
 def test_every_axis(dtype):
     x = np.random.default_rng(0).choice(SPECIAL, (7, 5, 33))
@@ -37,6 +38,7 @@ def test_several_keys_and_payloads_are_stable():
     same(lambda k, l, v: lax.sort((v, k, l), dimension=0, num_keys=2), k, l, v)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
 def test_largest_elements(dtype):
     x = np.random.default_rng(3).choice([*SPECIAL, -np.nan], (40, 9, 3))

@@ -34,7 +34,7 @@ def iterate(step, steps):
     return lambda a: jax.lax.fori_loop(0, steps, lambda _, x: step(x), a)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("step", [five_points, inner_nine_points, far_neighbours, transport], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("shape", [(300, 517), (64, 1000), (129, 33), (260, 272)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -145,6 +145,7 @@ def blur_colours(a):
     return sum(w * rows[:, k : a.shape[1] - 4 + k] for k, w in enumerate((1, 4, 6, 4, 1))) / 16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(1080, 640, 3), (601, 1021, 1), (5, 200_000, 3), (300_000, 5, 1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_interleaved_colours(shape, dtype):

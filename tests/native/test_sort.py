@@ -61,7 +61,7 @@ def check(keys, others, axis=-1):
         np.testing.assert_array_equal(bits(np.moveaxis(np.asarray(g), axis, -1)), bits(np.take_along_axis(x, places, -1)))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_keys_alone_and_with_a_companion(dtype, length, rng):
@@ -75,6 +75,7 @@ def test_keys_alone_and_with_a_companion(dtype, length, rng):
     check([x], [places])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [5, 40, 500])
 @pytest.mark.parametrize(
     "names", [("int8", "float32"), ("float64", "int32"), ("bool", "uint16", "float16"), ("int64", "int64")]

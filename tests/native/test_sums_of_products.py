@@ -47,6 +47,7 @@ def convolution(x, w):
     return sum(x[:, i : i + rows, j : j + columns] @ w[i, j] for i in range(3) for j in range(3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [(13, 15, 8, 24), (9, 12, 33, 16), (5, 6, 1, 3), (20, 7, 40, 1)])

@@ -45,7 +45,7 @@ def products(f, *args) -> list[dict[str, int]]:
 WINDOWS = {"same": {}, "strided": {"window_strides": (2, 2)}, "dilated": {"rhs_dilation": (2, 1)}}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", RTOL)
 @pytest.mark.parametrize("params", WINDOWS.values(), ids=WINDOWS)
 def test_channels_fill_vectors_that_rows_of_images_do_not(dtype, params):
@@ -118,6 +118,7 @@ def test_small_images_share_what_is_made_of_filters():
     assert min(d.size for d in pbkern.jit(gradient).kernels(x, w)[-1].outputs[0].dims[:2]) >= 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
 def test_integers_wrap(dtype):
     x, w = (jnp.asarray(np.random.default_rng(0).integers(0, 100, s), dtype) for s in ((2, 40, 7, 7), (33, 40, 3, 3)))

@@ -28,6 +28,7 @@ def counted(programs: int):
     )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("task_ns", [1.0, 40.0])
 @pytest.mark.parametrize("programs", [2, 3, 5, 8, 31, 100])
 def test_each_program_runs_once(programs, task_ns, monkeypatch):

@@ -40,7 +40,7 @@ def check(x, k):
     np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(x), want, -1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("length", [127, 128, 129, 1000, 4099])
 @pytest.mark.parametrize("k", [1, 2, 16, 33])
 def test_top_of_random_lines(length, k):
@@ -93,7 +93,7 @@ def test_lines_that_are_read_whole_are_sorted_whole():
     assert "by 2, first 5" in lower_kernel(kernel.trace(*arrays), "k").nests
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
 def test_few_first_are_found_without_sorting(k, dtype):

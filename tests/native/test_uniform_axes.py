@@ -153,6 +153,7 @@ def narrow_scratch(kernel: Kernel) -> set[str]:
     return {name for name, found in lanes.items() if found and all(re.search(r"(^|, )0$", ix) for ix in found)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", REPEATING, ids=lambda f: f.__name__)
 def test_repeated_values_are_kept_once(step):
     kernel = kernel_of([step], 8, 24, 40)
@@ -160,6 +161,7 @@ def test_repeated_values_are_kept_once(step):
     assert narrow_scratch(kernel) == {"t0", "t1"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", VARYING, ids=lambda f: f.__name__)
 def test_one_store_that_varies_keeps_every_lane(step):
     kernel = kernel_of([keeps_maximum, step], 8, 24, 40)

@@ -28,6 +28,7 @@ def starts(*shape, low=-9, high=60):
     return array(np.random.default_rng(2).integers(low, high, shape), jnp.int32)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape, size", [((6, 40, 50, 3), (31, 29, 3)), ((5, 33, 41, 2), (20, 41, 2)),
                                          ((3, 64, 64, 1), (56, 56, 1)), ((4, 30, 30, 3), (30, 30, 3)),
                                          ((7, 9, 31, 40, 3), (4, 16, 18, 3)), ((4, 90, 3), (70, 3))])

@@ -17,6 +17,7 @@ def worst(got, want):
 SHAPES = [((20000,), 0), ((1 << 20,), 0), ((5000, 16), 0), ((16, 5000), 1), ((700, 3, 2), 0), ((3, 131), 1)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape, axis", SHAPES)
 @pytest.mark.parametrize("kind", ["normal", "uniform"])
 def test_cumsum(kind, shape, axis):
@@ -26,6 +27,7 @@ def test_cumsum(kind, shape, axis):
     assert ours <= 3 * xla
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape, axis", [((20000,), 0), ((8, 3000), 1), ((3000, 8), 0)])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_cumlogsumexp(shape, axis, reverse):
@@ -44,6 +46,7 @@ def test_infinities_and_nan_stay(special, at):
     np.testing.assert_array_equal(pbkern.jit(lax.cumsum)(x), np.cumsum(x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 129, 192, 193, 257])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_lengths_around_runs(length, dtype):

@@ -35,7 +35,7 @@ def compiled(name, stage, **options):
     return got, [str(w.message) for w in seen if issubclass(w.category, FallbackWarning)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("stage", [*STAGES, *PASSES])
 @pytest.mark.parametrize("name", [*FUNCTIONS, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
 def test_results_stay_right(name, stage):

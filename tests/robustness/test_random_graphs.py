@@ -28,7 +28,7 @@ def check(seed: int) -> None:
         np.testing.assert_allclose(g, w, rtol=1e-5 if graph.rounds else 0, atol=1e-6 if graph.rounds else 0, err_msg=text)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(24))
 def test_agrees(seed):
     check(seed)

@@ -21,7 +21,7 @@ FUNCTIONS = {
 SHAPES = [(m, k) for m in (2, 4, 16, 100, 4096) for k in range(2, 34)]
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(96)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_agrees(name, shape):
@@ -33,7 +33,7 @@ def test_agrees(name, shape):
     assert seconds < 20  # 2 on an idle machine
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("rows", [2, 100])
 def test_every_length_lowers_for_wide_vectors(name, rows):

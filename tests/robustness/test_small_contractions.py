@@ -24,7 +24,7 @@ def broadcast_rows(a, b):
     return jnp.broadcast_to(a[:1], a.shape) @ b
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(75)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("f", [jnp.matmul, broadcast_rows], ids=["matmul", "broadcast"])
@@ -40,6 +40,7 @@ def test_products_lower_for_wide_vectors(dtype):
         assert "scf.for" in lowered(jnp.matmul, draw((m, k), dtype), draw((k, n), dtype), stage="mlir")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("channels, results, size", [(1, 1, 1), (1, 2, 3), (3, 1, 16), (2, 16, 5), (17, 3, 7)])
 def test_convolutions_of_broadcast_operands(channels, results, size, dtype):
@@ -69,6 +70,7 @@ BOOLEAN = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BOOLEAN)
 def test_products_of_booleans(name):
     """A sum of booleans is whether any is true; two true products do not cancel."""

@@ -41,6 +41,7 @@ def same_bits(got, want):
     np.testing.assert_array_equal(np.asarray(got).view(np.uint16), want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", MOVES)
 def test_moves_keep_every_bit(name, dtype):

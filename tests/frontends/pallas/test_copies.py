@@ -119,6 +119,7 @@ def pipeline(body, **options):
     return kernel
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(32, 256), (30, 250), (1, 1), (8, 129)])
 def test_pipelines_of_whole_and_ragged_blocks(shape):
     def body(x_ref, y_ref, o_ref):

@@ -507,6 +507,7 @@ def rounded_once(x, dtype):
     return np.array([np.nan if name == "float8_e8m0fnu" and v <= 0 else one(v) for v in x.tolist()])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", [np.float64, np.int32, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_wide_numbers_are_rounded_to_8_bit_floats_once(dtype, source):
@@ -697,7 +698,7 @@ def test_debug_checks_fail_the_call_where_they_are_enabled():
 WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2, jnp.float8_e8m0fnu]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("new", WIDTHS)
 @pytest.mark.parametrize("old", WIDTHS)
 def test_bitcasts_between_all_widths(old, new):

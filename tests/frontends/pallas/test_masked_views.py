@@ -58,6 +58,7 @@ def test_loads(name):
                 assert value == (X.reshape(shape)[at] if chosen else -1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("name", PLACES)
 def test_stores(name, masked):

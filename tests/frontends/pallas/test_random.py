@@ -40,7 +40,7 @@ DRAWS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("partitionable", [False, True])
 @pytest.mark.parametrize("shape", [(8, 128), (5,), (3, 1, 7)])

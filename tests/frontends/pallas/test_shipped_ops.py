@@ -71,6 +71,7 @@ def test_paged_attention():
     close(got, want.reshape(2, 8, 64))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inline, cores", [(True, None), (False, None), (True, "kv_head"), (False, "batch")])
 def test_paged_attention_of_tpus(inline, cores):
     """It multiplies in bfloat16."""

@@ -106,6 +106,7 @@ def assert_as_jax(got, want):
         np.testing.assert_allclose(np.asarray(g).astype(wide), np.asarray(w).astype(wide), rtol=error, atol=error)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_as_before_the_export(name):
     f, *args = FUNCTIONS[name]
@@ -115,6 +116,7 @@ def test_as_before_the_export(name):
     assert_as_jax(got, want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [w.name for w in WORKLOADS.values()])
 def test_workloads_keep_their_kernels(name):
     """At most one kernel more, and nothing more that is left to XLA."""
@@ -131,6 +133,7 @@ BY_DEFAULT = ("unsharp", "attention_1024_causal", "gradient_descent", "cross_ent
 SLOW = [pytest.param(n, marks=pytest.mark.slow) for n, w in WORKLOADS.items() if n not in BY_DEFAULT and w.numpy is not None]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*BY_DEFAULT, *SLOW])
 def test_workloads_keep_their_numbers(name):
     workload = WORKLOADS[name]

@@ -33,6 +33,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name):
     q, k, v = torch.randn(2, 4, 4, 8), torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8)
@@ -63,6 +64,7 @@ def test_a_query_without_keys():
     torch.testing.assert_close(pbkern.polyblocks_jit_torch(f)(q, k, v), f(q, k, v))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype, causal", itertools.product([torch.bfloat16, torch.float16, torch.float64], [False, True]))
 def test_dtypes(dtype, causal):
     q, k, v = (torch.randn(1, 2, 7, 16, dtype=dtype) for _ in range(3))

@@ -127,6 +127,7 @@ def test_gelu_of_infinity():
     check_close(tensor_of(made), exact, 1e-5, 0.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [*INTS, torch.bool], ids=str)
 def test_functions_of_integers(dtype):
     values = torch.tensor([0, 1, 2, 3, 5, 7, 100, 127] if dtype is not torch.bool else [0, 1, 1, 0])
@@ -140,6 +141,7 @@ def test_pairs_of_special_values(dtype):
     check_each(BINARY, pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
 def test_pairs_of_integers(dtype):
     values = [1, 2, 3, 7, 100] + ([-1, -2, -3, -100] if dtype not in (torch.uint8, torch.bool) else [])
