@@ -5,8 +5,10 @@ With TESTS_ON_DEVICE=1 they run where the driver that is configured runs them, o
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import os
+import types
 from unittest import mock
 
 import jax
@@ -15,7 +17,7 @@ import numpy as np
 from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
 from pbkern.targets.cpu.target import CpuTarget
-from pbkern.targets.nvgpu.driver import driver
+from pbkern.targets.nvgpu.driver import CudaDriver, driver
 from pbkern.targets.simt.launch.call import launched_call
 
 GPU = CompileOptions(target="nvgpu")
@@ -58,3 +60,18 @@ def gpu():
         stack.enter_context(mock.patch("tests.native.running.compile_program", compiled))
         yield
     jax.clear_caches()
+
+
+def reading(function, error: int) -> tuple[CudaDriver, list]:
+    """A driver that reads memory of the CPU in the place of a device's, for kernel 7 with this function; its calls."""
+    calls: list = []
+
+    def read(to, source, size, stream):
+        calls.append(stream.value)
+        ctypes.memmove(to, source, size.value)
+        return error
+
+    cuda = object.__new__(CudaDriver)
+    cuda.library = types.SimpleNamespace(cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0)
+    cuda.functions_of, cuda.failures = {7: function}, {}
+    return cuda, calls

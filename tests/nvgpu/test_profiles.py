@@ -1,9 +1,7 @@
 """Recorded times: a Chrome trace per launch, with a track per block, in which its steps follow one another."""
 
-import ctypes
 import json
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +15,10 @@ from pbkern.api.pipeline import build_kernel
 from pbkern.core.options import CompileOptions
 from pbkern.errors import OptionError
 from pbkern.targets import get_target
-from pbkern.targets.nvgpu.driver import CudaDriver
 from pbkern.targets.simt.emit.recorder import HEADER, Profile
 from pbkern.targets.simt.launch import trace
+
+from .simulated import reading
 
 X = np.random.default_rng(0).standard_normal((6, 40)).astype("f4")
 
@@ -129,16 +128,7 @@ def test_what_a_device_has_recorded_is_read_back(tmp_path, error):
     (program,) = build_kernel(running_sum(tmp_path, 9).trace(X)).programs
     (code,) = get_target("nvgpu").compile(program, CompileOptions(target="nvgpu")).distinct()
     records = np.arange(code.function.record_bytes // 8)  # of the device
-    calls = []
-
-    def read(to, source, size, stream):
-        calls.append(stream.value)
-        ctypes.memmove(to, source, size.value)
-        return error
-
-    cuda = object.__new__(CudaDriver)
-    cuda.library = types.SimpleNamespace(cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0)
-    cuda.functions_of, cuda.failures = {7: code.function}, {}
+    cuda, calls = reading(code.function, error)
     assert cuda._recorded(7, records.ctypes.data, 0xABC) == error
     assert calls == ([0xABC] if error else [0xABC, "waits"])
     found = [t for path in tmp_path.glob("*.trace.json") for t in tracks(path).values()]

@@ -2,7 +2,6 @@
 
 import ctypes
 import inspect
-import types
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +14,11 @@ from pbkern.core.options import CompileOptions
 from pbkern.dsl.checks import raise_failed
 from pbkern.errors import CheckError, TargetError
 from pbkern.targets import get_target
-from pbkern.targets.nvgpu.driver import CudaDriver
 from pbkern.targets.simt.emit import reports
 from pbkern.targets.simt.launch.reports import receive
 
 from ..dsl import test_checks
-from .simulated import gpu
+from .simulated import gpu, reading
 
 X = np.arange(32, dtype="f4")
 ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
@@ -148,16 +146,7 @@ def test_what_a_device_has_stored_is_read_back(error):
     device = np.zeros(code.function.reports.nbytes // 8, np.int64)
     device[at] = 2
     device[at + 1 :].view(np.float32)[:1] = 24
-    calls = []
-
-    def read(to, source, size, stream):
-        calls.append(stream.value)
-        ctypes.memmove(to, source, size.value)
-        return error
-
-    cuda = object.__new__(CudaDriver)
-    cuda.library = types.SimpleNamespace(cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0)
-    cuda.functions_of = {7: code.function}
+    cuda, calls = reading(code.function, error)
     operands = (ctypes.c_void_p * 1)(X.ctypes.data)
     assert cuda._reported(7, device.ctypes.data, operands, 0xABC) == error
     assert calls == ([0xABC] if error else [0xABC, "waits"] * 2)
