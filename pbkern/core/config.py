@@ -47,6 +47,10 @@ def _count(text: str) -> int:
     return n
 
 
+def _folders(text: str) -> tuple[pathlib.Path, ...]:
+    return tuple(pathlib.Path(name) for name in text.split(os.pathsep) if name)
+
+
 def _target(text: str) -> str:
     if text not in TARGETS:
         raise ValueError
@@ -77,6 +81,8 @@ VARIABLES = (
     Variable("PBKERN_DEBUG", False, _flag, "0 or 1", "as compile_options={'debug': True} for every decorator"),
     Variable("PBKERN_CACHE", True, _flag, "0 or 1", "whether compiled programs and tuned schedules are kept on disk"),
     Variable("PBKERN_CACHE_DIR", None, pathlib.Path, "a folder", "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern"),
+    Variable("PBKERN_CACHE_SHARED", (), _folders, f"folders, separated by {os.pathsep!r}",
+             "more folders that are looked in, and never written to; they belong to root or to the user"),
     Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
     Variable("PBKERN_POOL_MEGABYTES", 512, _count, "an integer, 0 for no pool",
              "most megabytes of memory for large results that are kept unused"),
@@ -99,6 +105,7 @@ class Config:
     debug: bool = False
     cache: bool = True
     cache_dir: pathlib.Path | None = None
+    cache_shared: tuple[pathlib.Path, ...] = ()
     cache_megabytes: int = 512
     pool_megabytes: int = 512
     fallback: bool = True

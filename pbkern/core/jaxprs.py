@@ -436,8 +436,8 @@ def same(a: jex.ClosedJaxpr, b: jex.ClosedJaxpr) -> bool:
     return fingerprint(a) == fingerprint(b)
 
 
-def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
-    """Everything that a jaxpr means, as nested tuples (str(jaxpr) leaves out some parameters)."""
+def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
+    """Everything that a jaxpr means except its constants' values, as nested tuples (str(jaxpr) leaves out some parameters)."""
     names: dict = {}
 
     def atom(a) -> tuple:
@@ -448,7 +448,7 @@ def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
 
     def param(p):
         if isinstance(p, (jex.ClosedJaxpr, jex.Jaxpr)):
-            return fingerprint(p if isinstance(p, jex.ClosedJaxpr) else jex.ClosedJaxpr(p, ()))
+            return fingerprint(p)
         if isinstance(p, (tuple, list)):
             return tuple(map(param, p))
         if isinstance(p, np.integer):
@@ -460,7 +460,8 @@ def fingerprint(closed: jex.ClosedJaxpr) -> tuple:
         params = tuple((k, param(v)) for k, v in said if not callable(v) or as_dtype(v))
         return e.primitive.name, tuple(map(atom, e.invars)), tuple(map(atom, e.outvars)), params
 
-    jaxpr = closed.jaxpr
+    if isinstance(jaxpr, jex.ClosedJaxpr):
+        jaxpr = jaxpr.jaxpr
     inputs = tuple(map(atom, (*jaxpr.constvars, *jaxpr.invars)))
     return inputs, tuple(map(equation, jaxpr.eqns)), tuple(map(atom, jaxpr.outvars))
 

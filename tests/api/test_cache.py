@@ -294,12 +294,12 @@ def test_an_entry_larger_than_all_is_not_written(tmp_path):
     assert not s.put("code", "a", bytes(2000)) and s.size() == 0
 
 
-@pytest.mark.parametrize("what", ["a file", "below a file", "open to all"])
+@pytest.mark.parametrize("what", ["a file", "below a file", "open to all", "open to a group"])
 def test_a_folder_that_cannot_be_used_costs_one_warning(tmp_path, what):
     folder = tmp_path / "kept"
-    if what == "open to all":
+    if what.startswith("open"):
         folder.mkdir()
-        folder.chmod(0o777)
+        folder.chmod(0o777 if what == "open to all" else 0o770)
     else:
         folder.write_text("")
         folder = folder / "deeper" if what == "below a file" else folder
@@ -309,6 +309,115 @@ def test_a_folder_that_cannot_be_used_costs_one_warning(tmp_path, what):
     assert len(caught) == 1 and str(folder) in str(caught[0].message)
     assert not any(c.from_disk for c in results)
     np.testing.assert_allclose(results[-1](X)[0], np.asarray(norm(X)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["open to a group", "of another user"])
+def test_entries_that_others_may_have_written_are_not_loaded(store, monkeypatch, what):
+    compiled(norm, X)
+    (path,) = code_files_of(store, norm)
+    if what == "open to a group":
+        path.chmod(0o664)
+    else:
+        if os.getuid() != 0:
+            pytest.skip("only root gives files away")
+        os.chown(path, 65534, -1)
+    reader = disk_cache.Store(store.folder, store.limit)
+    with pytest.warns(UserWarning, match="other users may have written its entry") as caught:
+        assert [reader.get("code", path.stem.removeprefix("code-")) for _ in range(2)] == [None, None]
+    assert len(caught) == 1 and "chmod go-w" in str(caught[0].message)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o644), (0o077, 0o600)])
+def test_others_may_read_entries_as_the_umask_says_and_nobody_else_writes_them(store, umask, mode):
+    before = os.umask(umask)
+    try:
+        assert store.put("code", "a", b"x")
+    finally:
+        os.umask(before)
+    (path,) = code_files(store)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_shared_folders_are_read_and_never_changed(tmp_path):
+    filled, own = tmp_path / "image", tmp_path / "own"
+    with config.override(cache_dir=filled, cache=True):
+        want = compiled(norm, X)(X)[0]
+    (tmp_path / "empty").mkdir()
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in filled.iterdir()}
+    with config.override(cache_dir=own, cache=True, cache_shared=(tmp_path / "empty", tmp_path / "missing", filled)):
+        again = compiled(norm, X)
+        assert again.from_disk
+        np.testing.assert_array_equal(again(X)[0], want)
+        assert not compiled(lambda x: norm(x) + 1, X).from_disk
+        shared = disk_cache.current().shared[-1]
+        shared.remove("code", "a")
+        assert not shared.put("code", "a", b"x")
+    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in filled.iterdir()} == before
+    assert len(code_files(disk_cache.Store(own, 1))) == 1  # the second function; the first is not copied
+
+
+def test_a_damaged_entry_of_a_shared_folder_stays_there_and_is_made_again(tmp_path):
+    filled = disk_cache.Store(tmp_path / "image", 1 << 20)
+    filled.put("code", "a", b"x")
+    (path,) = code_files(filled)
+    path.write_bytes(b"damaged")
+    reader = disk_cache.Store(tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),))
+    assert reader.get("code", "a") is None and path.read_bytes() == b"damaged"
+
+
+def test_a_shared_folder_that_others_may_write_to_is_not_read(tmp_path):
+    filled = disk_cache.Store(tmp_path / "image", 1 << 20)
+    filled.put("code", "a", b"x")
+    filled.folder.chmod(0o775)
+    reader = disk_cache.Store(tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),))
+    with pytest.warns(UserWarning, match="PBKERN_CACHE_SHARED names another folder"):
+        assert reader.get("code", "a") is None
+    assert reader.put("code", "a", b"y") and reader.get("code", "a") == b"y"
+
+
+def test_shared_folders_are_listed_in_the_environment():
+    found = config.read({"PBKERN_CACHE_SHARED": os.pathsep.join(["/opt/kernels", "", "~/more"])})
+    assert found.cache_shared == (pathlib.Path("/opt/kernels"), pathlib.Path("~/more"))
+
+
+FAILS = """
+import os, sys, warnings
+import jax.numpy as jnp
+import numpy as np
+import pbkern
+from pbkern.targets import mlir
+from pbkern.core.errors import InternalError
+
+calls, working = 0, mlir.object_code
+def broken(module, level, function, symbols):
+    global calls
+    if not symbols:  # the runtime's own code
+        return working(module, level, function, symbols)
+    calls += 1
+    raise InternalError("LLVM made no code for `f`", why="a test breaks it")
+mlir.object_code = broken
+x = np.linspace(0, 1, 640, dtype="f").reshape(8, 80)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    try:
+        y = pbkern.jit(lambda x: jnp.tanh(x) * 2)(x)
+        np.testing.assert_allclose(y, np.tanh(x) * 2, rtol=1e-5)
+    except InternalError as e:
+        print("error:", e.what, end="; ")
+texts = [str(w.message) for w in caught if "compiling" in str(w.message)]
+print(calls > 0, len(texts), any("kept from an earlier process" in t for t in texts))
+"""
+
+
+def test_a_failure_to_compile_is_remembered(tmp_path):
+    def child(**environment):
+        env = os.environ | {"PBKERN_CACHE_DIR": str(tmp_path), "PBKERN_FALLBACK": "1"} | environment
+        run = subprocess.run([sys.executable, "-c", FAILS], env=env, capture_output=True, text=True, check=True)
+        return run.stdout.strip()
+
+    assert child() == "True 1 False"
+    assert child() == "False 1 True"
+    assert child(PBKERN_FALLBACK="0") == "error: LLVM made no code for `f`; True 0 False"
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")

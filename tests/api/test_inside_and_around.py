@@ -13,6 +13,7 @@ import pytest
 from jax.experimental import checkify
 from jax.experimental import pallas as pl
 from jax.extend import core as jex
+from jax.interpreters import mlir
 
 import pbkern
 from pbkern.core.errors import KernelError
@@ -320,3 +321,24 @@ def test_what_is_expanded_is_what_it_was():
         expanded = called_jaxpr(Equation(name))
         x = np.linspace(0.01, 0.999, 4, dtype="f4")
         np.testing.assert_allclose(jex.jaxpr_as_fun(expanded)(x)[0], want(x), rtol=1e-6)
+
+
+# ---- primitives of libraries ----------------------------------------------------------------------------------------
+
+
+def primitive_with_an_open_jaxpr():
+    """A primitive that doubles, with a parameter that holds an open jaxpr with constants, as lineax's linear_solve has."""
+    closed = jax.make_jaxpr(lambda a, b: a * b)(1.0, 1.0).jaxpr
+    held = jex.Jaxpr(closed.invars[:1], closed.invars[1:], closed.outvars, closed.eqns, debug_info=closed.debug_info)
+    double = jex.Primitive("double_of_a_library")
+    double.def_abstract_eval(lambda x, *, solver: x)
+    double.def_impl(lambda x, *, solver: x * 2)
+    mlir.register_lowering(double, mlir.lower_fun(lambda x, *, solver: x * 2, multiple_results=False))
+    return lambda x: double.bind(x, solver=(held, {"inner": held}))
+
+
+def test_open_jaxprs_with_constants_among_parameters_stay_with_xla():
+    double = primitive_with_an_open_jaxpr()
+    f = pbkern.jit(lambda x: jnp.exp(double(jnp.cos(x)) - 1))
+    np.testing.assert_allclose(f(X), np.exp(2 * np.cos(X) - 1), rtol=1e-6)
+    assert [left.op for left in f.explain(X).left] == ["double_of_a_library"]

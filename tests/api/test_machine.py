@@ -58,3 +58,32 @@ def test_the_peak_of_this_machine_is_one_that_a_chain_of_multiply_adds_reaches()
     stated = pbkern.cpu.machine()
     measured = max(peaks.giga_operations("fma", stated.vector_bits, "f32") for _ in range(2))
     assert 0.4 < measured * 1e9 * stated.cores / stated.flops("float32") < 1.9
+
+
+GROUPS = {
+    "systemd, a slice above the unit has the limit": ("0::/app.slice/job\n", {"v2/app.slice/cpu.max": "150000 100000"}, 2),
+    "kubelet, version 1": ("4:memory:/x\n3:cpu,cpuacct:/pods/c1\n",
+                           {"v1/pods/c1/cpu.cfs_quota_us": "250000", "v1/pods/c1/cpu.cfs_period_us": "100000"}, 3),
+    "the nearest of several": ("0::/a/b\n", {"v2/a/cpu.max": "400000 100000", "v2/a/b/cpu.max": "200000 100000"}, 2),
+    "a farther one": ("0::/a/b\n", {"v2/a/cpu.max": "100000 100000", "v2/a/b/cpu.max": "200000 100000"}, 1),
+    "a container's own root": ("0::/\n", {"v2/cpu.max": "300000 100000"}, 3),
+    "the host's path, of which a container sees the root alone": ("0::/../../pod\n", {"v2/cpu.max": "300000 100000"}, 3),
+    "no limit": ("0::/a\n", {"v2/a/cpu.max": "max 100000"}, 8),
+    "unlimited, version 1": ("3:cpu:/\n", {"v1/cpu.cfs_quota_us": "-1", "v1/cpu.cfs_period_us": "100000"}, 8),
+    "less than one": ("0::/a\n", {"v2/a/cpu.max": "20000 100000"}, 1),
+    "no such files": ("", {}, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_cores_are_those_of_the_control_groups(monkeypatch, tmp_path, name):
+    groups, files, cores = GROUPS[name]
+    (tmp_path / "self").write_text(groups)
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(machine, "PROCESS_CGROUPS", tmp_path / "self")
+    monkeypatch.setattr(machine, "CGROUP_V2", (tmp_path / "v2",))
+    monkeypatch.setattr(machine, "CGROUP_V1", tmp_path / "v1")
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(8)))
+    assert machine.usable_cores()[0] == cores

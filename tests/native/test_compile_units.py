@@ -8,7 +8,7 @@ import pytest
 from pbkern.core import config
 from pbkern.core.errors import InternalError
 from pbkern.targets import mlir
-from pbkern.targets.cpu.codegen import compile, object_files
+from pbkern.targets.cpu.codegen import compile, object_files, outlining
 from pbkern.targets.cpu.codegen.compile import Code, compile_program
 
 from ..fuse.checking import planned
@@ -57,6 +57,31 @@ def test_objects_of_several_parts_call_each_other(monkeypatch):
     made = built(layers, X, X, X)
     assert len(made.code.objects) == 3  # two kernels and the host functions
     check(made, layers, X, X, X)
+
+
+def waves(x):
+    """More calls of long functions than are written out, so that these are functions of their own, in a body of many pieces."""
+    for n in range(8):
+        x = jnp.cos(x * 0.7) * n + jnp.sin(x[:, ::-1]) * 0.5 - jax.lax.lgamma(x * x + 1) * 0.01
+    return x
+
+
+@pytest.mark.parametrize("part", [1, 20_000])
+def test_pieces_call_long_functions_of_other_parts(monkeypatch, part):
+    monkeypatch.setattr(object_files, "PART", part)
+    monkeypatch.setattr(outlining, "PIECE", 100)
+    monkeypatch.setattr(outlining, "SHORT", 20)
+    x = np.random.default_rng(1).normal(size=(8, 24))
+    (program,) = planned(waves, x.astype("f")).programs()
+    with config.override(cache=False):
+        compiled = compile_program(program)
+    (kernel,) = compiled.lowered.lowered
+    names = [f.name for f in kernel.pieces]
+    assert any("sin" in name for name in names) and len(names) > 3 and len(compiled.code.objects) > 2
+    (got,) = compiled(x.astype("f"))
+    with jax.enable_x64(True):
+        want = np.asarray(waves(x))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-3 * np.abs(want).max())
 
 
 def test_objects_do_not_depend_on_timing(monkeypatch):

@@ -6,7 +6,10 @@ what does not agree with it is dropped and made again. Entries that were not use
 together exceed the limit. A folder that cannot be written to costs one warning; everything works without.
 
 The folder is PBKERN_CACHE_DIR, else $XDG_CACHE_HOME/pbkern, else ~/.cache/pbkern; PBKERN_CACHE=0 does without.
-Entries hold machine code: a folder that other users may write to is not used.
+PBKERN_CACHE_SHARED names more folders, which are only read: filled by root in a container image, for example.
+
+Entries hold machine code. A folder and an entry are used only if they belong to this user or to root, and neither a group
+nor others may write to them.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ import functools
 import hashlib
 import os
 import pathlib
+import secrets
 import stat
-import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +30,8 @@ from pbkern.core.errors import OptionError
 
 MAGIC = b"pbkern entry 1\n"
 SUFFIX = ".pbk"
+# Others may read entries, as far as the umask lets them: code is no secret, and a shared folder is of use to them.
+ENTRY_MODE = 0o644
 # A process looks at the whole folder when it has written this share of the limit, and then makes this much room.
 CHECK_SHARE, KEEP_SHARE = 1 / 16, 0.9
 
@@ -42,29 +47,46 @@ class Store:
 
     Attributes:
       limit: bytes of all entries together.
+      shared: stores that are read where this one lacks an entry.
+      read_only: nothing is written, removed or marked as used.
     """
 
     folder: pathlib.Path
     limit: int
+    shared: tuple[Store, ...] = ()
+    read_only: bool = False
     _usable: bool | None = field(default=None, init=False)  # whether entries can be written; None: not tried
     _trust: bool | None = field(default=None, init=False)  # whether nobody else can write them
     _warned: bool = field(default=False, init=False)
     _unchecked: int | None = field(default=None, init=False)  # bytes written since the folder was last looked at
 
     def get(self, kind: str, key: str) -> bytes | None:
-        """The entry's bytes; None where there is none, or none that is whole."""
+        """The entry's bytes; None where there is none, or none that is whole and safe to run."""
         path = self._path(kind, key)
+        payload = self._read(path, kind, key)
+        if payload is None:
+            found = (store.get(kind, key) for store in self.shared)
+            return next((content for content in found if content is not None), None)
+        if not self.read_only:
+            with contextlib.suppress(OSError):  # a folder that may only be read has no order of use
+                os.utime(path)
+        return payload
+
+    def _read(self, path: pathlib.Path, kind: str, key: str) -> bytes | None:
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                # Of the open file: between a look at a path and its opening, others could put another file there.
+                entry, content = os.fstat(file.fileno()), file.read()
         except OSError:
+            return None
+        if not self._trusted():
+            return None
+        if not _is_safe(entry):
+            self._distrust(f"other users may have written its entry {path.name} ({_owner_and_mode(entry)})")
             return None
         payload = _payload(content, kind, key)
         if payload is None:
             self._drop(path)
-        if payload is None or not self._trusted():
-            return None
-        with contextlib.suppress(OSError):  # a folder that may only be read has no order of use
-            os.utime(path)
         return payload
 
     def put(self, kind: str, key: str, payload: bytes) -> bool:
@@ -74,16 +96,17 @@ class Store:
         content = MAGIC + _checksum(kind, key, payload) + payload
         if len(content) > self.limit:
             return False
+        new = self.folder / f".new-{secrets.token_hex(8)}"
         try:
-            handle, name = tempfile.mkstemp(prefix=".new-", dir=self.folder)
+            handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, ENTRY_MODE)
         except OSError as e:
             return self._give_up(str(e))
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            os.replace(name, self._path(kind, key))
+            os.replace(new, self._path(kind, key))
         except OSError as e:
-            self._drop(pathlib.Path(name))
+            self._drop(new)
             return self._give_up(str(e))
         self._keep_within_limit(len(content))
         return True
@@ -118,10 +141,14 @@ class Store:
                 yield path, path.stat()
 
     def _drop(self, path: pathlib.Path) -> None:
+        if self.read_only:
+            return
         with contextlib.suppress(OSError):
             path.unlink()
 
     def _writable(self) -> bool:
+        if self.read_only:
+            return False
         if self._usable is None:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,20 +164,26 @@ class Store:
                 found = self.folder.stat()
             except OSError as e:
                 return self._give_up(str(e))
-            self._trust = found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
+            self._trust = _is_safe(found)
             if not self._trust:
-                owner = f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
-                self._give_up(f"other users may write to it ({owner})")
+                self._distrust(f"other users may write to it ({_owner_and_mode(found)})")
         return self._trust
+
+    def _distrust(self, why: str) -> None:
+        """Reads and writes nothing from now on, and warns."""
+        self._trust = False
+        self._give_up(f"{why}; `chmod go-w` makes it safe where the owner is right")
 
     def _give_up(self, why: str) -> bool:
         """False: nothing more is written. Warns, once; what is there is read all the same, if it can be trusted."""
         self._usable = False
         if not self._warned:
             self._warned = True
+            lost = "reads nothing from a shared cache" if self.read_only else "keeps nothing on disk"
+            other = "PBKERN_CACHE_SHARED" if self.read_only else "PBKERN_CACHE_DIR"
             warnings.warn(
-                f"pbkern keeps nothing on disk: {self.folder} cannot be used: {why}. "
-                "PBKERN_CACHE_DIR names another folder, PBKERN_CACHE=0 does without", stacklevel=2,
+                f"pbkern {lost}: {self.folder} cannot be used: {why}. "
+                f"{other} names another folder, PBKERN_CACHE=0 does without", stacklevel=2,
             )  # fmt: skip
         return False
 
@@ -169,6 +202,15 @@ class Store:
                 return
             self._drop(path)
             total -= found.st_size
+
+
+def _is_safe(found: os.stat_result) -> bool:
+    """Whether a folder or a file belongs to this user or to root, and nobody else may write to it."""
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _owner_and_mode(found: os.stat_result) -> str:
+    return f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
 
 
 def _checksum(kind: str, key: str, payload: bytes) -> bytes:
@@ -204,7 +246,7 @@ def current() -> Store | None:
     if not c.cache:
         return None
     try:
-        return _store(folder(), c.cache_megabytes << 20)
+        return _store(folder(), c.cache_megabytes << 20, c.cache_shared)
     except OptionError as e:
         _warn(str(e))
         return None
@@ -217,5 +259,5 @@ def _warn(text: str) -> None:
 
 
 @functools.cache
-def _store(at: pathlib.Path, limit: int) -> Store:
-    return Store(at, limit)
+def _store(at: pathlib.Path, limit: int, shared: tuple[pathlib.Path, ...]) -> Store:
+    return Store(at, limit, tuple(Store(other.expanduser(), 0, read_only=True) for other in shared))

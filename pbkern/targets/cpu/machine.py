@@ -18,7 +18,10 @@ from pbkern.core.machine import DEFAULT_MACHINE, Machine
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
-CGROUP_V2 = pathlib.Path("/sys/fs/cgroup/cpu.max")
+# Control groups of this process, a line each: number:controllers:path (man 7 cgroups). Version 2's names no controllers.
+PROCESS_CGROUPS = pathlib.Path("/proc/self/cgroup")
+# Where version 2 is mounted: alone, or beside version 1.
+CGROUP_V2 = (pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unified"))
 CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
 # Of a cache line, on all processors so far.
 LINE_BYTES = 64
@@ -141,13 +144,32 @@ def usable_cores() -> tuple[int, str]:
 
 
 def _cgroup_quota() -> float | None:
-    """CPUs' worth of time per period that the control group grants, or None without a limit."""
-    words = _read(CGROUP_V2).split()
-    if not words:
-        words = [_read(CGROUP_V1 / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
+    """CPUs' worth of time that the process's control groups grant: the least of each group and those above it.
+
+    None without a limit. systemd, Slurm and the kubelet set limits on groups far below the root.
+    """
+    found = []
+    for line in ["0::/", ":cpu:/", *_read(PROCESS_CGROUPS).splitlines()]:  # a container's own root shows its limit
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            found += [_read(group / "cpu.max").split() for root in CGROUP_V2 for group in _group_and_above(root, path)]
+        elif "cpu" in controllers.split(","):
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            found += [[_read(group / file).strip() for file in files] for group in _group_and_above(CGROUP_V1, path)]
+    return min((quota for words in found if (quota := _cores_of(words)) is not None), default=None)
+
+
+def _group_and_above(root: pathlib.Path, path: str) -> list[pathlib.Path]:
+    """Folders of a control group and of all groups that contain it, up to the root."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _cores_of(words: list[str]) -> float | None:
+    """Quota / period, both in microseconds; None for "max", -1, or no such file."""
     try:
         quota, period = map(int, words[:2])
-    except ValueError:  # "max", or no such file
+    except ValueError:
         return None
     return quota / period if quota > 0 and period > 0 else None
 

@@ -855,3 +855,16 @@ def test_loads_and_stores_over_the_end_do_not_move(known):
         want = np.zeros(12, "f4")
         want[start : start + 4] = X[:4] + 1
         np.testing.assert_array_equal(stored, want[:8])
+
+
+def test_run_scoped_that_closes_over_a_ref_inside_a_decorated_function():
+    def body(x, o):
+        def scoped(y):
+            y[...] = x[...] * 3
+            o[...] = y[...] + 1
+
+        pl.run_scoped(scoped, pltpu.VMEM((5,), F32))
+
+    call = pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct((5,), F32))
+    x = jnp.arange(5, dtype=F32)
+    np.testing.assert_array_equal(pbkern.jit(lambda x: call(x - 1) * 2)(x), ((x - 1) * 3 + 1) * 2)

@@ -36,7 +36,7 @@ from pbkern.targets.backend import device_functions
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
 
-from . import cache_key, callbacks, lifetime, object_files
+from . import cache_key, callbacks, known_failures, lifetime, object_files
 from . import elf_loader as objects
 from .host import ALIGNMENT, LoweredProgram, default_threads, emit_host
 from .kernel import LoweredKernel, emit
@@ -175,7 +175,8 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
-        code, image, found = kept(key, symbols, make, timed)
+        by_hand = any(k.defined_at for k in program.kernels())  # its errors name a program that repeats them
+        code, image, found = kept(key, symbols, make, timed, remembers_failures=not by_hand)
     name = f"pbkern_{next(_serial)}_{program.name}"
     compiled = Compiled(program, name, code, image, lower, found, times)
     lifetime.free_with(compiled, image)
@@ -183,8 +184,12 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     return compiled
 
 
-def kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args)):
-    """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored."""
+def kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args),
+         remembers_failures: bool = False):
+    """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored.
+
+    remembers_failures: a failure of `make` is stored, too, and raised again in later processes without another try.
+    """
     store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
         key = disk_cache.digest((key, timed("environment", cache_key.environment)))
@@ -195,8 +200,9 @@ def kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lamb
                 return code, timed("load", image_of, code, symbols), True
             except (InternalError, ValueError, KeyError):  # no object of ours: make it again
                 store.remove(KIND, key)
-    code = make()
-    image = timed("load", image_of, code, symbols)
+    with known_failures.remembered(store if remembers_failures else None, key):
+        code = make()
+        image = timed("load", image_of, code, symbols)
     if store is not None and not prints(code):
         timed("write", store.put, KIND, key, code.packed())
     return code, image, False

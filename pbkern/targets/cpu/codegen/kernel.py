@@ -286,7 +286,7 @@ class KernelLowering(ProgramText):
         return max(self.arena_bytes, scratch.ALIGNMENT)
 
     def _functions(self, block: Block) -> tuple[Function, tuple[Function, ...]]:
-        """The kernel's own, and those that it calls."""
+        """The kernel's own, and those that it calls, callees before callers."""
         aliased = {i for i, _ in self.kernel.aliases}
         arena_type, one = f"memref<{self._arena_bytes()}xi8>", self.text.index(1)
         arrays = {b: "" if k in aliased else NOALIAS for k, b in enumerate(self.bufs) if b.storage is None}
@@ -301,8 +301,10 @@ class KernelLowering(ProgramText):
         programs = Operation(f"scf.for %p = %low to %high step {one}", (Region(block.operations),))
         attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
         views = {b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}" for b in self.offsets}
-        made = self.outliner.functions(attributes, views, {b.name: offset for b, offset in self.offsets.items()})
-        made += [Made(f.name, f.text(FRAMED), f.declaration, False) for f in self.emitter.functions.made]
+        outlined = self.outliner.functions(attributes, views, {b.name: offset for b, offset in self.offsets.items()})
+        # Parts are compiled and loaded in order: functions come before those that call them.
+        made = [Made(f.name, f.text(FRAMED), f.declaration, False) for f in self.emitter.functions.made]
+        made += outlined
         pieces = tuple(self._function(m.name, m.text, m.declaration, m.scalar, made) for m in made)
         body = self.outliner.lines([*self.text.top.operations, programs])
         main = [f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{", *constants, *head, *body, *fence, "return", "}"]

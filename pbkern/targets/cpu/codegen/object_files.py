@@ -48,8 +48,11 @@ class Parts:
         self.threads.shutdown(cancel_futures=True)
 
     def add(self, kernel: LoweredKernel) -> None:
-        """Takes the next kernel; starts a part where that fills it. Pieces with scalar loops have parts of their own."""
-        for f in sorted(kernel.pieces, key=lambda f: not f.has_scalar_loops or bool(f.calls)):  # called ones stay first
+        """Takes the next kernel; starts a part where that fills it. Pieces with scalar loops have parts of their own.
+
+        Keeps callees before callers: a part may call what earlier parts define.
+        """
+        for f in sorted(kernel.pieces, key=lambda f: not f.has_scalar_loops or bool(f.calls)):
             if self.waiting and self.waiting[-1].has_scalar_loops != f.has_scalar_loops:
                 self._start(self.waiting[0].name)
             self._take(f)
