@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import ad_util, config, core, debugging, dispatch, source_info_util
+from jax._src import ad_util, config, core, debugging, dispatch, source_info_util, traceback_util
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
@@ -37,8 +37,19 @@ Literal = jex.Literal
 Slice = indexing.Slice
 
 # Our own frames are not the user's: error messages and equations name the line that called us.
-source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
+PACKAGE = str(pathlib.Path(__file__).parent)
+source_info_util.register_exclusion(PACKAGE)  # lines of users are outside of it
+traceback_util.register_exclusion(PACKAGE)  # and so are the frames that tracebacks show
 _NUMPY = str(pathlib.Path(np.__file__).parent)
+
+
+# Decorator: errors that leave the function show the user's frames alone, as those of jax.jit do.
+hides_own_frames = traceback_util.api_boundary
+
+
+def shows_all_frames() -> bool:
+    """Whether the user asked for frames of JAX's own (JAX_TRACEBACK_FILTERING=off)."""
+    return jax.config.jax_traceback_filtering == "off"
 
 
 def is_user_file(name: str) -> bool:
@@ -290,9 +301,22 @@ Zero = ad_util.Zero
 cached_by_jaxpr = weakref_lru_cache  # f(jaxpr, *hashables), forgotten with the jaxpr
 
 
-def set_eager_rule(primitive) -> None:
-    """Outside of tracing, the primitive compiles and runs alone; also under jax.disable_jit."""
-    primitive.def_impl(lambda *args, **params: dispatch.apply_primitive(primitive, *args, **params))
+def set_eager_rule(primitive, explain_bad_number: Callable | None = None) -> None:
+    """Outside of tracing, the primitive compiles and runs alone; also under jax.disable_jit.
+
+    explain_bad_number(*operands, **params): called where JAX finds a NaN or an infinity in the results (jax_debug_nans,
+    jax_debug_infs); it may raise an error that says more.
+    """
+
+    def run(*args, **params):
+        try:
+            return dispatch.apply_primitive(primitive, *args, **params)
+        except FloatingPointError:
+            if explain_bad_number is not None:
+                explain_bad_number(*args, **params)
+            raise
+
+    primitive.def_impl(run)
 
 
 def set_transformation_rules(primitive, *, jvp, partial_eval_rule, transpose, batch, dce, params_of_split) -> None:

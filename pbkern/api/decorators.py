@@ -190,6 +190,8 @@ class JitFunction(PickledByName, Generic[P, R]):
 
         @functools.wraps(fn)
         def traced(*args, **kwargs):
+            if _runs_op_by_op(args, kwargs):
+                return fn(*args, **kwargs)
             results = call.traced_call(fn, static, donated, name, options, args, kwargs)
             if poolable and _largest(results) >= get_target(options.target).POOLED_BYTES:
                 type(self).__call__ = JitFunction._pooled_call  # type: ignore[method-assign]
@@ -217,8 +219,11 @@ class JitFunction(PickledByName, Generic[P, R]):
         """As jax.jit's functions."""
         return self._jitted(*args, **kwargs)
 
+    @_jax.hides_own_frames
     def _pooled_call(self, *args, **kwargs) -> Any:
         """The same of a function that was called with arguments that make results worth a pool."""
+        if jax.config.jax_disable_jit or _looks_for_bad_numbers():
+            return self._jitted(*args, **kwargs)
         has_run, results = self._dispatch(args, kwargs)
         return results if has_run else self._jitted(*args, **kwargs)
 
@@ -235,6 +240,7 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     # Methods, not attributes of the instance, which functools.wraps would copy to what is made of the function.
 
+    @_jax.hides_own_frames
     def lower(self, *args, **kwargs) -> jax.stages.Lowered:
         """As of jax.jit; cost_analysis() of it, and of what it compiles to, counts kernels too."""
         traced = self._jitted.trace(*args, **kwargs)
@@ -253,6 +259,7 @@ class JitFunction(PickledByName, Generic[P, R]):
         self._jitted.clear_cache()
         self._dispatch.known.clear()
 
+    @_jax.hides_own_frames
     def explain(self, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
         """What was fused for arguments like these, what was not, at which price, and what XLA keeps.
 
@@ -272,10 +279,12 @@ class JitFunction(PickledByName, Generic[P, R]):
         reported = {k.name for k in found.kernels}
         return found.with_times({k.name: kernel_seconds(k, options) for k in build.fused.kernels() if k.name in reported})
 
+    @_jax.hides_own_frames
     def kernels(self, *args, **kwargs) -> list[Kernel]:
         """The kernels that arguments like these need, in launch order."""
         return self.build(args, kwargs)[0].fused.kernels()
 
+    @_jax.hides_own_frames
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
         """What one stage of compilation makes for arguments like these; after one of its passes: "jaxpr:simplify",
         "nests:merge nests". Raises OptionError for an unknown stage or pass."""
@@ -284,6 +293,7 @@ class JitFunction(PickledByName, Generic[P, R]):
             compile_programs(build, options)
         return build.record.text(stage)
 
+    @_jax.hides_own_frames
     def memory_analysis(self, *args, **kwargs) -> stages.MemoryAnalysis:
         """Bytes that one call on arguments like these needs: arrays, temporaries, code. Compiles, runs nothing."""
         build, options = self.build(args, kwargs)
@@ -292,6 +302,7 @@ class JitFunction(PickledByName, Generic[P, R]):
         arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
         return stages.MemoryAnalysis.of(self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
 
+    @_jax.hides_own_frames
     def dump(self, folder: str | os.PathLike, *args, **kwargs) -> pathlib.Path:
         """Writes every stage for arguments like these below `folder` and returns where."""
         build, options = self.build(args, kwargs)
@@ -327,6 +338,21 @@ def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
     p = next(e.params for e in equations(traced.jaxpr) if e.primitive is call.call_p)
     plan = current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]).fused
     return stages.Costs.of(plan.explanation, len(plan.programs()))
+
+
+def _looks_for_bad_numbers() -> bool:
+    """Whether JAX checks results for NaN or infinities."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
+def _runs_op_by_op(args: tuple, kwargs: dict) -> bool:
+    """Whether jax.jit calls its Python function to run it and not to trace it.
+
+    It does so under `jax.disable_jit()`, and to find the operation that made a NaN or an infinity.
+    """
+    if jax.config.jax_disable_jit:
+        return True
+    return _looks_for_bad_numbers() and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
 
 
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:

@@ -110,3 +110,7 @@ class InternalError(PbkernError):
     def __init__(self, what: str, **kw):
         kw.setdefault("hint", "set PBKERN_DUMP=<folder>, run again and report the numbered stages written there")
         super().__init__(what, **kw)
+
+
+for _error in (*PbkernError.__subclasses__(), PbkernError, UnsupportedKernel, FallbackWarning):
+    _error.__module__ = "pbkern.errors"  # tracebacks name the class where users find it

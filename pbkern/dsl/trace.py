@@ -144,6 +144,7 @@ class KernelFunction(PickledByName):
         """Without the Kernels that it was traced to."""
         return _remade, (vars(self) | {"_traced": {}},)
 
+    @_jax.hides_own_frames
     def trace(self, *args) -> Kernel:
         """The Kernel for operands of these types (arrays, or anything with shape and dtype); cached.
 
@@ -194,6 +195,7 @@ class KernelFunction(PickledByName):
             self.grid_spec.out_specs, is_leaf=lambda s: s is None or isinstance(s, BlockSpec)
         )
 
+    @_jax.hides_own_frames
     def __call__(self, *args) -> Any:
         arrays = checked_arrays(args, self._at)
         interpret = self.interpret or (self._finish is not None and self._finish.interpret)
@@ -317,8 +319,7 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
 
     @functools.wraps(body)  # JAX's own messages name the body
     def run(*ref_args):
-        with explain.explained(k.name, k.defined_at):
-            result = body(*ref_args)
+        result = explain.explained(body, ref_args, k.name, k.defined_at)
         if result is not None:
             raise KernelError(
                 f"body of kernel `{k.name}` returns a value",

@@ -334,7 +334,7 @@ def primitive_with_an_open_jaxpr():
     double.def_abstract_eval(lambda x, *, solver: x)
     double.def_impl(lambda x, *, solver: x * 2)
     mlir.register_lowering(double, mlir.lower_fun(lambda x, *, solver: x * 2, multiple_results=False))
-    return lambda x: double.bind(x, solver=(held, {"inner": held}))
+    return lambda x: double.bind(x, solver=(held, ("inner", held)))
 
 
 def test_open_jaxprs_with_constants_among_parameters_stay_with_xla():

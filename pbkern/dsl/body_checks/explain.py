@@ -1,15 +1,15 @@
 """What goes wrong while a body is traced -> KernelError: which kernel, which of its lines, why, and what to write instead.
 
 JAX and NumPy raise errors of many types that speak of tracers. Those raised in their code on behalf of a body are said
-again in terms of kernels; the original is the cause. What the user's own code raises passes as it is.
+again in terms of kernels; with JAX_TRACEBACK_FILTERING=off the original is shown as the cause. What the user's own code
+raises passes as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from pbkern import _jax
 from pbkern.core.errors import KernelError, PbkernError
@@ -50,15 +50,14 @@ MISTAKES = (
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def explained(kernel: str, defined_at: str) -> Iterator[None]:
-    """Context manager around the body's own call: errors of libraries leave it as KernelErrors of this kernel."""
+def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> Any:
+    """Calls a body: errors of libraries leave it as KernelErrors of this kernel."""
     try:
-        yield
+        return body(*refs)
     except PbkernError as e:
         if e.at is not None:
             raise
-        raise type(e)(e.what, at=_line_in_traceback(e) or defined_at, why=e.why, hint=e.hint) from e
+        _raise(type(e)(e.what, at=_line_in_traceback(e) or defined_at, why=e.why, hint=e.hint), e)
     except Exception as e:
         line = _line_in_traceback(e)
         if line is None or not (_is_of_library(e) or _speaks_of_tracers(e)):
@@ -66,7 +65,12 @@ def explained(kernel: str, defined_at: str) -> Iterator[None]:
         text = _first_sentences(str(e))
         found = next((m for m in MISTAKES if re.search(m.says, f"{type(e).__name__}: {text}", re.DOTALL)), None)
         what = f"{found.what}, in kernel `{kernel}`" if found else f"body of kernel `{kernel}` cannot be traced"
-        raise KernelError(what, at=line, why=f"{type(e).__name__}: {text}", hint=found and found.hint) from e
+        _raise(KernelError(what, at=line, why=f"{type(e).__name__}: {text}", hint=found and found.hint), e)
+
+
+def _raise(error: PbkernError, cause: BaseException) -> NoReturn:
+    """Raises an error in place of the one that it explains, at the same frames; with that one where JAX's frames are shown."""
+    raise error.with_traceback(cause.__traceback__) from (cause if _jax.shows_all_frames() else None)
 
 
 def _first_sentences(text: str) -> str:

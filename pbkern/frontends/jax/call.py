@@ -19,7 +19,8 @@ import jax
 from jax.extend import core as jex
 
 from pbkern import _jax
-from pbkern.core.jaxprs import equations
+from pbkern._jax import bind_again
+from pbkern.core.jaxprs import equations, evaluate
 from pbkern.dsl.call import derivative_error
 
 from .constant_iotas import count_progressions
@@ -34,7 +35,20 @@ def _result_types(*_, jaxpr, name, options, donated):
     return jaxpr.out_avals, jaxpr.effects
 
 
-_jax.set_eager_rule(call_p)
+def _find_bad_number(*operands, jaxpr: jex.ClosedJaxpr, **_) -> None:
+    """Runs the equations one by one: the first that makes a NaN or an infinity raises, at the user's line."""
+
+    def bind_alone(eqn, *values):
+        try:
+            return bind_again(eqn, values)
+        except FloatingPointError as error:
+            line = _jax.user_line(eqn)
+            raise FloatingPointError(f"{error}\n  at   {line}" if line else str(error)) from None
+
+    evaluate(jaxpr.jaxpr, jaxpr.consts, operands, bind=bind_alone)
+
+
+_jax.set_eager_rule(call_p, _find_bad_number)
 
 
 def _checked(operands: list, jaxpr: jex.ClosedJaxpr, *, name: str, options, donated) -> list:

@@ -1,0 +1,154 @@
+"""Tracebacks show the user's frames, as those of jax.jit do; errors name the classes where users find them."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pbkern
+
+PROGRAM = """
+import jax, jax.numpy as jnp, pbkern
+x = jnp.ones(6)
+
+def product(x):
+    return x * 2 @ jnp.ones((5, 3))
+
+def branch(x):
+    if x.sum() > 0:
+        return x
+
+def kernel_body(x, o):
+    if x[0] > 0:
+        o[...] = x[...]
+
+def shapes(x, o):
+    o[...] = helper(x[...])
+
+def helper(x):
+    return x.reshape(4)
+
+out = jax.ShapeDtypeStruct((6,), "f4")
+"""
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """lines(call): what Python prints for the error of a program that ends in `call`."""
+    return lambda call, **environment: _lines(tmp_path / "program.py", call, environment)
+
+
+def _lines(file, call, environment) -> list[str]:
+    file.write_text(textwrap.dedent(PROGRAM) + call)
+    run = subprocess.run([sys.executable, file], capture_output=True, text=True, env=os.environ | environment)
+    assert run.returncode == 1, run.stdout + run.stderr
+    return run.stderr.splitlines()
+
+
+@pytest.mark.parametrize("f", ["product", "branch"])
+def test_errors_of_decorated_functions_are_as_long_as_those_of_jit(lines, f):
+    ours, theirs = lines(f"pbkern.jit({f})(x)"), lines(f"jax.jit({f})(x)")
+    assert len(ours) <= len(theirs) and not any("/pbkern/" in line for line in ours)
+
+
+@pytest.mark.parametrize("call", ["pbkern.kernel({f}, out_shape=out)(x)", "pbkern.jit(pbkern.kernel({f}, out_shape=out))(x)",
+                                  "pbkern.kernel({f}, out_shape=out).trace(x)"])  # fmt: skip
+@pytest.mark.parametrize("f", ["kernel_body", "shapes"])
+def test_errors_of_kernels_show_the_bodys_frames_and_no_other_error(lines, f, call):
+    found = lines(call.format(f=f))
+    assert len(found) <= 24 and sum(line.startswith("Traceback") for line in found) == 1
+    assert not any("/pbkern/" in line or "contextlib" in line for line in found)
+    assert any(f"in {f}" in line for line in found) and any(line.startswith("pbkern.errors.KernelError: ") for line in found)
+    assert f == "kernel_body" or any("in helper" in line for line in found)
+
+
+def test_the_unfiltered_traceback_has_the_cause(lines):
+    found = lines("pbkern.kernel(kernel_body, out_shape=out)(x)", JAX_TRACEBACK_FILTERING="off")
+    assert any("direct cause" in line for line in found) and any("/pbkern/" in line for line in found)
+
+
+@pytest.mark.parametrize("name", pbkern.errors.__all__)
+def test_errors_are_named_where_users_find_them(name):
+    assert getattr(pbkern.errors, name).__module__ == "pbkern.errors"
+
+
+# ---- jax.disable_jit, jax_debug_nans --------------------------------------------------------------------------------
+
+
+@pbkern.jit
+def chosen_by_value(x):
+    return jnp.sqrt(x) if x.sum() > 0 else x
+
+
+def test_disable_jit_runs_the_body_eagerly():
+    x = np.arange(1.0, 6.0, dtype="f")
+    with jax.disable_jit():
+        np.testing.assert_allclose(chosen_by_value(x), np.sqrt(x), rtol=1e-6)
+        np.testing.assert_allclose(chosen_by_value(-x), -x)
+        gradient = jax.grad(lambda x: chosen_by_value(x).sum())(x)
+    np.testing.assert_allclose(gradient, 0.5 / np.sqrt(x), rtol=1e-6)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        chosen_by_value(x)
+
+
+@pbkern.jit
+def shifted(x):
+    return x - 1 if isinstance(x, jax.core.Tracer) else x + 1
+
+
+def test_disable_jit_reaches_functions_with_pooled_results():
+    x = np.zeros((1024, 2048), "f")
+    assert shifted(x)[0, 0] == -1 == shifted(x)[5, 5]
+    with jax.disable_jit():
+        assert shifted(x)[0, 0] == 1
+
+
+@pbkern.jit
+def roots(x):
+    doubled = x * 2
+    return jnp.sqrt(doubled) + 1  # makes the NaN
+
+
+@pbkern.jit
+def quotient(x):
+    return x / (x - x) * 2  # makes the infinity
+
+
+def jitted_twice(x):
+    return jax.jit(lambda x: roots(x) * 2)(x)
+
+
+LINE = roots.__wrapped__.__code__.co_firstlineno + 3
+WAYS = {
+    "called": roots,
+    "differentiated": jax.grad(lambda x: roots(x).sum()),
+    "inside jax.jit": jitted_twice,
+    "batched": jax.vmap(roots),
+    "compiled before": lambda x: roots(np.full((1024, 2048), x[0, 0])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_debug_nans_names_the_operation_and_the_users_line(way):
+    roots(np.ones((1024, 2048), "f"))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as e:
+        WAYS[way](np.full((2, 3), -1.0, "f"))
+    shown = "".join(traceback.format_exception(e.value))
+    assert "encountered in sqrt" in str(e.value)
+    assert f"{__file__}:{LINE}:" in str(e.value) or "makes the NaN" in shown
+
+
+def test_debug_infs_names_the_operation():
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"\(inf\) encountered in div"):
+        quotient(jnp.ones(3))
+
+
+def test_debug_nans_lets_numbers_pass():
+    with jax.debug_nans(True):
+        np.testing.assert_allclose(roots(np.full(3, 2.0, "f")), 3)
