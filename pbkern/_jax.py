@@ -49,7 +49,17 @@ hides_own_frames = traceback_util.api_boundary
 
 def shows_all_frames() -> bool:
     """Whether the user asked for frames of JAX's own (JAX_TRACEBACK_FILTERING=off)."""
-    return jax.config.jax_traceback_filtering == "off"
+    return config.traceback_filtering.value == "off"
+
+
+def runs_eagerly() -> bool:
+    """Whether jax.jit runs its functions op by op (jax.disable_jit)."""
+    return config.disable_jit.value
+
+
+def looks_for_bad_numbers() -> bool:
+    """Whether JAX checks results for NaN or infinities (jax_debug_nans, jax_debug_infs)."""
+    return config.debug_nans.value or config.debug_infs.value
 
 
 def is_user_file(name: str) -> bool:

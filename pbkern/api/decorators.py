@@ -222,7 +222,7 @@ class JitFunction(PickledByName, Generic[P, R]):
     @_jax.hides_own_frames
     def _pooled_call(self, *args, **kwargs) -> Any:
         """The same of a function that was called with arguments that make results worth a pool."""
-        if jax.config.jax_disable_jit or _looks_for_bad_numbers():
+        if _jax.runs_eagerly() or _jax.looks_for_bad_numbers():
             return self._jitted(*args, **kwargs)
         has_run, results = self._dispatch(args, kwargs)
         return results if has_run else self._jitted(*args, **kwargs)
@@ -340,19 +340,14 @@ def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
     return stages.Costs.of(plan.explanation, len(plan.programs()))
 
 
-def _looks_for_bad_numbers() -> bool:
-    """Whether JAX checks results for NaN or infinities."""
-    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
-
-
 def _runs_op_by_op(args: tuple, kwargs: dict) -> bool:
     """Whether jax.jit calls its Python function to run it and not to trace it.
 
     It does so under `jax.disable_jit()`, and to find the operation that made a NaN or an infinity.
     """
-    if jax.config.jax_disable_jit:
+    if _jax.runs_eagerly():
         return True
-    return _looks_for_bad_numbers() and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
+    return _jax.looks_for_bad_numbers() and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
 
 
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:

@@ -26,11 +26,11 @@ from pbkern.core.jaxprs import equations
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.dsl import checks
+from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.build_programs import kernel_program, repeated
 from pbkern.dsl.call import kernel_p
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
-from pbkern.dsl.verify import verify
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target
 from pbkern.targets.target import Target

@@ -16,6 +16,7 @@ from pbkern.dsl.primitives.grid import cdiv, ds, in_bounds, load, loop, multiple
 from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, ref_access
 from pbkern.dsl.text.spelling import bind
 
+from .body_checks.verify import verify
 from .call import call_kernel
 from .checks import check, fail
 from .interpret import interpret
@@ -23,7 +24,6 @@ from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Scratch, 
 from .printer import rebuild, same_kernel, source
 from .specs import BlockSpec, GridSpec
 from .trace import KernelFunction, kernel, trace_kernel
-from .verify import verify
 
 __all__ = [
     "ArrayType",

@@ -23,8 +23,10 @@ def batch(primitive, args, dims, k: Kernel):
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
     batched = [d is not None for d in dims]
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
-    if any(batched[: k.num_scalar_prefetch]) or (k.finish and k.finish.num_scalar_prefetch):
-        # Index maps differ per element: one launch each.
+    sizes = [operand for _, operand in k.dynamic_grid]
+    has_finish_of_its_own = k.finish and (k.finish.num_scalar_prefetch or k.finish.dynamic_grid)
+    if any(batched[: k.num_scalar_prefetch]) or any(batched[n] for n in sizes) or has_finish_of_its_own:
+        # Index maps or grids differ per element: one launch each.
         rest = [a for a, b in zip(args, batched) if b]
 
         def one(xs):

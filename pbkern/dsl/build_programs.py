@@ -1,11 +1,25 @@
-"""Kernels -> HostPrograms that are not fusion's: of one launch, of many runs, and with last stages as launches of their own."""
+"""Kernels -> HostPrograms that are not fusion's: of one launch, of many runs, and with launches of their own for last stages
+and for results that start as zeros."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 
+import jax.numpy as jnp
+
+from pbkern import _jax
+
+from .body_checks.parallel_stores import check_parallel_stores
+from .conditional_results import unsure_results
 from .host_program import Buffer, BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
 from .kernel import ArrayType, Kernel
+from .specs import BlockSpec
+from .trace import trace_kernel
+
+# Most bytes of a block of zeros: it fits any core's L1 cache, and is worth the start of a program.
+BLOCK_BYTES = 16 << 10
 
 
 def kernel_program(kernel: Kernel) -> HostProgram:
@@ -26,9 +40,12 @@ def repeated(program: HostProgram, times: int) -> HostProgram:
 def in_stages(program: HostProgram) -> HostProgram:
     """The same program for targets, which know no last stages: each is a launch that follows that of its kernel's programs.
 
-    What is between them is temporary; launches share its storage.
+    What is between them is temporary; launches share its storage. Results that values may leave unwritten are filled with
+    zeros by a launch that comes first. Raises KernelError for programs in parallel that write the same elements.
     """
-    if not any(k.finish for k in program.kernels()):
+    for kernel in program.kernels():
+        check_parallel_stores(kernel)
+    if not any(k.finish or unsure_results(k) for k in program.kernels()):
         return program
     stages = _Stages(1 + max((b.slot for b in program.buffers), default=-1))
     steps = stages.steps(program.steps)
@@ -61,16 +78,43 @@ class _Stages:
     def launches(self, launch: Launch) -> Iterator[Launch]:
         programs, *last = launch.kernel.stages
         if not last:
-            yield launch
+            yield from _filled(launch)
             return
         count, (finish,) = len(programs.inputs), last
         shared = dict(finish.aliases)
         between = tuple(launch.results[shared[n]] if n in shared else self.temporary(n, t)
                         for n, t in enumerate(programs.out_types))  # fmt: skip
-        yield Launch(programs, launch.operands[:count], between)
-        yield Launch(finish, between + launch.operands[count:], launch.results)
+        yield from _filled(Launch(programs, launch.operands[:count], between))
+        yield from _filled(Launch(finish, between + launch.operands[count:], launch.results))
 
     def temporary(self, n: int, array: ArrayType) -> View:
         name = f"between{len(self.buffers)}"
         b = self.buffers.setdefault((n, array), Buffer(name, array, BufferKind.TEMP, slot=self.first_slot + n))
         return View(b.name, b.type)
+
+
+def _filled(launch: Launch) -> Iterator[Launch]:
+    """A launch of one stage, behind launches that fill its results with zeros where it may leave them unwritten."""
+    for n in unsure_results(launch.kernel):
+        yield Launch(zeros(launch.kernel.out_types[n]), (), (launch.results[n],))
+    yield launch
+
+
+@functools.lru_cache(maxsize=256)
+def zeros(array: ArrayType) -> Kernel:
+    """A kernel without operands whose result is zero everywhere."""
+    block = list(array.shape)
+    for d in range(len(block)):
+        trailing = math.prod(block[d + 1 :]) * array.dtype.itemsize
+        if math.prod(block) * array.dtype.itemsize > BLOCK_BYTES:
+            block[d] = max(min(block[d], BLOCK_BYTES // max(trailing, 1)), 1)
+    grid = tuple(-(-n // max(b, 1)) for n, b in zip(array.shape, block))
+
+    def body(o):
+        o[...] = jnp.zeros(o.shape, o.dtype)
+
+    spec = BlockSpec(tuple(block), lambda *index: index)
+    return trace_kernel(body, in_types=(), out_types=(array,), grid=grid, out_specs=[spec], name="zeros", source="")
+
+
+_jax.on_clear_caches(zeros.cache_clear)

@@ -32,6 +32,7 @@ from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, is
 from pbkern.dsl.text.repro import attach
 
 from . import checks
+from .conditional_results import unsure_results
 from .kernel import Blocked, BlockMapping, Kernel, Squeezed
 
 
@@ -55,7 +56,8 @@ def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> lis
             raise KernelError(
                 f"operand {n} of kernel `{kernel.name}`", why=f"is {a.dtype}{list(a.shape)}, takes {t}"
             )
-    outputs = [np.full(t.shape, poison(t.dtype), t.dtype) for t in kernel.out_types]
+    unsure = unsure_results(kernel)
+    outputs = [np.full(t.shape, 0 if n in unsure else poison(t.dtype), t.dtype) for n, t in enumerate(kernel.out_types)]
     for i, o in kernel.aliases:
         outputs[o] = inputs[i]
     cpu = jax.local_devices(backend="cpu")[0]
@@ -127,7 +129,7 @@ def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...])
     scratch: list[np.ndarray] = []
     coordinates = None
     sizes = dict(k.dynamic_grid)
-    grid = tuple(int(inputs[sizes[d]]) if d in sizes else n for d, n in enumerate(k.grid))
+    grid = tuple(min(int(inputs[sizes[d]]), n) if d in sizes else n for d, n in enumerate(k.grid))
     for index in itertools.product(*map(range, grid)):
         if coordinates != (coordinates := tuple(index[d] for d in parallel)) or not scratch:
             scratch = [np.full(s.shape, poison(s.dtype), s.dtype) for s in k.scratch]

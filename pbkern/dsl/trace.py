@@ -35,10 +35,10 @@ from pbkern.dsl.primitives import atomics, prng_keys
 from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import ref_access as refs
 
+from .body_checks.verify import verify, verify_blocks
 from .call import call_kernel, checked_arrays
 from .kernel import ArrayType, Kernel
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
-from .verify import verify, verify_blocks
 
 # --- the decorator -----------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
       name: identifier for messages and generated code; default: the body's.
       interpret: run in the NumPy interpreter, with bounds and races checked.
       num_scalar_prefetch: how many leading operands index maps read, see GridSpec.
-      dynamic_grid: {grid dimension: number of the i32[] operand that is its size}; `grid` then gives an upper bound.
+      dynamic_grid: {grid dimension: number of the i32[] operand that is its size}; a size above that in `grid` counts as that.
       in_types: operand types, so that .trace() needs no arrays.
       x64: whether Python and index arithmetic in the body is 64-bit; None: if any block is.
       finish: the last stage, another kernel, usually of one program, that runs once all programs are done, e.g. to add up

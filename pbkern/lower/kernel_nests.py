@@ -18,6 +18,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedKernel
 from pbkern.core.ops.shared_products import shared_products
 from pbkern.core.passes import Pass, run_passes
+from pbkern.dsl.conditional_results import unsure_results
 from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
@@ -38,7 +39,7 @@ from pbkern.lower.passes.uniform_axes import narrow, narrowed_buffers, uniform_a
 from pbkern.lower.rules import debug_callbacks
 from pbkern.lower.rules.views import index_value
 from pbkern.lower.values.items import RefView
-from pbkern.lower.values.values import Literal, Value
+from pbkern.lower.values.values import Lazy, Literal, Value
 
 INT32 = np.dtype(np.int32)
 
@@ -208,12 +209,14 @@ class _Run:
         self.outputs = nests.operands[count:]
         kept = {o.buf: np.array(a).reshape(-1) for o, a in zip(nests.operands, arrays)}
         kept |= {buf: kept[nests.operands[i].buf].copy() for i, buf in nests.copies.items()}
-        kept |= {o.buf: np.full(o.buf.size, poison(o.buf.dtype), o.buf.dtype) for o in self.outputs if o.aliased is None}
+        unsure = {nests.operands[count + n].buf for n in unsure_results(nests.kernel)}
+        kept |= {o.buf: np.full(o.buf.size, 0 if o.buf in unsure else poison(o.buf.dtype), o.buf.dtype)
+                 for o in self.outputs if o.aliased is None}  # fmt: skip
         self.whole = Memory(kept)
 
     def results(self) -> list[np.ndarray]:
         kernel, parallel = self.nests.kernel, self.nests.parallel
-        sizes = {d: int(self.whole.read(self.nests.operands[k].buf)) for d, k in kernel.dynamic_grid}
+        sizes = {d: min(int(self.whole.read(self.nests.operands[k].buf)), kernel.grid[d]) for d, k in kernel.dynamic_grid}
         together, scratch = None, Memory()
         for index in itertools.product(*(range(sizes.get(d, n)) for d, n in enumerate(kernel.grid))):
             if together != (together := tuple(index[d] for d in parallel)):
@@ -341,8 +344,8 @@ class _Building:
         builder.kernel, builder.operands = self.kernel, self.handed
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
         dynamic = dict(self.kernel.dynamic_grid)
-        builder.grid_sizes = tuple(builder.whole(self.bufs[dynamic[d]]) if d in dynamic else Literal((), INT32, n)
-                                   for d, n in enumerate(self.kernel.grid))
+        builder.grid_sizes = tuple(self._dynamic_size(builder, dynamic[d], n) if d in dynamic else Literal((), INT32, n)
+                                   for d, n in enumerate(self.kernel.grid))  # fmt: skip
         refs = [RefView(o.buf, o.mapping.ref_shape, o.mapping.array.dtype, o.starts, o.axes,
                         variant.guarded and any(not e.is_in_bounds(variant.bounds) for e in o.extents)) for o in operands]
         refs += map(_whole, self.scratch)
@@ -350,6 +353,12 @@ class _Building:
         builder.refs = dict(zip(jaxpr.invars, refs))
         builder.shared_products = shared_products(jaxpr) if self.options.contract else frozenset()
         return context, block_shift.apply(builder.region(jaxpr, {}), builder.pool, self.shifts)
+
+    def _dynamic_size(self, builder: BodyBuilder, operand: int, bound: int) -> Value:
+        """Programs along a grid dimension whose size is an operand: no more than the bound."""
+        operands = builder.whole(self.bufs[operand]), Literal((), INT32, bound)
+        least = lambda pool, ix, sizes: builder.op("min", INT32, *sizes)
+        return builder.new(Lazy((), INT32, operands, lambda ix: ((), ()), least))
 
 
 def _whole(buf: Buf) -> RefView:

@@ -56,7 +56,10 @@ class ProgramText:
             program(block)
             return
         operand = dict(self.kernel.dynamic_grid).get(dims[0])
-        size = self.kernel.grid[dims[0]] if operand is None else self.dynamic_size(block, operand)
+        size: int | str = self.kernel.grid[dims[0]]
+        if operand is not None:  # a size above the bound would reach programs whose blocks no array has
+            bound = self.text.index(self.kernel.grid[dims[0]])
+            size = self.text.put(block, f"arith.minsi {self.dynamic_size(block, operand)}, {bound} : index")
 
         def fill(inner: Block, _: object) -> list:
             self.in_order(inner, dims[1:], program)

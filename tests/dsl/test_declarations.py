@@ -9,7 +9,7 @@ import pytest
 
 import pbkern
 from pbkern.core.errors import KernelError, UnsupportedOp
-from pbkern.dsl.verify import verify
+from pbkern.dsl.body_checks.verify import verify
 
 F32 = jnp.float32
 X = jax.ShapeDtypeStruct((16, 8), F32)

@@ -10,8 +10,8 @@ import pytest
 import pbkern
 from pbkern.core.errors import CheckError, KernelError, RaceError
 from pbkern.dsl import same_kernel
+from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.checks import check
-from pbkern.dsl.verify import verify
 
 rng = np.random.default_rng(0)
 BLOCK = 32

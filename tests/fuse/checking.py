@@ -10,7 +10,7 @@ import numpy as np
 
 from pbkern import fuse
 from pbkern.core.machine import DEFAULT_MACHINE
-from pbkern.dsl.verify import verify
+from pbkern.dsl.body_checks.verify import verify
 from pbkern.fuse.tiling import block_search
 from pbkern.targets.cpu.costs import model
 from pbkern.targets.cpu.costs.model import CpuCosts

@@ -168,8 +168,8 @@ def test_precision_mode_sets_the_dtype_of_contractions(mode, multiplied):
 
 
 def test_kernels_verify_and_print():
+    from pbkern.dsl.body_checks.verify import verify
     from pbkern.dsl.printer import rebuild, same_kernel, source
-    from pbkern.dsl.verify import verify
 
     from .workloads import WORKLOADS
 

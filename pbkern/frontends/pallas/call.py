@@ -19,6 +19,7 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jaxprs import equations
+from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.body_rewrites import bounded_slices
 from pbkern.dsl.body_rewrites.constant_masks import fold_constant_masks
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
@@ -27,7 +28,6 @@ from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import prng_keys
 from pbkern.dsl.specs import BlockSpec, block_mapping, canonical_index_map
 from pbkern.dsl.trace import canonical_body, identifier, limits_of
-from pbkern.dsl.verify import verify
 
 from . import (
     dma,  # noqa: F401  (pallas_dma registers its rules)

@@ -15,9 +15,8 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.dsl.kernel import Blocked, BlockMapping, Element, Kernel
 from pbkern.dsl.primitives.ref_access import Range, ref_access
-
-from .kernel import Blocked, BlockMapping, Element, Kernel
 
 KINDS = "biufcV"  # V: the small float types of ml_dtypes
 
