@@ -255,3 +255,52 @@ def test_indices_that_start_anew():
         at = np.maximum(np.fmod(np.int32(start) + np.arange(16, dtype=np.int32), 20), 0)
         np.testing.assert_allclose(call(np.array([start], np.int32), M)[0], M[:, at].sum(0), rtol=1e-5, atol=1e-5)
     assert "scf.if" in lower_kernel(k, "k").text
+
+
+# ---- indices that reductions of the same kernel make ----------------------------------------------------------------
+
+
+def along(pick, axis):
+    """Elements of x, doubled, along an axis at the places that pick(x) makes of it, one for each place of the others."""
+    return lambda x, axis=axis: jnp.take_along_axis(x * 2, jnp.expand_dims(pick(x, axis), axis), axis)
+
+
+def counted(x, axis):
+    return (x > 0.5).sum(axis).astype(jnp.int32)
+
+
+def truth(x, axis):
+    return (x > 1).any(axis).astype(jnp.int32)
+
+
+def rounded_mean(x, axis):
+    return jnp.floor(jnp.abs(x.mean(axis)) * 3).astype(jnp.int32)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("pick", [jnp.argmax, jnp.argmin, counted, truth, rounded_mean], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("shape", [(2, 3, 4), (6, 8, 1), (16, 5, 9), (17, 3, 20), (5, 2, 256)])
+def test_elements_at_a_place_that_a_reduction_finds(shape, pick, axis):
+    x = np.random.default_rng(0).normal(size=shape).astype("f")
+    f = along(pick, axis)
+    np.testing.assert_allclose(pbkern.jit(f)(x), jax.jit(f)(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("members", [2, 5, 16])
+def test_the_best_of_several_models(members):
+    rng = np.random.default_rng(members)
+    errors, results = rng.normal(size=(2, members, 37)).astype("f")
+    best = lambda e, r: jnp.take_along_axis(r, jnp.argmin(e, 0)[None], 0)[0] + jnp.cos(e).sum(0)
+    want = results[errors.argmin(0), np.arange(37)] + np.cos(errors.astype("f8")).sum(0)
+    np.testing.assert_allclose(pbkern.jit(best)(errors, results), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 9, 16])
+def test_nan_quantiles_of_few_rows(rows):
+    x = np.random.default_rng(rows).normal(size=(rows, 21)).astype("f")
+    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    x[0] = 1
+    np.testing.assert_allclose(pbkern.jit(lambda x: jnp.nanmedian(x, axis=0))(x), np.nanmedian(x, axis=0), rtol=1e-6)
+    got = pbkern.jit(lambda x: jnp.nanquantile(x, 0.3, axis=0))(x)
+    np.testing.assert_allclose(got, np.nanquantile(x.astype("f8"), 0.3, axis=0), rtol=1e-5, atol=1e-6)

@@ -227,8 +227,9 @@ class Loads(InterleavedLoads, Registers):
     def _gather(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs) -> Ssa:
         """Axes given by index expressions (already clamped); the others are affine."""
         buf, index = e.info
-        lanes = max([lanes, *(self._value(w, block, a, p, tail, accs).lanes for a in e.args)])
-        if lanes and self._is_run(w, e):
+        widths = [self._value(w, block, a, p, tail, accs).lanes for a in e.args]
+        lanes = max([lanes, *widths])
+        if lanes and not any(widths) and self._is_run(w, e):
             return self._gather_run(w, block, e, p, tail, lanes, accs)
         if lanes and accs is None and (steps := self._row_steps(w, e)) is not None:
             return self._gather_row(w, block, e, steps, p, tail, lanes)
@@ -332,7 +333,10 @@ class Loads(InterleavedLoads, Registers):
         return self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
 
     def _is_run(self, w: Walk, e: Expr) -> bool:
-        """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer."""
+        """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer.
+
+        Symbols do not tell whether an accumulator moves along it: the values of all other axes have to be scalars.
+        """
         buf, index = e.info
         vector = w.sched.along
         moving = [(i, n) for i, n in zip(index, buf.shape) if i is not None and vector in i.symbols]
