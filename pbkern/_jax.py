@@ -381,6 +381,11 @@ def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(closed.jaxpr), ())
 
 
+def with_constants(closed: jex.ClosedJaxpr, values: Sequence) -> jex.ClosedJaxpr:
+    """The same jaxpr, which has no constants, with `values` for its leading operands as constants: undoes hoist_constants."""
+    return core.ClosedJaxpr(partial_eval.convert_invars_to_constvars(closed.jaxpr, len(values)), values)
+
+
 def jvp_jaxpr(closed: jex.ClosedJaxpr, nonzero: Sequence[bool]) -> tuple[jex.ClosedJaxpr, Sequence[bool]]:
     """(primals, nonzero tangents) -> (results, nonzero result tangents), and which result tangents are nonzero."""
     return ad.jvp_jaxpr(closed, list(nonzero), False)

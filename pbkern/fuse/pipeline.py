@@ -35,6 +35,7 @@ from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.indexing.static_updates import updates_to_selects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
 from pbkern.fuse.loops.batched_while import loops_as_one
+from pbkern.fuse.loops.constants_of_bodies import hoist_constants_of_bodies
 from pbkern.fuse.loops.dead_carries import drop_dead_carries
 from pbkern.fuse.loops.full_unrolling import unroll_loops
 from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
@@ -104,6 +105,7 @@ FUSE_PASSES = (
     Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True),
     Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends",
          required=True),
+    Pass("hoist constants", _of_jaxpr(hoist_constants_of_bodies), "bodies of loops and branches read operands alone"),
     Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
     Pass("simplify", lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
          "calls are inlined, so that later passes see every equation", required=True),
