@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import pbkern
 from pbkern.fuse.partition.leave_layouts_to_xla import REASON as BESIDE
 
 from .checking import check, check_blocks, ints, planned, rand
@@ -166,3 +167,29 @@ def _cpu():
     from pbkern.lower.rules.coverage import supports
 
     return supports
+
+
+# ---- empty index vectors: every window starts at the first element; XLA is wrong about several of them -----------------
+
+COMBINED = {
+    lax.scatter: lambda old, new: new, lax.scatter_add: np.add, lax.scatter_sub: np.subtract, lax.scatter_mul: np.multiply,
+    lax.scatter_min: np.minimum, lax.scatter_max: np.maximum,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", COMBINED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("count", [(), (1,), (3,), (2, 2), (0,)])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("shape", "inserted"), [((), ()), ((5,), ()), ((5,), (0,)), ((3, 4), (0,)), ((2, 3), (0, 1)), ((2, 3, 4), (1,))]
+)
+def test_scatters_without_an_index(shape, inserted, count, op):
+    window = [n for d, n in enumerate(shape) if d not in inserted]
+    x = np.arange(np.prod(shape, dtype=int), dtype="f").reshape(shape) + 1
+    updates = np.random.default_rng(0).integers(2, 9, (*count, *window)).astype("f")
+    numbers = lax.ScatterDimensionNumbers(tuple(range(len(count), updates.ndim)), inserted, ())
+    f = pbkern.jit(lambda x, v: op(x * 2, jnp.zeros((*count, 0), jnp.int32), v, numbers) + 1)
+    want, place = np.array(x * 2), tuple(0 if d in inserted else slice(None) for d in range(len(shape)))
+    for update in updates.reshape(-1, *window):
+        want[place] = COMBINED[op](want[place], update)
+    np.testing.assert_array_equal(f(x, updates), want + 1)

@@ -12,11 +12,13 @@ import jax
 import numpy as np
 from jax import lax
 
+from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
 from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as said_otherwise
 from pbkern.fuse.access.windows_contractions import greatest, least
 
 from .dilated_convolution import undilated
+from .empty_scatter_indices import index_first_elements
 from .max_pool_gradient import scatter_to_argmax
 from .powers import write_out
 
@@ -314,6 +316,7 @@ REWRITES: dict[str, Rewrite] = {
     "reduce": _reduce,
     "reduce_window": _reduce_window,
     "select_and_scatter_add": scatter_to_argmax,
+    **dict.fromkeys(SCATTERS, index_first_elements),
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
     ),
