@@ -16,6 +16,8 @@ import functools
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import mlir
 
 from pbkern import _jax, config
@@ -25,9 +27,10 @@ from pbkern.core.options import CompileOptions
 from pbkern.dsl import checks
 from pbkern.dsl.call import derivative_error
 from pbkern.dsl.primitives.prng_keys import is_key
+from pbkern.frontends.pallas.bitcasts import width
 from pbkern.frontends.pallas.call import import_call
-from pbkern.frontends.pallas.float8 import is_float8
 from pbkern.frontends.pallas.mesh import call_params
+from pbkern.frontends.pallas.narrow_floats import is_narrow_float
 from pbkern.frontends.pallas.transposed_operands import in_place
 from pbkern.targets import get_target
 
@@ -146,12 +149,20 @@ def _prints(jaxpr) -> bool:
 
 
 def _held(x, dtype):
-    """x as the other side holds it: 8-bit floats are bytes, packed integers a byte each, keys words in the kernel."""
+    """x as the other side holds it: narrow floats and packed integers a byte each, keys words in the kernel."""
     if x.dtype == dtype:
         return x
     if is_key(x.dtype):
         return jax.random.key_data(x)
     if is_key(dtype):
         return jax.random.wrap_key_data(x, impl=_jax.key_implementation(dtype).name)
-    bytes_only = is_float8(x.dtype) or is_float8(dtype)
-    return jax.lax.bitcast_convert_type(x, dtype) if bytes_only else x.astype(dtype)
+    if is_narrow_float(x.dtype):
+        return jax.lax.bitcast_convert_type(x, _bits_of(x.dtype)).astype(dtype)
+    if is_narrow_float(dtype):
+        return jax.lax.bitcast_convert_type(x.astype(_bits_of(dtype)), dtype)
+    return x.astype(dtype)
+
+
+def _bits_of(dtype) -> np.dtype:
+    """The unsigned integer of as many bits as a narrow float."""
+    return np.dtype(jnp.uint4 if width(dtype) == 4 else np.uint8)

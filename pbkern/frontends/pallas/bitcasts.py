@@ -1,7 +1,7 @@
-"""Bitcasts of Pallas bodies between types of any width, 8-bit floats and packed integers among them, as shifts.
+"""Bitcasts of Pallas bodies between types of any width, narrow floats and packed integers among them, as shifts.
 
-A value of an 8-bit float type is float32 in the body (float8.py); one of int4 and its like has that type. The lowest bits of a
-wide element are the first narrow one.
+A value of a narrow float type is float32 in the body (narrow_floats.py); one of int4 and its like has that type. The lowest
+bits of a wide element are the first narrow one.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .float8 import decode, encode, is_float8
+from .narrow_floats import FORMATS, decode, encode, is_narrow_float
 
 SUB_BYTE = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 
 
 def width(dtype) -> int:
     """Bits of an element."""
+    if np.dtype(dtype).name in FORMATS:
+        return FORMATS[np.dtype(dtype).name].bits
     return SUB_BYTE.get(np.dtype(dtype).name, np.dtype(dtype).itemsize * 8)
 
 
 def is_plain(old, new) -> bool:
     """Whether lax.bitcast_convert_type itself can say it in a body."""
-    return width(old) == width(new) and not (is_float8(old) or is_float8(new)) and np.dtype(old).name not in SUB_BYTE
+    has_own_form = is_narrow_float(old) or is_narrow_float(new) or np.dtype(old).name in SUB_BYTE
+    return width(old) == width(new) and not has_own_form
 
 
 def convert(x, old, new):
@@ -63,7 +66,7 @@ def _word(bits: int) -> np.dtype:
 
 def _raw(x, dtype):
     """The bits of each element in an unsigned word."""
-    if is_float8(dtype):
+    if is_narrow_float(dtype):
         return encode(x, dtype)
     if np.dtype(dtype).name in SUB_BYTE:
         return x.astype(np.int8).astype(np.uint8) & np.uint8((1 << width(dtype)) - 1)
@@ -73,7 +76,7 @@ def _raw(x, dtype):
 def _value(raw, dtype):
     """The value of type `dtype` with these bits."""
     name = np.dtype(dtype).name
-    if is_float8(dtype):
+    if is_narrow_float(dtype):
         return decode(raw, dtype)
     if name not in SUB_BYTE:
         return lax.bitcast_convert_type(raw, dtype)

@@ -28,7 +28,7 @@ from pbkern.dsl.primitives.atomics import COMBINE
 from pbkern.frontends.pallas.refs.views import View, view
 
 from . import prng_state
-from .float8 import body_dtype, calculate, in_body, is_float8, quantise, to_float32
+from .narrow_floats import body_dtype, calculate, in_body, is_narrow_float, quantise, to_float32
 from .value_primitives import IDENTITIES, NOTHING, VALUE_RULES
 
 Rule = Callable[..., list]
@@ -124,9 +124,9 @@ def allocation(aval, eqn=None) -> Scratch:
 
 
 def held_as(dtype: np.dtype) -> np.dtype:
-    """How Refs hold elements: integers of less than a byte have one each, 8-bit floats are bytes."""
+    """How Refs hold elements: integers and floats of less than a byte have one each, floats are bytes."""
     name = np.dtype(dtype).name
-    if is_float8(dtype):
+    if is_narrow_float(dtype):
         return np.dtype(np.uint8)
     return np.dtype({"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype))
 
@@ -295,12 +295,12 @@ def _nothing(importer, eqn, *operands):
 
 @RULES.register("convert_element_type")
 def _convert(importer, eqn, x):
-    """Values of 8-bit float types are float32 in the body."""
+    """Values of narrow float types are float32 in the body."""
     to = eqn.params["new_dtype"]
-    if not is_float8(to):
+    if not is_narrow_float(to):
         return None
     x = to_float32(x)
-    return [x if is_float8(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to else quantise(x, to)]
+    return [x if is_narrow_float(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to else quantise(x, to)]
 
 
 for _name, _rule in VALUE_RULES.items():

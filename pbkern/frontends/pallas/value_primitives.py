@@ -15,7 +15,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
 
 from . import bitcasts as bits
-from .float8 import FORMATS, round_at_random
+from .narrow_floats import FORMATS, round_at_random
 
 
 def _reciprocal(eqn, x) -> list:

@@ -445,12 +445,13 @@ def test_int4_blocks():
     np.testing.assert_array_equal(got.astype(int), ((np.arange(-8, 8) + 3 + 8) % 16) - 8)
 
 
-FLOAT8 = [jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.float8_e8m0fnu]
+NARROW = [jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.float8_e8m0fnu, jnp.float4_e2m1fn]
 
 
-@pytest.mark.parametrize("dtype", FLOAT8)
-def test_8_bit_floats(dtype):
-    x = jnp.arange(256).astype(jnp.uint8).view(dtype)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_floats(dtype):
+    bits = jnp.uint4 if dtype == jnp.float4_e2m1fn else jnp.uint8
+    x = jax.lax.bitcast_convert_type((jnp.arange(256) % (jnp.iinfo(bits).max + 1)).astype(bits), dtype)
 
     def kernel(x_ref, wide_ref, narrow_ref):
         wide_ref[...] = x_ref[...].astype(F32)
@@ -462,8 +463,8 @@ def test_8_bit_floats(dtype):
 
 
 @pytest.mark.parametrize("source", [F32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("dtype", FLOAT8)
-def test_rounding_to_8_bit_floats(dtype, source):
+@pytest.mark.parametrize("dtype", NARROW)
+def test_rounding_to_narrow_floats(dtype, source):
     high = np.arange(1 << 16, dtype=np.uint32) << 16  # every exponent, and what lies between them
     bits = np.concatenate([high, high | 0xFFFF, high | 1])
     x = bits.view(np.float32) if source == F32 else np.arange(1 << 16, dtype=np.uint16).view(source)
@@ -492,7 +493,7 @@ def rounded_once(x, dtype):
     if name == "float8_e8m0fnu":
         values, beyond = [2.0**k for k in range(-127, 129)], np.nan
     else:
-        count, beyond = (124, np.inf) if "e5m2" in name else (127, np.nan)
+        count, beyond = {"float8_e5m2": (124, np.inf), "float8_e4m3fn": (127, np.nan), "float4_e2m1fn": (8, 6.0)}[name]
         values = [float(v) for v in np.arange(count, dtype=np.uint8).view(dtype).astype(np.float64)]
         values.append(2 * values[-1] - values[-2])  # what is nearer to this is too large
     middles = [Fraction(a) / 2 + Fraction(b) / 2 for a, b in zip(values, values[1:])]
@@ -509,8 +510,8 @@ def rounded_once(x, dtype):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", [np.float64, np.int32, np.uint32, np.int64, np.uint64])
-@pytest.mark.parametrize("dtype", FLOAT8)
-def test_wide_numbers_are_rounded_to_8_bit_floats_once(dtype, source):
+@pytest.mark.parametrize("dtype", NARROW)
+def test_wide_numbers_are_rounded_to_narrow_floats_once(dtype, source):
     """What lies a little beside the middle of two must not become that middle on the way."""
     if source == np.float64:
         near = (np.arange(1 << 11, dtype=np.uint64) + (999 << 10)) << 42  # mantissas of 10 bits, 2**-24 and up
@@ -530,8 +531,8 @@ def test_wide_numbers_are_rounded_to_8_bit_floats_once(dtype, source):
     np.testing.assert_array_equal(np.asarray(got).astype(np.float64), rounded_once(x, dtype))
 
 
-@pytest.mark.parametrize("dtype", FLOAT8)
-def test_8_bit_literals_as_operands_of_control_flow(dtype):
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_literals_as_operands_of_control_flow(dtype):
     two = np.asarray(2, dtype)
 
     def kernel(x_ref, o_ref):
@@ -558,7 +559,7 @@ CALCULATIONS = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", CALCULATIONS)
 def test_calculations_with_8_bit_floats_round_each_time(name, dtype):
     def kernel(x_ref, o_ref):
@@ -570,7 +571,7 @@ def test_calculations_with_8_bit_floats_round_each_time(name, dtype):
     np.testing.assert_array_equal(np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32))
 
 
-@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("dtype", NARROW[:3])
 def test_8_bit_floats_that_are_only_moved(dtype):
     def kernel(x_ref, o_ref, byte_ref, float_ref):
         o_ref[...] = jnp.where(jax.lax.iota(jnp.int32, 256) < 300, x_ref[...], x_ref[...][::-1])
@@ -868,3 +869,23 @@ def test_run_scoped_that_closes_over_a_ref_inside_a_decorated_function():
     call = pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct((5,), F32))
     x = jnp.arange(5, dtype=F32)
     np.testing.assert_array_equal(pbkern.jit(lambda x: call(x - 1) * 2)(x), ((x - 1) * 3 + 1) * 2)
+
+
+def test_floats_of_4_bits_are_moved_and_their_bits_read():
+    f4 = jnp.float4_e2m1fn
+    codes = (np.arange(48) * 7 % 16).astype(np.uint8)
+    x = jax.lax.bitcast_convert_type(jnp.asarray(codes).astype(jnp.uint4), f4)
+
+    def kernel(x_ref, o_ref, bits_ref, pairs_ref, back_ref):
+        o_ref[...] = x_ref[...][::-1]
+        bits_ref[...] = jax.lax.bitcast_convert_type(x_ref[...], jnp.uint4).astype(jnp.uint8)
+        pairs_ref[...] = jax.lax.bitcast_convert_type(x_ref[...].reshape(24, 2), jnp.uint8)
+        back_ref[...] = jax.lax.bitcast_convert_type(bits_ref[...].astype(jnp.uint4), f4)
+
+    u8 = np.uint8
+    out = [jax.ShapeDtypeStruct(*t) for t in [((48,), f4), ((48,), u8), ((24,), u8), ((48,), f4)]]
+    moved, bits, pairs, back = one_program(kernel, out, x)
+    np.testing.assert_array_equal(moved.astype(F32), x[::-1].astype(F32))
+    np.testing.assert_array_equal(bits, codes)
+    np.testing.assert_array_equal(pairs, codes[::2] | codes[1::2] << 4)
+    np.testing.assert_array_equal(back.astype(F32), x.astype(F32))

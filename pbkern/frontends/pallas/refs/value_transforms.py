@@ -34,7 +34,7 @@ def dtype_after(dtype: np.dtype, t) -> np.dtype:
 
 
 def apply_all(value, dtype: np.dtype, transforms: Sequence, fixed: bool = False, fill: int = 0):
-    """`dtype` is what the body takes the elements for, which is not the value's for 8-bit floats; `fill`: what is outside."""
+    """`dtype` is what the body takes the elements for, which is not the value's for narrow floats; `fill`: what is outside."""
     for t in transforms:
         value, dtype = _apply(value, dtype, t, fixed, fill), dtype_after(dtype, t)
     return value

@@ -23,7 +23,7 @@ from pbkern.dsl.primitives import grid
 from pbkern.dsl.primitives.atomics import positions
 from pbkern.dsl.primitives.prng_keys import WORD, is_key, words_of
 from pbkern.dsl.primitives.ref_access import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow, stays
-from pbkern.frontends.pallas.float8 import decode, encode, in_body, is_float8, quantise
+from pbkern.frontends.pallas.narrow_floats import decode, encode, in_body, is_narrow_float, quantise
 
 from .reorder_transforms import before, runs, shape_after
 from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stays_inside
@@ -78,9 +78,9 @@ class View:
         return View(self.ref, self.dtype, self.indices, self.perm, ())
 
     def add(self, value) -> None:
-        if self.rest or is_float8(self.dtype):
+        if self.rest or is_narrow_float(self.dtype):
             total = lax.add(self.load(), value)
-            self.swap(quantise(total, self.dtype) if is_float8(self.dtype) else total, want_old=False)
+            self.swap(quantise(total, self.dtype) if is_narrow_float(self.dtype) else total, want_old=False)
         else:
             bind_access(_jax.REF_PRIMITIVES["addupdate"], self.ref_shape, [self.ref, self._back(value)], self.indices)
 
@@ -186,13 +186,13 @@ class View:
 
     def _out(self, value):
         """What the body sees of elements read."""
-        value = decode(value, self.dtype) if is_float8(self.dtype) else lax.convert_element_type(value, self.dtype)
+        value = decode(value, self.dtype) if is_narrow_float(self.dtype) else lax.convert_element_type(value, self.dtype)
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
         """What the Ref holds of a value of the body."""
         held = _jax.ref_type(jax.typeof(self.ref))[1]
-        if is_float8(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
+        if is_narrow_float(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
             value = encode(lax.convert_element_type(value, np.float32), self.dtype)
         value = value if value.dtype != self.dtype else lax.convert_element_type(value, held)
         return value if self.perm is None else lax.transpose(value, tuple(np.argsort(self.perm)))

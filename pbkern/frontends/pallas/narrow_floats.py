@@ -1,10 +1,11 @@
-"""8-bit floats of Pallas bodies: a byte each in memory, float32 values in the body, rounded to the format.
+"""Floats of 8 and 4 bits in Pallas bodies: a byte each in memory, float32 values in the body, rounded to the format.
 
 Calculations round after each operation, as XLA's do.
 
 Two formats of Micikevicius et al. 2022, "FP8 formats for deep learning": e5m2 is the upper half of a float16;
-e4m3fn has no infinity and one NaN. One of the OCP Microscaling Formats specification, 2023: e8m0fnu is the exponent of a
-float32, without sign, zero and infinity; 255 is NaN.
+e4m3fn has no infinity and one NaN. Two of the OCP Microscaling Formats specification, 2023: e2m1fn has neither infinities nor
+NaN: what is larger than its largest value becomes that, and NaN -0, as XLA has it; e8m0fnu is the exponent of a float32,
+without sign, zero and infinity; 255 is NaN.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Format:
-    """Mantissa bits, exponent of the smallest normal, the largest value, and what is beyond it."""
+    """Bits of an element and of its mantissa, exponent of the smallest normal, the largest value, what is beyond it, and what
+    NaN becomes."""
 
+    bits: int
     mantissa: int
     smallest: int
     largest: float
     overflow: float
+    nan: float = np.nan
 
 
 FORMATS = {
-    "float8_e5m2": Format(2, -14, 57344.0, np.inf),
-    "float8_e4m3fn": Format(3, -6, 448.0, np.nan),
+    "float8_e5m2": Format(8, 2, -14, 57344.0, np.inf),
+    "float8_e4m3fn": Format(8, 3, -6, 448.0, np.nan),
+    "float4_e2m1fn": Format(4, 1, 0, 6.0, 6.0, -0.0),
 }
 
 
@@ -38,22 +43,22 @@ MOVES = ("select_n", "reshape", "broadcast_in_dim", "transpose", "rev", "slice",
          "pad", "gather", "copy", "max", "min")  # fmt: skip
 
 
-def is_float8(dtype) -> bool:
+def is_narrow_float(dtype) -> bool:
     return np.dtype(dtype).name in (*FORMATS, EXPONENTS)
 
 
 def body_dtype(dtype) -> np.dtype:
     """What values of this type are in a body."""
-    return np.dtype(np.float32) if is_float8(dtype) else np.dtype(dtype)
+    return np.dtype(np.float32) if is_narrow_float(dtype) else np.dtype(dtype)
 
 
 def in_body(x):
-    """x, or float32 for a constant of an 8-bit float type."""
+    """x, or float32 for a constant of a narrow float type."""
     return np.asarray(x).astype(np.float32) if hasattr(x, "dtype") and _is_small(x.dtype) else x
 
 
 def calculate(eqn, operands) -> list | None:
-    """Results of an equation of lax on 8-bit floats, each rounded to its type; None if it has none of them."""
+    """Results of an equation of lax on narrow floats, each rounded to its type; None if it has none of them."""
     results = [v.aval.dtype for v in eqn.outvars]
     if not any(map(_is_small, (*(v.aval.dtype for v in eqn.invars), *results))):
         return None
@@ -64,7 +69,7 @@ def calculate(eqn, operands) -> list | None:
 
 
 def _is_small(dtype) -> bool:
-    return isinstance(dtype, np.dtype) and is_float8(dtype)
+    return isinstance(dtype, np.dtype) and is_narrow_float(dtype)
 
 
 def to_float32(x):
@@ -109,7 +114,7 @@ def quantise(x, dtype):
     subnormal = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
     rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, normal)
     rounded = jnp.where(jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded)
-    return jnp.where(x != x, x, rounded)
+    return jnp.where(x != x, x if np.isnan(f.nan) else np.float32(f.nan), rounded)
 
 
 def round_at_random(x, random, dtype):
@@ -138,12 +143,16 @@ def decode(byte, dtype):
         return _decode_exponent(byte)
     if np.dtype(dtype).name == "float8_e5m2":
         return lax.bitcast_convert_type(byte.astype(np.uint16) << np.uint16(8), np.float16).astype(np.float32)
+    f = FORMATS[np.dtype(dtype).name]
     word = byte.astype(np.uint32)
-    exponent, mantissa = (word >> np.uint32(3)) & np.uint32(15), word & np.uint32(7)
-    normal = lax.bitcast_convert_type(((exponent + np.uint32(120)) << np.uint32(23)) | (mantissa << np.uint32(20)), np.float32)
-    size = jnp.where(exponent == 0, mantissa.astype(np.float32) * np.float32(2.0**-9), normal)
-    size = jnp.where((word & np.uint32(127)) == 127, np.float32(np.nan), size)
-    return jnp.where(word >= 128, -size, size)
+    sign, size = np.uint32(1 << (f.bits - 1)), word & np.uint32((1 << (f.bits - 1)) - 1)
+    exponent, mantissa = size >> np.uint32(f.mantissa), size & np.uint32((1 << f.mantissa) - 1)
+    bits = ((exponent + np.uint32(f.smallest + 126)) << np.uint32(23)) | (mantissa << np.uint32(23 - f.mantissa))
+    subnormal = mantissa.astype(np.float32) * np.float32(2.0 ** (f.smallest - f.mantissa))
+    value = jnp.where(exponent == 0, subnormal, lax.bitcast_convert_type(bits, np.float32))
+    if np.isnan(f.overflow):
+        value = jnp.where(size == sign - np.uint32(1), np.float32(np.nan), value)
+    return jnp.where(word >= sign, -value, value)
 
 
 def encode(x, dtype):
@@ -152,12 +161,14 @@ def encode(x, dtype):
         return _encode_exponent(x)
     if np.dtype(dtype).name == "float8_e5m2":
         return (lax.bitcast_convert_type(x.astype(np.float16), np.uint16) >> np.uint16(8)).astype(np.uint8)
-    bits = lax.bitcast_convert_type(x, np.uint32)
-    sign, size = (bits >> np.uint32(24)) & np.uint32(128), jnp.abs(x)
-    normal = ((bits >> np.uint32(20)) & np.uint32(0x7FF)) - np.uint32(120 * 8)
-    subnormal = (size * np.float32(512.0)).astype(np.uint32)
-    code = jnp.where(size < np.float32(2.0**-6), subnormal, normal)
-    return (sign | jnp.where(x != x, np.uint32(127), code)).astype(np.uint8)
+    f = FORMATS[np.dtype(dtype).name]
+    bits, high = lax.bitcast_convert_type(x, np.uint32), np.uint32(1 << (f.bits - 1))
+    sign, size = (bits >> np.uint32(32 - f.bits)) & high, jnp.abs(x)
+    normal = ((bits & np.uint32(0x7FFFFFFF)) >> np.uint32(23 - f.mantissa)) - np.uint32((f.smallest + 126) << f.mantissa)
+    subnormal = (size * np.float32(2.0 ** (f.mantissa - f.smallest))).astype(np.uint32)
+    code = jnp.where(size < np.float32(2.0**f.smallest), subnormal, normal)
+    code = jnp.where(x != x, high - np.uint32(1), code) if np.isnan(f.overflow) else code
+    return (sign | code).astype(np.uint8)
 
 
 def _encode_exponent(x):
