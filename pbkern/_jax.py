@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import itertools
 import operator
 import pathlib
@@ -617,27 +618,38 @@ def tpu_infos() -> tuple[dict, Callable]:
 
 
 def give_meshes_one_core() -> Callable[[], None]:
-    """pltpu.create_tensorcore_mesh, where it is to ask a device that does not know how many cores it has, gives one core.
+    """pltpu.create_tensorcore_mesh and pltpu.TensorCoreMesh give one core where a device does not know how many it has.
 
-    Returns what undoes it. The function is replaced: JAX has no registry for that number, and CPU devices take no attributes.
+    Returns what undoes it. The function and the class's initialiser are replaced: JAX has no registry for that number, and CPU
+    devices take no attributes.
     """
     from jax._src.pallas.mosaic import core as tpu_core
     from jax.experimental.pallas import tpu
 
-    stock = tpu_core.create_tensorcore_mesh
+    stock, stock_init = tpu_core.create_tensorcore_mesh, tpu_core.TensorCoreMesh.__init__
+
+    def is_unknown(num_cores: int | None, devices=None) -> bool:
+        return num_cores is None and not hasattr((devices or jax.devices())[0], "num_cores")
 
     @functools.wraps(stock)
     def create(axis_name, devices=None, num_cores=None):
-        asked = devices or jax.devices()
-        unknown = num_cores is None and not hasattr(asked[0], "num_cores")
-        return stock(axis_name, num_cores=1) if unknown else stock(axis_name, devices, num_cores)
+        if is_unknown(num_cores, devices):
+            return stock(axis_name, num_cores=1)
+        return stock(axis_name, devices, num_cores)
 
-    def replace(f: Callable) -> None:
+    @functools.wraps(stock_init)
+    def initialise(self, axis_name, num_cores=None):
+        given = {} if num_cores is None else {"num_cores": num_cores}
+        stock_init(self, axis_name, **({"num_cores": 1} if is_unknown(num_cores) else given))
+
+    def replace(f: Callable, init: Callable) -> None:
         for module in (tpu_core, tpu):
             setattr(module, stock.__name__, f)
+        setattr(tpu_core.TensorCoreMesh, "__init__", init)  # noqa: B010  # mypy refuses assignments to methods
 
-    replace(create)
-    return lambda: replace(stock)
+    counts = "num_cores" in inspect.signature(stock_init).parameters  # since 0.11.2
+    replace(create, initialise if counts else stock_init)
+    return lambda: replace(stock, stock_init)
 
 
 def is_whole_memory(mapping) -> bool:

@@ -195,7 +195,10 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
                 why="compiled kernels run where their target is",
                 hint=f"jax.device_put(x, jax.devices('{target.platform}')[0]), or jax.jit for other devices",
             )  # fmt: skip
-        warn_of_gathering(name, _jax.partitioned_over(ctx))
+        devices = _jax.partitioned_over(ctx)
+        if devices > 1:
+            leave_to_partitioner(name, devices, options.strict_target)
+            return jex.jaxpr_as_fun(jaxpr)(*args)
         with _jax.untyped_manual_axes():
             with (progress.compiling(name), gc_pause.paused(), recursion.headroom(),
                   fallback.strictly(options.strict_target)):
@@ -215,12 +218,27 @@ def warn_of_export(name: str) -> None:
     )
 
 
-def warn_of_gathering(name: str, devices: int) -> None:
-    """XLA cannot divide a compiled program: it gathers sharded operands on every device."""
+def leave_to_partitioner(name: str, devices: int, strict: bool) -> None:
+    """Warns, or raises UnsupportedOp where `strict`, that XLA runs a function whose arguments are spread over devices.
+
+    XLA divides operations among devices as the arguments are divided. It cannot divide compiled programs: they would run
+    whole on each device, on operands that are gathered there.
+    """
+    what = f"XLA runs `{name}`, whose arguments are spread over {devices} devices"
+    hint = "jax.shard_map divides the work, and each device compiles kernels for its own part"
+    if strict:
+        raise UnsupportedOp(what, why="strict_target: kernels are compiled for whole arrays on one device", hint=hint)
+    warnings.warn(f"{what}: kernels are compiled for whole arrays on one device. {hint}", stacklevel=2)
+
+
+def warn_of_gathering(kernel: Kernel, devices: int) -> None:
+    """XLA cannot divide a kernel, which has no operations: it gathers sharded operands on every device."""
     if devices > 1:
+        operands = ", ".join(map(str, kernel.in_types))
         warnings.warn(
-            f"`{name}` runs whole on each of {devices} devices, on gathered operands; "
-            "jax.shard_map divides the work: each device then compiles its own part",
+            f"kernel `{kernel.name}` runs whole on each of {devices} devices, where its operands are gathered: {operands} "
+            f"({sum(t.nbytes for t in kernel.in_types)} bytes). jax.shard_map divides the work, and each device runs it on "
+            "its own part",
             stacklevel=2,
         )
 
@@ -232,6 +250,8 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
             why="its machine code belongs to this process, and it has no equations that XLA could run instead",
             hint="export a function without hand-written kernels",
         )  # fmt: skip
+
+    warn_of_gathering(kernel, _jax.partitioned_over(ctx))
 
     def traced(*args):
         with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit

@@ -211,21 +211,75 @@ def test_shard_map_over_host_devices():
     assert "fine 4" in out
 
 
-def test_sharded_operands_without_shard_map_warn():
+SHARDED = """
+import warnings, jax, jax.numpy as jnp, numpy as np, pbkern
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+found = []
+def caught(call):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        result = call()
+    found.append([str(w.message) for w in warned])
+    return result
+
+def put(mesh, x, *axes):
+    return jax.device_put(x, NamedSharding(mesh, P(*axes)))
+
+x, w = np.arange(96, dtype="f").reshape(16, 6), np.arange(30, dtype="f").reshape(6, 5)
+def f(x, w):
+    return jnp.tanh(x * 0.01) @ w + x.sum(1, keepdims=True), jnp.exp(-x)
+
+want = f(x, w)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_computation_follows_sharded_arguments(kind):
     out = run_in_subprocess(
-        """
-        import warnings, jax, jax.numpy as jnp, numpy as np, pbkern
-        from jax.sharding import NamedSharding, PartitionSpec as P
-        mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-        x = jax.device_put(jnp.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("i")))
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            np.testing.assert_allclose(pbkern.jit(lambda x: x * 2)(x), np.arange(64.0).reshape(8, 8) * 2)
-        print([str(w.message) for w in found])
-        """,
+        textwrap.dedent(SHARDED)
+        + textwrap.dedent(f"""
+        mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.{kind},) * 2)
+        args = put(mesh, x, "i"), put(mesh, w)
+        decorated = pbkern.jit(f)
+        for got in (caught(lambda: decorated(*args)), caught(lambda: jax.jit(lambda *a: decorated(*a))(*args))):
+            jax.tree.map(lambda g, n: np.testing.assert_allclose(g, n, rtol=1e-5, atol=1e-5), got, want)
+            assert [len(r.addressable_shards[0].data) for r in got] == [4, 4], got[0].sharding
+        assert all(len(texts) == 1 and "spread over 8 devices" in texts[0] for texts in found), found
+        assert "all-gather" not in decorated.lower(*args).compile().as_text()
+        with jax.set_mesh(mesh):
+            grad = caught(lambda: jax.grad(lambda x, w: (decorated(x, w)[1] ** 2).sum())(*args))
+        np.testing.assert_allclose(grad, -2 * np.exp(-2 * x), rtol=1e-5, atol=1e-30)
+        strict = pbkern.jit(f, compile_options={{"strict_target": True}})
+        try:
+            strict(*args)
+        except pbkern.errors.UnsupportedOp as e:
+            assert "shard_map" in str(e)
+            print("fine")
+        """),
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+    assert "fine" in out
+
+
+def test_what_is_gathered_for_a_hand_written_kernel_is_named():
+    out = run_in_subprocess(
+        textwrap.dedent(SHARDED)
+        + textwrap.dedent("""
+        mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+        def double(x, o):
+            o[...] = x[...] * 2
+
+        double = pbkern.kernel(double, out_shape=jax.ShapeDtypeStruct((16, 6), "f4"))
+        got = caught(lambda: pbkern.jit(lambda x: double(x + 1) - 1)(put(mesh, x, "i")))
+        np.testing.assert_allclose(got, x * 2 + 1)
+        text = " ".join(found[0])
+        assert "kernel `double` runs whole on each of 4 devices" in text and "float32[16,6] (384 bytes)" in text, text
+        print("fine")
+        """),
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
-    assert "runs whole on each of 4 devices" in out
+    assert "fine" in out
 
 
 def test_import_is_cheap_and_loads_no_compiler():

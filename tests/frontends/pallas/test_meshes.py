@@ -54,6 +54,23 @@ def test_a_mesh_that_asks_the_device_has_one_core():
         pbkern.pallas.install()
 
 
+@pytest.mark.skipif(not hasattr(pltpu, "TensorCoreMesh"), reason="public from jax 0.11.2 on")
+def test_a_mesh_made_without_a_number_of_cores_has_one():
+    def body(x_ref, o_ref):
+        pltpu.sync_copy(x_ref, o_ref)
+
+    kind = pltpu.TensorCoreMesh
+    assert kind(axis_name="rows").shape == {"rows": 1}
+    assert kind("rows", 3).shape == kind("rows", num_cores=3).shape == {"rows": 3}
+    np.testing.assert_array_equal(pl.kernel(body, out_type=STRUCT, mesh=kind(axis_name="rows"))(X), X)
+    pbkern.pallas.uninstall()
+    try:
+        with pytest.raises(AttributeError):
+            kind(axis_name="rows")
+    finally:
+        pbkern.pallas.install()
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_core_map_writes_to_the_arrays_it_reads(cores):
     @jax.jit
