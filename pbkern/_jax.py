@@ -638,9 +638,9 @@ def give_meshes_one_core() -> Callable[[], None]:
         return stock(axis_name, devices, num_cores)
 
     @functools.wraps(stock_init)
-    def initialise(self, axis_name, num_cores=None):
+    def initialise(self, *, axis_name, num_cores=None):
         given = {} if num_cores is None else {"num_cores": num_cores}
-        stock_init(self, axis_name, **({"num_cores": 1} if is_unknown(num_cores) else given))
+        stock_init(self, axis_name=axis_name, **({"num_cores": 1} if is_unknown(num_cores) else given))
 
     def replace(f: Callable, init: Callable) -> None:
         for module in (tpu_core, tpu):
