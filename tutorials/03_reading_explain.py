@@ -48,7 +48,7 @@ for k in mlp.explain(*types, measure=True).kernels:
 # something to gain. Fusions that were accepted are counted; verbose=True lists them, with their prices.
 
 for e in plan.edges:
-    if not e.fused:
+    if not e.fused and not e.superseded:
         print(f"not fused: {e.producer.primitive.name}: {e.why}")
 
 print(next(line for line in str(plan).splitlines() if line.startswith("  fused: ")))

@@ -1,5 +1,8 @@
 """The report of what was fused: rejected fusions first, accepted ones on request, times of kernels on request."""
 
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,7 +11,11 @@ import pbkern
 from pbkern.api import measure
 from pbkern.cli import main
 from pbkern.dsl.kernel import ArrayType
+from pbkern.fuse.emit.explain import Explanation
+from pbkern.fuse.graph import Edge
 from pbkern.targets.cpu.codegen import compile
+
+from ..lowered import on
 
 
 @pbkern.jit
@@ -32,7 +39,69 @@ def test_rejected_fusions_come_before_the_count_of_accepted_ones():
     number = int(lines[count].split()[1])
     full = str(mlp.explain(*TYPES, verbose=True)).splitlines()
     assert sum(line.startswith("  fused: ") for line in full) == number > 1
-    assert [line for line in full if "not fused" in line] == [lines[n] for n in rejected]
+    assert [line for line in full if line.startswith("  not fused: ")] == [lines[n] for n in rejected]
+
+
+def attention_layer(x, ws):
+    def norm(x):
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+    for q, k, v, up, down in ws:
+        h = norm(x)
+        x = x + jax.nn.softmax((h @ q) @ (h @ k).T) @ (h @ v)
+        x = x + jax.nn.gelu(norm(x) @ up) @ down
+    return (x**2).sum()
+
+
+def softmax_layers(x, ws):
+    for w in ws:
+        x = jax.nn.softmax(x @ w)
+    return x
+
+
+def gated(x, g):
+    y = jax.nn.softmax(x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g)
+    return jnp.tanh(y.sum(0)), y
+
+
+LAYERS = [(f32(64, 64), f32(64, 64), f32(64, 64), f32(64, 256), f32(256, 64))] * 2
+EXPLAINED = {
+    "training step": (jax.grad(attention_layer, (0, 1)), (f32(128, 64), LAYERS)),
+    "gradient of layers": (jax.grad(lambda x, ws: softmax_layers(x, ws).sum(), 1), (f32(512, 256), [f32(256, 256)] * 3)),
+    "one kernel": (softmax_layers, (f32(256, 256), [f32(256, 256)] * 2)),
+    "two results": (gated, (f32(4096, 512), f32(512))),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_refusals_agree_with_their_figures_and_with_the_kernels(name):
+    f, types = EXPLAINED[name]
+    with on():
+        build, _ = pbkern.jit(f).build(types, {})
+        found = pbkern.jit(f).explain(*types)
+    groups = [{id(e) for e in (*n.eqns, *(n.finish.eqns if n.finish else ()))} for n in build.plan.nodes]
+    for edge in found.edges:
+        if edge.fused:
+            continue
+        if edge.why == "separate kernels are faster":
+            assert edge.after > edge.before
+        if "has to gain" in edge.why:
+            gain, least = (float(w) for w in re.findall(r"([0-9.]+) %", edge.why))
+            assert edge.after <= edge.before and gain <= least + 0.05
+    shown = [line for line in str(found).splitlines() if line.startswith("  not fused")]
+    assert len(shown) == len(set(shown)) and (len(groups) > 1 or not shown)
+
+
+def test_what_was_refused_at_first_is_told_on_request():
+    edges = (refused(fused_later=True), refused(fused_later=False))
+    report = Explanation("f", (), edges, ())
+    assert str(report).count("not fused: ") == 1 and "at first" not in str(report)
+    assert str(dataclasses.replace(report, verbose=True)).count("not fused at first: ") == 1
+
+
+def refused(fused_later):
+    eqn = jax.make_jaxpr(jnp.exp)(1.0).eqns[0]
+    return Edge(eqn, False, "a reason", before=1e-6, after=2e-6, superseded=fused_later)
 
 
 def test_nothing_is_compiled_unless_it_is_to_be_measured():

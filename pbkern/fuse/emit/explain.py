@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from jax.extend import core as jex
+
 from pbkern._jax import user_line
+from pbkern.core.jaxprs import atoms
 from pbkern.fuse.cost.kinds import VIEWS
 from pbkern.fuse.cost.model import Cost
 from pbkern.fuse.graph import Edge, Node, Partition
@@ -72,7 +75,7 @@ class Explanation:
     """What the fuser did. `str()` is the report: kernels, then what was not fused, then a count of what was.
 
     `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds them). With `verbose`, fusions
-    are listed too.
+    are listed too, and what was refused at first and fused later.
     """
 
     name: str
@@ -88,7 +91,7 @@ class Explanation:
         written = f" and {len(self.written)} that you wrote" if self.written else ""
         out = [f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"]
         out += [f"  kernel {k}" for k in (*self.kernels, *self.written)]
-        out += [f"  {_edge(e)}" for e in edges if not e.fused]
+        out += dict.fromkeys(f"  {_edge(e)}" for e in edges if not e.fused and (self.verbose or not e.superseded))
         if self.verbose:
             out += [f"  {_edge(e)}" for e in fused]
         elif fused:
@@ -111,7 +114,7 @@ def _by_line(ops: Iterable[tuple[str, str | None]]) -> list[str]:
 
 
 def _edge(e: Edge) -> str:
-    verdict = "fused" if e.fused else "not fused"
+    verdict = "fused" if e.fused else "not fused at first" if e.superseded else "not fused"
     price = f", {e.before * 1e6:.1f} us apart, {e.after * 1e6:.1f} us together" if e.after else ""
     saved = f"{'saves' if e.fused else 'would save'} {e.bytes_saved / 1e6:.2f} MB"
     return f"{verdict}: {e.producer.primitive.name} at {user_line(e.producer) or 'unknown line'}: {e.why}; {saved}{price}"
@@ -135,4 +138,24 @@ def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
 def explain(name: str, parts: Partition, plan) -> Explanation:
     runs = {name: n for program in plan.programs() for name, n in program.runs().items()}
     kernels = tuple(dataclasses.replace(report(g.kernel, g), runs=runs.get(g.kernel, 1)) for g in reversed(parts.groups()))
-    return Explanation(name, kernels, tuple(parts.edges), tuple(plan.left_to_xla()))
+    kernels_of = _Places(parts)
+    edges = (dataclasses.replace(e, superseded=not e.fused and kernels_of.are_shared(e.producer)) for e in parts.edges)
+    return Explanation(name, kernels, tuple(edges), tuple(plan.left_to_xla()))
+
+
+class _Places:
+    """Which nodes of a partition compute an equation, and which read a value."""
+
+    def __init__(self, parts: Partition):
+        self.makers: dict[int, set[int]] = {}
+        self.readers: dict[jex.Var, set[int]] = {}
+        for number, node in enumerate(parts.nodes):
+            for eqn in (*node.eqns, *(node.finish.eqns if node.finish else ())):
+                self.makers.setdefault(id(eqn), set()).add(number)
+                for value in atoms(eqn):
+                    self.readers.setdefault(value, set()).add(number)
+
+    def are_shared(self, producer: jex.JaxprEqn) -> bool:
+        """Whether every node that reads a producer's results computes them itself, or for others as well."""
+        makers = self.makers.get(id(producer), set())
+        return bool(makers) and all(self.readers.get(v, set()) <= makers for v in producer.outvars)

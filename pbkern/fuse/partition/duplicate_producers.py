@@ -72,7 +72,8 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     if any(s is None for s in schedules):
         return
     before, after = sum(n.seconds for n, _, _ in changed), sum(s.cost.seconds for s in schedules)
-    parts.edges.append(Edge(eqn, after <= before, "one copy for all", 0, before, after))
+    why = "one copy for all" if after <= before else "a copy in each kernel is faster than one that is stored"
+    parts.edges.append(Edge(eqn, after <= before, why, 0, before, after))
     if after <= before:
         for (n, eqns, outputs), schedule in zip(changed, schedules):
             parts.set_group(n, eqns, outputs, schedule)

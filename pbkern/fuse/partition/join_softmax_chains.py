@@ -67,7 +67,7 @@ def _join(parts: Any, inside: list[Node], eqns: list) -> None:
     schedule, why = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain)
     before = sum(n.seconds for n in inside if n.kind == "group")
     ok = schedule is not None and schedule.cost.seconds < before * SCORES_SLACK
-    parts.record(inside[0].eqns[-1], ok, why, before, schedule)
+    parts.record(inside[0].eqns[-1], ok, why, before, schedule, SCORES_SLACK)
     if ok:
         for n in others:
             parts.drop(n)

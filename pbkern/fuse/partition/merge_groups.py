@@ -73,9 +73,10 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
         # If both only stream their operands, as for a single query, no register tile is at stake.
         streams = _streams(parts, a) and _streams(parts, b)
         gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
-        ok = gains and schedule.cost.seconds < before * (max(slack, LARGE_SLACK) if streams else slack)
-        why = why or ("" if ok else "neither the value between two contractions nor a common operand is large")
-    parts.record(a.eqns[-1], ok, why, before, schedule)
+        slack = max(slack, LARGE_SLACK) if streams else slack
+        ok = gains and schedule.cost.seconds < before * slack
+        why = why or ("" if gains else "neither the value between two contractions nor a common operand is large")
+    parts.record(a.eqns[-1], ok, why, before, schedule, slack)
     if ok:
         for n in (a, *aliases):
             parts.drop(n)

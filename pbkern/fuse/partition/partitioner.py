@@ -372,8 +372,9 @@ class Partitioner:
         outputs = [v for v in outputs if v in self.results or self.users(v)]
         schedule, why = self.attempt([eqn, *group.eqns], outputs, group.schedule, eqn)
         before = group.seconds + alone
-        ok = schedule is not None and schedule.cost.seconds <= before * self.tie(eqn, schedule)
-        self.record(eqn, ok, why, before, schedule)
+        share = TIE if schedule is None else self.tie(eqn, schedule)
+        ok = schedule is not None and schedule.cost.seconds <= before * share
+        self.record(eqn, ok, why, before, schedule, share)
         if ok:
             self.set_group(group, [eqn, *group.eqns], outputs, schedule)
         return ok
@@ -410,7 +411,7 @@ class Partitioner:
         schedule, why = self.attempt(eqns, outputs, None, eqn)
         before = alone + sum(g.seconds for g in groups)
         ok = schedule is not None and schedule.cost.seconds <= before
-        self.record(eqn, ok, why or "consumers side by side", before, schedule)
+        self.record(eqn, ok, why or ("consumers side by side" if ok else ""), before, schedule)
         if ok:
             for g in groups[1:]:
                 self.drop(g)
@@ -455,11 +456,20 @@ class Partitioner:
         l2 = self.machine.near_bytes
         return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 
-    def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None) -> None:
+    def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None, share: float = TIE) -> None:
+        """Notes a decision. share: part of the time apart that one kernel may take at most."""
         after = schedule.cost.seconds if schedule else 0.0
-        text = why or ("the model gains" if ok else "separate kernels are faster")
+        text = why or ("the model gains" if ok else _refusal(before, after, share))
         self.edges.append(Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after))
 
+
+
+def _refusal(before: float, after: float, share: float) -> str:
+    """Why two kernels that can be one stay apart: the comparison that decided, with its margin."""
+    if after > before or not before:
+        return "separate kernels are faster"
+    gain, least = 100 * (1 - after / before), 100 * max(1 - share, 0)
+    return f"one kernel gains {gain:.1f} %, and has to gain more than {least:.1f} % here"
 
 
 def partition(closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options) -> Partition:
