@@ -1,4 +1,8 @@
-"""memory_analysis against programs whose memory is known."""
+"""memory_analysis against programs whose memory is known; calls that get none."""
+
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -80,3 +84,41 @@ def test_nothing_runs_and_types_will_do(capfd):
     f = pbkern.jit(lambda x: x + 1)
     assert "peak" in str(f.memory_analysis(*types((64,)))) and not capfd.readouterr().err
     np.testing.assert_array_equal(f(jnp.ones(64)), np.full(64, 2.0))
+
+
+NO_MEMORY = """
+import resource
+import jax, jax.numpy as jnp, numpy as np, pbkern
+from pbkern.api import pipeline
+
+def f(x):
+    table = x[:, None] * x[None]
+    return jnp.sort(table, axis=0).sum(1)  # needs the table
+
+large, small = np.ones(9000, "f"), np.ones(30, "f")
+decorated = pbkern.jit(f)
+decorated.lower(large).compile()
+build, options = decorated.build((large,), {})
+(program,) = pipeline.compile_programs(build, options).compiled.values()
+np.testing.assert_allclose(decorated(small), np.full(30, 30))
+pages, (_, hard) = int(open("/proc/self/statm").read().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (200 << 20), hard))
+for call in (lambda: decorated(large).block_until_ready(), lambda: program(large)) * 2:
+    try:
+        call()
+    except Exception as e:
+        print(type(e).__name__, str(e).splitlines()[0])
+    np.testing.assert_allclose(decorated(small), np.full(30, 30))
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+np.testing.assert_allclose(decorated(large), np.full(9000, 9000))
+"""
+
+
+def test_a_call_without_memory_for_temporaries_names_the_array_and_the_process_goes_on():
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, env=env)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert len(lines) == 4 and [line.split()[0] for line in lines] == ["JaxRuntimeError", "MemoryError"] * 2, lines
+    for line in lines:
+        assert "out of memory: `f` needs 32" in line and "float32[9000,9000] (324.0 MB), which kernel `f_" in line

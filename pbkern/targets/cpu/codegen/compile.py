@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,6 +41,7 @@ from . import cache_key, callbacks, known_failures, lifetime, object_files
 from . import elf_loader as objects
 from .host import ALIGNMENT, LoweredProgram, default_threads, emit_host
 from .kernel import LoweredKernel, emit
+from .memory_message import give_message, memory_message
 from .runtime import xla
 
 KIND = "code"
@@ -99,6 +101,11 @@ class Compiled:
     times: dict[str, float] = field(default_factory=dict)
 
     @functools.cached_property
+    def no_memory(self) -> Any:
+        """What is told where there is no memory for the arena: a buffer of characters, which the code points to."""
+        return ctypes.create_string_buffer(memory_message(self.program, self.code.arena_bytes).encode())
+
+    @functools.cached_property
     def ffi_name(self) -> str:
         """Registers the handler. Not before somebody asks: until XLA has a client it only keeps the address, and the program
         may have gone when it calls there."""
@@ -123,8 +130,19 @@ class Compiled:
         ins = [np.ascontiguousarray(a) for a in arrays]
         outs = [_aligned(b.type) for b in self.program.outputs]
         pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(*(a.ctypes.data for a in (*ins, *outs)))
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.image.address("pbk_call"))(pointers)
+        self.entry(self.image)(pointers)
         return outs
+
+    def entry(self, image: objects.Image) -> Any:
+        """The program in an image of its code, as a function of addresses, which raises MemoryError."""
+
+        def check(status: int, *_) -> None:
+            if status:
+                raise MemoryError(self.no_memory.value.decode())
+
+        call: Any = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(image.address("pbk_call"))
+        call.errcheck = check
+        return call
 
 
 def _aligned(t: ArrayType) -> np.ndarray:
@@ -180,6 +198,7 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     name = f"pbkern_{next(_serial)}_{program.name}"
     compiled = Compiled(program, name, code, image, lower, found, times)
     lifetime.free_with(compiled, image)
+    give_message(image, compiled.no_memory)
     _resident.add(compiled)
     return compiled
 

@@ -43,11 +43,13 @@ func.func @pbk_in_parallel() -> i32 {
 def entry(compiled: Compiled, openmp_library: str | None) -> Callable[[Any], None]:
     """f(addresses): runs the program on addresses of inputs, then results, which start at cache lines: a ctypes array or bytes.
 
+    Raises MemoryError where there is no memory for temporaries.
+
     openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the calling thread does all.
     """
     symbols = runtime_symbols() | {PARALLEL: _parallel_loop(openmp_library)}
     image = image_of(compiled.code, symbols)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(image.address("pbk_call"))
+    call = compiled.entry(image)
     weakref.finalize(call, lifetime.free_arenas, image).atexit = False
     return call
 

@@ -14,6 +14,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pbkern.core.errors import InternalError
 
@@ -46,11 +47,14 @@ class Image:
       content: the object file.
       symbols: addresses of what it calls, by name; the C library's functions need not be among them.
       other: an image whose functions it may call, too, and those which that one may call; it lives as long as this one.
+    Attributes:
+      holds: what the code points to, besides.
     Raises InternalError for damaged files, symbols that nothing defines, and relocations of other kinds.
     """
 
     def __init__(self, content: bytes, symbols: Mapping[str, int], other: Image | None = None):
         self.other = other
+        self.holds: Any = None
         try:
             self._load(content, {**symbols, **(other.functions() if other else {})})
         except (struct.error, IndexError, ValueError) as e:

@@ -107,15 +107,19 @@ func.func @pbk_release(%pool: !llvm.ptr, %arena: !llvm.ptr, %slot: i64) {
 """
 
 RUN_WITHOUT_ARENA = """
-func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
+func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) -> i32 INTERNAL {
+  %done = arith.constant 0 : i32
   %null = llvm.mlir.zero : !llvm.ptr
   func.call @pbk_main(%frame, %buffers, %null) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
-  return
+  return %done : i32
 }
 """
 
 RUN = """
-func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
+func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) -> i32 INTERNAL {
+  %done = arith.constant 0 : i32
+  %no_memory = arith.constant 1 : i32
+  %null = llvm.mlir.zero : !llvm.ptr
   %one = arith.constant 1 : i64
   %bytes = arith.constant ARENA_BYTES : i64
   %align = arith.constant ARENA_ALIGN : i64
@@ -123,15 +127,21 @@ func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) INTERNAL {
   %out = llvm.alloca %one x !llvm.ptr : (i64) -> !llvm.ptr
   %slot = func.call @PREFIXpbk_acquire(%pool, %bytes, %align, %out) : (!llvm.ptr, i64, i64, !llvm.ptr) -> i64
   %arena = llvm.load %out : !llvm.ptr -> !llvm.ptr
-  func.call @pbk_main(%frame, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+  %has = llvm.icmp "ne" %arena, %null : !llvm.ptr
+  %status = scf.if %has -> (i32) {
+    func.call @pbk_main(%frame, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+    scf.yield %done : i32
+  } else {
+    scf.yield %no_memory : i32
+  }
   func.call @PREFIXpbk_release(%pool, %arena, %slot) : (!llvm.ptr, !llvm.ptr, i64) -> ()
-  return
+  return %status : i32
 }
 """
 
 
 def run_text(arena_bytes: int, prefix: str, internal: str) -> str:
-    """@pbk_run(frame, buffers): @pbk_main with an arena of the list @pbk_pool."""
+    """@pbk_run(frame, buffers): @pbk_main with an arena of the list @pbk_pool. It returns 0, or 1 where there is no memory."""
     size, align = extent(arena_bytes)
     run = RUN if arena_bytes else RUN_WITHOUT_ARENA
     run = run.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align))

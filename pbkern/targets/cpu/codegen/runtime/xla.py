@@ -196,7 +196,7 @@ func.func @pbk_drop(%held: !llvm.ptr) {
 """
 
 # Functions of the runtime that programs call. The execution engine resolves registered symbols under this prefix.
-SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release", "pbk_hold")
+SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release", "pbk_hold", "pbk_no_memory")
 PREFIX = "_mlir_ciface_"
 
 DECLARATIONS = f"""
@@ -205,6 +205,8 @@ func.func private @{PREFIX}pbk_huge(!llvm.ptr, i64)
 func.func private @{PREFIX}pbk_acquire(!llvm.ptr, i64, i64, !llvm.ptr) -> i64
 func.func private @{PREFIX}pbk_release(!llvm.ptr, !llvm.ptr, i64)
 func.func private @{PREFIX}pbk_hold(!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+func.func private @{PREFIX}pbk_no_memory(!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+llvm.mlir.global external @pbk_message(0 : i64) {{alignment = 8 : i64}} : i64
 llvm.mlir.global external @pbk_held(0 : i64) {{alignment = 64 : i64}} : i64
 llvm.mlir.global external @pbk_pool() {{alignment = 64 : i64}} : !llvm.array<{2 * arena.ARENAS} x i64> {{
   %0 = llvm.mlir.zero : !llvm.array<{2 * arena.ARENAS} x i64>
@@ -226,11 +228,38 @@ func.func @pbk_instantiate(%frame: !llvm.ptr) -> !llvm.ptr {{
 """
 
 CALL = """
-func.func @pbk_call(%buffers: !llvm.ptr) {
+func.func @pbk_call(%buffers: !llvm.ptr) -> i32 {
   %null = llvm.mlir.zero : !llvm.ptr
-  func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
-  return
+  %status = func.call @pbk_run(%null, %buffers) : (!llvm.ptr, !llvm.ptr) -> i32
+  return %status : i32
 }
+"""
+
+# XLA_FFI_Error_Code_RESOURCE_EXHAUSTED of c_api.h.
+RESOURCE_EXHAUSTED = 8
+
+# @pbk_no_memory(frame, message) -> XLA's error with this text.
+NO_MEMORY = f"""
+func.func @pbk_no_memory(%frame: !llvm.ptr, %message: !llvm.ptr) -> !llvm.ptr {{
+  %one = arith.constant 1 : i64
+  %size = arith.constant 32 : i64
+  %code = arith.constant {RESOURCE_EXHAUSTED} : i64
+  %null = llvm.mlir.zero : !llvm.ptr
+  %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
+  %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
+  %a = llvm.alloca %one x !llvm.array<4 x i64> : (i64) -> !llvm.ptr
+  %a8 = llvm.getelementptr %a[8] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a16 = llvm.getelementptr %a[16] : (!llvm.ptr) -> !llvm.ptr, i8
+  %a24 = llvm.getelementptr %a[24] : (!llvm.ptr) -> !llvm.ptr, i8
+  llvm.store %size, %a : i64, !llvm.ptr
+  llvm.store %null, %a8 : !llvm.ptr, !llvm.ptr
+  llvm.store %message, %a16 : !llvm.ptr, !llvm.ptr
+  llvm.store %code, %a24 : i64, !llvm.ptr
+  %createp = llvm.getelementptr %api[48] : (!llvm.ptr) -> !llvm.ptr, i8
+  %create = llvm.load %createp : !llvm.ptr -> !llvm.ptr
+  %error = llvm.call %create(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
+  return %error : !llvm.ptr
+}}
 """
 
 
@@ -275,7 +304,7 @@ func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
 
 def runtime_module_text() -> str:
     """The part that is compiled once per process."""
-    return RUNTIME + STATE
+    return RUNTIME + STATE + NO_MEMORY
 
 
 def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:
@@ -293,12 +322,24 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
   %null = llvm.mlir.zero : !llvm.ptr
   %buffers = llvm.alloca %one x !llvm.array<{max(total, 1)} x ptr> : (i64) -> !llvm.ptr
   %asked = func.call @pbk_metadata(%frame) : (!llvm.ptr) -> i1
-  scf.if %asked {{
+  %error = scf.if %asked -> (!llvm.ptr) {{
+    scf.yield %null : !llvm.ptr
   }} else {{
     {body}
-    func.call @pbk_run(%frame, %buffers) : (!llvm.ptr, !llvm.ptr) -> ()
+    %status = func.call @pbk_run(%frame, %buffers) : (!llvm.ptr, !llvm.ptr) -> i32
+    %done = arith.constant 0 : i32
+    %failed = arith.cmpi ne, %status, %done : i32
+    %e = scf.if %failed -> (!llvm.ptr) {{
+      %at = llvm.mlir.addressof @pbk_message : !llvm.ptr
+      %message = llvm.load %at : !llvm.ptr -> !llvm.ptr
+      %made = func.call @{PREFIX}pbk_no_memory(%frame, %message) : (!llvm.ptr, !llvm.ptr) -> !llvm.ptr
+      scf.yield %made : !llvm.ptr
+    }} else {{
+      scf.yield %null : !llvm.ptr
+    }}
+    scf.yield %e : !llvm.ptr
   }}
-  return %null : !llvm.ptr
+  return %error : !llvm.ptr
 }}
 """
 
