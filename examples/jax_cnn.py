@@ -3,9 +3,13 @@
 import jax
 import numpy as np
 from compare import compare
-from flax import linen as nn
 
 from pbkern import polyblocks_jit_jax
+
+try:
+    from flax import linen as nn
+except ImportError as error:
+    raise SystemExit(f"{error}: this example needs Flax, pip install 'pbkern[demo]'") from None
 
 
 class CNN(nn.Module):

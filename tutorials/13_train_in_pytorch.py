@@ -4,11 +4,14 @@ TorchDynamo captures what the function does, AOTAutograd derives its gradient, a
 data and the optimiser stay ordinary PyTorch. Needs `pip install 'pbkern[torch]'`.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
 import pbkern
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+except ImportError as error:
+    raise SystemExit(f"{error}: this tutorial needs PyTorch, pip install 'pbkern[torch]'") from None
 
 torch.manual_seed(0)
 

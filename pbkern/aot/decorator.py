@@ -54,7 +54,7 @@ def polyblocks_aot_jax(
              "donate_argnames": donate_argnames}  # fmt: skip
     if fn is None:
         return functools.partial(polyblocks_aot_jax, compile_options=compile_options, output=output, emit=emit, **given)
-    if not callable(fn) and not isinstance(fn, Kernel):
+    if isinstance(fn, type) or not (callable(fn) or isinstance(fn, Kernel)):
         raise OptionError("polyblocks_aot_jax compiles a function", why=f"given {fn!r}",
                           hint="polyblocks_aot_jax(compile_options={...})(fn)(*args)")  # fmt: skip
     imported = fn if isinstance(fn, ImportedFunction) else None

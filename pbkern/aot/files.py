@@ -22,6 +22,8 @@ KINDS = {
 DEFAULT_KINDS = ("obj", "header")
 # What programs can be linked with; all of it needs the header. And what needs one of them beside it.
 LINKED, NEEDING = ("obj", "shared", "static"), ("cmake", "pkgconfig", "cpp", "bench")
+# Most bytes of a file's name on Linux and macOS (NAME_MAX).
+LONGEST_NAME = 255
 DEFAULT_NAME = CompileOptions().aot_name
 
 
@@ -33,12 +35,18 @@ class Wanted:
     files: Mapping[str, pathlib.Path]
 
 
+def _is_folder(path: pathlib.Path, output: str | os.PathLike | None) -> bool:
+    """Whether an output names a folder: one that there is, or one to be made, whose name has no end or a slash behind it."""
+    new = not path.exists() and not path.name.endswith(tuple(KINDS.values())) and (not path.suffix or str(output).endswith("/"))
+    return path.is_dir() or new
+
+
 def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | None, kinds: Iterable[str] | None) -> Wanted:
     """What is to be made. Raises OptionError for names that C does not allow, kinds that there are not, and places where
     nothing can be written.
 
-    own_name: of the function in Python. output: a folder, or the name of one file, whose end says what it is; None: the folder
-    in which the process runs. kinds: of KINDS.
+    own_name: of the function in Python. output: a folder, which is made if there is none, or the name of one file, whose end
+    says what it is; None: the folder in which the process runs. kinds: of KINDS.
     """
     given = options.aot_name != DEFAULT_NAME
     name = check_function_name(options.aot_name if given else own_name, given)
@@ -47,7 +55,8 @@ def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | N
     for kind in chosen or ():
         if kind not in KINDS:
             raise OptionError(f"there is no `{kind}` to emit", why=f"there are {', '.join(KINDS)}", hint=nearest(kind, KINDS))
-    if path.is_dir():
+    makes_folder = _is_folder(path, output)
+    if makes_folder:
         stem, own = path / (name if given else DEFAULT_NAME), dict[str, pathlib.Path]()
         chosen = dict.fromkeys(DEFAULT_KINDS) if chosen is None else chosen
     else:
@@ -58,7 +67,7 @@ def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | N
     if {*LINKED, *NEEDING} & {*chosen, *own}:
         chosen["header"] = None
     files = {kind: _file(stem, kind) for kind in chosen} | own
-    check_places(files)
+    check_places(files, path if makes_folder else None)
     return Wanted(name, files)
 
 
@@ -77,23 +86,34 @@ def _file(stem: pathlib.Path, kind: str) -> pathlib.Path:
     return stem.with_name(f"{prefix}{stem.name}{KINDS[kind]}")
 
 
-def check_places(files: Mapping[str, pathlib.Path]) -> None:
-    """Raises OptionError where a file cannot be written."""
+def check_places(files: Mapping[str, pathlib.Path], made: pathlib.Path | None = None) -> None:
+    """Raises OptionError where a file cannot be written. made: a folder that will be made."""
     for folder in {p.parent for p in files.values()}:
+        if folder == made:
+            folder = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
         if not folder.is_dir():
             raise OptionError(f"there is no folder {folder}", why="files would go there", hint=f"mkdir -p {folder}")
         if not os.access(folder, os.W_OK):
             raise OptionError(f"nothing can be written to {folder}", why="files of the library would go there")
     for path in files.values():
+        if len(os.fsencode(path.name)) > LONGEST_NAME:
+            why = f"{path.name[:40]}... has {len(path.name)} characters"
+            longest = LONGEST_NAME - max(map(len, KINDS.values())) - len("lib")
+            raise OptionError("the name of a file would be too long", why=why, hint=f"aot_name: at most {longest} characters")
         if path.is_dir():
             raise OptionError(f"{path} is a folder", why="a file has this name", hint="another name, or remove it")
 
 
 @contextlib.contextmanager
 def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib.Path]]:
-    """Paths beside the files', from where they are moved once the body is done; after an error, nothing is left of them."""
-    check_places(files)
+    """Paths beside the files', from where they are moved once the body is done; after an error, nothing is left of them.
+
+    Folders that are not there are made, and go again after an error.
+    """
     with contextlib.ExitStack() as stack:
+        for folder in {p.parent for p in files.values()}:
+            _make(folder, stack)
+        check_places(files)
         places = {}
         for kind, path in files.items():
             beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".pbkern-", dir=path.parent))
@@ -101,3 +121,16 @@ def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib
         yield places
         for kind, path in files.items():
             os.replace(places[kind], path)
+
+
+def _make(folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
+    """Makes a folder and those above it; `stack` removes those that stay empty."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):  # the innermost goes first
+        stack.callback(_remove_if_empty, made)
+
+
+def _remove_if_empty(folder: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):  # it holds files
+        folder.rmdir()

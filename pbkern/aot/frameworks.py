@@ -91,7 +91,7 @@ def _needed(module: str, extra: str, by: str) -> Any:
 
 
 def _options(fn: Any, compile_options: Any, by: str) -> CompileOptions:
-    if not callable(fn):
+    if isinstance(fn, type) or not callable(fn):
         raise OptionError(f"{by} compiles a function", why=f"given {fn!r}", hint=f"{by}(compile_options={{...}})(fn)(*args)")
     options = CompileOptions.from_dict(merged(compile_options, {}))
     check_for("polyblocks_aot_jax", options)

@@ -79,8 +79,8 @@ def polyblocks_jit_jax(
     arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
     if fn is None:
         return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
-    if not callable(fn):
-        hint = "@polyblocks_jit_jax(compile_options={...})"
+    if isinstance(fn, type) or not callable(fn):
+        hint = "decorate its methods or __call__" if isinstance(fn, type) else "@polyblocks_jit_jax(compile_options={...})"
         raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
     given = merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
@@ -147,6 +147,8 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtim
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
         return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
+    if isinstance(fn, type):
+        raise OptionError("polymage_jit_jax decorates a function", why=f"given {fn!r}", hint="decorate its methods or __call__")
     options = CompileOptions.from_dict(compile_options)
     check_for_backend(options)
     given = options.differing()

@@ -43,7 +43,7 @@ def polyblocks_jit_tf(
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
         return functools.partial(polyblocks_jit_tf, input_signature=input_signature, compile_options=compile_options)
-    if not callable(fn):
+    if isinstance(fn, type) or not callable(fn):
         hint = "@polyblocks_jit_tf(compile_options={...})"
         raise OptionError("polyblocks_jit_tf decorates a function", why=f"given {fn!r}", hint=hint)
     options = CompileOptions.from_dict(merged(compile_options, {}))

@@ -7,12 +7,14 @@ if any result disagrees.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import pathlib
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ import numpy as np
 from jax import lax
 
 import pbkern
+from pbkern.errors import TargetError
 
 FOLDER = pathlib.Path("demo_output")
 HEIGHT, WIDTH = 1080, 1920
@@ -122,8 +125,7 @@ def tiled_matmul(a, b, out, accumulator):
 
 def photograph() -> np.ndarray:
     """float32[1080, 1920, 3] in 0..1: scikit-image's picture of a cup of coffee, enlarged and cropped."""
-    from skimage import data, transform
-
+    data, transform = (_skimage(name) for name in ("data", "transform"))
     image = data.coffee()  # inside the package; nothing is downloaded
     scale = max(HEIGHT / image.shape[0], WIDTH / image.shape[1])
     size = tuple(int(np.ceil(n * scale)) for n in image.shape[:2])
@@ -132,9 +134,17 @@ def photograph() -> np.ndarray:
     return np.clip(large[top : top + HEIGHT, left : left + WIDTH], 0, 1)
 
 
-def save(name: str, image: np.ndarray) -> None:
-    from skimage import io
+def _skimage(module: str) -> Any:
+    """A module of scikit-image. Raises TargetError where it is not installed."""
+    try:
+        return importlib.import_module(f"skimage.{module}")
+    except ImportError as e:
+        raise TargetError("scikit-image is not installed", why=f"the demo filters one of its photographs ({e})",
+                          hint="pip install 'pbkern[demo]'") from None  # fmt: skip
 
+
+def save(name: str, image: np.ndarray) -> None:
+    io = _skimage("io")
     pixels = (np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8)
     io.imsave(FOLDER / f"{name}.png", pixels, check_contrast=False)
 

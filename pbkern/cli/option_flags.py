@@ -1,4 +1,7 @@
-"""Every field of CompileOptions as an option: `-aot-name x`, `--mm-conv-precision-mode=fp16`, `--no-openmp`."""
+"""Every field of CompileOptions as an option: `-aot-name x`, `--mm-conv-precision-mode=fp16`, `--no-openmp`.
+
+Switches are given as `--openmp`, `--no-openmp`, `--openmp=true` or `--openmp=false`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         help = _help(f.name)
         if kind == "bool":
             group.add_argument(f"--{name}", dest=dest, action="store_true", default=None, help=help)
-            group.add_argument(f"--no-{name}", dest=dest, action="store_false", help=argparse.SUPPRESS)
+            group.add_argument(f"--no-{name}", dest=dest, action="store_false", help=f"as --{name}=false")
         else:
             group.add_argument(f"--{name}", dest=dest, type=_parser(kind), metavar=_metavar(kind), help=help)
+
+
+def as_switch(argument: str) -> str:
+    """`--openmp=false` -> `--no-openmp`, `--openmp=true` -> `--openmp`; other arguments stay as they are."""
+    option, equals, value = argument.partition("=")
+    name = option.removeprefix("--").replace("-", "_")
+    if not equals or not any(f.name == name and str(f.type) == "bool" for f in dataclasses.fields(CompileOptions)):
+        return argument
+    if value.lower() in ("true", "1", "on", "yes"):
+        return option
+    return f"--no-{option[2:]}" if value.lower() in ("false", "0", "off", "no") else argument
 
 
 def given(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -101,6 +101,9 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes, num_scalar_prefetch)
 
     def decorate(f: Callable) -> KernelFunction:
+        if isinstance(f, type) or not callable(f):
+            hint = "@pbkern.kernel(out_shape=...)"
+            raise KernelError("a kernel's body is a function over Refs", why=f"given {f!r}", hint=hint)
         return KernelFunction(
             f, out_shape, spec, input_output_aliases or {}, compiler_params, name, interpret, in_types, x64,
             tuple(sorted((dynamic_grid or {}).items())), finish,

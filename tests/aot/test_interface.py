@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.aot import files
 from pbkern.aot.interface import names
 from pbkern.core.errors import KernelError, OptionError, TargetError, UnsupportedOp
 
@@ -221,7 +222,7 @@ def test_the_document_s_header_with_memory(tmp_path):
 def test_options_with_the_decorator_s_own(tmp_path):
     """A function that is decorated already brings its options along; those of the library win."""
     f = pbkern.jit(lambda x, n: x * n, static_argnums=1, compile_options={"mlir_disable_fast_math": True})
-    made = aot(compile_options={"aot_name": "times"}, output=tmp_path)(f)(X, 3)
+    made = aot(compile_options={"aot_name": "thrice"}, output=tmp_path)(f)(X, 3)
     assert len(made.metadata["inputs"]) == 1
     np.testing.assert_array_equal(made.load()(X), X * 3)
 
@@ -303,6 +304,11 @@ REFUSED = {
     "threads": (lambda x: x, (X,), {"openmp": False, "num_threads": 2}, OptionError, "without OpenMP"),
     "name": (lambda x: x, (X,), {"aot_name": "double"}, OptionError, "keyword of C"),
     "libc": (lambda x: x, (X,), {"aot_name": "exp"}, OptionError, "a name of the C library"),
+    "a function of POSIX": (lambda x: x, (X,), {"aot_name": "select"}, OptionError, "a name of the C library"),
+    "an older function": (lambda x: x, (X,), {"aot_name": "gamma"}, OptionError, "a name of the C library"),
+    "a type": (lambda x: x, (X,), {"aot_name": "uint16_t"}, OptionError, "a type of C"),
+    "OpenMP": (lambda x: x, (X,), {"aot_name": "omp_get_wtime"}, OptionError, "a name of the OpenMP runtime"),
+    "long": (lambda x: x, (X,), {"aot_name": "a" * 254}, OptionError, "would be too long"),
     "reserved": (lambda x: x, (X,), {"aot_name": "__x"}, OptionError, "reserved to C compilers"),
     "unicode": (lambda x: x, (X,), {"aot_name": "größe"}, OptionError, "no name of a function in C"),
 }
@@ -314,6 +320,28 @@ def test_what_a_library_cannot_hold(case, tmp_path):
     with pytest.raises(error) as e:
         aot(compile_options={"aot_name": "f", **options}, output=tmp_path)(f)(*args)
     assert message in str(e.value) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path):
+    made = aot(compile_options={"aot_name": "soft"}, output=tmp_path / "build" / "lib")(programs.softmax)(X)
+    assert sorted(p.name for p in (tmp_path / "build" / "lib").iterdir()) == ["soft.h", "soft.o"]
+    assert made.paths["obj"].parent == tmp_path / "build" / "lib"
+    aot(output=f"{tmp_path}/1.5/")(programs.softmax)(X)
+    assert (tmp_path / "1.5").is_dir()
+    with pytest.raises(OptionError, match="is to be is not known"):
+        aot(output=tmp_path / "x.exe")(programs.softmax)(X)
+
+
+def test_a_folder_that_was_made_goes_again_with_the_error(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("no space is left")
+
+    with pytest.raises(UnsupportedOp, match="cannot be an array in C"):
+        aot(output=tmp_path / "a" / "b")(lambda x: x)(jax.ShapeDtypeStruct((4,), jnp.int4))
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        aot(output=tmp_path / "a" / "b")(programs.softmax)(X)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_function_or_no_place_for_a_file(tmp_path):

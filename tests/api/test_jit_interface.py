@@ -53,6 +53,19 @@ def test_only_functions_are_decorated():
         pj(3)
 
 
+class Doubles:
+    def __call__(self, x):
+        return x * 2
+
+
+def test_classes_are_refused_and_their_objects_decorated():
+    aot, kernel = pbkern.polyblocks_aot_jax, lambda c: pbkern.kernel(c, out_shape=jax.ShapeDtypeStruct((3,), "f4"))
+    for decorate in (pj, pbkern.polymage_jit_jax, aot, kernel):
+        with pytest.raises((OptionError, pbkern.errors.KernelError), match=r"(?s)function.*given <class .*Doubles'>"):
+            decorate(Doubles)
+    np.testing.assert_array_equal(pj(Doubles())(X), X * 2)
+
+
 def test_types_of_results_without_a_call():
     found = pj(lambda x: {"sum": x.sum(0), "int": x.astype("int32")}).eval_shape(jax.ShapeDtypeStruct((3, 4), jnp.float32))
     assert {k: (v.shape, v.dtype) for k, v in found.items()} == {"sum": ((4,), "float32"), "int": ((3, 4), "int32")}

@@ -1,5 +1,6 @@
 """The command: what it prints, how it fails, and what it says of itself."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -9,7 +10,7 @@ import jax
 import pytest
 
 import pbkern
-from pbkern.cli import main
+from pbkern.cli import main, option_flags
 
 MODEL = """
 import jax.numpy as jnp
@@ -125,3 +126,25 @@ def test_the_package_shows_its_public_names_alone():
     assert all(hasattr(pbkern, name) for name in dir(pbkern))
     assert not {"api", "core", "dsl", "fuse", "lower", "targets", "frontends", "_jax"} & set(dir(pbkern))
     assert pathlib.Path(pbkern.__file__).with_name("py.typed").exists()
+
+
+SWITCHES = [("--openmp=false", False), ("--openmp=no", False), ("-openmp=0", False), ("--no-openmp", False), ("--openmp", True),
+            ("--openmp=TRUE", True), ("-openmp=on", True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argument", "value"), SWITCHES)
+def test_switches_are_turned_on_and_off(argument, value):
+    parsed = main._parser().parse_args(main.normalised(["compile", argument, "model.py:f"]))
+    assert option_flags.given(parsed) == {"openmp": value} and parsed.function == "model.py:f"
+
+
+def test_a_switch_is_true_or_false(model, capsys):
+    with pytest.raises(SystemExit):
+        main.main(["compile", f"{model}:plain", "--args", "f32[9]", "--openmp=maybe"])
+    assert "--openmp" in capsys.readouterr().err
+
+
+def test_help_names_both_sides_of_a_switch(capsys):
+    with contextlib.suppress(SystemExit):
+        main.main(["compile", "--help"])
+    assert "--no-openmp" in capsys.readouterr().out

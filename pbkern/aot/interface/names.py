@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -38,6 +40,17 @@ TAKEN = frozenset(
 )
 
 
+# Types that headers of libraries include. Sources: ISO C17 7.20 (stdint.h), 7.19 (stddef.h), 7.18 (stdbool.h), 7.21 (stdio.h).
+TYPES = frozenset(
+    [f"{sign}int{kind}{bits}_t" for sign in ("", "u") for kind in ("", "_least", "_fast") for bits in (8, 16, 32, 64)]
+    + "intptr_t uintptr_t intmax_t uintmax_t size_t ptrdiff_t max_align_t ssize_t off_t bool FILE fpos_t time_t clock_t".split()
+)
+# Functions of OpenMP runtimes (GCC's, LLVM's) and of OpenACC's, which libraries call or share a process with.
+RUNTIMES = re.compile(r"(GOMP|GOACC|omp|ompt|ompx|kmp|kmpc|acc)_\w*", re.ASCII)
+# Libraries of a system whose functions programs call without naming them to a linker.
+SYSTEM_LIBRARIES = ("libc.so.6", "libm.so.6", "libSystem.dylib")
+
+
 # What macros of C's headers and of compilers replace, and what a header calls arguments of its own.
 MACROS = frozenset("NULL EOF I NAN INFINITY assert errno linux offsetof stderr stdin stdout unix".split())
 OWN = ("main", "stream", "user_device_memory")
@@ -54,12 +67,34 @@ def check_function_name(name: str, given: bool) -> str:
         raise OptionError(f"`{name}` is no name of a function in C", why=f"it is {whose}", hint=hint)
     if name in KEYWORDS:
         raise OptionError(f"`{name}` is a keyword of C or C++", why=f"it is {whose}", hint=f"aot_name: {name}_kernel")
-    if name in TAKEN or name in MACROS:
+    if name in TYPES:
+        why = f"it is {whose}; the library's header, and others, use the type"
+        raise OptionError(f"`{name}` is a type of C", why=why, hint=f"aot_name: {name}_kernel")
+    if RUNTIMES.fullmatch(name):
+        why = f"it is {whose}; the library itself, or others of its process, may call that"
+        raise OptionError(f"`{name}` is a name of the OpenMP runtime", why=why, hint=hint)
+    if name in TAKEN or name in MACROS or _is_exported(name):
         why = f"it is {whose}; programs that link the library would call it in place of their own"
         raise OptionError(f"`{name}` is a name of the C library", why=why, hint=f"aot_name: {name}_kernel")
     if name.startswith("__") or re.match(r"_[A-Z]", name):
         raise OptionError(f"`{name}` is reserved to C compilers", why=f"it is {whose}", hint=hint)
     return name
+
+
+@functools.cache
+def _system_libraries() -> list[ctypes.CDLL]:
+    found = []
+    for library in SYSTEM_LIBRARIES:
+        try:
+            found.append(ctypes.CDLL(library))
+        except OSError:  # of another system
+            continue
+    return found
+
+
+def _is_exported(name: str) -> bool:
+    """Whether this system's C library has a function of the name, such as pipe or gamma."""
+    return any(hasattr(library, name) for library in _system_libraries())
 
 
 def identifier(text: str) -> str:

@@ -48,6 +48,7 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     _check(program)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     examples = [n.meta["val"] for n in placeholders]
+    _check_sizes(placeholders, examples)
     found = capture(graph, examples, strided=False)
     if found.draws:
         raise UnsupportedOp("the module draws random numbers", why="a library has no generator", hint="model.eval()")
@@ -58,6 +59,19 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     order = [tensors.index(k) for k in (*inputs, *others)]
     names = [placeholders[k].name for k in inputs] + [specs[k].target or placeholders[k].name for k in others]
     return Exported(_ordered(found, order, tensors), tuple(names))
+
+
+def _check_sizes(placeholders: list, examples: list) -> None:
+    """Raises UnsupportedOp for inputs whose sizes are not known: a program for the example's sizes would be another one."""
+    for node, example in zip(placeholders, examples):
+        sizes = example.shape if isinstance(example, torch.Tensor) else ()
+        dynamic = [(d, n) for d, n in enumerate(sizes) if isinstance(n, torch.SymInt)]
+        if dynamic:
+            which = ", ".join(f"dimension {d} ({n})" for d, n in dynamic)
+            raise UnsupportedOp(
+                f"input `{node.name}` of the exported program has a dynamic size", why=f"{which} of shape {tuple(sizes)}",
+                hint="torch.export.export without dynamic_shapes, a library for each size",
+            )  # fmt: skip
 
 
 def _captured(fn: Callable, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:
