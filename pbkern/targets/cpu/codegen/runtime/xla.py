@@ -19,6 +19,9 @@ from . import arena, parallel
 API_VERSION = (0, 3)
 # glibc maps and unmaps arrays above this size again each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
 POOLED_BYTES = 32 << 20
+# How often a calling thread looks for the end of a loop before it gives its core to others, about 20 to 50 us of pauses: where
+# more threads call than there are cores, the thread that it waits for may need the core.
+SPINS = 1000
 
 
 @functools.cache
@@ -40,6 +43,7 @@ _ALLOCATOR = r"""
 func.func private @malloc(i64) -> !llvm.ptr
 func.func private @free(!llvm.ptr)
 func.func private @aligned_alloc(i64, i64) -> !llvm.ptr
+func.func private @sched_yield() -> i32
 func.func private @madvise(!llvm.ptr, i64, i32) -> i32
 
 func.func private @pbk_unref(%f: !llvm.ptr) {
@@ -135,15 +139,23 @@ NEW_LOOP
       }
     }
     func.call @pbk_drain(%f, %zero) : (!llvm.ptr, i64) -> ()
-    scf.while : () -> () {
+    %spins = arith.constant SPINS : i64
+    %waits = scf.while (%k = %zero) : (i64) -> i64 {
       %d = llvm.load %f64 atomic acquire {alignment = 8 : i64} : !llvm.ptr -> i64
       %waiting = arith.cmpi ne, %d, %n : i64
       scf.if %waiting {
-        llvm.inline_asm has_side_effects "pause", "" : () -> ()
+        %long = arith.cmpi sgt, %k, %spins : i64
+        scf.if %long {
+          %yielded = func.call @sched_yield() : () -> i32
+        } else {
+          llvm.inline_asm has_side_effects "pause", "" : () -> ()
+        }
       }
-      scf.condition(%waiting)
+      scf.condition(%waiting) %k : i64
     } do {
-      scf.yield
+    ^bb0(%k: i64):
+      %next = arith.addi %k, %one : i64
+      scf.yield %next : i64
     }
     func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
   } else {
@@ -151,7 +163,9 @@ NEW_LOOP
   }
   return
 }
-""".replace("NEW_LOOP", parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True))
+""".replace("SPINS", str(SPINS)).replace(
+    "NEW_LOOP", parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True)
+)
 
 RUNTIME = _ALLOCATOR + parallel.DRAIN + _PARALLEL + arena.HUGE + arena.LIST
 
