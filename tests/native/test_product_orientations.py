@@ -137,6 +137,19 @@ def test_blocks_that_overlap_do_not_hold_sums():
     assert "%h" in nests and "acc0)" in nests and "add(%a2" not in nests
 
 
+def test_a_result_in_place_of_an_operand_holds_no_sums():
+    """Rows of the operand are read until the last part of the reduction."""
+
+    def body(x, w, o):
+        o[...] = x[...] @ w[...]
+
+    x, w = operands("mk,kn->mn", 5, 1033, 1033)
+    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(x.shape, "float32"), input_output_aliases={0: 0})
+    got = np.asarray(pbkern.call_kernel(kernel.trace(x, w), x, w)[0], np.float64)
+    want = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn"])
 def test_products_of_few_rows_read_rows_of_the_other_operand_in_turn(form):
     nests = lowered(einsum(form), *shapes_of(form, 8, 4096, 4096))
