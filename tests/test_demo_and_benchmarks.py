@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from skimage import io
 
-from benchmarks import run, survey
+from benchmarks import products, run, survey
 from benchmarks.workloads import WORKLOADS
 from pbkern.cli import demo, main
 
@@ -19,6 +19,13 @@ def test_workload_equals_numpy_in_float64(name):
 
     w = WORKLOADS[name]
     assert run.check(w, pbkern.jit(w.function)) <= w.tolerance
+
+
+@pytest.mark.parametrize("orientation", products.ORIENTATIONS)
+def test_products_are_checked_and_timed_beside_jax(orientation):
+    result = products.measure(products.Case(9, 21, 13, orientation), seconds=0)
+    assert result.error < products.TOLERANCE and {"pbkern", "jax"} <= set(result.times) and 0 < result.ratio < 1000
+    assert len(products.cases([orientation])) == len(products.SHAPES)
 
 
 def test_command_writes_what_it_measured(tmp_path, capsys):

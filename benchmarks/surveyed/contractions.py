@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.matrix_products import last_layer_gradient
+from benchmarks.products import ORIENTATIONS, Case
+
 gelu, relu, silu = jax.nn.gelu, jax.nn.relu, jax.nn.silu
 
 
@@ -13,6 +16,14 @@ def einsum(text):
 
 def product(m, k, n, dtype="f32"):
     return (lambda x, w: x @ w, f"{dtype}[{m},{k}]", f"{dtype}[{k},{n}]")
+
+
+def oriented():
+    """Square, deep, tall, thin and odd products of operands that are stored either way."""
+    shapes = {"square": (640, 640, 640), "deep": (256, 9000, 192), "tall": (9000, 300, 64), "thin": (6, 2048, 3000),
+              "odd": (131, 77, 1001)}  # fmt: skip
+    found = {f"{kind}_{o}": Case(*shape, o) for kind, shape in shapes.items() for o in ORIENTATIONS}
+    return {name: (c.function, *(f"f32[{rows},{columns}]" for rows, columns in c.shapes)) for name, c in found.items()}
 
 
 def int8(x, w):
@@ -88,6 +99,7 @@ CASES = {
             (5, 5, 100000),
         )
     },
+    **oriented(),
     "f64_256": product(256, 256, 256, "f64"),
     "f64_odd": product(301, 199, 403, "f64"),
     "bf16_512": product(512, 512, 512, "bf16"),
@@ -160,6 +172,11 @@ CASES = {
     "hessian": (jax.hessian(lambda x, a: (jnp.tanh(a @ x) ** 2).sum()), "f32[30]", "f32[50,30]"),
     "embedding_logits": (lambda x, e: (x @ e.T).max(-1), "f32[64,256]", "f32[8000,256]"),
     "logits_lse": (lambda x, e: jax.nn.logsumexp(x @ e.T, -1), "f32[128,128]", "f32[8000,128]"),
+    "last_layer_gradient": (last_layer_gradient, "f32[100,96]", "f32[96,32000]", "i32[100]<32000"),
+    "f64_left_transposed": (lambda x, w: x.T @ w, "f64[512,512]", "f64[512,384]"),
+    "f64_deep": (lambda x, w: x.T @ w, "f64[9001,128]", "f64[9001,128]"),
+    "bf16_left_transposed": (lambda x, w: x.T @ w, "bf16[512,512]", "bf16[512,384]"),
+    "f16_deep": (lambda x, w: x @ w, "f16[128,9001]", "f16[9001,128]"),
     "logistic_gradient": (
         jax.grad(lambda w, x, y: jnp.logaddexp(0.0, -y * (x @ w)).mean()),
         "f32[50]",

@@ -34,6 +34,7 @@ from pbkern.fuse.indexing.gather_to_select import gathers_to_selects
 from pbkern.fuse.indexing.repeat_to_broadcast import repeats_to_broadcasts
 from pbkern.fuse.indexing.static_updates import updates_to_selects
 from pbkern.fuse.indexing.transpose_motion import move_transposes
+from pbkern.fuse.indexing.transposed_operands import fold_transposes
 from pbkern.fuse.loops.batched_while import loops_as_one
 from pbkern.fuse.loops.constants_of_bodies import hoist_constants_of_bodies
 from pbkern.fuse.loops.dead_carries import drop_dead_carries
@@ -125,6 +126,7 @@ FUSE_PASSES = (
     Pass("pick early", _of_jaxpr(hoist_gathers), "arithmetic runs on what gathers have picked"),
     Pass("divide late", _of_jaxpr(delay_normalisation), "softmax divides its result, not its weights", when=_fast_and_unsafe),
     Pass("sum results", _of_jaxpr(sums_of_results), "row sums ride on contractions", when=_fast_and_unsafe),
+    Pass("fold transposes", _of_jaxpr(fold_transposes), "contractions know how their operands are stored"),
     Pass("split reductions", lambda c, o: split_reductions(c, o.machine), "narrow reductions keep all cores busy", when=_fast),
     Pass("operands as equations", _of_jaxpr(operands_as_equations), "literals are values that groups can read; last",
          required=True),

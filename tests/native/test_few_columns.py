@@ -1,4 +1,4 @@
-"""Products with few columns run along the reduction (targets/cpu/packing/panels.py), alone, in batches and in pairs of
+"""Products with few columns run along the reduction (targets/cpu/packing/few_columns.py), alone, in batches and in pairs of
 bfloat16."""
 
 import jax

@@ -25,7 +25,7 @@ class LowerOptions(BuildOptions):
       vector_bits: width of vectors.
       prefetch_steps: programs ahead for which blocks of operands are asked for; 0: none.
       avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI.
-      l1_bytes: data cache of a core.
+      l1_bytes, l2_bytes: caches of a core.
       stream_bytes: results of this size and more are written past the caches; they start at a cache line.
       stream_traffic: if operands and results are more than this many bytes.
     """
@@ -46,5 +46,6 @@ class LowerOptions(BuildOptions):
     bf16_pairs: bool = False
     vnni: bool = False
     l1_bytes: int = 32 << 10
+    l2_bytes: int = 1 << 20
     stream_bytes: int = NEVER
     stream_traffic: int = 0

@@ -28,6 +28,8 @@ LINE_BYTES = 64
 # Rows of operands this many bytes apart, or a multiple, share few cache sets: 64 sets of 64-byte lines. Rows that at least so
 # many points share are copied, so that they do not.
 CONFLICT_BYTES, ROW_REUSE = 2048, 256
+# Columns for which a copy pays of rows whose elements are in lines apart, more lines than the nearest cache holds.
+SCATTERED_REUSE = 48
 # A load waits for an earlier store whose address has the same last bits (4K aliasing), as those of the last few rows may.
 # (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
 ALIAS_BYTES, ALIAS_NEAR_BYTES, ALIAS_ROWS = 4096, 576, 5

@@ -21,7 +21,7 @@ from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While
+from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.lower.programs import ProgramText
 from pbkern.lower.rules import debug_callbacks
@@ -115,12 +115,15 @@ class KernelLowering(ProgramText):
         self._place()
 
     def _streamed(self) -> frozenset[Buf]:
-        """Results that are written past the caches: large ones of kernels whose arrays together do not stay there."""
+        """Results that are written past the caches: large ones of kernels whose arrays together do not stay there, unless they
+        are read again."""
         operands, options = self.nests.operands, self.options
         if sum(o.mapping.array.nbytes for o in operands) <= options.stream_traffic or self.kernel.aliases:
             return frozenset()
         results = operands[len(self.kernel.inputs) :]
-        return frozenset(o.buf for o in results if o.mapping.array.nbytes >= options.stream_bytes)
+        large = {o.buf for o in results if o.mapping.array.nbytes >= options.stream_bytes}
+        nests = [s for c in self.nests.cases if large for s in every(list(c.statements)) if isinstance(s, Nest)]
+        return frozenset(large - {e.info[0].root for nest in nests for e in nest.loads()})
 
     def _place(self) -> None:
         """Gives scratch its places in the arena: what is kept between programs, of the prologue, then of the cases."""

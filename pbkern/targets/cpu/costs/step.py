@@ -26,7 +26,8 @@ from pbkern.fuse.cost.kinds import (
 )
 from pbkern.fuse.cost.model import Price
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, TRANSPOSE_CYCLES
+from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, SCATTERED_REUSE, TRANSPOSE_CYCLES
+from pbkern.targets.cpu.schedule.cache_conflicts import are_apart, fit
 from pbkern.targets.cpu.sorting import first_cycles, line_cycles
 
 # What does not depend on the kernel.
@@ -205,22 +206,24 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
 
 
 def _packing_seconds(step: Step, machine: Machine) -> float:
-    """Copies of a contraction's operands that one program makes, on one core.
-
-    Rows whose length is a multiple of CONFLICT_BYTES fall into few cache sets (conflict misses): they are copied for many
-    columns. Columns of long rows are gathered into panels.
-    """
+    """Copies of a contraction's operands that one program makes, on one core, as targets/cpu/packing does."""
     eqn = step.eqn
     if eqn.primitive.name != "dot_general" or not step.out or step.out[-1].size == 1:
         return 0.0
-    (_, contracted), _ = eqn.params["dimension_numbers"]
+    (left, right), (batch, _) = eqn.params["dimension_numbers"]
     lhs, rhs = (a.aval.shape for a in eqn.invars)
-    copied = 0
-    if lhs[-1] * itemsize(eqn.invars[0]) % CONFLICT_BYTES == 0 and step.out[-1].size >= ROW_REUSE:
-        copied += volume(step.pull.inputs[0]) * itemsize(eqn.invars[0])
-    if len(rhs) - 1 in contracted or rhs[-1] * itemsize(eqn.invars[1]) >= CONFLICT_BYTES:
-        copied += volume(step.pull.inputs[1]) * itemsize(eqn.invars[1])
-    return 2 * copied / (machine.l3_bandwidth / machine.cores)
+    columns = step.out[-1].size if len(rhs) > len(right) + len(batch) else 1
+    bytes_of = [volume(block) * itemsize(v) for block, v in zip(step.pull.inputs, eqn.invars)]
+    row_bytes = [shape[-1] * itemsize(v) for shape, v in zip((lhs, rhs), eqn.invars)]
+    depth, copied, turned = math.prod(lhs[d] for d in left), 0, 0
+    if len(lhs) - 1 not in left:
+        if columns >= SCATTERED_REUSE and not fit(depth, row_bytes[0]):
+            turned += volume(step.pull.inputs[0])
+    elif row_bytes[0] % CONFLICT_BYTES == 0 and step.out[-1].size >= ROW_REUSE:
+        copied += bytes_of[0]
+    if len(rhs) - 1 in right or are_apart(depth, row_bytes[1], depth * row_bytes[1], machine.l2_bytes):
+        copied += bytes_of[1]
+    return 2 * copied / (machine.l3_bandwidth / machine.cores) + turned * TRANSPOSE_CYCLES / machine.clock_hz
 
 
 def _limit_seconds(step: Step, machine: Machine) -> float:

@@ -14,8 +14,10 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, Write
-from pbkern.targets.cpu.machine import CONFLICT_BYTES, ROW_REUSE
+from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
+from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, SCATTERED_REUSE
+from pbkern.targets.cpu.schedule.cache_conflicts import fit
 
 # ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few rows that would evict one
 # another, and read them from the second cache where they must. Of rows whose elements are apart, lines are read more often.
@@ -54,11 +56,18 @@ def is_expensive(e: Expr) -> bool:
     return e.kind == "load" and (copy_dtype(e.info[0].dtype) != e.info[0].dtype or e.info[2])
 
 
-def stage(nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], staged: OperandCopies) -> Expr | None:
-    """The load from a copy, made by a statement that is added to `out` if there is none yet. None where places are diagonal."""
+def stage(
+    nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], staged: OperandCopies, turned: bool = False
+) -> Expr | None:
+    """The load from a copy, made by a statement that is added to `out` if there is none yet. None where places are diagonal.
+
+    `turned`: what is reduced is last in the copy, wherever it is in the source.
+    """
     spans = _spans(load, nest)
     if not spans:
         return None
+    if turned:
+        spans.sort(key=lambda s: bool(s.place.symbols & set(nest.rdims)))
     source, index, guard = load.info
     rows, row = _split(spans, nest)
     sizes = [s.size for s in rows]
@@ -72,7 +81,7 @@ def stage(nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], sta
         return *places[: len(rows)], flat
 
     start = [i.substitute(dict.fromkeys(nest.dims, 0).get) for i in index]
-    key = (source, guard, dtype, tuple(start), tuple((s.axis, s.step, s.size) for s in spans), len(rows))
+    key = (source, guard, dtype, tuple(start), tuple((s.axis, s.step, s.size) for s in spans), len(rows), turned)
     buf = staged.copies.get(key)
     if buf is None:
         buf = context.new_buffer(shape, dtype)
@@ -84,6 +93,26 @@ def stage(nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], sta
         if source.root not in staged.written:
             staged.copies[key] = buf
     return context.pool.make("load", load.dtype, (buf, within([s.place for s in spans]), False))
+
+
+def is_scattered(nest: Nest, load: Expr, reuse: int) -> bool:
+    """Whether a tile reads a broadcast operand from a line for each reduced element, and these evict one another."""
+    if reuse < SCATTERED_REUSE:
+        return False
+    buf, index, _ = load.info
+    steps = {d: abs(flat_coefficient(buf, index, d)) * buf.dtype.itemsize for d in nest.dims if nest.dims[d] > 1}
+    apart = [(steps[d], nest.dims[d]) for d in nest.rdims if steps.get(d)]
+    rows = [step for d, step in steps.items() if d not in nest.rdims and step]
+    if not apart or not rows or min(rows) > min(apart)[0] or min(apart)[0] < LINE_BYTES:
+        return False
+    return not fit(math.prod(n for _, n in apart), min(apart)[0])
+
+
+def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
+    """The product with another operand in place of one of its own."""
+    r = nest.reductions[0]
+    args = tuple(new if a is old else a for a in r.args)
+    return Nest(dict(nest.dims), nest.rdims, [Reduction(r.op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
 
 
 def rows_conflict(nest: Nest, load: Expr, reuse: int) -> bool:

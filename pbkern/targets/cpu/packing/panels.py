@@ -2,7 +2,9 @@
 
 The operand that varies along the vector dimension is packed panel by panel, [reduction][panel width], so that the
 microkernel streams contiguous memory; this also transposes operands stored the other way round and evaluates producers
-once (the prologue). The operand that is broadcast is copied where its rows would fall into one cache set (operand_copies.py).
+once (the prologue). The operand that is broadcast is copied where its rows would fall into one cache set, or its elements into
+lines that evict one another (operand_copies.py). Deep products run in parts (depth_runs.py), those of few rows or columns along
+rows of their large operand (few_columns.py).
 Copies of small floats are float32: an element is converted once, not wherever it is read.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
 """
@@ -16,30 +18,26 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
-from pbkern.targets.cpu.machine import CONFLICT_BYTES
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, contraction_tile
-from pbkern.targets.cpu.schedule.vector_dimension import register_bits
+from pbkern.targets.cpu.schedule.cache_conflicts import are_apart
+from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 
-from .operand_copies import OperandCopies, copy_dtype, is_expensive, rows_conflict, stage
+from .depth_runs import PANEL_SHARE, in_depth_runs, is_deep, longest_run
+from .few_columns import few_columns, few_rows
+from .operand_copies import OperandCopies, copy_dtype, is_expensive, is_scattered, replace_operand, rows_conflict, stage
 from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
-from .swap_operands import summed_in_scratch, swapped_operands
+from .swap_operands import swapped_operands
 
-# Panels up to this size stay in the private cache beside the other operand's rows.
-PANEL_BYTES = 512 << 10
 # Points that must share an element before a panel, or a row, of it pays.
 MIN_REUSE, MIN_ROW_REUSE = 24, 16
-PADDING = 16
 # Panels that are packed at once.
 MAX_GROUP = 8
-# Vectors along a reduction that are worth the sums across lanes at its end.
-MIN_DEPTH = 8
-# Columns that fill enough of a vector for a register tile; up to how many its broadcasts cost more than they bring: rows of
-# the other operand are not copied for so few, and often fall into one cache set.
-MIN_COLUMNS, FEW_COLUMNS = 8, 15
-# Rows and columns of a register tile whose vectors run along the reduction. With 3 rows and 8 columns, whose copy fills two L1
-# caches, x[8192, 2048] @ w[2048, 8] took 4.2 ms on one core, with these 3.2.
-SIDE_BY_SIDE = 6, 4
+# Rows of a far operand that products of few rows take at once.
+ROWS_AT_ONCE = 8
+# Additions of such rows to one sum.
+MOST_RUNS = 512
+# Columns that fill enough of a vector for a register tile.
+MIN_COLUMNS = 8
 
 
 def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True) -> list[Stmt]:
@@ -47,7 +45,8 @@ def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True)
     found = product_operands(nest)
     if found is not None and options.contract:  # lanes would be partial sums: only where sums may be reassociated
         vector, moving, still = found
-        narrow = _along_reduction(*_in_pairs(nest, moving, still, context, options), vector, context, options.vector_bits)
+        narrow = few_columns(*_in_pairs(nest, moving, still, context, options), vector, context, options.vector_bits)
+        narrow = narrow or few_rows(nest, moving, still, context, options.vector_bits)
         if narrow is not None:
             return narrow
     other = swapped_operands(nest, found and found[0], context, options, staged) if turn else None
@@ -75,17 +74,49 @@ def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, 
         panels = _panels(words.nest, words.packed, vector, width, context, options.vector_bits, words.shift)
         return out + words.before + panels
     depth = math.prod(nest.dims[d] for d in nest.rdims)
-    pays, fits = _panel_pays(nest, moving, vector, depth), depth * width * 4 <= PANEL_BYTES
-    if pays and not fits and options.contract and not any(w.inner for w in nest.writes):
-        products, copy = summed_in_scratch(nest, vector, context, options)
-        return [*_packed(products, context, options, staged), copy]
+    is_turned = still.kind == "load" and is_scattered(nest, still, nest.reuse(still))
+    pays = _panel_pays(nest, moving, vector, depth, options.l2_bytes)
+    fits = not is_deep(nest, depth, width, is_turned, options)
+    may_run = options.contract and not any(w.inner for w in nest.writes)
+    if pays and not fits and may_run:
+        runs = in_depth_runs(nest, vector, longest_run(nest, width, options), context)
+        return _packed(runs, context, options, staged)
     out = []
     nest, _ = _stage_still(nest, still, True, context, out, staged)
     if pays and fits:
         return out + _panels(nest, moving, vector, width, context, options.vector_bits)
+    if may_run and not pays and _is_streamed(nest, moving, vector, depth, options.l2_bytes):
+        if depth > MOST_RUNS * ROWS_AT_ONCE:  # sums of sums: rounding errors grow with the number of additions
+            runs = in_depth_runs(nest, vector, MOST_RUNS * ROWS_AT_ONCE, context)
+            return out + _packed(runs, context, options, staged)
+        return out + _rows_at_once(nest, moving, vector, context, options.vector_bits)
     if out:
         nest.schedule = contraction_tile(nest, vector, options.vector_bits)[1]
     return [*out, nest]
+
+
+def _is_streamed(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
+    """Whether a panel of a far operand would pay, if more than these few rows shared it."""
+    inner = [d for d in nest.rdims if nest.dims[d] > 1]
+    if moving.kind != "load" or len(inner) != 1 or inner[0] not in moving.symbols or not is_far(moving.info[0]):
+        return False
+    step, is_row = _row_bytes(moving, inner[0]), flat_coefficient(moving.info[0], moving.info[1], vector) == 1
+    few = nest.reuse(moving) < MIN_REUSE
+    return few and is_row and depth >= 4 * ROWS_AT_ONCE and are_apart(depth, step, depth * step, l2_bytes)
+
+
+def _rows_at_once(nest: Nest, moving: Expr, vector: str, context, vector_bits: int) -> list[Stmt]:
+    """Products of a few rows at a time along their whole length, while the next ones are fetched. Each adds to the sums."""
+    root, step = moving.info[0].root, max(flat_coefficient(moving.info[0], moving.info[1], d) for d in nest.rdims)
+
+    def scheduled(s: Stmt) -> Stmt:
+        s = with_bodies(s, lambda inner: [scheduled(x) for x in inner])
+        if isinstance(s, Nest) and s.reductions:
+            s.schedule = contraction_tile(s, vector, vector_bits)[1]
+            s.fetch = {root: ROWS_AT_ONCE * step}
+        return s
+
+    return [scheduled(s) for s in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
 
 
 def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
@@ -103,9 +134,9 @@ def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, co
         return None
     for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
         found = words(in_whole_words(nest, count, context), moving, still, context, options)
-        if found is None or found.depth * width * 4 > PANEL_BYTES:
+        if found is None or found.depth * width * 4 > options.l2_bytes // PANEL_SHARE:
             continue
-        if _panel_pays(found.nest, found.packed, vector, found.depth):
+        if _panel_pays(found.nest, found.packed, vector, found.depth, options.l2_bytes):
             return found
     return None
 
@@ -134,39 +165,6 @@ def _in_pairs(nest: Nest, moving: Expr, still: Expr, context, options) -> tuple[
     return paired.nest, paired.packed, paired.still
 
 
-def _along_reduction(nest: Nest, moving: Expr, still: Expr, vector: str, context, vector_bits: int) -> list[Stmt] | None:
-    """A product with few columns: vectors along the reduction, on the columns' transpose. None where that does not suit.
-
-    Each row of the other operand, contiguous along the reduction, is then read once in whole vectors.
-    """
-    inner = [d for d in nest.rdims if nest.dims[d] > 1]
-    lanes = vector_bits // register_bits(nest)
-    if len(inner) != 1 or nest.dims[vector] > FEW_COLUMNS or nest.dims[inner[0]] < MIN_DEPTH * lanes or still.kind != "load":
-        return None
-    k, columns = inner[0], nest.dims[vector]
-    plain = not still.info[2] and flat_coefficient(still.info[0], still.info[1], k) == 1
-    mine, other = ([d for d in nest.dims if d in e.symbols and nest.dims[d] > 1] for e in (moving, still))
-    batch, rows = [d for d in mine if d not in (vector, k)], [d for d in other if d not in mine]
-    if not plain or len(rows) != 1 or k not in mine or not {k, *batch} <= set(other):
-        return None
-    transposed = moving
-    copies: list[Stmt] = []
-    for last in [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]:  # made along rows, then transposed
-        sizes = {d: nest.dims[d] for d in [*batch, *last]}
-        *outer, length = sizes.values()  # rows that do not fall into one cache set
-        buf, index = context.new_buffer((*outer, length + PADDING), moving.dtype), tuple(map(Affine.symbol, sizes))
-        copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))
-        transposed = context.pool.make("load", moving.dtype, (buf, index, False))
-    product = _replace_operand(nest, moving, transposed)
-    jammed = -(-columns // -(-columns // SIDE_BY_SIDE[1]))
-    jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], SIDE_BY_SIDE[0])}
-    order = tuple(d for d in nest.dims if d != k)
-    product.schedule = NestSchedule(lanes=lanes, vector=k, jam=jam, order=order)
-    if is_far(still.info[0]):
-        product.fetch = {still.info[0].root: jam[rows[0]] * abs(flat_coefficient(still.info[0], still.info[1], rows[0]))}
-    return [*copies, product]
-
-
 def _nearest_dim(nest: Nest) -> str | None:
     """The dimension along which results are contiguous, or else nearest to one another."""
     w = nest.writes[0]
@@ -174,7 +172,7 @@ def _nearest_dim(nest: Nest) -> str | None:
     return min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
-def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
+def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
     if depth < 8 or not set(nest.rdims) & moving.symbols:
         return False
     if any(d not in moving.symbols and nest.dims[d] > 1 for d in nest.rdims):
@@ -187,8 +185,8 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int) -> bool:
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
         return reuse >= 4
-    step = max(_row_bytes(moving, d) for d in nest.rdims if nest.dims[d] > 1)
-    return reuse >= MIN_REUSE and depth >= 128 and step >= CONFLICT_BYTES
+    steps = [(_row_bytes(moving, d), nest.dims[d]) for d in nest.rdims if nest.dims[d] > 1]
+    return reuse >= MIN_REUSE and are_apart(depth, max(steps)[0], max(step * n for step, n in steps), l2_bytes)
 
 
 def _row_bytes(load: Expr, dim: str) -> int:
@@ -204,15 +202,13 @@ def _stage_still(
     if still.kind != "load":
         return nest, still
     reuse, dtype = nest.reuse(still), still.info[0].dtype
+    if is_scattered(nest, still, reuse):
+        copy = stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged, turned=True)
+        if copy is not None:
+            return replace_operand(nest, still, copy), copy
     pays = rows_conflict(nest, still, reuse) or converted and is_expensive(still) and reuse >= MIN_ROW_REUSE
     copy = stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged) if pays else None
-    return (nest, still) if copy is None else (_replace_operand(nest, still, copy), copy)
-
-
-def _replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
-    r = nest.reductions[0]
-    args = tuple(new if a is old else a for a in r.args)
-    return Nest(dict(nest.dims), nest.rdims, [Reduction(r.op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
+    return (nest, still) if copy is None else (replace_operand(nest, still, copy), copy)
 
 
 def _panels(

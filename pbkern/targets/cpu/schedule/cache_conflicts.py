@@ -6,9 +6,12 @@ import math
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
+from pbkern.targets.cpu.machine import CONFLICT_BYTES
 
 # Lines this many apart are in the same set, and how many of one set stay there beside those of other operands.
 LINE, SETS, WAYS = 64, 64, 8
+# Pages that the nearest tables do not hold (64 entries on Zen 3 and Golden Cove), rows of two in each.
+MANY_PAGES = 128
 
 
 def fit(rows: int, apart: int) -> bool:
@@ -17,6 +20,17 @@ def fit(rows: int, apart: int) -> bool:
         return True
     sets = SETS * LINE // math.gcd(apart, SETS * LINE)
     return rows <= WAYS * min(sets, SETS)
+
+
+def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:
+    """Whether a few columns of so many rows, `step` bytes from one another, `span` in all, are better read from a copy.
+
+    Rows far apart need an entry of the page tables each, and may evict one another from the first cache; near ones are
+    worth a copy only where all of them leave the second cache.
+    """
+    if step >= CONFLICT_BYTES:
+        return rows >= MANY_PAGES or not fit(rows, step)
+    return span > l2_bytes // 2
 
 
 def rows_apart(nest: Nest, dim: str, vector: str) -> int:

@@ -1,0 +1,59 @@
+"""ClosedJaxpr -> the same with transposes of a contraction's operands in its dimension numbers.
+
+    dot(transpose(a), b)  ->  dot_general(a, b) that reduces a's other dimension
+
+A contraction is told by its own equation then in what order its operands are stored, and is priced and packed by that. The
+transpose is left to others that read it. Products with a vector pack nothing: they stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jax.extend import core as jex
+
+from pbkern.core.jaxprs import equations
+from pbkern.fuse.simplify.driver import drop_dead, retrace
+from pbkern.fuse.simplify.facts import Notes
+
+
+def fold_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Rewrites jaxprs that hold transposes and contractions."""
+    if not {"transpose", "dot_general"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+        return closed
+    seen = _Transposed()
+    return drop_dead(retrace(closed, {"transpose": seen.transpose, "dot_general": seen.dot_general}))
+
+
+class _Transposed:
+    """Remembers, by value, what was transposed, and how."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+
+    def transpose(self, eqn, operands):
+        return self.notes.bound("transposed", eqn, operands, operands[0], eqn.params["permutation"])
+
+    def dot_general(self, eqn, operands):
+        contracted, batch = eqn.params["dimension_numbers"]
+        if not all(_rows(x.shape, c, b) > 1 for x, c, b in zip(operands, contracted, batch)):
+            return None
+        operands, contracted = list(operands), list(contracted)
+        for side in (0, 1):
+            found = self.notes.find("transposed", operands[side])
+            if found is not None and _keeps_results(found[1], contracted[side], batch[side]):
+                operands[side], contracted[side] = found[0], tuple(found[1][d] for d in contracted[side])
+        if contracted == list(eqn.params["dimension_numbers"][0]):
+            return None
+        return [eqn.primitive.bind(*operands, **eqn.params | {"dimension_numbers": (tuple(contracted), batch)})]
+
+
+def _rows(shape: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]) -> int:
+    """Elements along an operand's free dimensions."""
+    return math.prod(n for d, n in enumerate(shape) if d not in contracted and d not in batch)
+
+
+def _keeps_results(order: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    """Whether the result keeps its dimensions: batch dimensions stay where they are, free ones in their order."""
+    free = [order[d] for d in range(len(order)) if d not in contracted and d not in batch]
+    return all(order[d] == d for d in batch) and free == sorted(free)

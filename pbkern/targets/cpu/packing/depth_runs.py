@@ -1,0 +1,116 @@
+"""Deep product -> runs of its reduced dimension, each of which adds to the sums: its panels stay in a near cache.
+
+Before -> after, with runs of 256:
+    out[i, j] = f(sum over k of a[i, k] * b[k, j])
+    sums[i, j] = 0
+    for each run r: sums[i, j] = sums[i, j] + sum over k < 256 of a[i, 256 r + k] * b[256 r + k, j]
+    out[i, j] = f(sums[i, j])
+
+The sums are the results themselves where nothing is left to do with them.
+Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication", the loop over blocks of k.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from pbkern.core.affine import Affine
+from pbkern.lower.grid import block_shift
+from pbkern.lower.nest.ir import Buf, For, Nest, Reduction, Stmt, Write
+
+# The part of the second cache that a panel may fill, which is read once for each tile of rows, beside those rows; the same
+# where rows of a copy are as long, so that the copy leaves the caches; and panels of runs, whose tiles add to sums in memory.
+# (Zen 3, 512 KB, float32, a.T @ b of 1024 x 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256.)
+PANEL_SHARE, STAGED_SHARE, RUN_SHARE = 2, 4, 8
+
+
+def is_deep(nest: Nest, depth: int, width: int, staged: bool, options) -> bool:
+    """Whether a panel of all reduced elements is too long for its part of the second cache; `staged`: the other operand is
+    copied."""
+    share = STAGED_SHARE if staged else PANEL_SHARE
+    return depth * width * nest.reductions[0].dtype.itemsize > options.l2_bytes // share
+
+
+def longest_run(nest: Nest, width: int, options) -> int:
+    """Reduced elements of a run whose panel, `width` columns wide, has its part of the second cache."""
+    return max(options.l2_bytes // RUN_SHARE // (width * nest.reductions[0].dtype.itemsize), 1)
+
+
+def in_depth_runs(nest: Nest, vector: str, longest: int, context) -> list[Stmt]:
+    """The product in runs of at most `longest` elements, and what is left to do with its sums."""
+    if _sums_are_results(nest):
+        return _in_runs(nest, longest, context)
+    products, copy = summed_in_scratch(nest, vector, longest, context)
+    return [*products, copy]
+
+
+def _sums_are_results(nest: Nest) -> bool:
+    """Whether results can hold partial sums: as they are, and of no other program, which shifted blocks share."""
+    (w, *others), (r,) = nest.writes, nest.reductions
+    plain = not others and w.value.kind == "acc" and w.buf.dtype == r.dtype and w.mask is None and not w.guard
+    shared = any(s.startswith(block_shift.PREFIX) for i in w.index for s in i.symbols)
+    return plain and not shared and all(e.info[0].root is not w.buf.root for e in nest.loads())
+
+
+def summed_in_scratch(nest: Nest, vector: str, longest: int | None, context) -> tuple[list[Stmt], Nest]:
+    """(products whose sums are in an array of their own, contiguous along `vector`, the copy behind them).
+
+    `longest`: elements of a run; None: one product.
+    """
+    product = product_along(nest, vector, context.pool)
+    sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)
+    product.writes = [replace(w, buf=sums) for w in product.writes]
+    value = context.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
+    rewrite = context.pool.rewriter(lambda e: value if e.kind == "acc" else None)
+    writes = [replace(w, value=rewrite(w.value), inner=True, mask=w.mask and rewrite(w.mask)) for w in nest.writes]
+    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
+    return [product] if longest is None else _in_runs(product, longest, context), Nest(free, writes=writes, at=nest.at)
+
+
+def product_along(nest: Nest, vector: str, pool) -> Nest:
+    """The product with its sums in an array whose last dimension is `vector`."""
+    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims and d != vector} | {vector: nest.dims[vector]}
+    dims = free | {d: nest.dims[d] for d in nest.rdims}
+    (r,) = nest.reductions
+    sums = Buf("sums", tuple(free.values()), r.dtype, arena=True)
+    write = Write(sums, tuple(map(Affine.symbol, free)), pool.make("acc", r.dtype, 0), inner=False)
+    return Nest(dims, nest.rdims, [Reduction(r.op, r.args, r.dtype)], [write], at=nest.at)
+
+
+def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
+    """The product itself, or runs of one of its reduced dimensions, whose panels stay near. Each adds to the sums."""
+    (write,), (r,) = product.writes, product.reductions
+    trips = -(-math.prod(product.dims[d] for d in product.rdims) // longest)
+    outer = _dim_of_runs(product, trips)
+    if outer is None or trips == 1:
+        return [product]
+    size = product.dims[outer]
+    trips = min(trips, size)
+    length = _even_length(size, trips)
+    free = {d: n for d, n in product.dims.items() if d not in product.rdims}
+    zero = Nest(free, writes=[replace(write, value=context.const(0, r.dtype), inner=True)], at=product.at)
+    before = context.pool.make("load", r.dtype, (write.buf, write.index, False))
+    added = replace(write, value=context.op("add", r.dtype, before, write.value))
+
+    def run(start: Affine, length: int) -> Nest:
+        moved = context.pool.renamer({outer: start + Affine.symbol(outer) if length > 1 else start})
+        args = tuple(map(moved, r.args))
+        return replace(product, dims=product.dims | {outer: length}, reductions=[replace(r, args=args)], writes=[added])
+
+    counter = context.names("%i")
+    out: list[Stmt] = [zero, For(counter, size // length, [run(Affine.symbol(counter, length), length)])]
+    return out + ([run(Affine((), size - size % length), size % length)] if size % length else [])
+
+
+def _dim_of_runs(product: Nest, trips: int) -> str | None:
+    """The reduced dimension that is cut: the outermost if it has so many elements, else the longest."""
+    live = [d for d in product.rdims if product.dims[d] > 1]
+    if not live:
+        return None
+    return live[0] if product.dims[live[0]] >= trips else max(live, key=product.dims.__getitem__)
+
+
+def _even_length(size: int, trips: int) -> int:
+    """Length of `trips` runs, or of some more that are all of one length."""
+    return next((size // n for n in range(trips, min(2 * trips, size) + 1) if size % n == 0), -(-size // trips))
