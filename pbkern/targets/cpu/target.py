@@ -6,13 +6,14 @@ import functools
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core import config, fallback
 from pbkern.core.errors import TargetError
 from pbkern.core.machine import Machine
 from pbkern.core.process import disk_cache
+from pbkern.core.process.made_once import MadeOnce
 from pbkern.dsl.build_programs import in_stages, kernel_program
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -42,7 +43,8 @@ class CpuTarget:
     def __init__(self, device: Device | None = None) -> None:
         self.device = device
         self.backend = CpuBackend(None if device is None else device.machine)
-        self._compiled: weakref.WeakValueDictionary[str, cpu_compile.Compiled] = weakref.WeakValueDictionary()
+        self._compiled: weakref.WeakValueDictionary[Hashable, cpu_compile.Compiled] = weakref.WeakValueDictionary()
+        self._made_once = MadeOnce(self._compiled)
 
     def machine(self) -> Machine:
         return self.device.machine if self.device else detected_machine()
@@ -71,17 +73,21 @@ class CpuTarget:
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
         key = content.program_key(program, options_of, threads_of, None)
-        found = None if fallback.is_failing() else self._compiled.get(key)
-        if found is None:
-            compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
+        compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
+
+        def make() -> cpu_compile.Compiled:
             try:
-                found = self._compiled[key] = compiled(program, key=key)
+                return compiled(program, key=key)
             except TargetError:
                 raise
             except Exception as e:
                 attach_repro(e, program, compiled)
                 raise
-        return found
+
+        if fallback.is_failing():
+            made = self._compiled[key] = make()
+            return made
+        return self._made_once.get(key, make)
 
     def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
         return cpu_compile.call(compiled, *operands)

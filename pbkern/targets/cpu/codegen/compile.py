@@ -14,6 +14,7 @@ import ctypes
 import functools
 import itertools
 import json
+import os
 import threading
 import time
 import weakref
@@ -267,6 +268,8 @@ def _loaded_runtime() -> dict[str, int]:
     _, image, _ = kept("runtime", {}, make)
     _runtime.append(image)
     lifetime.register_state(image)
+    turns = (ctypes.c_int32 * 2).from_address(image.address("pbk_turns"))
+    os.register_at_fork(after_in_child=lambda: turns.__setitem__(slice(None), [0, 0]))  # threads that hold turns stay behind
     addresses = {name: image.address(name) for name in xla.SYMBOLS} | {TRACE: callbacks.ADDRESS}
     return {xla.PREFIX + name: address for name, address in addresses.items()}
 

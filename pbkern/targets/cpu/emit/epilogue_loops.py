@@ -15,6 +15,7 @@ from itertools import groupby
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest, nodes
+from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
@@ -22,9 +23,12 @@ from .accumulators import Accumulators
 from .addressing import Point, Tail, Walk
 from .interleave_chains import GROUP
 
-# Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4: bias and gelu 1.1
-# times as fast in a loop, roots and tanh alone .92 to .96 times.
+# Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4, 32 registers: bias and
+# gelu 1.1 times as fast in a loop, roots and tanh alone .92 to .96 times. Where 16 registers hold the sums alone, the
+# constants of any function take some of them through the whole product: a product of 2048 x 512 x 512 with tanh took 20 ms on
+# Zen 3, in a loop 13; with exp 21 and 15.
 LONG_EPILOGUE = 16.0
+LONG_WITHOUT_SPARE_REGISTERS = 4.0
 
 
 class Epilogues(Accumulators):
@@ -74,7 +78,8 @@ class Epilogues(Accumulators):
         plain = self.kept is None and not w.moves and not w.rewrites and w.sched.vector not in (None, dim)
         if dim is None or not plain or dim == w.sched.transpose:
             return None, 0
-        if _cost_of_point(w.nest, {dim, w.sched.along}) < LONG_EPILOGUE:
+        spare = registers_of(self.vector_bits) > 16
+        if _cost_of_point(w.nest, {dim, w.sched.along}) < (LONG_EPILOGUE if spare else LONG_WITHOUT_SPARE_REGISTERS):
             return None, 0
         rows = [[{d: k for d, k in p.items() if d != dim} for p in row] for _, row in groupby(points, lambda p: p[dim])]
         even = all(row == rows[0] for row in rows) and [p[dim] for p in points[:: len(rows[0])]] == list(range(len(rows)))

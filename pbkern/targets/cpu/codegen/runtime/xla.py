@@ -14,7 +14,7 @@ import re
 from pbkern.core.errors import TargetError
 from pbkern.targets.cpu.codegen.host import INTERNAL
 
-from . import arena, parallel
+from . import arena, parallel, turns
 
 API_VERSION = (0, 3)
 # glibc maps and unmaps arrays above this size again each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
@@ -111,6 +111,9 @@ func.func @pbk_parallel(%frame: !llvm.ptr, %task: !llvm.ptr, %args: !llvm.ptr, %
   %threads = arith.minsi %t0, %chunks : i64
   %several = arith.cmpi sgt, %threads, %one : i64
   scf.if %several {
+    %at_once0 = arith.divsi %pool, %threads : i64
+    %at_once = arith.maxsi %at_once0, %one : i64
+    func.call @pbk_take_turn(%at_once) : (i64) -> ()
 NEW_LOOP
     %a = llvm.alloca %one x !llvm.array<5 x i64> : (i64) -> !llvm.ptr
     %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
@@ -157,6 +160,7 @@ NEW_LOOP
       %next = arith.addi %k, %one : i64
       scf.yield %next : i64
     }
+    func.call @pbk_end_turn() : () -> ()
     func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
   } else {
     llvm.call %task(%args, %zero, %n, %zero) : !llvm.ptr, (!llvm.ptr, i64, i64, i64) -> ()
@@ -167,7 +171,7 @@ NEW_LOOP
     "NEW_LOOP", parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True)
 )
 
-RUNTIME = _ALLOCATOR + parallel.DRAIN + _PARALLEL + arena.HUGE + arena.LIST
+RUNTIME = _ALLOCATOR + parallel.DRAIN + turns.TURNS + _PARALLEL + arena.HUGE + arena.LIST
 
 STATE = """
 llvm.mlir.global external @pbk_state_type(0 : i64) {alignment = 8 : i64} : i64
