@@ -22,13 +22,11 @@ from pbkern.core.errors import UnsupportedOp
 
 from . import aten, shapes
 from .aten.randomness import NAMES as RANDOM
-from .aten.table import Call, name_of
+from .aten.table import Call, arguments_of, name_of
 from .dtypes import NUMPY, numpy_dtype
 from .layouts import Order, inverse, order_of
 
 SEED = jax.ShapeDtypeStruct((), np.dtype(np.int64))
-# Arguments of operators that say where a result lies, not what it is.
-WHERE = ("device", "layout", "pin_memory", "memory_format")
 
 
 class NotCompiled(UnsupportedOp):
@@ -229,7 +227,8 @@ class _Interpreter:
             if not _is_python(node.target):
                 raise UnsupportedOp("the table has no rule for it")
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        made = rule(_call(node, self.next_key), *args, **{k: v for k, v in kwargs.items() if k not in WHERE})
+        placed, named = arguments_of(node.target, args, kwargs)
+        made = rule(_call(node, self.next_key), *placed, **named)
         if isinstance(value, list | tuple):
             return [typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
         return typed(made, value) if isinstance(value, torch.Tensor) else made

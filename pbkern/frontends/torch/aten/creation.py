@@ -20,8 +20,8 @@ op("aten::ones", "aten::ones_like", "aten::new_ones")(_filled(1))
 
 
 @op("aten::full", "aten::full_like", "aten::new_full", "aten::fill")
-def full(call, x, *args, fill_value=None, **_):
-    value = args[-1] if args else fill_value
+def full(call, *args, **_):
+    value = args[-1]
     return jnp.broadcast_to(jnp.asarray(value, call.dtype), call.shape)
 
 
@@ -31,8 +31,9 @@ def scalar_tensor(call, value, **_):
 
 
 @op("aten::arange")
-def arange(call, *bounds, step=1, **_):
-    start, end, step = (0, *bounds, step) if len(bounds) == 1 else (*bounds, step)[:3]
+def arange(call, *bounds, **_):
+    """Bounds: the end, start and end, or start, end and step."""
+    start, _end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     return start + jnp.arange(call.shape[0], dtype=call.dtype) * step if call.shape[0] else jnp.zeros(call.shape, call.dtype)
 
 

@@ -52,7 +52,7 @@ for _name, _f in LOGICAL.items():
 op("aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::resolve_conj", "aten::resolve_neg")(
     lambda call, x: x)
 op("aten::_neg_view")(lambda call, x: -x)
-op("aten::clone", "aten::contiguous")(lambda call, x, memory_format=None: x)
+op("aten::clone", "aten::contiguous")(lambda call, x: x)
 op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "prims::conj")(lambda call, x: jnp.conj(x))
 op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))
 
@@ -103,7 +103,7 @@ def sub(call, x, y, alpha=1):
 
 
 @op("aten::rsub")
-def rsub(call, x, y, alpha=1):
+def rsub(call, x, y, alpha):
     x, y = operands(call, x, y)
     return y - _scaled(x, alpha)
 
@@ -167,7 +167,7 @@ def power(call, x, y):
 
 
 @op("aten::gelu")
-def gelu(call, x, approximate="none"):
+def gelu(call, x, approximate):
     return jax.nn.gelu(x, approximate=approximate != "none")
 
 
@@ -177,18 +177,18 @@ def silu(call, x):
 
 
 @op("aten::leaky_relu")
-def leaky_relu(call, x, negative_slope=0.01):
+def leaky_relu(call, x, negative_slope):
     return jnp.where(x > 0, x, x * as_type(negative_slope, x.dtype))
 
 
 @op("aten::elu")
-def elu(call, x, alpha=1, scale=1, input_scale=1):
+def elu(call, x, alpha, scale, input_scale):
     low = jnp.expm1(jnp.minimum(x, 0) * as_type(input_scale, x.dtype)) * as_type(alpha, x.dtype)
     return jnp.where(x > 0, x, low) * as_type(scale, x.dtype)
 
 
 @op("aten::softplus")
-def softplus(call, x, beta=1, threshold=20):
+def softplus(call, x, beta, threshold):
     scaled = x * as_type(beta, x.dtype)
     return jnp.where(scaled > threshold, x, jnp.log1p(jnp.exp(jnp.minimum(scaled, threshold))) / beta)
 
@@ -199,8 +199,8 @@ def threshold_backward(call, g, x, threshold):
 
 
 @op("aten::clamp", "aten::clip", "aten::clamp_min", "aten::hardtanh")
-def clamp(call, x, low=None, high=None, min=None, max=None):
-    low, high = (min if low is None else low), (max if high is None else high)
+def clamp(call, x, low, high=None):
+    """Each bound may be None."""
     x = as_type(x, call.dtype)
     x = x if low is None else jnp.maximum(x, as_type(low, call.dtype))
     return x if high is None else jnp.minimum(x, as_type(high, call.dtype))
@@ -223,13 +223,13 @@ def lerp(call, x, y, weight):
 
 
 @op("aten::addcmul")
-def addcmul(call, x, y, z, value=1):
+def addcmul(call, x, y, z, value):
     x, y, z, value = operands(call, x, y, z, value)
     return x + value * (y * z)
 
 
 @op("aten::addcdiv")
-def addcdiv(call, x, y, z, value=1):
+def addcdiv(call, x, y, z, value):
     x, y, z, value = operands(call, x, y, z, value)
     return x + value * (y / z)
 
@@ -245,7 +245,7 @@ def round_half_to_even(call, x, decimals=0):
 
 
 @op("aten::_to_copy", "aten::to")
-def to_copy(call, x, dtype=None, **_):
+def to_copy(call, x, *_, **__):
     """Floats beyond the range of an integer wrap, as C's conversion on this processor does."""
     return x.astype(call.dtype)
 
@@ -277,7 +277,7 @@ def polar(call, size, angle):
 
 
 @op("aten::nan_to_num")
-def nan_to_num(call, x, nan=None, posinf=None, neginf=None):
+def nan_to_num(call, x, nan, posinf, neginf):
     return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
 
 
@@ -292,12 +292,12 @@ def tanh_backward(call, g, y):
 
 
 @op("aten::isin")
-def isin(call, x, tests, assume_unique=False, invert=False):
+def isin(call, x, tests, assume_unique, invert):
     return jnp.isin(x, tests, invert=invert)
 
 
 @op("aten::copy")
-def copy(call, x, y, non_blocking=False):
+def copy(call, x, y, non_blocking):
     return jnp.broadcast_to(y, x.shape).astype(x.dtype)
 
 

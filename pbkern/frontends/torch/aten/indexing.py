@@ -22,7 +22,7 @@ def index(call, x, indices):
 
 
 @op("aten::index_put", "aten::_unsafe_index_put")
-def index_put(call, x, indices, values, accumulate=False):
+def index_put(call, x, indices, values, accumulate):
     if any(i is not None and i.dtype == bool for i in indices):
         return _put_where(x, indices, values, accumulate)
     x = _addable(x) if accumulate else x
@@ -42,7 +42,7 @@ def _put_where(x, indices, values, accumulate):
 
 
 @op("aten::gather")
-def gather(call, x, dim, index, sparse_grad=False):
+def gather(call, x, dim, index, sparse_grad):
     if not x.ndim or not index.size:
         return jnp.broadcast_to(x if not x.ndim else jnp.zeros((), x.dtype), index.shape)
     return x[_along(x, dim, index)]
@@ -99,7 +99,7 @@ def index_select(call, x, dim, index):
 
 
 @op("aten::index_add")
-def index_add(call, x, dim, index, values, alpha=1):
+def index_add(call, x, dim, index, values, alpha):
     x = _addable(x)
     values = (values * alpha).astype(x.dtype)
     if not x.ndim:
@@ -131,7 +131,7 @@ def embedding_backward(call, g, index, count, padding, scale):
 
 
 @op("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def embedding_bag(call, weight, index, offsets, scale=False, mode=0, sparse=False, weights=None, last=False, padding=-1):
+def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, last, padding):
     """Modes: 0 sums the rows of a bag, 1 takes their mean."""
     if mode == 2:
         raise UnsupportedOp("embedding_bag with mode='max' is not compiled", why="the table has sum and mean")
@@ -155,7 +155,7 @@ def _bag_of(index, offsets):
 
 
 @op("aten::_embedding_bag_backward")
-def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding=-1):
+def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding):
     bag = bag if bag.size else _bag_of(index, offsets)  # Torch leaves it empty where rows are summed
     g = g / jnp.maximum(sizes, 1)[:, None].astype(g.dtype) if mode == 1 else g
     each = g[bag] if weights is None else g[bag] * weights[:, None]
@@ -163,12 +163,12 @@ def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scal
 
 
 @op("aten::bucketize")
-def bucketize(call, x, edges, out_int32=False, right=False):
+def bucketize(call, x, edges, out_int32, right):
     return jnp.searchsorted(edges, x, side="right" if right else "left")
 
 
 @op("aten::searchsorted")
-def searchsorted(call, edges, x, out_int32=False, right=False, side=None, sorter=None):
+def searchsorted(call, edges, x, out_int32, right, side, sorter):
     """Of one sorted sequence."""
     if edges.ndim != 1 or sorter is not None:
         raise UnsupportedOp("searchsorted of several sequences is not compiled", why=f"boundaries of shape {edges.shape}")

@@ -55,7 +55,7 @@ def _max_places(x, n, kernel, stride, padding, dilation, ceil):
 
 
 def _max_pool_rule(n):
-    def rule(call, x, kernel, stride=(), padding=0, dilation=1, ceil=False):
+    def rule(call, x, kernel, stride, padding, dilation, ceil):
         config = (n, kernel, stride, padding, dilation, ceil)
         places = _max_places(x, *config) if 1 in call.used else jnp.zeros(call.shapes[1], np.int64)
         return _max_pool(x, *config), places

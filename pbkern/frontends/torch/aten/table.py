@@ -3,13 +3,17 @@
     @op("aten::gelu")
     def gelu(call, x, approximate="none"): ...
 
-A rule gets the Call and the operator's arguments, tensors as JAX arrays, and returns arrays. What it returns is cast to the
-types that Torch gives the results: promotion differs between the two.
+A rule gets the Call and the operator's arguments, tensors as JAX arrays, and returns arrays. Arguments come as the operator's
+schema has them, whatever a graph left out: in order, those that are keywords alone by name, none missing. A parameter has a
+default only where another overload lacks the argument. What a rule returns is cast to the types that Torch gives the results:
+promotion differs between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,8 +73,44 @@ def name_of(target: Any) -> str | None:
 
 
 def rule_of(target: Any) -> Callable[..., Any] | None:
+    """The rule for an operator; None where the table has none, or one that does not take this overload's arguments."""
     name = name_of(target)
-    return TABLE.lookup(name) if name is not None and name in TABLE else None
+    if name is None or name not in TABLE:
+        return None
+    rule = TABLE.lookup(name)
+    return rule if _takes(rule, target) else None
+
+
+# Arguments that say where a result lies and what draws it, not what it is.
+WHERE = ("device", "layout", "pin_memory", "memory_format", "generator")
+
+
+@functools.cache
+def _takes(rule: Callable[..., Any], target: Any) -> bool:
+    """Whether a rule has a parameter for each argument of an operator's schema."""
+    arguments = [a for a in target._schema.arguments if a.name not in WHERE]
+    try:
+        inspect.signature(rule).bind(None, *[a for a in arguments if not a.kwarg_only],
+                                     **{a.name: a for a in arguments if a.kwarg_only})  # fmt: skip
+    except TypeError:
+        return False
+    return True
+
+
+def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call in the order of the operator's schema, and by name those that are keywords alone. A graph leaves
+    out what equals the schema's default: it is filled in. What says where a result lies is left out."""
+    placed: list[Any] = []
+    named: dict[str, Any] = {}
+    for k, a in enumerate(target._schema.arguments):
+        given = args[k] if k < len(args) else kwargs.get(a.name, a.default_value)
+        if a.name in WHERE:
+            continue
+        if a.kwarg_only:
+            named[a.name] = given
+        else:
+            placed.append(given)
+    return placed, named
 
 
 def names() -> list[str]:
@@ -107,6 +147,8 @@ def as_list(v: Any, n: int) -> list[int]:
 
 def axes_of(x: Any, dims: Any) -> tuple[int, ...]:
     """Dimensions that an argument names: all for None and for an empty list."""
+    if isinstance(dims, bool):
+        raise UnsupportedOp("the table's rule takes dimensions here", why=f"the argument is {dims}: another overload")
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(x.ndim))
     dims = dims if isinstance(dims, list | tuple) else [dims]
