@@ -29,14 +29,22 @@ def scatter_to_argmax(eqn, operands):
     if math.prod(window) > MAX_WINDOW or 0 in source.shape or min(min(pair) for pair in p["padding"]) < 0:
         return None
     winner = _winners(x, source.shape, p)
-    if window == strides and not any(map(any, p["padding"])):
-        return [_apart(winner, source, x.shape, window)]
-    sizes = [-(-(n + lo) // s) for n, (lo, _), s in zip(x.shape, p["padding"], strides)]
+    return [scatter_to_winners(winner, source, x.shape, window, strides, p["padding"])]
+
+
+def scatter_to_winners(winner, source, shape, window, strides, padding):
+    """An array of this shape: sums of `source`, one number per window, each added to the element that won its window.
+
+    winner: i32, row-major offsets in windows.
+    """
+    if window == strides and not any(map(any, padding)):
+        return _apart(winner, source, shape, window)
+    sizes = [-(-(n + lo) // s) for n, (lo, _), s in zip(shape, padding, strides)]
     phases = itertools.product(*map(range, strides))
     parts = {r: _phase(winner, source, r, sizes, window, strides) for r in phases}
-    made = interleave(parts, strides, range(x.ndim))
-    starts = [lo for lo, _ in p["padding"]]
-    return [lax.slice(made, starts, [lo + n for lo, n in zip(starts, x.shape)])]
+    made = interleave(parts, strides, range(len(shape)))
+    starts = [lo for lo, _ in padding]
+    return lax.slice(made, starts, [lo + n for lo, n in zip(starts, shape)])
 
 
 def _winners(x, counts, p):

@@ -57,7 +57,7 @@ MEANS = {
     "x": "a batch1 element elements inp input mat mat1 real self",
     "xs": "tensors",
     "y": "b batch2 end exponent imag mat2 other output src tensor tensor1 vec vec2",
-    "z": "tensor2",
+    "z": "c tensor2",
 }
 # Overloads that no rule takes: they run in Torch.
 REFUSED = {

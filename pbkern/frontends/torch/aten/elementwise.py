@@ -163,7 +163,21 @@ def power(call, x, y):
         return jnp.sqrt(as_type(x, call.dtype)) if y > 0 else lax.rsqrt(as_type(x, call.dtype))
     if isinstance(y, int | float) and float(y).is_integer() and abs(y) <= 64 and not isinstance(x, int | float):
         return lax.integer_pow(as_type(x, call.dtype), int(y))
-    return jnp.power(*operands(call, x, y))
+    x, y = operands(call, x, y)
+    return _integer_power(x, y) if call.dtype.kind in "iu" else jnp.power(x, y)
+
+
+def _integer_power(x, y):
+    """Products that wrap, by the bits of the exponent; of negative exponents, those of 1 and -1 alone are not zero."""
+    x, y = jnp.broadcast_arrays(x, y)
+    total, square, left = jnp.ones_like(x), x, y
+    for _ in range(y.dtype.itemsize * 8 - (y.dtype.kind == "i")):
+        total = jnp.where(left & 1 == 1, total * square, total)
+        square, left = square * square, left >> 1
+    if y.dtype.kind == "u":
+        return total
+    odd = jnp.where(y & 1 == 1, x, jnp.ones_like(x))
+    return jnp.where(y < 0, jnp.where(jnp.abs(x) == 1, odd, jnp.zeros_like(x)), total)
 
 
 @op("aten::gelu")

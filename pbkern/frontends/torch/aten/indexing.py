@@ -156,6 +156,14 @@ def _bag_of(index, offsets):
 
 @op("aten::_embedding_bag_backward")
 def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding):
+    if scale:
+        raise UnsupportedOp("embedding_bag with scale_grad_by_freq has no compiled gradient",
+                            why="Torch's divides by the counts of other rows than those of the gradient")  # fmt: skip
+    if sparse:
+        raise UnsupportedOp("embedding_bag with sparse=True has no compiled gradient", why="it is a sparse tensor")
+    if mode == 2:  # each column of a bag has a row of its own
+        g = jnp.where((sizes > 0)[:, None], g, 0)
+        return jnp.zeros((rows, g.shape[1]), g.dtype).at[most, jnp.arange(g.shape[1])].add(g)
     bag = bag if bag.size else _bag_of(index, offsets)  # Torch leaves it empty where rows are summed
     g = g / jnp.maximum(sizes, 1)[:, None].astype(g.dtype) if mode == 1 else g
     each = g[bag] if weights is None else g[bag] * weights[:, None]

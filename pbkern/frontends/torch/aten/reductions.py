@@ -124,12 +124,17 @@ def topk(call, x, k, dim, largest, sorted):
 
 @op("aten::median")
 def median(call, x, dim=None, keepdim=False):
-    """The lower of two in the middle."""
+    """The lower of two in the middle; with a NaN anywhere, the first NaN."""
     if dim is None:
-        return jnp.sort(x.reshape(-1))[(x.size - 1) // 2]
+        values, is_nan = x.reshape(-1), x != x
+        middle = jnp.sort(values)[(x.size - 1) // 2] if x.size else jnp.full((), np.nan, x.dtype)
+        return jnp.where(is_nan.any(), np.asarray(np.nan, x.dtype), middle) if call.dtype.kind not in "iu" else middle
     if not x.ndim:
         return x, jnp.zeros((), np.int64)
     order = jnp.argsort(x, dim, stable=True)
     place = lax.slice_in_dim(order, (x.shape[dim] - 1) // 2, (x.shape[dim] - 1) // 2 + 1, axis=dim % x.ndim)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        is_nan = x != x
+        place = jnp.where(is_nan.any(dim, keepdims=True), jnp.argmax(is_nan, dim, keepdims=True), place)
     value = jnp.take_along_axis(x, place, dim)
     return (value, place) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(place, dim))
