@@ -22,7 +22,7 @@ from pbkern.core.errors import UnsupportedOp
 
 from . import aten, shapes
 from .aten.randomness import NAMES as RANDOM
-from .aten.table import Call, arguments_of, name_of
+from .aten.table import Call, arguments_of, as_type, check_numbers, name_of
 from .dtypes import NUMPY, numpy_dtype
 from .layouts import Order, inverse, order_of
 
@@ -228,7 +228,9 @@ class _Interpreter:
                 raise UnsupportedOp("the table has no rule for it")
             return node.target(*args, **kwargs)  # type: ignore[operator]
         placed, named = arguments_of(node.target, args, kwargs)
-        made = rule(_call(node, self.next_key), *placed, **named)
+        call = _call(node, self.next_key)
+        check_numbers(node.target, placed, named, call.dtypes[0])
+        made = rule(call, *placed, **named)
         if isinstance(value, list | tuple):
             return [typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
         return typed(made, value) if isinstance(value, torch.Tensor) else made
@@ -267,7 +269,7 @@ def typed(made: Any, value: torch.Tensor) -> Any:
     made = made if hasattr(made, "astype") else jax.numpy.asarray(made, dtype)
     if made.shape != shape:
         raise UnsupportedOp(f"its result has shape {made.shape}, Torch's has {shape}")
-    return made if made.dtype == dtype else made.astype(dtype)
+    return as_type(made, dtype)
 
 
 def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:

@@ -137,3 +137,61 @@ def check_bag(mode, scaled, weighted, padding, two):
                                per_sample_weights=weights if weighted else None)  # fmt: skip
 
     check(f, torch.randn(7, 3), torch.rand(i.shape))
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.bool)
+
+
+def around_the_ends():
+    """Numbers at and beyond the ends of integers of every width, between neighbouring integers, NaN and infinities."""
+    ends = [s * (2.0**w + d) for w in (7, 8, 15, 16, 31, 32, 53, 63, 64, 100) for s in (1, -1) for d in (-129, -1, 0, 0.75, 1, 300)]
+    found = [0.0, -0.0, 0.4, -0.4, -0.99, 1.5, -2.2, 44.0, 9e4, -7e9, 3e38, -3e38, NAN, INF, -INF, *ends]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("to", INTEGERS, ids=str)
+def test_floats_out_of_the_range_of_integers(to):
+    """A number by itself, in rows whose lengths are no multiple of a vector's, and strided. Beyond 32 bits, eager Torch has two
+    ways to uint32, for vectors and for what remains of a row: compiled code has the latter."""
+    for dtype in FLOATS:
+        x = around_the_ends().to(dtype)
+        for shaped in (x[:, None].expand(-1, 3), x[:, None].expand(-1, 77)):
+            shaped = shaped.contiguous()
+            expected = torch.stack([v.to(to) for v in x.unbind()])[:, None].expand(shaped.shape)
+            if to is not torch.uint32:
+                assert torch.equal(shaped.to(to), expected), "eager Torch differs from itself"
+            for f in (lambda t: t.to(to), lambda t: t.t().to(to).t()):
+                torch._dynamo.reset()
+                made = jit(f)(shaped)
+                assert torch.equal(made, expected), (dtype, x[(made != expected).any(1)])
+
+
+def test_conversions_within_other_operators():
+    x = torch.tensor([300.0, NAN, -129.5, 7.9, 3e9, -INF])
+    i = torch.arange(6, dtype=torch.int8)
+    check_table(lambda x, i: i.clone().copy_(x), x, i)
+    check_table(lambda x, i: (x * 2).to(torch.int16) + i, x, i)
+    check_table(lambda x, i: torch.zeros(7, dtype=torch.uint8).slice_scatter(x.to(torch.uint8), 0, 1), x, i)
+
+
+NUMBERS = {
+    "clamp": lambda x, v: x.clamp(max=v), "hardtanh": lambda x, v: F.hardtanh(x, 0, v), "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
+    "full": lambda x, v: torch.full((3,), v, dtype=x.dtype) + x[0], "pad": lambda x, v: F.pad(x, (1, 1), value=v),
+    "alpha": lambda x, v: torch.add(x, x, alpha=v), "power": lambda x, v: x**v,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype, number", [(torch.int8, 300), (torch.uint8, -256), (torch.float16, 7e4), (torch.float32, -1e40)], ids=str)
+def test_numbers_that_a_type_does_not_hold(dtype, number):
+    """Torch runs such an operator, whose error it is."""
+    x = torch.tensor([1, 2, 3]).to(dtype)
+    for f in NUMBERS.values():
+        torch._dynamo.reset()
+        try:
+            expected = f(x, number)
+        except RuntimeError as e:
+            with pytest.raises(RuntimeError, match=str(e)):
+                jit(f)(x, number)
+        else:
+            torch.testing.assert_close(jit(f)(x, number), expected)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pbkern.core.errors import UnsupportedOp
+
 from .table import as_type, check_real, op, operands
 
 # Functions of one array whose result has the type of what they compute with.
@@ -159,6 +161,8 @@ def remainder(call, x, y):
 @op("aten::pow")
 def power(call, x, y):
     """A number as an exponent stays one: squares are products, and half a power is a root."""
+    if call.dtype.kind in "iu" and isinstance(y, int) and y < 0:
+        raise UnsupportedOp("Torch has no negative powers of integers", why=f"the exponent is {y}")
     if isinstance(y, float) and abs(y) == 0.5 and not isinstance(x, int | float) and call.dtype != np.float16:
         return jnp.sqrt(as_type(x, call.dtype)) if y > 0 else lax.rsqrt(as_type(x, call.dtype))
     if isinstance(y, int | float) and float(y).is_integer() and abs(y) <= 64 and not isinstance(x, int | float):
@@ -260,13 +264,12 @@ def round_half_to_even(call, x, decimals=0):
 
 @op("aten::_to_copy", "aten::to")
 def to_copy(call, x, *_, **__):
-    """Floats beyond the range of an integer wrap, as C's conversion on this processor does."""
-    return x.astype(call.dtype)
+    return as_type(x, call.dtype)
 
 
 @op("prims::convert_element_type")
 def convert_element_type(call, x, dtype):
-    return x.astype(call.dtype)
+    return as_type(x, call.dtype)
 
 
 @op("aten::view_as_real")
@@ -312,7 +315,7 @@ def isin(call, x, tests, assume_unique, invert):
 
 @op("aten::copy")
 def copy(call, x, y, non_blocking):
-    return jnp.broadcast_to(y, x.shape).astype(x.dtype)
+    return as_type(jnp.broadcast_to(y, x.shape), x.dtype)
 
 
 @op("aten::clamp_max")

@@ -8,7 +8,7 @@ import numpy as np
 
 from pbkern.core.errors import UnsupportedOp
 
-from .table import op
+from .table import as_type, op
 
 
 def _index(indices) -> tuple:
@@ -27,7 +27,7 @@ def index_put(call, x, indices, values, accumulate):
         return _put_where(x, indices, values, accumulate)
     x = _addable(x) if accumulate else x
     at = x.at[_index(indices)]
-    values = values.astype(x.dtype)
+    values = as_type(values, x.dtype)
     return at.add(values) if accumulate else at.set(values)
 
 
@@ -37,7 +37,7 @@ def _put_where(x, indices, values, accumulate):
     if values.size != 1:
         raise UnsupportedOp("index_put with a mask takes one value", why=f"values of shape {values.shape}", hint="torch.where")
     mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-    value = values.reshape(()).astype(x.dtype)
+    value = as_type(values.reshape(()), x.dtype)
     return jnp.where(mask, x + value if accumulate else value, x)
 
 
@@ -66,7 +66,7 @@ def scatter(call, x, dim, index, values, reduce=None, include_self=True):
     if not index.size:
         return x
     if hasattr(values, "shape") and values.ndim:
-        values = values[tuple(slice(n) for n in index.shape)].astype(x.dtype)
+        values = as_type(values[tuple(slice(n) for n in index.shape)], x.dtype)
     places = _along(x, dim, index)
     start = x if include_self or name == "set" else x.at[places].set(_unit(name, x.dtype))
     at = start.at[places]
@@ -101,7 +101,7 @@ def index_select(call, x, dim, index):
 @op("aten::index_add")
 def index_add(call, x, dim, index, values, alpha):
     x = _addable(x)
-    values = (values * alpha).astype(x.dtype)
+    values = as_type(values * alpha, x.dtype)
     if not x.ndim:
         return x + values.reshape(-1).sum() * index.size if values.ndim == 0 else x + values.sum()
     return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].add(values)
@@ -110,8 +110,8 @@ def index_add(call, x, dim, index, values, alpha):
 @op("aten::index_copy")
 def index_copy(call, x, dim, index, values):
     if not x.ndim:
-        return values.astype(x.dtype).reshape(-1)[-1]
-    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].set(values.astype(x.dtype))
+        return as_type(values, x.dtype).reshape(-1)[-1]
+    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].set(as_type(values, x.dtype))
 
 
 @op("aten::embedding")

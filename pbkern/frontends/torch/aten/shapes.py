@@ -73,7 +73,7 @@ def slice_(call, x, dim, start, end, step):
 
 @op("aten::slice_scatter")
 def slice_scatter(call, x, values, dim, start, end, step):
-    return x.at[span(x, dim, start, end, step)].set(values.astype(x.dtype))
+    return x.at[span(x, dim, start, end, step)].set(as_type(values, x.dtype))
 
 
 @op("aten::slice_backward")
@@ -89,7 +89,7 @@ def select(call, x, dim, index):
 
 @op("aten::select_scatter")
 def select_scatter(call, x, values, dim, index):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index % x.shape[dim],)].set(values.astype(x.dtype))
+    return x.at[(slice(None),) * (dim % x.ndim) + (index % x.shape[dim],)].set(as_type(values, x.dtype))
 
 
 @op("aten::select_backward")
@@ -163,7 +163,7 @@ def diagonal_scatter(call, x, values, offset, dim1, dim2):
     d1, d2 = dim1 % x.ndim, dim2 % x.ndim
     k = np.arange(values.shape[-1])
     turned = jnp.moveaxis(x, (d1, d2), (-2, -1))
-    return jnp.moveaxis(turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(values.astype(x.dtype)), (-2, -1), (d1, d2))
+    return jnp.moveaxis(turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(as_type(values, x.dtype)), (-2, -1), (d1, d2))
 
 
 @op("aten::unfold")
@@ -202,4 +202,4 @@ def as_strided(call, x, size, stride, storage_offset):
 def as_strided_scatter(call, x, values, size, stride, storage_offset):
     _check_dense(call)
     at = _places(size, stride, storage_offset)
-    return x.reshape(-1).at[at].set(values.astype(x.dtype)).reshape(x.shape)
+    return x.reshape(-1).at[at].set(as_type(values, x.dtype)).reshape(x.shape)

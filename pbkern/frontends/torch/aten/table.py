@@ -113,16 +113,63 @@ def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return placed, named
 
 
+def check_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: np.dtype | None) -> None:
+    """Raises UnsupportedOp for a number that the type of the result does not hold: Torch, which then runs the operator, has an
+    error for it. Operands of arithmetic and comparisons wrap instead."""
+    given = [*args, *kwargs.values()]
+    names = [a for a in target._schema.arguments if a.name not in WHERE and not a.kwarg_only]
+    names += [a for a in target._schema.arguments if a.name in kwargs]
+    for a, value in zip(names, given):
+        is_number = "number" in str(a.type) and a.name not in ("other", "self", "test_element")
+        if is_number and dtype is not None and isinstance(value, int | float) and _overflows(value, dtype):
+            raise UnsupportedOp(f"`{a.name}` is no {dtype}", why=f"it is {value}")
+
+
+def _overflows(value: int | float, dtype: np.dtype) -> bool:
+    """Whether Torch refuses to convert a number. An integer may be the two's complement of one without a sign."""
+    if dtype.kind in "bc":
+        return False
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.isfinite(value) and abs(value) > float(jnp.finfo(dtype).max)
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if dtype.kind == "u" and isinstance(value, int) and value < 0:
+        low = -high
+    return not low <= value <= high
+
+
 def names() -> list[str]:
     """Operators that are compiled, in order."""
     return sorted(TABLE)
 
 
 def as_type(x: Any, dtype: np.dtype) -> Any:
-    """An array, or a number, as an array of this type; integers beyond it wrap."""
-    if hasattr(x, "astype"):
-        return x.astype(dtype)
-    return jnp.asarray(np.asarray(x).astype(dtype))
+    """An array, or a number, as an array of this type; integers beyond it wrap, floats as `_wrapped` says."""
+    if not hasattr(x, "astype"):
+        return jnp.asarray(np.asarray(x).astype(dtype))
+    if x.dtype == dtype:
+        return x
+    dtype = np.dtype(dtype)
+    return _wrapped(x, dtype) if dtype.kind in "iu" and jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
+
+
+def _wrapped(x: Any, dtype: np.dtype) -> Any:
+    """Floats as integers like Torch on x86: cvttss2si to 32 or 64 bits, whose result is the least integer for what is out of
+    range and for NaN, of which the lower bits are kept."""
+    x = x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    if dtype == np.uint64:
+        large = x >= 2.0**63
+        low = _cut(jnp.where(large, x - np.asarray(2.0**63, x.dtype), x), np.int64).astype(dtype)
+        return jnp.where(large, low + np.uint64(1 << 63), low)
+    exact = dtype == np.uint8 and x.dtype != np.float64  # floats of 2^31 and more are multiples of 256
+    through = np.int32 if dtype.name in ("int8", "int16", "int32", "uint16") or exact else np.int64
+    return _cut(x, through).astype(dtype)
+
+
+def _cut(x: Any, dtype: Any) -> Any:
+    """Floats rounded to zero; the least integer for what this type does not hold, and for NaN."""
+    low = float(np.iinfo(dtype).min)
+    # NaN fails both tests; the upper limit is a float, the largest integer may not be one.
+    return jnp.where((x >= low) & (x < -low), x, np.asarray(low, x.dtype)).astype(dtype)
 
 
 def operands(call: Call, *args: Any) -> list[Any]:
