@@ -134,7 +134,7 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
     plain = dataclasses.replace(options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=())
 
     def compile_jaxpr(found: Captured, name: str) -> DirectPlan:
-        return DirectPlan(found.jaxpr, name, plain, TorchMemory())
+        return DirectPlan(found.jaxpr, name, plain, TorchMemory(), found.checks)
 
     return captured.backend(compile_jaxpr, choose, graphs, options.strict_target)
 

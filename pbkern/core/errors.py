@@ -76,6 +76,14 @@ class CheckError(PbkernError):
     kernel: str = ""
 
 
+class IndexOutOfRange(CheckError, IndexError, RuntimeError):
+    """An index of a compiled function of PyTorch is outside of what it indexes."""
+
+
+class DivisionByZero(CheckError, ZeroDivisionError, RuntimeError):
+    """A compiled function of PyTorch divides integers by zero."""
+
+
 class RaceError(PbkernError):
     """Two programs of a parallel grid dimension wrote the same element (interpret mode)."""
 

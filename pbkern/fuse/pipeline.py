@@ -45,6 +45,7 @@ from pbkern.fuse.partition.leave_layouts_to_xla import leave_layout_ops
 from pbkern.fuse.partition.partitioner import partition
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
+from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
 from pbkern.fuse.split.two_stage import split_reductions
 from pbkern.fuse.tiling.online_analysis import chunks_allowed
 from pbkern.fuse.tiling.search_memo import searches_memoised
@@ -104,6 +105,7 @@ FUSE_PASSES = (
     Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True),
     Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends",
          required=True),
+    Pass("drop proved ranges", _of_jaxpr(drop_proved_ranges), "places that a program computes for itself are not checked"),
     Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
     Pass("simplify", lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
          "calls are inlined, so that later passes see every equation", required=True),

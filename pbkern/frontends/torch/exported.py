@@ -48,7 +48,7 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     _check(program)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     examples = [n.meta["val"] for n in placeholders]
-    found = capture(graph, examples, strided=False)
+    found = capture(graph, examples, strided=False, checked=False)
     if found.draws:
         raise UnsupportedOp("the module draws random numbers", why="a library has no generator", hint="model.eval()")
     specs = program.graph_signature.input_specs

@@ -24,6 +24,8 @@ from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_f
 from .math_table import SHARED, MathTable
 from .value import Value
 
+# What machine code calls where a number is out of its range (dsl/primitives/in_range.py).
+REPORT = "_mlir_ciface_pbk_report"
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
 
@@ -62,6 +64,7 @@ class Builder:
       contract: mul followed by add may become one fma, as in XLA's CPU code.
       math: the target's own versions of functions.
       known: what is known of values of this function; its builders share it.
+      live: lanes of elements that exist, where not all do.
     """
 
     def __init__(
@@ -74,10 +77,12 @@ class Builder:
         contract: bool = True,
         math: MathTable = SHARED,
         known: Known | None = None,
+        live: Value | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.math = approx, contract, math
         self.known = Known() if known is None else known
+        self.live = live
         self._flags = " fastmath<contract>" if contract else ""
 
     def strict(self) -> Builder:
@@ -96,7 +101,13 @@ class Builder:
 
     def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
         return Builder(self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract,
-                       math=self.math, known=self.known)
+                       math=self.math, known=self.known, live=self.live)
+
+    def of_lanes(self, live: Value) -> Builder:
+        """This builder where elements exist in these lanes alone."""
+        made = self._copy(self.emit, self.contract)
+        made.live = live
+        return made
 
     # ------------------------------------------------------------------ constants
 
@@ -301,6 +312,13 @@ class Builder:
         )
         body = "\n".join(lines)
         return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
+
+    def report(self, mask: Value, x: Value) -> Value:
+        """x; where the mask is set in a lane that counts, the process is told."""
+        mask = mask if self.live is None or not mask.lanes else self.and_(mask, self.live)
+        kept = f"scf.yield {x.name} : {x.type}\n}}"
+        told = f"func.call @{REPORT}() : () -> ()\n{kept} else {{\n{kept}"
+        return x._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({x.type}) {{\n{told}"))
 
     def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
         """step(builder, value) applied `count` times, as a loop."""

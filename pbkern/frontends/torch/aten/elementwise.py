@@ -115,12 +115,18 @@ def div(call, x, y, rounding_mode=None):
     x, y = operands(call, x, y)
     if rounding_mode is None:
         return x / y
+    y = _divisor(call, y)
     if rounding_mode == "floor":
         return _floor_divided(x, y)
     x, y = jnp.broadcast_arrays(x, y)
     if call.dtype.kind in "iu":
         return lax.div(x, y)
     return jnp.where(lax.rem(x, y) == 0, jnp.round(x / y), jnp.trunc(x / y))  # 3 / 3 may be just below 1
+
+
+def _divisor(call, y):
+    """Integers that are not zero."""
+    return call.in_range(y, 1, 0) if call.dtype.kind in "iu" else y
 
 
 def _floor_divided(x, y):
@@ -145,17 +151,20 @@ def prims_div(call, x, y):
 
 @op("aten::floor_divide")
 def floor_divide(call, x, y):
-    return _floor_divided(*operands(call, x, y))
+    x, y = operands(call, x, y)
+    return _floor_divided(x, _divisor(call, y))
 
 
 @op("aten::fmod")
 def fmod(call, x, y):
-    return jnp.fmod(*operands(call, x, y))
+    x, y = operands(call, x, y)
+    return jnp.fmod(x, _divisor(call, y))
 
 
 @op("aten::remainder")
 def remainder(call, x, y):
-    return jnp.remainder(*operands(call, x, y))
+    x, y = operands(call, x, y)
+    return jnp.remainder(x, _divisor(call, y))
 
 
 @op("aten::pow")

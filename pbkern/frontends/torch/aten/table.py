@@ -37,6 +37,8 @@ class Call:
       arguments: types of tensors among its arguments, as Torch promotes them together.
       key: a new PRNG key, whenever it is called.
       dense: whether all tensors among its arguments lie one element after the other.
+      in_range: integers x, low, high -> x, of which those that are not in [low, high), or for low > high in [high, low), make
+        the call of the program raise.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Call:
     arguments: np.dtype | None = None
     key: Callable[[], Any] = field(default=lambda: None)
     dense: bool = True
+    in_range: Callable[[Any, int, int], Any] = field(default=lambda x, low, high: x)
 
     @property
     def dtype(self) -> np.dtype:

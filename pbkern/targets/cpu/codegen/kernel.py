@@ -17,6 +17,7 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
 from pbkern.lower.mlir.math_table import SHARED
+from pbkern.lower.mlir.ops import REPORT
 from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
@@ -314,6 +315,7 @@ class KernelLowering(ProgramText):
 
         calls = {sized(m.declaration) for m in made if f"{CALL}{m.name}(" in text}
         calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
+        calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
         return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)
 
 
