@@ -92,8 +92,9 @@ class Ranges:
         def bind(eqn, *values):
             if eqn.primitive is not in_range_p:
                 return _jax.bind_again(eqn, values)
-            wrong = outside(values[0], **eqn.params).ravel()
-            found.append((wrong.any(), values[0].ravel()[jax.numpy.argmax(wrong)]))
+            x = jax.numpy.ravel(values[0])
+            wrong = outside(x, **eqn.params)
+            found.append((wrong.any(), x[jax.numpy.argmax(wrong)]))
             return values
 
         evaluate(closed.jaxpr, closed.consts, operands, bind=bind)

@@ -1,7 +1,8 @@
 """Checks of ranges that are known to hold are dropped: in_range(iota + 1, 0, n) -> iota + 1.
 
-Bounds of integers follow from iotas and constants through arithmetic, and through whatever moves elements. Places that a
-program computes for itself, such as those of windows or of diagonals, thereby stay as plain as they were.
+Bounds of integers follow from iotas, constants and checks through arithmetic, comparisons, and whatever moves elements. Places
+that a program computes for itself, such as those of windows or of diagonals, thereby stay as plain as they were; and what is
+done to negative indices goes where there are none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .facts import Notes
 Bounds = tuple[int, int]  # the least and the greatest number that may occur
 # Equations whose result holds elements of the first operand.
 MOVES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "copy", "stop_gradient",
-         "dynamic_slice", "in_range", "reduce_max", "reduce_min", "cummax", "cummin")  # fmt: skip
+         "dynamic_slice", "reduce_max", "reduce_min", "cummax", "cummin")  # fmt: skip
 
 
 def drop_proved_ranges(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -28,7 +29,7 @@ def drop_proved_ranges(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         return closed
     ranges = _Ranges()
     rules = {name: ranges.noted(rule) for name, rule in RULES.items()}
-    return retrace(closed, rules | {"in_range": ranges.checked})
+    return retrace(closed, rules | {"in_range": ranges.checked, "select_n": ranges.selected})
 
 
 class _Ranges:
@@ -47,11 +48,11 @@ class _Ranges:
     def noted(self, rule: Callable) -> Callable:
         def rewrite(eqn, operands):
             out = eqn.outvars[0].aval
-            if getattr(out, "dtype", None) is None or not jax.numpy.issubdtype(out.dtype, np.integer):
+            if not isinstance(getattr(out, "dtype", None), np.dtype) or out.dtype.kind not in "iub":
                 return None
             bounds = rule(eqn, [self.of(x) for x in operands])
-            info = np.iinfo(out.dtype)
-            if bounds is None or bounds[0] < info.min or bounds[1] > info.max:  # it may wrap
+            low, high = (0, 1) if out.dtype.kind == "b" else (np.iinfo(out.dtype).min, np.iinfo(out.dtype).max)
+            if bounds is None or bounds[0] < low or bounds[1] > high:  # it may wrap
                 return None
             return self.notes.bound("bounds", eqn, operands, bounds)
 
@@ -59,10 +60,16 @@ class _Ranges:
 
     def checked(self, eqn, operands):
         bounds, (low, high) = self.of(operands[0]), (eqn.params["low"], eqn.params["high"])
-        if bounds is None:
-            return None
-        inside = low <= bounds[0] and bounds[1] < high if low < high else bounds[1] < high or bounds[0] >= low
-        return [operands[0]] if inside else None
+        if bounds is not None and (low <= bounds[0] and bounds[1] < high if low < high else bounds[1] < high or bounds[0] >= low):
+            return [operands[0]]
+        return self.notes.bound("bounds", eqn, operands, (low, high - 1)) if low < high else None
+
+    def selected(self, eqn, operands):
+        """The case that is always chosen."""
+        which = self.of(operands[0])
+        if which is None or which[0] != which[1] or operands[1].shape != eqn.outvars[0].aval.shape:
+            return self.noted(lambda eqn, of: _hull(eqn, of[1:]))(eqn, operands)
+        return [operands[1 + which[0]]]
 
 
 def _iota(eqn, of) -> Bounds:
@@ -83,6 +90,26 @@ def _corners(f: Callable[[int, int], int]) -> Callable:
         return min(found), max(found)
 
     return rule
+
+
+def _compared(f: Callable[[int, int], bool]) -> Callable:
+    """0 or 1 where all elements compare alike: at the corners, and neither can be the other."""
+
+    def rule(eqn, of) -> Bounds | None:
+        if None in of:
+            return None
+        (a, b), (c, d) = of
+        found = {f(x, y) for x in (a, b) for y in (c, d)}
+        apart = b < c or d < a or a == b == c == d or f(0, 1) != f(1, 0)
+        return (int(min(found)),) * 2 if len(found) == 1 and apart else None
+
+    return rule
+
+
+def _both(eqn, of) -> Bounds | None:
+    if eqn.outvars[0].aval.dtype != np.bool_:
+        return None
+    return (0, 0) if (0, 0) in of else (1, 1) if of == [(1, 1), (1, 1)] else None
 
 
 def _remainder(eqn, of) -> Bounds | None:
@@ -112,7 +139,6 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(MOVES, lambda eqn, of: of[0]),
     "concatenate": _hull,
     "pad": _hull,
-    "select_n": lambda eqn, of: _hull(eqn, of[1:]),
     "dynamic_update_slice": lambda eqn, of: _hull(eqn, of[:2]),
     "add": _corners(lambda x, y: x + y),
     "sub": _corners(lambda x, y: x - y),
@@ -120,6 +146,13 @@ RULES: dict[str, Callable] = {
     "max": _corners(max),
     "min": _corners(min),
     "neg": lambda eqn, of: of[0] and (-of[0][1], -of[0][0]),
+    "lt": _compared(lambda x, y: x < y),
+    "le": _compared(lambda x, y: x <= y),
+    "gt": _compared(lambda x, y: x > y),
+    "ge": _compared(lambda x, y: x >= y),
+    "eq": _compared(lambda x, y: x == y),
+    "ne": _compared(lambda x, y: x != y),
+    "and": _both,
     "rem": _remainder,
     "div": _quotient,
     "clamp": _clamp,

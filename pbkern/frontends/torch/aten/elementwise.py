@@ -112,10 +112,10 @@ def rsub(call, x, y, alpha):
 
 @op("aten::div", "aten::true_divide")
 def div(call, x, y, rounding_mode=None):
-    x, y = operands(call, x, y)
     if rounding_mode is None:
+        x, y = operands(call, x, y)
         return x / y
-    y = _divisor(call, y)
+    x, y = _divided(call, x, y)
     if rounding_mode == "floor":
         return _floor_divided(x, y)
     x, y = jnp.broadcast_arrays(x, y)
@@ -124,9 +124,15 @@ def div(call, x, y, rounding_mode=None):
     return jnp.where(lax.rem(x, y) == 0, jnp.round(x / y), jnp.trunc(x / y))  # 3 / 3 may be just below 1
 
 
-def _divisor(call, y):
-    """Integers that are not zero."""
-    return call.in_range(y, 1, 0) if call.dtype.kind in "iu" else y
+def _divided(call, x, y):
+    """Both operands, a divisor of integers checked not to be zero."""
+    if call.dtype.kind not in "iu":
+        return operands(call, x, y)
+    if isinstance(y, int | float):  # known now
+        call.in_range(np.asarray(y).astype(call.dtype), 1, 0)
+        return operands(call, x, y)
+    x, y = operands(call, x, y)
+    return x, call.in_range(y, 1, 0)
 
 
 def _floor_divided(x, y):
@@ -151,20 +157,17 @@ def prims_div(call, x, y):
 
 @op("aten::floor_divide")
 def floor_divide(call, x, y):
-    x, y = operands(call, x, y)
-    return _floor_divided(x, _divisor(call, y))
+    return _floor_divided(*_divided(call, x, y))
 
 
 @op("aten::fmod")
 def fmod(call, x, y):
-    x, y = operands(call, x, y)
-    return jnp.fmod(x, _divisor(call, y))
+    return jnp.fmod(*_divided(call, x, y))
 
 
 @op("aten::remainder")
 def remainder(call, x, y):
-    x, y = operands(call, x, y)
-    return jnp.remainder(x, _divisor(call, y))
+    return jnp.remainder(*_divided(call, x, y))
 
 
 @op("aten::pow")
