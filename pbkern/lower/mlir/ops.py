@@ -13,7 +13,7 @@ arrays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import ml_dtypes
@@ -24,8 +24,10 @@ from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_f
 from .math_table import SHARED, MathTable
 from .value import Value
 
-# What machine code calls where a number is out of its range (dsl/primitives/in_range.py).
+# What machine code calls where a number is out of its range (dsl/primitives/in_range.py); and the two words of a function on its
+# stack of which the second is set there, and the first elsewhere.
 REPORT = "_mlir_ciface_pbk_report"
+WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
 
@@ -51,6 +53,19 @@ FLOAT_PREDICATES = {
     "uno": "uno",
     "ord": "ord",
 }
+
+
+def reporting(lines: Sequence[str]) -> list[str]:
+    """Lines of a function whose operations may report, with the word cleared before them and looked at before the return."""
+    at = next(k for k, line in enumerate(lines) if line.endswith(WORDS))
+    words, kind = lines[at].partition(" =")[0], "memref<2xi64>"
+    start = ["%reports_none = arith.constant 0 : i64", "%reports_second = arith.constant 1 : index",
+             f"memref.store %reports_none, {words}[%reports_second] : {kind}"]  # fmt: skip
+    end = [f"%reports_some = memref.load {words}[%reports_second] : {kind}",
+           "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
+           "scf.if %reports_any {", f"func.call @{REPORT}() : () -> ()", "}"]  # fmt: skip
+    last = max(k for k, line in enumerate(lines) if line.startswith("return"))
+    return [*lines[: at + 1], *start, *lines[at + 1 : last], *end, *lines[last:]]
 
 
 class Builder:
@@ -314,11 +329,14 @@ class Builder:
         return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
 
     def report(self, mask: Value, x: Value) -> Value:
-        """x; where the mask is set in a lane that counts, the process is told."""
+        """x; where the mask is set in a lane that counts, the function's second word is set. No branch: that would keep loops
+        from holding constants in registers. Who writes out the function looks at the word at its end (`reporting`)."""
         mask = mask if self.live is None or not mask.lanes else self.and_(mask, self.live)
-        kept = f"scf.yield {x.name} : {x.type}\n}}"
-        told = f"func.call @{REPORT}() : () -> ()\n{kept} else {{\n{kept}"
-        return x._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({x.type}) {{\n{told}"))
+        some = self.any(mask).name
+        place = self.emit(f"arith.index_castui {some} : i1 to index")
+        one = self.const("arith.constant 1 : i64")
+        self.emit(f"arith.xori {some}, {some} : i1\nmemref.store {one}, {self.const(WORDS)}[{place}] : memref<2xi64>")
+        return x
 
     def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
         """step(builder, value) applied `count` times, as a loop."""
