@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,12 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from pbkern.core.errors import UnsupportedOp
+from pbkern.core.errors import FallbackWarning, UnsupportedOp
 
 from . import recurrent, shapes
 from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
 from .decompositions import decompositions
-from .dtypes import check_tensor
+from .dtypes import check_tensor, is_sparse
 from .partition import partition
 
 # jaxpr, name -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
@@ -197,9 +198,15 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
         if not choose(number):
             graphs.append(Graph(number, "inference", ("all of it: the graph was not chosen",)))
             return module.forward
-        for k, t in enumerate(inputs):
-            if isinstance(t, torch.Tensor):
-                check_tensor(t, f"input {k} of graph {number}")
+        tensors = [(k, t) for k, t in enumerate(inputs) if isinstance(t, torch.Tensor)]
+        sparse = next(((k, t.layout) for k, t in tensors if is_sparse(t)), None)
+        if sparse is not None and not strict:
+            why = f"input {sparse[0]} is {sparse[1]}, and kernels read dense arrays"
+            warnings.warn(f"graph {number} runs in Torch: {why}", FallbackWarning, stacklevel=2)
+            graphs.append(Graph(number, "inference", (f"all of it: {why}",)))
+            return module.forward
+        for k, t in tensors:
+            check_tensor(t, f"input {k} of graph {number}")
 
         recurrent.in_loops(module)
 
