@@ -135,12 +135,16 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
     def choose(number: int) -> bool:
         return (not selected or number in selected) and number not in filtered
 
-    plain = dataclasses.replace(options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=())
+    rounds = options.emulate_precision_casts  # by operators of Torch, each of which is several of JAX
+    plain = dataclasses.replace(
+        options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=(), emulate_precision_casts=False,
+        polyblocks_disable_unsafe_math_canonicalizations=options.disable_unsafe_math_canonicalizations,
+    )  # fmt: skip
 
     def compile_jaxpr(found: Captured, name: str) -> DirectPlan:
         return DirectPlan(found.jaxpr, name, plain, TorchMemory(), found.checks)
 
-    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target)
+    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target, rounds)
 
 
 def _is_for_torch(args: tuple, kwargs: dict, strict: bool, sparse: list[str]) -> bool:

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.dsl.primitives import in_range
+from pbkern.fuse.algebra.round_operations import rounded
 
 from . import aten, shapes
 from .aten.randomness import NAMES as RANDOM
@@ -28,6 +29,7 @@ from .aten.table import Call, arguments_of, as_type, check_numbers, name_of
 from .dtypes import NUMPY, numpy_dtype
 from .layouts import Order, inverse, order_of
 
+SHORT = (torch.float16, torch.bfloat16)
 SEED = jax.ShapeDtypeStruct((), np.dtype(np.int64))
 
 
@@ -133,11 +135,12 @@ def described(node: torch.fx.Node) -> str:
     return f"{name_of(node.target) or node.target}{at}"
 
 
-def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True, checked: bool = True) -> Captured:
+def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True, checked: bool = True,
+            rounds: bool = False) -> Captured:  # fmt: skip
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
     strided: tensors come, and results go, in the orders of dimensions that Torch has in memory; else all are row-major.
-    checked: whether indices and divisors are checked.
+    checked: whether indices and divisors are checked. rounds: whether each operator rounds its 16-bit results.
     """
     module = shapes.concrete(module, arguments)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -156,7 +159,7 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
         left = iter([a if order is None else jax.numpy.transpose(a, inverse(order)) for a, order in zip(arrays, orders)])
         env = {n: next(left) if isinstance(a, torch.Tensor) else a for n, a in zip(placeholders, arguments)}
         checks.clear()
-        _Interpreter(module, arrays[-1] if draws else None, checks if checked else None).fill(env)
+        _Interpreter(module, arrays[-1] if draws else None, checks if checked else None, rounds).fill(env)
         kept: list[Any] = []
         for n in made:
             if not hasattr(env[n], "dtype"):
@@ -198,8 +201,8 @@ def _type(v: jex.Var) -> Any:
 class _Interpreter:
     """Runs a graph on JAX's arrays. checks: gets an entry per check of a range; None: nothing is checked."""
 
-    def __init__(self, module: torch.fx.GraphModule, seed: Any, checks: list[str] | None):
-        self.module, self._checks = module, checks
+    def __init__(self, module: torch.fx.GraphModule, seed: Any, checks: list[str] | None, rounds: bool):
+        self.module, self._checks, self._rounds = module, checks, rounds
         self._key, self._drawn = None if seed is None else jax.random.key(seed), 0
 
     def next_key(self) -> Any:
@@ -240,8 +243,12 @@ class _Interpreter:
         check_numbers(node.target, placed, named, call.dtypes[0])
         made = rule(call, *placed, **named)
         if isinstance(value, list | tuple):
-            return [typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
-        return typed(made, value) if isinstance(value, torch.Tensor) else made
+            return [self._typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
+        return self._typed(made, value) if isinstance(value, torch.Tensor) else made
+
+    def _typed(self, made: Any, value: torch.Tensor) -> Any:
+        found = typed(made, value)
+        return rounded(found) if self._rounds and found is not None and value.dtype in SHORT else found
 
     def _in_range(self, node: torch.fx.Node, x: Any, low: int, high: int) -> Any:
         """Numbers that are known now are checked now; Torch, which then runs the operator, has an error for wrong ones."""

@@ -40,12 +40,14 @@ class Graph:
       kind: "forward", "backward" or "inference".
       in_torch: operators that are not compiled, with lines; one entry for a graph that was not chosen.
       compiled: what its parts were compiled to.
+      rounds: whether each operator rounds its 16-bit results.
     """
 
     number: int
     kind: str
     in_torch: tuple[str, ...] = ()
     compiled: list[Any] = field(default_factory=list)
+    rounds: bool = False
 
     def kernels(self) -> list[Any]:
         """Kernels of what has been compiled; parts are compiled when they are first called."""
@@ -77,7 +79,7 @@ class Runner:
         with self._lock:
             if key in self._made:
                 return self._made[key]
-            captured = self.captured or capture(self.module, arguments)
+            captured = self.captured or capture(self.module, arguments, rounds=self.graph.rounds)
             self.captured = None
             compiled = self.compile(captured, self.name)
             self.graph.compiled.append(compiled)
@@ -133,7 +135,7 @@ def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: 
         whole = Runner(module, name, compile_jaxpr, graph)
         try:
             if not whole.symbolic:
-                whole.captured = capture(module, examples)
+                whole.captured = capture(module, examples, rounds=graph.rounds)
             return _boxed(whole)
         except NotCompiled:
             if strict:
@@ -162,7 +164,7 @@ def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, g
         examples = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
         try:
             if not run.symbolic:
-                run.captured = capture(part, examples)
+                run.captured = capture(part, examples, rounds=graph.rounds)
         except NotCompiled as e:
             return parts, e
         part.forward = _unpacked(run, part)  # type: ignore[method-assign]
@@ -191,8 +193,9 @@ def _boxed(run: Any) -> Callable:
     return run
 
 
-def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool) -> Callable:
-    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured."""
+def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool, rounds: bool) -> Callable:
+    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured; `rounds`:
+    whether each operator rounds its 16-bit results."""
     def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
         number = 1 + max((g.number for g in graphs), default=-1)
         if not choose(number):
@@ -212,7 +215,7 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
 
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
-                graphs.append(Graph(number, kind))
+                graphs.append(Graph(number, kind, rounds=rounds))
                 return compiled_graph(part, examples, f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict)
 
             return compile_one

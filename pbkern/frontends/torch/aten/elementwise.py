@@ -89,7 +89,9 @@ def angle(call, x):
 
 
 def _scaled(x, alpha):
-    return x if isinstance(alpha, int | float) and alpha == 1 else x * as_type(alpha, x.dtype)
+    if isinstance(alpha, int | float) and alpha == 1:
+        return x
+    return _wide(x) * as_type(alpha, _wide(x).dtype)
 
 
 @op("aten::add", "prims::add")
@@ -196,9 +198,14 @@ def _integer_power(x, y):
     return jnp.where(y < 0, jnp.where(jnp.abs(x) == 1, odd, jnp.zeros_like(x)), total)
 
 
+def _wide(x):
+    """16-bit floats in the type in which Torch computes with them and with numbers, which are not rounded to 16 bits."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
 @op("aten::gelu")
 def gelu(call, x, approximate):
-    return jax.nn.gelu(x, approximate=approximate != "none")
+    return jax.nn.gelu(_wide(x), approximate=approximate != "none")
 
 
 @op("aten::silu")
@@ -208,17 +215,20 @@ def silu(call, x):
 
 @op("aten::leaky_relu")
 def leaky_relu(call, x, negative_slope):
+    x = _wide(x)
     return jnp.where(x > 0, x, x * as_type(negative_slope, x.dtype))
 
 
 @op("aten::elu")
 def elu(call, x, alpha, scale, input_scale):
+    x = _wide(x)
     low = jnp.expm1(jnp.minimum(x, 0) * as_type(input_scale, x.dtype)) * as_type(alpha, x.dtype)
     return jnp.where(x > 0, x, low) * as_type(scale, x.dtype)
 
 
 @op("aten::softplus")
 def softplus(call, x, beta, threshold):
+    x = _wide(x)
     scaled = x * as_type(beta, x.dtype)
     return jnp.where(scaled > threshold, x, jnp.log1p(jnp.exp(jnp.minimum(scaled, threshold))) / beta)
 
