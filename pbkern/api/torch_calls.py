@@ -148,8 +148,8 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
 
 
 def _is_for_torch(args: tuple, kwargs: dict, strict: bool, sparse: list[str]) -> bool:
-    """Whether Torch runs a call: one with sparse tensors, with one warning for a function, unless strict. TorchDynamo would give
-    up the function for all calls. Raises UnsupportedOp for other tensors that kernels cannot read.
+    """Whether Torch runs a call: one with sparse tensors, with one warning for a function, unless strict. TorchDynamo would
+    give up the function for all calls. Raises UnsupportedOp for other tensors that kernels cannot read.
 
     sparse: what has been warned of.
     """
@@ -162,7 +162,8 @@ def _is_for_torch(args: tuple, kwargs: dict, strict: bool, sparse: list[str]) ->
             found = True
             if not sparse:
                 sparse.append(f"{what} is {value.layout}")
-                warnings.warn(f"the call runs in Torch: {sparse[0]}, and kernels read dense arrays", FallbackWarning, stacklevel=3)
+                why = f"{sparse[0]}, and kernels read dense arrays"
+                warnings.warn(f"the call runs in Torch: {why}", FallbackWarning, stacklevel=3)
     return found
 
 

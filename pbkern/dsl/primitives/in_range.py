@@ -3,8 +3,8 @@
     y = in_range(x, low, high)       y is x; where an element is out of its range, the process's count of reports grows
 
 Where low < high, elements must lie in [low, high). Where low > high, they must not lie in [high, low): divisors have
-in_range(x, 1, 0). Who calls what holds such equations compares the count before and after (`Ranges`), and then
-asks which element it was. Machine code counts in a word of its runtime (targets/cpu/codegen/runtime/xla.py), what XLA runs here.
+in_range(x, 1, 0). Who calls what holds such equations compares the count before and after, and then asks which element it
+was (`Ranges`). Machine code counts in a word of its runtime (targets/cpu/codegen/runtime/xla.py), what XLA runs counts here.
 """
 
 from __future__ import annotations

@@ -193,9 +193,10 @@ def _boxed(run: Any) -> Callable:
     return run
 
 
-def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool, rounds: bool) -> Callable:
-    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured; `rounds`:
-    whether each operator rounds its 16-bit results."""
+def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool,
+            rounds: bool) -> Callable:  # fmt: skip
+    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured;
+    `rounds`: whether each operator rounds its 16-bit results."""
     def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
         number = 1 + max((g.number for g in graphs), default=-1)
         if not choose(number):

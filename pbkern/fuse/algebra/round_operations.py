@@ -20,9 +20,9 @@ from pbkern.fuse.simplify.driver import CONTROL, retrace
 
 # Results are operands' elements, or are rounded already.
 EXACT = {*VIEWS, *CONTROL, *(
-    "abs argmax argmin broadcast_in_dim clamp convert_element_type copy_p copysign cummax cummin custom_jvp_call custom_vjp_call "
-    "dynamic_slice dynamic_update_slice expand_dims gather imag max min neg real reduce_max reduce_min reduce_precision "
-    "reduce_window_max reduce_window_min scatter select_and_gather_add select_n sign sort split bitcast_convert_type"
+    "abs argmax argmin bitcast_convert_type clamp convert_element_type copy_p cummax cummin dynamic_slice dynamic_update_slice "
+    "expand_dims gather imag max min neg real reduce_max reduce_min reduce_precision reduce_window_max reduce_window_min "
+    "scatter select_and_gather_add select_n sign sort split"
 ).split()}  # fmt: skip
 
 

@@ -60,7 +60,9 @@ class _Ranges:
 
     def checked(self, eqn, operands):
         bounds, (low, high) = self.of(operands[0]), (eqn.params["low"], eqn.params["high"])
-        if bounds is not None and (low <= bounds[0] and bounds[1] < high if low < high else bounds[1] < high or bounds[0] >= low):
+        within = bounds is not None and low <= bounds[0] and bounds[1] < high
+        apart = bounds is not None and (bounds[1] < high or bounds[0] >= low)
+        if within if low < high else apart:
             return [operands[0]]
         return self.notes.bound("bounds", eqn, operands, (low, high - 1)) if low < high else None
 

@@ -24,7 +24,7 @@ from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_f
 from .math_table import SHARED, MathTable
 from .value import Value
 
-# What machine code calls where a number is out of its range (dsl/primitives/in_range.py); and the two words of a function on its
+# What machine code calls where a number is out of its range (dsl/primitives/in_range.py); and the two words on a function's
 # stack of which the second is set there, and the first elsewhere.
 REPORT = "_mlir_ciface_pbk_report"
 WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"

@@ -1,4 +1,7 @@
-"""Torch's own samples of its operators, by the table: the same numbers and types, or an error, never other numbers."""
+"""Torch's own samples of its operators, by the table: the same numbers and types, or an error, never other numbers.
+
+As they are, with NaN, infinities, zeros of both signs and ties planted into them, and the gradients of both.
+"""
 
 import itertools
 import warnings
@@ -57,6 +60,45 @@ def as_function(op, sample):
     return f, [flat[k].detach() for k in places]
 
 
+def planted(tensors):
+    """The same with NaN, infinities, zeros and repeated elements in a third of the places of floating tensors."""
+    kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0])
+
+    def one(t):
+        if not t.is_floating_point() or not t.numel():
+            return t
+        chance, t = torch.rand(t.shape), t.clone()
+        special = kinds[torch.randint(0, len(kinds), t.shape)].to(t.dtype)
+        again = t.reshape(-1)[torch.randint(0, t.numel(), t.shape)]
+        return torch.where(chance < 0.2, special, torch.where(chance < 0.35, again, t))
+
+    return [one(t) for t in tensors]
+
+
+def with_gradients(f, tensors):
+    """f and the gradients of what it returns, with respect to floating tensors; None where it has none."""
+    floats = [k for k, t in enumerate(tensors) if t.is_floating_point()]
+    if not floats:
+        return None
+
+    def g(*given):
+        def of_floats(*some):
+            mixed = list(given)
+            for k, t in zip(floats, some):
+                mixed[k] = t
+            made = pytree.tree_leaves(f(*mixed))
+            return tuple(m for m in made if isinstance(m, torch.Tensor) and m.is_floating_point())
+
+        made, back = torch.func.vjp(of_floats, *[given[k] for k in floats])
+        return (*made, *back(tuple(torch.ones_like(m) for m in made)))
+
+    try:
+        g(*[t.clone() for t in tensors])
+    except Exception:  # nothing to differentiate
+        return None
+    return g
+
+
 def is_compiled(f, tensors) -> bool:
     """Whether the operator can be traced at all, and the table has all that it is made of."""
     try:
@@ -66,24 +108,55 @@ def is_compiled(f, tensors) -> bool:
         return False
 
 
-@pytest.mark.parametrize("op", op_db, ids=lambda op: op.formatted_name)
-def test_samples(op):
+def cases(op, dtype, is_planted, gradients):
+    for sample in samples_of(op, dtype):
+        found = as_function(op, sample)
+        if found is None:
+            continue
+        f, tensors = found
+        tensors = planted(tensors) if is_planted else tensors
+        f = with_gradients(f, tensors) if gradients else f
+        if f is not None and is_compiled(f, tensors):
+            yield f, tensors
+
+
+def check_samples(op, dtypes, is_planted, gradients):
     if op.name in UNDEFINED or "dropout" in op.name:
         pytest.skip("its results are not determined")
     warnings.simplefilter("ignore")
     compiled = refused = 0
-    for dtype in DTYPES:
+    for dtype in dtypes:
         if dtype not in op.supported_dtypes("cpu") or (op.name, dtype) in INEXACT:
             continue
         torch.manual_seed(0)
-        for sample in samples_of(op, dtype):
-            found = as_function(op, sample)
-            if found is None or not is_compiled(*found):
-                continue
+        for f, tensors in cases(op, dtype, is_planted, gradients):
             try:
-                check_table(found[0], *found[1])
+                check_table(f, *tensors)
                 compiled += 1
             except NotCompiled:
                 refused += 1
     if not compiled:
         pytest.skip("not compiled" if refused else "the table lacks it")
+
+
+by_name = pytest.mark.parametrize("op", op_db, ids=lambda op: op.formatted_name)
+
+
+@by_name
+def test_samples(op):
+    check_samples(op, DTYPES, False, False)
+
+
+@by_name
+def test_planted_samples(op):
+    check_samples(op, (torch.float32,), True, False)
+
+
+@by_name
+def test_gradients_of_samples(op):
+    check_samples(op, (torch.float32,), False, True)
+
+
+@by_name
+def test_gradients_of_planted_samples(op):
+    check_samples(op, (torch.float32,), True, True)

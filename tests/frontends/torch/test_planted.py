@@ -38,7 +38,8 @@ def check(f, *tensors):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
-POOLS = [(2, 2, 0, 1, False), (3, 2, 1, 1, False), (3, 1, 1, 2, True), (2, 3, 1, 1, True), (9, 4, 3, 1, False)]  # the last: windows too large to compare their elements one by one
+# The last: windows too large to compare their elements one by one.
+POOLS = [(2, 2, 0, 1, False), (3, 2, 1, 1, False), (3, 1, 1, 2, True), (2, 3, 1, 1, True), (9, 4, 3, 1, False)]
 
 
 @pytest.mark.parametrize("config", POOLS, ids=str)
@@ -66,8 +67,8 @@ def test_median(dtype):
             x[0] = NAN
             x.view(-1)[-1] = INF
         for dim in range(x.ndim):
-            check_table(lambda x: x.median(dim), x)
-            check_table(lambda x: x.median(dim, True), x)
+            check_table(lambda x, dim=dim: x.median(dim), x)
+            check_table(lambda x, dim=dim: x.median(dim, True), x)
         check_table(lambda x: x.median(), x)
     check_table(lambda x: x.median(0), x[0])
 
@@ -96,22 +97,21 @@ def test_ranges(dtype):
     for start, end, step in RANGES:
         if dtype is torch.uint8 and (start < 0 or end < 0):
             continue
-        check_table(lambda x: torch.arange(start, end, step, dtype=dtype) + x, torch.zeros((), dtype=dtype))
-    for start, end, steps in [(-2.0, 3, 8), (0, 10, 7), (9, -9, 12), (3.9, 7.2, 5), (4, 5, 1), (4, 5, 2), (0, 250, 33), (1, 1, 4)]:
-        if dtype is not torch.uint8 or min(start, end) >= 0:
-            check_table(lambda x: torch.linspace(start, end, steps, dtype=dtype) + x, torch.zeros((), dtype=dtype))
+        check_table(lambda x, range_=(start, end, step): torch.arange(*range_, dtype=dtype) + x, torch.zeros((), dtype=dtype))
+    for range_ in [(-2.0, 3, 8), (0, 10, 7), (9, -9, 12), (3.9, 7.2, 5), (4, 5, 1), (4, 5, 2), (0, 250, 33), (1, 1, 4)]:
+        if dtype is not torch.uint8 or min(range_) >= 0:
+            check_table(lambda x, range_=range_: torch.linspace(*range_, dtype=dtype) + x, torch.zeros((), dtype=dtype))
 
 
 def test_put_and_its_gradient():
     x, v = torch.rand(4, 3), torch.rand(2)
-    for index in (torch.tensor([7, 1]), torch.tensor([[3], [-2]])):
-        for accumulate in (False, True):
-            check(lambda x, v: torch.put(x, index, v.view(index.shape), accumulate), x, v)
+    for index, accumulate in itertools.product((torch.tensor([7, 1]), torch.tensor([[3], [-2]])), (False, True)):
+        check(lambda x, v, i=index, added=accumulate: torch.put(x, i, v.view(i.shape), added), x, v)
     check(lambda x, v: torch.put(x, torch.tensor(5), v[0], True), x, v)
 
 
-BAGS = [(m, s, w, p, two) for m, s, w, p, two in itertools.product(
-    ("sum", "mean", "max"), (False, True), (False, True), (None, 2), (False, True)) if not (w and m != "sum") and not (s and m == "max")]
+ALL_BAGS = itertools.product(("sum", "mean", "max"), (False, True), (False, True), (None, 2), (False, True))
+BAGS = [(m, s, w, p, two) for m, s, w, p, two in ALL_BAGS if not (w and m != "sum") and not (s and m == "max")]
 
 
 @pytest.mark.slow
@@ -121,8 +121,8 @@ def test_bags(mode, scaled, weighted, padding, two):
 
 
 @pytest.mark.parametrize("mode, scaled, weighted, padding, two", [
-    ("max", False, False, None, True), ("max", False, False, 2, False), ("sum", True, True, None, True), ("mean", True, False, 2, False),
-    ("sum", False, True, None, True),
+    ("max", False, False, None, True), ("max", False, False, 2, False), ("sum", True, True, None, True),
+    ("mean", True, False, 2, False), ("sum", False, True, None, True),
 ])  # fmt: skip
 def test_some_bags(mode, scaled, weighted, padding, two):
     check_bag(mode, scaled, weighted, padding, two)
@@ -140,12 +140,14 @@ def check_bag(mode, scaled, weighted, padding, two):
 
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.bool)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+            torch.bool)  # fmt: skip
 
 
 def around_the_ends():
     """Numbers at and beyond the ends of integers of every width, between neighbouring integers, NaN and infinities."""
-    ends = [s * (2.0**w + d) for w in (7, 8, 15, 16, 31, 32, 53, 63, 64, 100) for s in (1, -1) for d in (-129, -1, 0, 0.75, 1, 300)]
+    widths, near = (7, 8, 15, 16, 31, 32, 53, 63, 64, 100), (-129, -1, 0, 0.75, 1, 300)
+    ends = [s * (2.0**w + d) for w in widths for s in (1, -1) for d in near]
     found = [0.0, -0.0, 0.4, -0.4, -0.99, 1.5, -2.2, 44.0, 9e4, -7e9, 3e38, -3e38, NAN, INF, -INF, *ends]
     return torch.tensor(found, dtype=torch.float64)
 
@@ -176,13 +178,17 @@ def test_conversions_within_other_operators():
 
 
 NUMBERS = {
-    "clamp": lambda x, v: x.clamp(max=v), "hardtanh": lambda x, v: F.hardtanh(x, 0, v), "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
+    "clamp": lambda x, v: x.clamp(max=v), "hardtanh": lambda x, v: F.hardtanh(x, 0, v),
+    "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
     "full": lambda x, v: torch.full((3,), v, dtype=x.dtype) + x[0], "pad": lambda x, v: F.pad(x, (1, 1), value=v),
     "alpha": lambda x, v: torch.add(x, x, alpha=v), "power": lambda x, v: x**v,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype, number", [(torch.int8, 300), (torch.uint8, -256), (torch.float16, 7e4), (torch.float32, -1e40)], ids=str)
+TOO_LARGE = [(torch.int8, 300), (torch.uint8, -256), (torch.float16, 7e4), (torch.float32, -1e40)]
+
+
+@pytest.mark.parametrize("dtype, number", TOO_LARGE, ids=str)
 def test_numbers_that_a_type_does_not_hold(dtype, number):
     """Torch runs such an operator, whose error it is."""
     x = torch.tensor([1, 2, 3]).to(dtype)

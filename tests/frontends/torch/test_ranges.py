@@ -184,7 +184,7 @@ def test_an_index_array_that_xla_works_on():
 
     x, i = torch.rand(5, 5), torch.tensor([3, 1, 9])
     for compiled in (True, False):
-        def f(x, i):
+        def f(x, i, compiled=compiled):
             made = jax.numpy.linalg.inv(x)
             return [made[in_range(i, 0, 5)] if compiled else jax.lax.linalg.lu(made[in_range(i, 0, 5)])[0]]
 

@@ -25,8 +25,8 @@ def prod(call, x, dims=None, keepdim=False, dtype=None, **_):
     return jnp.prod(as_type(x, call.dtype), axis=axes_of(x, dims), keepdims=keepdim)
 
 
-for _name, _f in {"amax": jnp.max, "amin": jnp.min}.items():
-    op(f"aten::{_name}")(lambda call, x, dims, keepdim, _f=_f: _f(x, axis=axes_of(x, dims), keepdims=keepdim))
+for _name, _e in {"amax": jnp.max, "amin": jnp.min}.items():
+    op(f"aten::{_name}")(lambda call, x, dims, keepdim, _e=_e: _e(x, axis=axes_of(x, dims), keepdims=keepdim))
 for _name, _f in {"any": jnp.any, "all": jnp.all}.items():
     op(f"aten::{_name}")(lambda call, x, dims=None, keepdim=False, _f=_f: _f(x, axis=axes_of(x, dims), keepdims=keepdim))
 

@@ -163,7 +163,8 @@ def diagonal_scatter(call, x, values, offset, dim1, dim2):
     d1, d2 = dim1 % x.ndim, dim2 % x.ndim
     k = np.arange(values.shape[-1])
     turned = jnp.moveaxis(x, (d1, d2), (-2, -1))
-    return jnp.moveaxis(turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(as_type(values, x.dtype)), (-2, -1), (d1, d2))
+    made = turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(as_type(values, x.dtype))
+    return jnp.moveaxis(made, (-2, -1), (d1, d2))
 
 
 @op("aten::unfold")

@@ -17,8 +17,8 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
 from pbkern.lower.mlir.math_table import SHARED
-from pbkern.lower.mlir.ops import REPORT, WORDS, reporting
 from pbkern.lower.mlir.operation import Operation, Region
+from pbkern.lower.mlir.ops import REPORT, WORDS, reporting
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index

@@ -403,7 +403,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         live = self._tail_mask(tail, lanes) if tail and lanes and e.info.primitive == "in_range" else None
         return self._operation(w, block, e, lanes, lambda a: self._value(w, block, a, p, tail, accs), live)
 
-    def _operation(self, w: Walk, block: Block, e: Expr, lanes: int, value: Callable[[Expr], Ssa], live: Ssa | None = None) -> Ssa:
+    def _operation(
+        self, w: Walk, block: Block, e: Expr, lanes: int, value: Callable[[Expr], Ssa], live: Ssa | None = None
+    ) -> Ssa:
         """An operation on the values of its operands. live: lanes of elements that exist, where that matters."""
         product = self._contracted(w, e)
         atoms = e.args if product is None else (*e.args[product].args, e.args[1 - product])
