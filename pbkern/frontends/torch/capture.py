@@ -20,8 +20,8 @@ from jax.extend import core as jex
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.rounding import rounded
 from pbkern.dsl.primitives import in_range
-from pbkern.fuse.algebra.round_operations import rounded
 
 from . import aten, shapes
 from .aten.randomness import NAMES as RANDOM

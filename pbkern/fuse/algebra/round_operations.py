@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again
 from pbkern.core.jaxprs import called_jaxpr, equations
+from pbkern.core.ops.rounding import rounded
 from pbkern.fuse.cost.kinds import VIEWS
 from pbkern.fuse.simplify.driver import CONTROL, retrace
 
@@ -39,8 +39,3 @@ def _is_short(v) -> bool:
 def _with_rounding(eqn, operands):
     results = bind_again(eqn, operands)
     return [rounded(r) if _is_short(v) else r for r, v in zip(results, eqn.outvars)]
-
-
-def rounded(x):
-    """A float16 or bfloat16 as it is in memory: conversions round, and keep subnormal numbers."""
-    return lax.convert_element_type(lax.convert_element_type(x, np.float32), x.dtype)

@@ -34,6 +34,18 @@ UNDEFINED = {
 INEXACT = {("__rpow__", torch.int64), ("pow", torch.int64), ("float_power", torch.int64), ("lgamma", torch.bool),
            ("digamma", torch.bool), ("digamma", torch.int64)}  # fmt: skip
 
+# Where not all numbers are finite, Torch's eager kernels have results of another kind than its own decompositions, which are
+# compiled: Welford's means of infinities are NaN, and gradients of softmax have the order of their products.
+OTHER_IF_NOT_FINITE = {
+    "var_mean", "var_mean_unbiased", "std_mean", "std_mean_unbiased", "native_layer_norm", "native_group_norm",
+    "_softmax_backward_data", "nn_functional_interpolate_linear", "nn_functional_interpolate_bilinear",
+    # Weights that are not finite meet the zeros between the elements of a transposed convolution's input.
+    "nn_functional_conv_transpose1d", "nn_functional_conv_transpose2d", "nn_functional_conv_transpose3d",
+}  # fmt: skip
+GRADIENT_OTHER_IF_NOT_FINITE = OTHER_IF_NOT_FINITE | {
+    "softmax", "softmax_with_dtype", "nn_functional_softmin", "nn_functional_softmin_with_dtype", "nn_functional_normalize",
+}  # fmt: skip
+
 
 def samples_of(op, dtype):
     try:
@@ -123,6 +135,8 @@ def cases(op, dtype, is_planted, gradients):
 def check_samples(op, dtypes, is_planted, gradients):
     if op.name in UNDEFINED or "dropout" in op.name:
         pytest.skip("its results are not determined")
+    if is_planted and op.formatted_name in (GRADIENT_OTHER_IF_NOT_FINITE if gradients else OTHER_IF_NOT_FINITE):
+        pytest.skip("Torch's own ways to the result differ")
     warnings.simplefilter("ignore")
     compiled = refused = 0
     for dtype in dtypes:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pbkern.fuse.simplify.max_pool_gradient import scatter_to_winners
+from pbkern.core.ops.window_winners import scatter_to_winners
 
 from .table import as_list, op
 
@@ -176,11 +176,12 @@ def _adaptive_mean(x, sizes):
             axis %= x.ndim
             x = x.reshape(*x.shape[:axis], parts, n // parts, *x.shape[axis + 1 :]).mean(axis + 1)
         else:
-            shares = np.zeros((n, parts))
-            for k in range(parts):
-                low, high = k * n // parts, -(-(k + 1) * n // parts)
-                shares[low:high, k] = 1 / (high - low)
-            x = jnp.moveaxis(jnp.tensordot(x, shares.astype(x.dtype), (axis, 0)), -1, axis)
+            lows = np.arange(parts) * n // parts
+            highs = -(-np.arange(1, parts + 1) * n // parts)
+            places = np.arange(n)[:, None]
+            inside = (places >= lows) & (places < highs)  # [n, parts]; products with zeros would spread NaN
+            chosen = jnp.where(inside, jnp.moveaxis(x, axis, -1)[..., None], 0)
+            x = jnp.moveaxis(chosen.sum(-2) / jnp.asarray(highs - lows, x.dtype), -1, axis)
     return x
 
 
