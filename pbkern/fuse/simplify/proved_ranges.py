@@ -43,16 +43,16 @@ class _Ranges:
             x = np.asarray(x)
             return (int(x.min()), int(x.max())) if x.dtype.kind in "iub" and x.size else None
         found = self.notes.find("bounds", x)
-        return found[0] if found else None
+        return found[0] if found else _of_type(x.dtype)
 
     def noted(self, rule: Callable) -> Callable:
         def rewrite(eqn, operands):
             out = eqn.outvars[0].aval
-            if not isinstance(getattr(out, "dtype", None), np.dtype) or out.dtype.kind not in "iub":
+            possible = _of_type(getattr(out, "dtype", None))
+            if possible is None:
                 return None
-            bounds = rule(eqn, [self.of(x) for x in operands])
-            low, high = (0, 1) if out.dtype.kind == "b" else (np.iinfo(out.dtype).min, np.iinfo(out.dtype).max)
-            if bounds is None or bounds[0] < low or bounds[1] > high:  # it may wrap
+            bounds, (low, high) = rule(eqn, [self.of(x) for x in operands]), possible
+            if bounds is None or bounds == possible or bounds[0] < low or bounds[1] > high:  # it may wrap
                 return None
             return self.notes.bound("bounds", eqn, operands, bounds)
 
@@ -72,6 +72,12 @@ class _Ranges:
         if which is None or which[0] != which[1] or operands[1].shape != eqn.outvars[0].aval.shape:
             return self.noted(lambda eqn, of: _hull(eqn, of[1:]))(eqn, operands)
         return [operands[1 + which[0]]]
+
+
+def _of_type(dtype) -> Bounds | None:
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "iub":
+        return None
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
 def _iota(eqn, of) -> Bounds:

@@ -59,6 +59,12 @@ def test_a_pool_over_the_border_that_holds_no_more_than_minus_infinity():
     check_table(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x)
 
 
+@pytest.mark.parametrize("sizes", [(3, 7), (4, 3), (7, 5), (12, 9)], ids=str)
+def test_adaptive_means_of_parts_of_several_lengths(sizes):
+    check_table(lambda x: F.adaptive_avg_pool2d(x, sizes), planted((2, 3, 10, 7)))
+    check(lambda x: F.adaptive_avg_pool2d(x, sizes), torch.rand(2, 3, 10, 7))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.bfloat16], ids=str)
 def test_median(dtype):
     for shape in ((5, 7), (3, 8), (1, 1), (9,)):
