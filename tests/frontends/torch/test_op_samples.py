@@ -35,15 +35,28 @@ INEXACT = {("__rpow__", torch.int64), ("pow", torch.int64), ("float_power", torc
            ("digamma", torch.bool), ("digamma", torch.int64)}  # fmt: skip
 
 # Where not all numbers are finite, Torch's eager kernels have results of another kind than its own decompositions, which are
-# compiled: Welford's means of infinities are NaN, and gradients of softmax have the order of their products.
+# compiled.
 OTHER_IF_NOT_FINITE = {
+    # Welford's means of infinities are NaN.
     "var_mean", "var_mean_unbiased", "std_mean", "std_mean_unbiased", "native_layer_norm", "native_group_norm",
-    "_softmax_backward_data", "nn_functional_interpolate_linear", "nn_functional_interpolate_bilinear",
-    # Weights that are not finite meet the zeros between the elements of a transposed convolution's input.
-    "nn_functional_conv_transpose1d", "nn_functional_conv_transpose2d", "nn_functional_conv_transpose3d",
+    # Weights of zero: of points beside, of zeros between a transposed convolution's elements.
+    "nn_functional_interpolate_linear", "nn_functional_interpolate_bilinear", "nn_functional_interpolate_trilinear",
+    "nn_functional_upsample_bilinear", "nn_functional_conv_transpose1d", "nn_functional_conv_transpose2d",
+    "nn_functional_conv_transpose3d",
+    # Comparisons that NaN fails, or greatest elements that are not NaN.
+    "nn_functional_multi_margin_loss", "nn_functional_multilabel_margin_loss", "nn_functional_scaled_dot_product_attention",
+    # Products in another order.
+    "_softmax_backward_data",
 }  # fmt: skip
 GRADIENT_OTHER_IF_NOT_FINITE = OTHER_IF_NOT_FINITE | {
     "softmax", "softmax_with_dtype", "nn_functional_softmin", "nn_functional_softmin_with_dtype", "nn_functional_normalize",
+    "nn_functional_layer_norm", "nn_functional_rms_norm",
+    # Padding with zeros.
+    "nn_functional_conv1d", "nn_functional_conv2d", "nn_functional_conv3d",
+    # Eager Torch has another result for a vector than for what remains of a row.
+    "nn_functional_hardswish",
+    # XLA, which runs the table here, makes a product with booleans a choice.
+    "aminmax",
 }  # fmt: skip
 
 
