@@ -1,6 +1,8 @@
 """Operators beside eager Torch where inputs hold NaN, infinities, ties, and numbers at the ends of their types."""
 
+import functools
 import itertools
+import re
 
 import pytest
 
@@ -42,13 +44,14 @@ def check(f, *tensors):
 POOLS = [(2, 2, 0, 1, False), (3, 2, 1, 1, False), (3, 1, 1, 2, True), (2, 3, 1, 1, True), (9, 4, 3, 1, False)]
 
 
-@pytest.mark.parametrize("config", POOLS, ids=str)
-@pytest.mark.parametrize("n, shape", [(1, (2, 3, 23)), (2, (3, 13, 19)), (3, (1, 2, 9, 11, 10))], ids=str)
-def test_max_pools(n, shape, config):
+SHAPES = {1: (2, 3, 23), 2: (3, 13, 19), 3: (1, 2, 9, 11, 10)}
+SOME_POOLS = [(1, POOLS[3]), (3, POOLS[1]), *((2, config) for config in POOLS)]
+
+
+@pytest.mark.parametrize("n, config", SOME_POOLS, ids=str)
+def test_max_pools(n, config):
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[n - 1]
-    x = planted(shape)
-    if config[0] == 9 and n == 3:
-        pytest.skip("a loop over 729 places of 11 windows, as in two dimensions")
+    x = planted(SHAPES[n])
     check(lambda x: pool(x, *config), x)
     check_table(lambda x: pool(x, *config, return_indices=True), x)
 
@@ -73,8 +76,8 @@ def test_median(dtype):
             x[0] = NAN
             x.view(-1)[-1] = INF
         for dim in range(x.ndim):
-            check_table(lambda x, dim=dim: x.median(dim), x)
-            check_table(lambda x, dim=dim: x.median(dim, True), x)
+            check_table(functools.partial(torch.median, dim=dim), x)
+            check_table(functools.partial(torch.median, dim=dim, keepdim=True), x)
         check_table(lambda x: x.median(), x)
     check_table(lambda x: x.median(0), x[0])
 
@@ -103,10 +106,14 @@ def test_ranges(dtype):
     for start, end, step in RANGES:
         if dtype is torch.uint8 and (start < 0 or end < 0):
             continue
-        check_table(lambda x, range_=(start, end, step): torch.arange(*range_, dtype=dtype) + x, torch.zeros((), dtype=dtype))
+        check_range(torch.arange, (start, end, step), dtype)
     for range_ in [(-2.0, 3, 8), (0, 10, 7), (9, -9, 12), (3.9, 7.2, 5), (4, 5, 1), (4, 5, 2), (0, 250, 33), (1, 1, 4)]:
         if dtype is not torch.uint8 or min(range_) >= 0:
-            check_table(lambda x, range_=range_: torch.linspace(*range_, dtype=dtype) + x, torch.zeros((), dtype=dtype))
+            check_range(torch.linspace, range_, dtype)
+
+
+def check_range(f, numbers, dtype):
+    check_table(lambda x: f(*numbers, dtype=dtype) + x, torch.zeros((), dtype=dtype))
 
 
 def test_put_and_its_gradient():
@@ -164,15 +171,14 @@ def test_floats_out_of_the_range_of_integers(to):
     ways to uint32, for vectors and for what remains of a row: compiled code has the latter."""
     for dtype in FLOATS:
         x = around_the_ends().to(dtype)
-        for shaped in (x[:, None].expand(-1, 3), x[:, None].expand(-1, 77)):
-            shaped = shaped.contiguous()
-            expected = torch.stack([v.to(to) for v in x.unbind()])[:, None].expand(shaped.shape)
-            if to is not torch.uint32:
-                assert torch.equal(shaped.to(to), expected), "eager Torch differs from itself"
-            for f in (lambda t: t.to(to), lambda t: t.t().to(to).t()):
-                torch._dynamo.reset()
-                made = jit(f)(shaped)
-                assert torch.equal(made, expected), (dtype, x[(made != expected).any(1)])
+        shaped = x[:, None].expand(-1, 77).contiguous()
+        expected = torch.stack([v.to(to) for v in x.unbind()])[:, None].expand(shaped.shape)
+        if to is not torch.uint32:
+            assert torch.equal(shaped.to(to), expected), "eager Torch differs from itself"
+        torch._dynamo.reset()
+        made = jit(lambda t: (t.to(to), t[:, ::7].to(to)))(shaped)
+        for m, e in zip(made, (expected, expected[:, ::7])):
+            assert torch.equal(m, e), (dtype, x[(m != e).any(1)])
 
 
 def test_conversions_within_other_operators():
@@ -184,7 +190,7 @@ def test_conversions_within_other_operators():
 
 
 NUMBERS = {
-    "clamp": lambda x, v: x.clamp(max=v), "hardtanh": lambda x, v: F.hardtanh(x, 0, v),
+    "clamp": lambda x, v: x.clamp(max=v), "hardtanh": lambda x, v: F.hardtanh(x, min(v, 0), max(v, 0)),
     "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
     "full": lambda x, v: torch.full((3,), v, dtype=x.dtype) + x[0], "pad": lambda x, v: F.pad(x, (1, 1), value=v),
     "alpha": lambda x, v: torch.add(x, x, alpha=v), "power": lambda x, v: x**v,
@@ -203,7 +209,7 @@ def test_numbers_that_a_type_does_not_hold(dtype, number):
         try:
             expected = f(x, number)
         except RuntimeError as e:
-            with pytest.raises(RuntimeError, match=str(e)):
+            with pytest.raises(RuntimeError, match=re.escape(str(e))):
                 jit(f)(x, number)
         else:
             torch.testing.assert_close(jit(f)(x, number), expected)
