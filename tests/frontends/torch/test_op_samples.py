@@ -42,7 +42,9 @@ OTHER_IF_NOT_FINITE = {
     # Weights of zero: of points beside, of zeros between a transposed convolution's elements.
     "nn_functional_interpolate_linear", "nn_functional_interpolate_bilinear", "nn_functional_interpolate_trilinear",
     "nn_functional_upsample_bilinear", "nn_functional_conv_transpose1d", "nn_functional_conv_transpose2d",
-    "nn_functional_conv_transpose3d",
+    "nn_functional_conv_transpose3d", "nn_functional_grid_sample", "grid_sampler_2d",
+    # Boundaries that are no longer sorted.
+    "bucketize", "searchsorted",
     # Comparisons that NaN fails, or greatest elements that are not NaN.
     "nn_functional_multi_margin_loss", "nn_functional_multilabel_margin_loss", "nn_functional_scaled_dot_product_attention",
     # Products in another order.
@@ -54,9 +56,9 @@ GRADIENT_OTHER_IF_NOT_FINITE = OTHER_IF_NOT_FINITE | {
     # Padding with zeros.
     "nn_functional_conv1d", "nn_functional_conv2d", "nn_functional_conv3d",
     # Eager Torch has another result for a vector than for what remains of a row.
-    "nn_functional_hardswish",
-    # XLA, which runs the table here, makes a product with booleans a choice.
-    "aminmax",
+    "nn_functional_hardswish", "nn_functional_hardtanh",
+    # XLA, which runs the table here, makes a product with booleans a choice, and -0.0 + 0.0 is -0.0 to it.
+    "aminmax", "mvlgamma_mvlgamma_p_1", "mvlgamma_mvlgamma_p_3", "mvlgamma_mvlgamma_p_5",
 }  # fmt: skip
 
 
