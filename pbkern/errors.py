@@ -3,8 +3,10 @@
 from pbkern.core.errors import (
     ArgumentError,
     CheckError,
+    DivisionByZero,
     FallbackWarning,
     FunctionError,
+    IndexOutOfRange,
     InternalError,
     KernelError,
     OptionError,
@@ -21,9 +23,11 @@ from pbkern.core.errors import (
 __all__ = [
     "ArgumentError",
     "CheckError",
+    "DivisionByZero",
     "FallbackWarning",
     "FunctionError",
     "InternalError",
+    "IndexOutOfRange",
     "KernelError",
     "OptionError",
     "OutOfBoundsError",

@@ -17,9 +17,11 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.checks import can_fail
+from pbkern.dsl.primitives import in_range
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.emit.plan import Plan, Segment
 from pbkern.targets.cpu.codegen import direct
+from pbkern.targets.cpu.codegen.compile import reports
 
 from .decorators import JitFunction
 from .pipeline import Build, compile_programs, current_plan
@@ -63,11 +65,13 @@ class Memory(Protocol):
 class DirectPlan:
     """One compiled jaxpr as a function of a framework's arrays, to a list of new ones. Raises what compiling raises.
 
+    checks: per check of a range in the jaxpr, in order, what it checks. A call whose numbers are out of it raises.
+
     Attributes:
       run: the function; calling the plan is the same, and 0.1 us slower.
     """
 
-    def __init__(self, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, memory: Memory):
+    def __init__(self, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, memory: Memory, checks: Sequence[str] = ()):
         with jax.enable_x64(True), _jax.types_kept(jaxpr):
             self.build: Build = compile_programs(current_plan(jaxpr, name, options), options)
         self.jaxpr, self._memory, plan = jaxpr, memory, self.build.fused
@@ -79,7 +83,8 @@ class DirectPlan:
             self._link(plan)
         self._operands = memory.operands([a.dtype for a in jaxpr.in_avals])
         self._made = [memory.result(a.dtype) for a in jaxpr.out_avals]
-        self.run: Callable[[Sequence[Any]], Values] = self._one_program() or self._several_steps
+        run = self._one_program() or self._several_steps
+        self.run: Callable[[Sequence[Any]], Values] = self._checked(run, checks) if checks else run
 
     def __call__(self, arrays: Sequence[Any]) -> Values:
         return self.run(arrays)
@@ -116,6 +121,22 @@ class DirectPlan:
         if constants:
             return lambda arrays: step(operands(arrays) + constants)
         return lambda arrays: step(operands(arrays))
+
+    def _checked(self, run: Callable[[Sequence[Any]], Values], names: Sequence[str]) -> Callable[[Sequence[Any]], Values]:
+        """`run`, which raises where a number is out of its range. That some is, which costs nothing, programs count for the
+        whole process; whose and which it was is asked of the arguments of calls that have seen the count change."""
+        counted, ranges = reports(), in_range.Ranges(self.jaxpr, names)
+        to_jax, operands = self._memory.to_jax, self._operands
+
+        def checked(arrays: Sequence[Any]) -> Values:
+            before = counted.value, in_range.reported_by_xla()
+            made = run(arrays)
+            if (counted.value, in_range.reported_by_xla()) != before:
+                with jax.enable_x64(True):
+                    ranges.check([to_jax(a) for a in operands(arrays)])
+            return made
+
+        return checked
 
     def _link(self, plan: Plan) -> None:
         """Gives every value of the plan its place in the list that a call fills."""
@@ -176,7 +197,7 @@ class DirectPlan:
 
         def run(values: Values) -> Values:
             with jax.enable_x64(True):
-                return [from_jax(a) for a in call(*map(to_jax, values))]
+                return [from_jax(a) for a in jax.block_until_ready(call(*map(to_jax, values)))]
 
         return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,12 @@ import torch
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import BackendCompilerFailed
 
-from pbkern.core.errors import PbkernError
+from pbkern.core.errors import FallbackWarning, PbkernError
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import Captured
-from pbkern.frontends.torch.dtypes import check_tensor
+from pbkern.frontends.torch.dtypes import check_tensor, is_sparse
 from pbkern.frontends.torch.memory import TorchMemory
 
 from .direct_plan import DirectPlan
@@ -48,11 +49,13 @@ class TorchFunction(PickledByName):
         self.__wrapped__ = fn
         self.options = options
         self.graphs: list[captured.Graph] = []
+        self._sparse: list[str] = []
         self._compiled = _captured(fn, backend(options, self.graphs))
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _check(args, kwargs)
+        if _is_for_torch(args, kwargs, self.options.strict_target, self._sparse):
+            return self.__wrapped__(*args, **kwargs)
         try:
             return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as e:
@@ -87,7 +90,8 @@ class TorchModule(OptimizedModule):
     """A decorated module, which shares parameters and state with the one that it is made of."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _check(args, kwargs)
+        if _is_for_torch(args, kwargs, self.__dict__["options"].strict_target, self.__dict__["sparse"]):
+            return self._orig_mod(*args, **kwargs)
         try:
             if not self.__dict__["recurrent"]:
                 return super().__call__(*args, **kwargs)
@@ -113,7 +117,7 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     graphs: list[captured.Graph] = []
     module = _captured(fn, backend(options, graphs))
     module.__class__ = TorchModule
-    module.__dict__ |= {"graphs": graphs, "options": options}
+    module.__dict__ |= {"graphs": graphs, "options": options, "sparse": []}
     module.__dict__["recurrent"] = any(isinstance(m, torch.nn.RNNBase) for m in fn.modules())
     return module
 
@@ -131,19 +135,36 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
     def choose(number: int) -> bool:
         return (not selected or number in selected) and number not in filtered
 
-    plain = dataclasses.replace(options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=())
+    rounds = options.emulate_precision_casts  # by operators of Torch, each of which is several of JAX
+    plain = dataclasses.replace(
+        options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=(), emulate_precision_casts=False,
+        polyblocks_disable_unsafe_math_canonicalizations=options.disable_unsafe_math_canonicalizations,
+    )  # fmt: skip
 
     def compile_jaxpr(found: Captured, name: str) -> DirectPlan:
-        return DirectPlan(found.jaxpr, name, plain, TorchMemory())
+        return DirectPlan(found.jaxpr, name, plain, TorchMemory(), found.checks)
 
-    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target)
+    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target, rounds)
 
 
-def _check(args: tuple, kwargs: dict) -> None:
-    """Raises UnsupportedOp for tensors that kernels cannot read, which Torch would run by itself."""
+def _is_for_torch(args: tuple, kwargs: dict, strict: bool, sparse: list[str]) -> bool:
+    """Whether Torch runs a call: one with sparse tensors, with one warning for a function, unless strict. TorchDynamo would
+    give up the function for all calls. Raises UnsupportedOp for other tensors that kernels cannot read.
+
+    sparse: what has been warned of.
+    """
+    found = False
     for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
         if isinstance(value, torch.Tensor) and not (value.is_cpu and value.layout is torch.strided and not value.is_quantized):
-            check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`")
+            what = f"argument {name}" if isinstance(name, int) else f"argument `{name}`"
+            if strict or not is_sparse(value):
+                check_tensor(value, what)
+            found = True
+            if not sparse:
+                sparse.append(f"{what} is {value.layout}")
+                why = f"{sparse[0]}, and kernels read dense arrays"
+                warnings.warn(f"the call runs in Torch: {why}", FallbackWarning, stacklevel=3)
+    return found
 
 
 def _own(error: BackendCompilerFailed) -> Exception:

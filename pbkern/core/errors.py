@@ -76,6 +76,14 @@ class CheckError(PbkernError):
     kernel: str = ""
 
 
+class IndexOutOfRange(CheckError, IndexError, RuntimeError):
+    """An index of a compiled function of PyTorch is outside of what it indexes."""
+
+
+class DivisionByZero(CheckError, ZeroDivisionError, RuntimeError):
+    """A compiled function of PyTorch divides integers by zero."""
+
+
 class RaceError(PbkernError):
     """Two programs of a parallel grid dimension wrote the same element (interpret mode)."""
 
@@ -112,5 +120,5 @@ class InternalError(PbkernError):
         super().__init__(what, **kw)
 
 
-for _error in (*PbkernError.__subclasses__(), PbkernError, UnsupportedKernel, FallbackWarning):
+for _error in [x for x in vars().values() if isinstance(x, type) and x.__module__ == __name__]:
     _error.__module__ = "pbkern.errors"  # tracebacks name the class where users find it

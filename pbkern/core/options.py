@@ -33,6 +33,9 @@ class CompileOptions:
         float32 and rounds once at the end; never is a sum less exact than its type. Integer modes take integer operands.
       mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions such as exp are
         never approximated. NaN, infinities and signed zeros are right either way.
+      emulate_precision_casts: bool, default False. Every operation on float16 and bfloat16 rounds its result to that type, as
+        it does where it runs by itself: fused kernels otherwise keep float32 precision and range until a value is stored.
+        Rewrites that may change rounding are left out. In functions of PyTorch an operation is an operator of Torch.
       num_iters: int, default 1. Each call runs the compiled kernels this many times on the same inputs, for timing;
         what XLA keeps runs once.
       polyblocks_disable_affine_fusion: bool, default False. Every operation becomes a kernel of its own.
@@ -68,6 +71,7 @@ class CompileOptions:
     target: str = "cpu"
     mm_conv_precision_mode: str | None = None
     mlir_disable_fast_math: bool = False
+    emulate_precision_casts: bool = False
     num_iters: int = 1
     polyblocks_disable_affine_fusion: bool = False
     polyblocks_disable_reduce_reduce_fusion: bool = False
@@ -123,7 +127,7 @@ class CompileOptions:
 
     @property
     def disable_unsafe_math_canonicalizations(self) -> bool:
-        return self.polyblocks_disable_unsafe_math_canonicalizations
+        return self.polyblocks_disable_unsafe_math_canonicalizations or self.emulate_precision_casts
 
     def __repr__(self) -> str:
         return f"CompileOptions({', '.join(f'{k}={v!r}' for k, v in self.differing().items())})"

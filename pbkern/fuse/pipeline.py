@@ -22,6 +22,7 @@ from pbkern.fuse.algebra.log_of_exp import cancel_log_of_exp
 from pbkern.fuse.algebra.outer_products import multiply_outer
 from pbkern.fuse.algebra.prng_keys import keys_as_words
 from pbkern.fuse.algebra.reassociate_row_sums import sums_of_results
+from pbkern.fuse.algebra.round_operations import round_operations
 from pbkern.fuse.complex.to_pairs import complex_as_pairs
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
@@ -47,6 +48,7 @@ from pbkern.fuse.partition.leave_layouts_to_xla import leave_layout_ops
 from pbkern.fuse.partition.partitioner import partition
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
+from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
 from pbkern.fuse.split.two_stage import split_reductions
 from pbkern.fuse.tiling.online_analysis import chunks_allowed
 from pbkern.fuse.tiling.search_memo import searches_memoised
@@ -64,6 +66,7 @@ class FuseOptions:
       unsafe: rewrites may change rounding and drop NaNs as compile_options say; fast: sums may be reassociated.
       unrolls: loops may be written out.
       precision: mm_conv_precision_mode.
+      rounds: each operation on 16-bit floats rounds its result.
     """
 
     machine: CostModel
@@ -72,6 +75,7 @@ class FuseOptions:
     fast: bool = True
     unrolls: bool = True
     precision: str | None = None
+    rounds: bool = False
 
     @classmethod
     def of(cls, options: object, machine: CostModel) -> FuseOptions:
@@ -81,6 +85,7 @@ class FuseOptions:
             fast=not getattr(options, "mlir_disable_fast_math", False),
             unrolls=not getattr(options, "disable_affine_fusion", False),
             precision=getattr(options, "mm_conv_precision_mode", None),
+            rounds=getattr(options, "emulate_precision_casts", False),
         )  # fmt: skip
 
 
@@ -106,6 +111,9 @@ FUSE_PASSES = (
     Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True),
     Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends",
          required=True),
+    Pass("round operations", _of_jaxpr(round_operations), "16-bit floats are rounded after each operation of the function",
+         when=lambda o: o.rounds, required=True),
+    Pass("drop proved ranges", _of_jaxpr(drop_proved_ranges), "places that a program computes for itself are not checked"),
     Pass("hoist constants", _of_jaxpr(hoist_constants_of_bodies), "bodies of loops and branches read operands alone"),
     Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
     Pass("simplify", lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
@@ -158,7 +166,8 @@ def plan(
 
     Args:
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
-        disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode, strict_target.
+        disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode, emulate_precision_casts,
+        strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
       params_for: grid semantics of a fused kernel, and chosen fields by name -> its compiler_params.
       choices: one per fused kernel, in the order of choices.groups_of; (): the model's.

@@ -176,10 +176,10 @@ def _qualified(cls: type, imports: set[str]) -> str:
 
 @functools.cache
 def _primitives() -> dict[str, jex.Primitive]:
-    from pbkern.dsl.primitives import grid
+    from pbkern.dsl.primitives import grid, in_range
 
     found: dict[str, jex.Primitive] = {}
-    for module in (grid, jex.primitives, lax):
+    for module in (grid, in_range, jex.primitives, lax):
         for name in dir(module):
             p = getattr(module, name) if name.endswith("_p") else None
             if isinstance(p, jex.Primitive):

@@ -7,6 +7,7 @@ parameters among them. A graph that draws random numbers has one input more, the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,16 +20,17 @@ from jax.extend import core as jex
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.rounding import rounded
+from pbkern.dsl.primitives import in_range
 
 from . import aten, shapes
 from .aten.randomness import NAMES as RANDOM
-from .aten.table import Call, name_of
+from .aten.table import Call, arguments_of, as_type, check_numbers, name_of
 from .dtypes import NUMPY, numpy_dtype
 from .layouts import Order, inverse, order_of
 
+SHORT = (torch.float16, torch.bfloat16)
 SEED = jax.ShapeDtypeStruct((), np.dtype(np.int64))
-# Arguments of operators that say where a result lies, not what it is.
-WHERE = ("device", "layout", "pin_memory", "memory_format")
 
 
 class NotCompiled(UnsupportedOp):
@@ -71,12 +73,14 @@ class Captured:
       results: per result of the graph a Place, an Argument, or what else it is: None or a number.
       orders: per tensor among the arguments, the order of dimensions in which the jaxpr takes it.
       draws: whether it takes a seed.
+      checks: per check of a range in the jaxpr, in order, the operator whose indices or divisors they are, with its line.
     """
 
     jaxpr: jex.ClosedJaxpr
     results: tuple[Any, ...]
     orders: tuple[Order | None, ...]
     draws: bool
+    checks: tuple[str, ...] = ()
 
 
 def is_supported(node: torch.fx.Node) -> bool:
@@ -131,10 +135,12 @@ def described(node: torch.fx.Node) -> str:
     return f"{name_of(node.target) or node.target}{at}"
 
 
-def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True) -> Captured:
+def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True, checked: bool = True,
+            rounds: bool = False) -> Captured:  # fmt: skip
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
     strided: tensors come, and results go, in the orders of dimensions that Torch has in memory; else all are row-major.
+    checked: whether indices and divisors are checked. rounds: whether each operator rounds its 16-bit results.
     """
     module = shapes.concrete(module, arguments)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -142,6 +148,7 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     made = list(dict.fromkeys(n for n in returned if isinstance(n, torch.fx.Node) and n not in placeholders))
     numbers: dict[torch.fx.Node, Any] = {}
+    checks: list[str] = []
     draws = any(name_of(n.target) in RANDOM for n in module.graph.nodes)
     values = [n.meta["val"] for n, a in zip(placeholders, arguments) if isinstance(a, torch.Tensor)]
     orders = tuple(order_of(v) if strided else None for v in values)
@@ -151,7 +158,8 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
     def run(*arrays: Any) -> list:
         left = iter([a if order is None else jax.numpy.transpose(a, inverse(order)) for a, order in zip(arrays, orders)])
         env = {n: next(left) if isinstance(a, torch.Tensor) else a for n, a in zip(placeholders, arguments)}
-        _Interpreter(module, arrays[-1] if draws else None).fill(env)
+        checks.clear()
+        _Interpreter(module, arrays[-1] if draws else None, checks if checked else None, rounds).fill(env)
         kept: list[Any] = []
         for n in made:
             if not hasattr(env[n], "dtype"):
@@ -166,7 +174,8 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
     jaxpr = _views_apart(jaxpr, numbers) if strided else jaxpr
     numbers |= {n: Argument(k) for k, n in enumerate(placeholders)}
-    return Captured(jaxpr, tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned), orders, draws)
+    return Captured(jaxpr, tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned), orders, draws,
+                    tuple(checks))  # fmt: skip
 
 
 def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> jex.ClosedJaxpr:
@@ -190,10 +199,10 @@ def _type(v: jex.Var) -> Any:
 
 
 class _Interpreter:
-    """Runs a graph on JAX's arrays."""
+    """Runs a graph on JAX's arrays. checks: gets an entry per check of a range; None: nothing is checked."""
 
-    def __init__(self, module: torch.fx.GraphModule, seed: Any):
-        self.module = module
+    def __init__(self, module: torch.fx.GraphModule, seed: Any, checks: list[str] | None, rounds: bool):
+        self.module, self._checks, self._rounds = module, checks, rounds
         self._key, self._drawn = None if seed is None else jax.random.key(seed), 0
 
     def next_key(self) -> Any:
@@ -229,10 +238,30 @@ class _Interpreter:
             if not _is_python(node.target):
                 raise UnsupportedOp("the table has no rule for it")
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        made = rule(_call(node, self.next_key), *args, **{k: v for k, v in kwargs.items() if k not in WHERE})
+        placed, named = arguments_of(node.target, args, kwargs)
+        call = dataclasses.replace(_call(node, self.next_key), in_range=functools.partial(self._in_range, node))
+        check_numbers(node.target, placed, named, call.dtypes[0])
+        made = rule(call, *placed, **named)
         if isinstance(value, list | tuple):
-            return [typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
-        return typed(made, value) if isinstance(value, torch.Tensor) else made
+            return [self._typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
+        return self._typed(made, value) if isinstance(value, torch.Tensor) else made
+
+    def _typed(self, made: Any, value: torch.Tensor) -> Any:
+        found = typed(made, value)
+        return rounded(found) if self._rounds and found is not None and value.dtype in SHORT else found
+
+    def _in_range(self, node: torch.fx.Node, x: Any, low: int, high: int) -> Any:
+        """Numbers that are known now are checked now; Torch, which then runs the operator, has an error for wrong ones."""
+        if self._checks is None or not x.size:
+            return x
+        if not isinstance(x, jax.core.Tracer):
+            if in_range.outside(np.asarray(x), low, high).any():
+                raise UnsupportedOp("a number is out of its range", why=f"[{low}, {high})")
+            return x
+        made = in_range.in_range(x, low, high)
+        if made is not x:
+            self._checks.append(described(node))
+        return made
 
 
 def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
@@ -268,7 +297,7 @@ def typed(made: Any, value: torch.Tensor) -> Any:
     made = made if hasattr(made, "astype") else jax.numpy.asarray(made, dtype)
     if made.shape != shape:
         raise UnsupportedOp(f"its result has shape {made.shape}, Torch's has {shape}")
-    return made if made.dtype == dtype else made.astype(dtype)
+    return as_type(made, dtype)
 
 
 def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:

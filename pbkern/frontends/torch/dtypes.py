@@ -33,6 +33,11 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     return TORCH[np.dtype(dtype)]
 
 
+def is_sparse(t: torch.Tensor) -> bool:
+    """Whether a tensor of this computer's memory lists the elements that are not zero."""
+    return t.layout is not torch.strided and t.device.type == "cpu"
+
+
 def check_tensor(t: torch.Tensor, what: str) -> None:
     """Raises UnsupportedOp for a tensor that has no elements in this computer's memory, one after the other."""
     if t.device.type != "cpu":

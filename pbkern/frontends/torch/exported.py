@@ -49,7 +49,7 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     examples = [n.meta["val"] for n in placeholders]
     _check_sizes(placeholders, examples)
-    found = capture(graph, examples, strided=False)
+    found = capture(graph, examples, strided=False, checked=False)
     if found.draws:
         raise UnsupportedOp("the module draws random numbers", why="a library has no generator", hint="model.eval()")
     specs = program.graph_signature.input_specs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,12 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from pbkern.core.errors import UnsupportedOp
+from pbkern.core.errors import FallbackWarning, UnsupportedOp
 
 from . import recurrent, shapes
 from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
 from .decompositions import decompositions
-from .dtypes import check_tensor
+from .dtypes import check_tensor, is_sparse
 from .partition import partition
 
 # jaxpr, name -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
@@ -39,12 +40,14 @@ class Graph:
       kind: "forward", "backward" or "inference".
       in_torch: operators that are not compiled, with lines; one entry for a graph that was not chosen.
       compiled: what its parts were compiled to.
+      rounds: whether each operator rounds its 16-bit results.
     """
 
     number: int
     kind: str
     in_torch: tuple[str, ...] = ()
     compiled: list[Any] = field(default_factory=list)
+    rounds: bool = False
 
     def kernels(self) -> list[Any]:
         """Kernels of what has been compiled; parts are compiled when they are first called."""
@@ -76,7 +79,7 @@ class Runner:
         with self._lock:
             if key in self._made:
                 return self._made[key]
-            captured = self.captured or capture(self.module, arguments)
+            captured = self.captured or capture(self.module, arguments, rounds=self.graph.rounds)
             self.captured = None
             compiled = self.compile(captured, self.name)
             self.graph.compiled.append(compiled)
@@ -132,7 +135,7 @@ def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: 
         whole = Runner(module, name, compile_jaxpr, graph)
         try:
             if not whole.symbolic:
-                whole.captured = capture(module, examples)
+                whole.captured = capture(module, examples, rounds=graph.rounds)
             return _boxed(whole)
         except NotCompiled:
             if strict:
@@ -161,7 +164,7 @@ def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, g
         examples = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
         try:
             if not run.symbolic:
-                run.captured = capture(part, examples)
+                run.captured = capture(part, examples, rounds=graph.rounds)
         except NotCompiled as e:
             return parts, e
         part.forward = _unpacked(run, part)  # type: ignore[method-assign]
@@ -190,22 +193,30 @@ def _boxed(run: Any) -> Callable:
     return run
 
 
-def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool) -> Callable:
-    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured."""
+def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool,
+            rounds: bool) -> Callable:  # fmt: skip
+    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured;
+    `rounds`: whether each operator rounds its 16-bit results."""
     def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
         number = 1 + max((g.number for g in graphs), default=-1)
         if not choose(number):
             graphs.append(Graph(number, "inference", ("all of it: the graph was not chosen",)))
             return module.forward
-        for k, t in enumerate(inputs):
-            if isinstance(t, torch.Tensor):
-                check_tensor(t, f"input {k} of graph {number}")
+        tensors = [(k, t) for k, t in enumerate(inputs) if isinstance(t, torch.Tensor)]
+        sparse = next(((k, t.layout) for k, t in tensors if is_sparse(t)), None)
+        if sparse is not None and not strict:
+            why = f"input {sparse[0]} is {sparse[1]}, and kernels read dense arrays"
+            warnings.warn(f"graph {number} runs in Torch: {why}", FallbackWarning, stacklevel=2)
+            graphs.append(Graph(number, "inference", (f"all of it: {why}",)))
+            return module.forward
+        for k, t in tensors:
+            check_tensor(t, f"input {k} of graph {number}")
 
         recurrent.in_loops(module)
 
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
-                graphs.append(Graph(number, kind))
+                graphs.append(Graph(number, kind, rounds=rounds))
                 return compiled_graph(part, examples, f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict)
 
             return compile_one

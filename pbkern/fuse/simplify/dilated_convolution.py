@@ -16,6 +16,8 @@ import math
 import numpy as np
 from jax import lax
 
+from pbkern.core.ops.window_winners import interleave
+
 
 def undilated(eqn, operands):
     """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
@@ -87,18 +89,6 @@ def _polyphase(x, w, p: dict, shape):
     return lax.slice(interleave(parts, steps, spatial), (0,) * len(shape), shape)
 
 
-def interleave(parts: dict, steps, axes):
-    """Parts by phase (one number per axis of `axes`) -> the array whose element s q + r, along an axis of step s, is element q
-    of phase r.
-    """
-    for k in reversed(range(len(steps))):  # the last dimension's phases become neighbours first
-        parts = {
-            rest: _interleave([parts[*rest, r] for r in range(steps[k])], axes[k])
-            for rest in itertools.product(*map(range, steps[:k]))
-        }
-    return parts[()]
-
-
 def _phase(x, w, p: dict, phase, sizes):
     """Results s q + r, for q below `sizes`."""
     numbers, starts, limits, strides = p["dimension_numbers"], [0] * w.ndim, list(w.shape), [1] * w.ndim
@@ -115,12 +105,3 @@ def _phase(x, w, p: dict, phase, sizes):
     count = len(phase)
     changed = {"padding": ((0, 0),) * count, "lhs_dilation": (1,) * count}
     return lax.conv_general_dilated_p.bind(x, kernel, **{**p, **changed})
-
-
-def _interleave(parts: list, axis: int):
-    """Element q of part r -> element len(parts) q + r."""
-    if len(parts) == 1:
-        return parts[0]
-    shape = parts[0].shape
-    wide = [lax.expand_dims(x, (axis + 1,)) for x in parts]
-    return lax.reshape(lax.concatenate(wide, axis + 1), (*shape[:axis], shape[axis] * len(parts), *shape[axis + 1 :]))

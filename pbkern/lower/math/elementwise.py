@@ -110,6 +110,16 @@ for _name, _kinds, _op in (
 ):
     register(_kinds, _name)(lambda b, eqn, x, _op=_op: getattr(b, _op)(x))
 
+@register("iu", "in_range")
+def _in_range(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+    """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range."""
+    low, high = eqn.params["low"], eqn.params["high"]
+    excluded = low > high
+    first, count = min(low, high), abs(high - low)
+    moved = b.sub(x, b.c(first, x.el)) if first else x
+    return b.report(b.cmp("lt" if excluded else "ge", moved, b.c(count, x.el), unsigned=True), x)
+
+
 register("fiub", "copy", "copy_p", "stop_gradient")(lambda b, eqn, x: x)
 register("fiu", "square")(lambda b, eqn, x: b.mul(x, x))
 

@@ -13,7 +13,7 @@ arrays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import ml_dtypes
@@ -24,6 +24,10 @@ from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_f
 from .math_table import SHARED, MathTable
 from .value import Value
 
+# What machine code calls where a number is out of its range (dsl/primitives/in_range.py); and the two words on a function's
+# stack of which the second is set there, and the first elsewhere.
+REPORT = "_mlir_ciface_pbk_report"
+WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
 
@@ -51,6 +55,19 @@ FLOAT_PREDICATES = {
 }
 
 
+def reporting(lines: Sequence[str]) -> list[str]:
+    """Lines of a function whose operations may report, with the word cleared before them and looked at before the return."""
+    at = next(k for k, line in enumerate(lines) if line.endswith(WORDS))
+    words, kind = lines[at].partition(" =")[0], "memref<2xi64>"
+    start = ["%reports_none = arith.constant 0 : i64", "%reports_second = arith.constant 1 : index",
+             f"memref.store %reports_none, {words}[%reports_second] : {kind}"]  # fmt: skip
+    end = [f"%reports_some = memref.load {words}[%reports_second] : {kind}",
+           "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
+           "scf.if %reports_any {", f"func.call @{REPORT}() : () -> ()", "}"]  # fmt: skip
+    last = max(k for k, line in enumerate(lines) if line.startswith("return"))
+    return [*lines[: at + 1], *start, *lines[at + 1 : last], *end, *lines[last:]]
+
+
 class Builder:
     """Emits operations as text.
 
@@ -62,6 +79,7 @@ class Builder:
       contract: mul followed by add may become one fma, as in XLA's CPU code.
       math: the target's own versions of functions.
       known: what is known of values of this function; its builders share it.
+      live: lanes of elements that exist, where not all do.
     """
 
     def __init__(
@@ -74,10 +92,12 @@ class Builder:
         contract: bool = True,
         math: MathTable = SHARED,
         known: Known | None = None,
+        live: Value | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.math = approx, contract, math
         self.known = Known() if known is None else known
+        self.live = live
         self._flags = " fastmath<contract>" if contract else ""
 
     def strict(self) -> Builder:
@@ -96,7 +116,13 @@ class Builder:
 
     def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
         return Builder(self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract,
-                       math=self.math, known=self.known)
+                       math=self.math, known=self.known, live=self.live)
+
+    def of_lanes(self, live: Value) -> Builder:
+        """This builder where elements exist in these lanes alone."""
+        made = self._copy(self.emit, self.contract)
+        made.live = live
+        return made
 
     # ------------------------------------------------------------------ constants
 
@@ -301,6 +327,16 @@ class Builder:
         )
         body = "\n".join(lines)
         return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
+
+    def report(self, mask: Value, x: Value) -> Value:
+        """x; where the mask is set in a lane that counts, the function's second word is set. No branch: that would keep loops
+        from holding constants in registers. Who writes out the function looks at the word at its end (`reporting`)."""
+        mask = mask if self.live is None or not mask.lanes else self.and_(mask, self.live)
+        some = self.any(mask).name
+        place = self.emit(f"arith.index_castui {some} : i1 to index")
+        one = self.const("arith.constant 1 : i64")
+        self.emit(f"arith.xori {some}, {some} : i1\nmemref.store {one}, {self.const(WORDS)}[{place}] : memref<2xi64>")
+        return x
 
     def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
         """step(builder, value) applied `count` times, as a loop."""

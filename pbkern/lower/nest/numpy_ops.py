@@ -116,7 +116,7 @@ NUMPY: dict[str, Callable[..., np.ndarray]] = {
     "max": lambda info, x, y: _extreme(x, y, 1), "min": lambda info, x, y: _extreme(x, y, -1),
     "select_n": _select, "is_finite": _is_finite, "convert_element_type": _convert,
     "copy": lambda info, x: x, "copy_p": lambda info, x: x,
-    "stop_gradient": lambda info, x: x,
+    "stop_gradient": lambda info, x: x, "in_range": lambda info, x: x,
 }  # fmt: skip
 
 

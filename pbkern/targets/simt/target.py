@@ -16,6 +16,7 @@ from pbkern.core.process import disk_cache
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
+from pbkern.dsl.primitives.in_range import in_range_p
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_function, device_functions
@@ -82,6 +83,8 @@ class ThreadTarget(abc.ABC):
         return ThreadCosts.of(self.machine(device))
 
     def supports(self, eqn) -> str | None:
+        if eqn.primitive is in_range_p:
+            return "kernels on GPUs do not count numbers that are out of their range"
         return support.supports(eqn)
 
     def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import pbkern  # noqa: E402
 from pbkern.api import torch_functions  # noqa: E402
-from pbkern.errors import OptionError, TargetError, UnsupportedOp  # noqa: E402
+from pbkern.errors import FallbackWarning, OptionError, TargetError, UnsupportedOp  # noqa: E402
 
 jit = pbkern.polyblocks_jit_torch
 double = jit(lambda x: x * 2)
@@ -26,8 +26,6 @@ def quantised():
 
 BAD_TENSORS = {
     "meta": (lambda: torch.rand(3, device="meta"), "argument 0 is on device `meta`", "no elements"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "argument 0 is torch.sparse_coo", "to_dense()"),
-    "csr": (lambda: torch.eye(3).to_sparse_csr(), "argument 0 is torch.sparse_csr", "to_dense()"),
     "quantised": (quantised, "argument 0 is quantised", "dequantize()"),
     "float8": (lambda: torch.rand(3).to(torch.float8_e4m3fn), "dtype torch.float8_e4m3fn are not compiled", "float32"),
 }
@@ -39,6 +37,41 @@ def test_tensors_that_kernels_cannot_read(kind):
     with pytest.raises(UnsupportedOp) as e:
         double(make())
     assert says in str(e.value) and hint in str(e.value) and "\n  why " in str(e.value)
+
+
+SPARSE = {
+    "coo": lambda x: x.to_sparse(), "csr": lambda x: x.to_sparse_csr(), "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_graph_of_a_sparse_argument_runs_in_torch(kind):
+    """With one warning; graphs of the same function without such arguments are compiled."""
+    f = lambda a, x: a @ x + 1
+    fast, x = jit(f), torch.rand(4, 2)
+    a = SPARSE[kind](torch.rand(4, 4))
+    with pytest.warns(FallbackWarning, match=f"runs in Torch: argument 0 is torch.sparse_{kind}") as seen:
+        torch.testing.assert_close(fast(a, x), f(a, x))
+        torch.testing.assert_close(fast(a, x + 1), f(a, x + 1))
+    assert sum(w.category is FallbackWarning for w in seen) == 1
+    dense = a.to_dense()
+    torch.testing.assert_close(fast(dense, x), f(dense, x))
+    assert fast.graphs[-1].kernels()
+    with pytest.raises(UnsupportedOp, match=f"argument 0 is torch.sparse_{kind}"):
+        jit(compile_options={"strict_target": True})(f)(a, x)
+
+
+def test_the_gradient_beside_a_sparse_argument():
+    a, x = torch.eye(3).to_sparse(), torch.rand(3, 2, requires_grad=True)
+    module = jit(nn.Linear(3, 2))
+    with pytest.warns(FallbackWarning, match="argument 0 is torch.sparse_coo"):
+        torch.testing.assert_close(module(a), module(a.to_dense()))
+    with pytest.warns(FallbackWarning):
+        y = jit(lambda a, x: torch.sparse.mm(a, x) * 3)(a, x)
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full((3, 2), 3.0))
 
 
 def test_a_bad_tensor_among_keywords_and_attributes():

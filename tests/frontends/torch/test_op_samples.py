@@ -1,4 +1,7 @@
-"""Torch's own samples of its operators, by the table: the same numbers and types, or an error, never other numbers."""
+"""Torch's own samples of its operators, by the table: the same numbers and types, or an error, never other numbers.
+
+As they are, with NaN, infinities, zeros of both signs and ties planted into them, and the gradients of both.
+"""
 
 import itertools
 import warnings
@@ -31,6 +34,33 @@ UNDEFINED = {
 INEXACT = {("__rpow__", torch.int64), ("pow", torch.int64), ("float_power", torch.int64), ("lgamma", torch.bool),
            ("digamma", torch.bool), ("digamma", torch.int64)}  # fmt: skip
 
+# Where not all numbers are finite, Torch's eager kernels have results of another kind than its own decompositions, which are
+# compiled.
+OTHER_IF_NOT_FINITE = {
+    # Welford's means of infinities are NaN.
+    "var_mean", "var_mean_unbiased", "std_mean", "std_mean_unbiased", "native_layer_norm", "native_group_norm",
+    # Weights of zero: of points beside, of zeros between a transposed convolution's elements.
+    "nn_functional_interpolate_linear", "nn_functional_interpolate_bilinear", "nn_functional_interpolate_trilinear",
+    "nn_functional_upsample_bilinear", "nn_functional_conv_transpose1d", "nn_functional_conv_transpose2d",
+    "nn_functional_conv_transpose3d", "nn_functional_grid_sample", "grid_sampler_2d",
+    # Boundaries that are no longer sorted.
+    "bucketize", "searchsorted",
+    # Comparisons that NaN fails, or greatest elements that are not NaN.
+    "nn_functional_multi_margin_loss", "nn_functional_multilabel_margin_loss", "nn_functional_scaled_dot_product_attention",
+    # Products in another order.
+    "_softmax_backward_data",
+}  # fmt: skip
+GRADIENT_OTHER_IF_NOT_FINITE = OTHER_IF_NOT_FINITE | {
+    "softmax", "softmax_with_dtype", "nn_functional_softmin", "nn_functional_softmin_with_dtype", "nn_functional_normalize",
+    "nn_functional_layer_norm", "nn_functional_rms_norm",
+    # Padding with zeros.
+    "nn_functional_conv1d", "nn_functional_conv2d", "nn_functional_conv3d",
+    # Eager Torch has another result for a vector than for what remains of a row.
+    "nn_functional_hardswish", "nn_functional_hardtanh",
+    # XLA, which runs the table here, makes a product with booleans a choice, and -0.0 + 0.0 is -0.0 to it.
+    "aminmax", "mvlgamma_mvlgamma_p_1", "mvlgamma_mvlgamma_p_3", "mvlgamma_mvlgamma_p_5",
+}  # fmt: skip
+
 
 def samples_of(op, dtype):
     try:
@@ -57,6 +87,45 @@ def as_function(op, sample):
     return f, [flat[k].detach() for k in places]
 
 
+def planted(tensors):
+    """The same with NaN, infinities, zeros and repeated elements in a third of the places of floating tensors."""
+    kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0])
+
+    def one(t):
+        if not t.is_floating_point() or not t.numel():
+            return t
+        chance, t = torch.rand(t.shape), t.clone()
+        special = kinds[torch.randint(0, len(kinds), t.shape)].to(t.dtype)
+        again = t.reshape(-1)[torch.randint(0, t.numel(), t.shape)]
+        return torch.where(chance < 0.2, special, torch.where(chance < 0.35, again, t))
+
+    return [one(t) for t in tensors]
+
+
+def with_gradients(f, tensors):
+    """f and the gradients of what it returns, with respect to floating tensors; None where it has none."""
+    floats = [k for k, t in enumerate(tensors) if t.is_floating_point()]
+    if not floats:
+        return None
+
+    def g(*given):
+        def of_floats(*some):
+            mixed = list(given)
+            for k, t in zip(floats, some):
+                mixed[k] = t
+            made = pytree.tree_leaves(f(*mixed))
+            return tuple(m for m in made if isinstance(m, torch.Tensor) and m.is_floating_point())
+
+        made, back = torch.func.vjp(of_floats, *[given[k] for k in floats])
+        return (*made, *back(tuple(torch.ones_like(m) for m in made)))
+
+    try:
+        g(*[t.clone() for t in tensors])
+    except Exception:  # nothing to differentiate
+        return None
+    return g
+
+
 def is_compiled(f, tensors) -> bool:
     """Whether the operator can be traced at all, and the table has all that it is made of."""
     try:
@@ -66,24 +135,57 @@ def is_compiled(f, tensors) -> bool:
         return False
 
 
-@pytest.mark.parametrize("op", op_db, ids=lambda op: op.formatted_name)
-def test_samples(op):
+def cases(op, dtype, is_planted, gradients):
+    for sample in samples_of(op, dtype):
+        found = as_function(op, sample)
+        if found is None:
+            continue
+        f, tensors = found
+        tensors = planted(tensors) if is_planted else tensors
+        f = with_gradients(f, tensors) if gradients else f
+        if f is not None and is_compiled(f, tensors):
+            yield f, tensors
+
+
+def check_samples(op, dtypes, is_planted, gradients):
     if op.name in UNDEFINED or "dropout" in op.name:
         pytest.skip("its results are not determined")
+    if is_planted and op.formatted_name in (GRADIENT_OTHER_IF_NOT_FINITE if gradients else OTHER_IF_NOT_FINITE):
+        pytest.skip("Torch's own ways to the result differ")
     warnings.simplefilter("ignore")
     compiled = refused = 0
-    for dtype in DTYPES:
+    for dtype in dtypes:
         if dtype not in op.supported_dtypes("cpu") or (op.name, dtype) in INEXACT:
             continue
         torch.manual_seed(0)
-        for sample in samples_of(op, dtype):
-            found = as_function(op, sample)
-            if found is None or not is_compiled(*found):
-                continue
+        for f, tensors in cases(op, dtype, is_planted, gradients):
             try:
-                check_table(found[0], *found[1])
+                check_table(f, *tensors)
                 compiled += 1
             except NotCompiled:
                 refused += 1
     if not compiled:
         pytest.skip("not compiled" if refused else "the table lacks it")
+
+
+by_name = pytest.mark.parametrize("op", op_db, ids=lambda op: op.formatted_name)
+
+
+@by_name
+def test_samples(op):
+    check_samples(op, DTYPES, False, False)
+
+
+@by_name
+def test_planted_samples(op):
+    check_samples(op, (torch.float32,), True, False)
+
+
+@by_name
+def test_gradients_of_samples(op):
+    check_samples(op, (torch.float32,), False, True)
+
+
+@by_name
+def test_gradients_of_planted_samples(op):
+    check_samples(op, (torch.float32,), True, True)

@@ -46,7 +46,7 @@ def _check(dropout) -> None:
 
 
 @op("aten::_scaled_dot_product_flash_attention_for_cpu")
-def attention(call, q, k, v, dropout=0.0, causal=False, *, attn_mask=None, scale=None):
+def attention(call, q, k, v, dropout, causal, *, attn_mask, scale):
     """(results, logarithms of the sums of exponentials of each query's scores). A query without keys has zeros."""
     _check(dropout)
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
@@ -62,7 +62,7 @@ def attention(call, q, k, v, dropout=0.0, causal=False, *, attn_mask=None, scale
 
 
 @op("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
-def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_mask=None, scale=None):
+def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_mask, scale):
     """Causal queries come in parts, each with the keys up to its last one: more than half of the others' work is masked."""
     _check(dropout)
     heads, (m, _), n = k.shape[-3], q.shape[-2:], k.shape[-2]

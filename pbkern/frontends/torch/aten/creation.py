@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
-from .table import op
+from .table import as_type, op
 
 
 def _filled(value):
@@ -20,8 +21,8 @@ op("aten::ones", "aten::ones_like", "aten::new_ones")(_filled(1))
 
 
 @op("aten::full", "aten::full_like", "aten::new_full", "aten::fill")
-def full(call, x, *args, fill_value=None, **_):
-    value = args[-1] if args else fill_value
+def full(call, *args, **_):
+    value = args[-1]
     return jnp.broadcast_to(jnp.asarray(value, call.dtype), call.shape)
 
 
@@ -31,14 +32,24 @@ def scalar_tensor(call, value, **_):
 
 
 @op("aten::arange")
-def arange(call, *bounds, step=1, **_):
-    start, end, step = (0, *bounds, step) if len(bounds) == 1 else (*bounds, step)[:3]
+def arange(call, *bounds, **_):
+    """Bounds: the end, start and end, or start, end and step. Integers are cut before anything is computed with them."""
+    start, _end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    start, step = (as_type(n, call.dtype) for n in (start, step))
     return start + jnp.arange(call.shape[0], dtype=call.dtype) * step if call.shape[0] else jnp.zeros(call.shape, call.dtype)
 
 
 @op("aten::linspace")
 def linspace(call, start, end, steps, **_):
-    return jnp.linspace(start, end, steps, dtype=call.dtype)
+    """From both ends to the middle; steps between integers are float64, and what they reach is cut."""
+    start, end = (as_type(n, call.dtype) for n in (start, end))
+    if steps < 2:
+        return jnp.broadcast_to(start, call.shape)
+    wide = np.dtype(np.float64) if call.dtype.kind in "iu" else jnp.promote_types(call.dtype, np.float32)
+    start, end = start.astype(wide), end.astype(wide)
+    step, k = (end - start) / (steps - 1), jnp.arange(steps)
+    first = k < steps // 2
+    return jnp.where(first, start + step * k.astype(wide), end - step * (steps - 1 - k).astype(wide))
 
 
 @op("aten::eye")

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pbkern.core.errors import UnsupportedOp
+
 from .table import as_type, check_real, op, operands
 
 # Functions of one array whose result has the type of what they compute with.
@@ -52,7 +54,7 @@ for _name, _f in LOGICAL.items():
 op("aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::resolve_conj", "aten::resolve_neg")(
     lambda call, x: x)
 op("aten::_neg_view")(lambda call, x: -x)
-op("aten::clone", "aten::contiguous")(lambda call, x, memory_format=None: x)
+op("aten::clone", "aten::contiguous")(lambda call, x: x)
 op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "prims::conj")(lambda call, x: jnp.conj(x))
 op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))
 
@@ -87,7 +89,9 @@ def angle(call, x):
 
 
 def _scaled(x, alpha):
-    return x if isinstance(alpha, int | float) and alpha == 1 else x * as_type(alpha, x.dtype)
+    if isinstance(alpha, int | float) and alpha == 1:
+        return x
+    return _wide(x) * as_type(alpha, _wide(x).dtype)
 
 
 @op("aten::add", "prims::add")
@@ -103,22 +107,34 @@ def sub(call, x, y, alpha=1):
 
 
 @op("aten::rsub")
-def rsub(call, x, y, alpha=1):
+def rsub(call, x, y, alpha):
     x, y = operands(call, x, y)
     return y - _scaled(x, alpha)
 
 
 @op("aten::div", "aten::true_divide")
 def div(call, x, y, rounding_mode=None):
-    x, y = operands(call, x, y)
     if rounding_mode is None:
+        x, y = operands(call, x, y)
         return x / y
+    x, y = _divided(call, x, y)
     if rounding_mode == "floor":
         return _floor_divided(x, y)
     x, y = jnp.broadcast_arrays(x, y)
     if call.dtype.kind in "iu":
         return lax.div(x, y)
     return jnp.where(lax.rem(x, y) == 0, jnp.round(x / y), jnp.trunc(x / y))  # 3 / 3 may be just below 1
+
+
+def _divided(call, x, y):
+    """Both operands, a divisor of integers checked not to be zero."""
+    if call.dtype.kind not in "iu":
+        return operands(call, x, y)
+    if isinstance(y, int | float):  # known now
+        call.in_range(np.asarray(y).astype(call.dtype), 1, 0)
+        return operands(call, x, y)
+    x, y = operands(call, x, y)
+    return x, call.in_range(y, 1, 0)
 
 
 def _floor_divided(x, y):
@@ -143,32 +159,53 @@ def prims_div(call, x, y):
 
 @op("aten::floor_divide")
 def floor_divide(call, x, y):
-    return _floor_divided(*operands(call, x, y))
+    return _floor_divided(*_divided(call, x, y))
 
 
 @op("aten::fmod")
 def fmod(call, x, y):
-    return jnp.fmod(*operands(call, x, y))
+    return jnp.fmod(*_divided(call, x, y))
 
 
 @op("aten::remainder")
 def remainder(call, x, y):
-    return jnp.remainder(*operands(call, x, y))
+    return jnp.remainder(*_divided(call, x, y))
 
 
 @op("aten::pow")
 def power(call, x, y):
     """A number as an exponent stays one: squares are products, and half a power is a root."""
+    if call.dtype.kind in "iu" and isinstance(y, int) and y < 0:
+        raise UnsupportedOp("Torch has no negative powers of integers", why=f"the exponent is {y}")
     if isinstance(y, float) and abs(y) == 0.5 and not isinstance(x, int | float) and call.dtype != np.float16:
         return jnp.sqrt(as_type(x, call.dtype)) if y > 0 else lax.rsqrt(as_type(x, call.dtype))
     if isinstance(y, int | float) and float(y).is_integer() and abs(y) <= 64 and not isinstance(x, int | float):
         return lax.integer_pow(as_type(x, call.dtype), int(y))
-    return jnp.power(*operands(call, x, y))
+    x, y = operands(call, x, y)
+    return _integer_power(x, y) if call.dtype.kind in "iu" else jnp.power(x, y)
+
+
+def _integer_power(x, y):
+    """Products that wrap, by the bits of the exponent; of negative exponents, those of 1 and -1 alone are not zero."""
+    x, y = jnp.broadcast_arrays(x, y)
+    total, square, left = jnp.ones_like(x), x, y
+    for _ in range(y.dtype.itemsize * 8 - (y.dtype.kind == "i")):
+        total = jnp.where(left & 1 == 1, total * square, total)
+        square, left = square * square, left >> 1
+    if y.dtype.kind == "u":
+        return total
+    odd = jnp.where(y & 1 == 1, x, jnp.ones_like(x))
+    return jnp.where(y < 0, jnp.where(jnp.abs(x) == 1, odd, jnp.zeros_like(x)), total)
+
+
+def _wide(x):
+    """16-bit floats in the type in which Torch computes with them and with numbers, which are not rounded to 16 bits."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 @op("aten::gelu")
-def gelu(call, x, approximate="none"):
-    return jax.nn.gelu(x, approximate=approximate != "none")
+def gelu(call, x, approximate):
+    return jax.nn.gelu(_wide(x), approximate=approximate != "none")
 
 
 @op("aten::silu")
@@ -177,18 +214,21 @@ def silu(call, x):
 
 
 @op("aten::leaky_relu")
-def leaky_relu(call, x, negative_slope=0.01):
+def leaky_relu(call, x, negative_slope):
+    x = _wide(x)
     return jnp.where(x > 0, x, x * as_type(negative_slope, x.dtype))
 
 
 @op("aten::elu")
-def elu(call, x, alpha=1, scale=1, input_scale=1):
+def elu(call, x, alpha, scale, input_scale):
+    x = _wide(x)
     low = jnp.expm1(jnp.minimum(x, 0) * as_type(input_scale, x.dtype)) * as_type(alpha, x.dtype)
     return jnp.where(x > 0, x, low) * as_type(scale, x.dtype)
 
 
 @op("aten::softplus")
-def softplus(call, x, beta=1, threshold=20):
+def softplus(call, x, beta, threshold):
+    x = _wide(x)
     scaled = x * as_type(beta, x.dtype)
     return jnp.where(scaled > threshold, x, jnp.log1p(jnp.exp(jnp.minimum(scaled, threshold))) / beta)
 
@@ -199,8 +239,8 @@ def threshold_backward(call, g, x, threshold):
 
 
 @op("aten::clamp", "aten::clip", "aten::clamp_min", "aten::hardtanh")
-def clamp(call, x, low=None, high=None, min=None, max=None):
-    low, high = (min if low is None else low), (max if high is None else high)
+def clamp(call, x, low, high=None):
+    """Each bound may be None."""
     x = as_type(x, call.dtype)
     x = x if low is None else jnp.maximum(x, as_type(low, call.dtype))
     return x if high is None else jnp.minimum(x, as_type(high, call.dtype))
@@ -223,13 +263,13 @@ def lerp(call, x, y, weight):
 
 
 @op("aten::addcmul")
-def addcmul(call, x, y, z, value=1):
+def addcmul(call, x, y, z, value):
     x, y, z, value = operands(call, x, y, z, value)
     return x + value * (y * z)
 
 
 @op("aten::addcdiv")
-def addcdiv(call, x, y, z, value=1):
+def addcdiv(call, x, y, z, value):
     x, y, z, value = operands(call, x, y, z, value)
     return x + value * (y / z)
 
@@ -245,14 +285,13 @@ def round_half_to_even(call, x, decimals=0):
 
 
 @op("aten::_to_copy", "aten::to")
-def to_copy(call, x, dtype=None, **_):
-    """Floats beyond the range of an integer wrap, as C's conversion on this processor does."""
-    return x.astype(call.dtype)
+def to_copy(call, x, *_, **__):
+    return as_type(x, call.dtype)
 
 
 @op("prims::convert_element_type")
 def convert_element_type(call, x, dtype):
-    return x.astype(call.dtype)
+    return as_type(x, call.dtype)
 
 
 @op("aten::view_as_real")
@@ -277,7 +316,7 @@ def polar(call, size, angle):
 
 
 @op("aten::nan_to_num")
-def nan_to_num(call, x, nan=None, posinf=None, neginf=None):
+def nan_to_num(call, x, nan, posinf, neginf):
     return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
 
 
@@ -292,13 +331,13 @@ def tanh_backward(call, g, y):
 
 
 @op("aten::isin")
-def isin(call, x, tests, assume_unique=False, invert=False):
+def isin(call, x, tests, assume_unique, invert):
     return jnp.isin(x, tests, invert=invert)
 
 
 @op("aten::copy")
-def copy(call, x, y, non_blocking=False):
-    return jnp.broadcast_to(y, x.shape).astype(x.dtype)
+def copy(call, x, y, non_blocking):
+    return as_type(jnp.broadcast_to(y, x.shape), x.dtype)
 
 
 @op("aten::clamp_max")

@@ -8,26 +8,28 @@ import numpy as np
 
 from pbkern.core.errors import UnsupportedOp
 
-from .table import op
+from .table import as_type, op
 
 
-def _index(indices) -> tuple:
-    return tuple(slice(None) if i is None else i for i in indices)
+def _index(call, x, indices) -> tuple:
+    """Indices of the first dimensions, negative ones from the end. Those that Torch itself has made are not checked."""
+    made = "_unsafe_" in call.name
+    return tuple(slice(None) if i is None else i if made else call.in_range(i, -n, n) for i, n in zip(indices, x.shape))
 
 
 @op("aten::index", "aten::_unsafe_index")
 def index(call, x, indices):
     """Masks as indices have results of unknown shape, which AOTAutograd does not hand on."""
-    return x[_index(indices)]
+    return x[_index(call, x, indices)]
 
 
 @op("aten::index_put", "aten::_unsafe_index_put")
-def index_put(call, x, indices, values, accumulate=False):
+def index_put(call, x, indices, values, accumulate):
     if any(i is not None and i.dtype == bool for i in indices):
         return _put_where(x, indices, values, accumulate)
     x = _addable(x) if accumulate else x
-    at = x.at[_index(indices)]
-    values = values.astype(x.dtype)
+    at = x.at[_index(call, x, indices)]
+    values = as_type(values, x.dtype)
     return at.add(values) if accumulate else at.set(values)
 
 
@@ -37,21 +39,22 @@ def _put_where(x, indices, values, accumulate):
     if values.size != 1:
         raise UnsupportedOp("index_put with a mask takes one value", why=f"values of shape {values.shape}", hint="torch.where")
     mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-    value = values.reshape(()).astype(x.dtype)
+    value = as_type(values.reshape(()), x.dtype)
     return jnp.where(mask, x + value if accumulate else value, x)
 
 
 @op("aten::gather")
-def gather(call, x, dim, index, sparse_grad=False):
+def gather(call, x, dim, index, sparse_grad):
     if not x.ndim or not index.size:
+        call.in_range(index, 0, 1)
         return jnp.broadcast_to(x if not x.ndim else jnp.zeros((), x.dtype), index.shape)
-    return x[_along(x, dim, index)]
+    return x[_along(call, x, dim, index)]
 
 
-def _along(x, dim, index) -> tuple:
+def _along(call, x, dim, index) -> tuple:
     """Places of x that `index` names along a dimension; other dimensions keep theirs, from 0 on."""
     places = list(np.ogrid[tuple(slice(n) for n in index.shape)]) if index.ndim else []
-    places[dim] = index
+    places[dim] = call.in_range(index, 0, x.shape[dim])
     return tuple(places)
 
 
@@ -66,8 +69,8 @@ def scatter(call, x, dim, index, values, reduce=None, include_self=True):
     if not index.size:
         return x
     if hasattr(values, "shape") and values.ndim:
-        values = values[tuple(slice(n) for n in index.shape)].astype(x.dtype)
-    places = _along(x, dim, index)
+        values = as_type(values[tuple(slice(n) for n in index.shape)], x.dtype)
+    places = _along(call, x, dim, index)
     start = x if include_self or name == "set" else x.at[places].set(_unit(name, x.dtype))
     at = start.at[places]
     if name == "mean":
@@ -95,35 +98,40 @@ def _unit(name: str, dtype):
 
 @op("aten::index_select")
 def index_select(call, x, dim, index):
-    return jnp.take(x, index, axis=dim) if x.ndim else x
+    return jnp.take(x, call.in_range(index, 0, x.shape[dim]), axis=dim) if x.ndim else x
 
 
 @op("aten::index_add")
-def index_add(call, x, dim, index, values, alpha=1):
+def index_add(call, x, dim, index, values, alpha):
     x = _addable(x)
-    values = (values * alpha).astype(x.dtype)
+    values = as_type(values * alpha, x.dtype)
     if not x.ndim:
         return x + values.reshape(-1).sum() * index.size if values.ndim == 0 else x + values.sum()
-    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].add(values)
+    return x.at[_at(call, x, dim, index)].add(values)
+
+
+def _at(call, x, dim, index) -> tuple:
+    """Slices that `index` names along a dimension."""
+    return (slice(None),) * (dim % x.ndim) + (call.in_range(index.reshape(-1), 0, x.shape[dim]),)
 
 
 @op("aten::index_copy")
 def index_copy(call, x, dim, index, values):
     if not x.ndim:
-        return values.astype(x.dtype).reshape(-1)[-1]
-    return x.at[(slice(None),) * (dim % x.ndim) + (index.reshape(-1),)].set(values.astype(x.dtype))
+        return as_type(values, x.dtype).reshape(-1)[-1]
+    return x.at[_at(call, x, dim, index)].set(as_type(values, x.dtype))
 
 
 @op("aten::embedding")
 def embedding(call, weight, index, *_):
-    return weight[index]
+    return weight[call.in_range(index, 0, weight.shape[0])]
 
 
 @op("aten::embedding_dense_backward")
 def embedding_backward(call, g, index, count, padding, scale):
     """Gradients of the padding row are dropped."""
     rows = g.reshape(-1, g.shape[-1])
-    index = index.reshape(-1)
+    index = call.in_range(index.reshape(-1), 0, count)
     rows = jnp.where((index != padding)[:, None], rows, 0) if padding >= 0 else rows
     if scale:
         rows = rows / jnp.zeros(count, g.dtype).at[index].add(1)[index][:, None]
@@ -131,12 +139,13 @@ def embedding_backward(call, g, index, count, padding, scale):
 
 
 @op("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def embedding_bag(call, weight, index, offsets, scale=False, mode=0, sparse=False, weights=None, last=False, padding=-1):
+def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, last, padding):
     """Modes: 0 sums the rows of a bag, 1 takes their mean."""
     if mode == 2:
         raise UnsupportedOp("embedding_bag with mode='max' is not compiled", why="the table has sum and mean")
     bags = offsets.shape[0] - int(last)
     bag = _bag_of(index, offsets[:bags])
+    index = call.in_range(index, 0, weight.shape[0])
     rows = weight[index]
     rows = rows if weights is None else rows * weights[:, None]
     kept = index != padding
@@ -155,7 +164,16 @@ def _bag_of(index, offsets):
 
 
 @op("aten::_embedding_bag_backward")
-def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding=-1):
+def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding):
+    if scale:
+        raise UnsupportedOp("embedding_bag with scale_grad_by_freq has no compiled gradient",
+                            why="Torch's divides by the counts of other rows than those of the gradient")  # fmt: skip
+    if sparse:
+        raise UnsupportedOp("embedding_bag with sparse=True has no compiled gradient", why="it is a sparse tensor")
+    if mode == 2:  # each column of a bag has a row of its own
+        g = jnp.where((sizes > 0)[:, None], g, 0)
+        return jnp.zeros((rows, g.shape[1]), g.dtype).at[most, jnp.arange(g.shape[1])].add(g)
+    index = call.in_range(index, 0, rows)
     bag = bag if bag.size else _bag_of(index, offsets)  # Torch leaves it empty where rows are summed
     g = g / jnp.maximum(sizes, 1)[:, None].astype(g.dtype) if mode == 1 else g
     each = g[bag] if weights is None else g[bag] * weights[:, None]
@@ -163,12 +181,12 @@ def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scal
 
 
 @op("aten::bucketize")
-def bucketize(call, x, edges, out_int32=False, right=False):
+def bucketize(call, x, edges, out_int32, right):
     return jnp.searchsorted(edges, x, side="right" if right else "left")
 
 
 @op("aten::searchsorted")
-def searchsorted(call, edges, x, out_int32=False, right=False, side=None, sorter=None):
+def searchsorted(call, edges, x, out_int32, right, side, sorter):
     """Of one sorted sequence."""
     if edges.ndim != 1 or sorter is not None:
         raise UnsupportedOp("searchsorted of several sequences is not compiled", why=f"boundaries of shape {edges.shape}")

@@ -18,12 +18,12 @@ def _added(call, base, product, beta, alpha):
 
 
 @op("aten::addmm", "aten::baddbmm", "aten::addmv")
-def addmm(call, base, x, y, beta=1, alpha=1):
+def addmm(call, base, x, y, beta, alpha):
     return _added(call, base, jnp.matmul(x, y), beta, alpha)
 
 
 @op("aten::addbmm")
-def addbmm(call, base, x, y, beta=1, alpha=1):
+def addbmm(call, base, x, y, beta, alpha):
     return _added(call, base, jnp.matmul(x, y).sum(0), beta, alpha)
 
 
@@ -33,6 +33,6 @@ def outer(call, x, y):
 
 
 @op("aten::linear")
-def linear(call, x, weight, bias=None):
+def linear(call, x, weight, bias):
     y = jnp.matmul(x, weight.T)
     return y if bias is None else y + bias

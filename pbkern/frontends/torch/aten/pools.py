@@ -6,11 +6,14 @@ A window that `ceil_mode` adds may end behind the padding; it never starts there
 from __future__ import annotations
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from pbkern.core.ops.window_winners import scatter_to_winners
 
 from .table import as_list, op
 
@@ -41,21 +44,23 @@ def _max_pool(x, n, kernel, stride, padding, dilation, ceil):
 
 
 def _max_places(x, n, kernel, stride, padding, dilation, ceil):
-    """Where in the flat plane the first greatest element of each window is."""
+    """Where in the flat plane the greatest element of each window is: the first of equal ones, the last NaN."""
     window, strides, spread, pads = _windows(x, n, kernel, stride, padding, dilation, ceil)
     plane = int(np.prod(x.shape[-n:]))
     places = jnp.broadcast_to(jnp.arange(plane).reshape(x.shape[-n:]), x.shape)
 
-    def first(a, b):
-        better = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+    def greater(a, b):
+        is_nan, other_is = a[0] != a[0], b[0] != b[0]
+        before = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+        better = jnp.where(is_nan | other_is, is_nan & (~other_is | (a[1] > b[1])), before)
         return jnp.where(better, a[0], b[0]), jnp.where(better, a[1], b[1])
 
     start = (jnp.asarray(_lowest(x.dtype)), jnp.asarray(plane, places.dtype))
-    return lax.reduce_window((x, places), start, first, window, strides, pads, window_dilation=spread)[1]
+    return lax.reduce_window((x, places), start, greater, window, strides, pads, window_dilation=spread)[1]
 
 
 def _max_pool_rule(n):
-    def rule(call, x, kernel, stride=(), padding=0, dilation=1, ceil=False):
+    def rule(call, x, kernel, stride, padding, dilation, ceil):
         config = (n, kernel, stride, padding, dilation, ceil)
         places = _max_places(x, *config) if 1 in call.used else jnp.zeros(call.shapes[1], np.int64)
         return _max_pool(x, *config), places
@@ -63,33 +68,75 @@ def _max_pool_rule(n):
     return rule
 
 
+# Most elements of a window that are compared one by one; larger windows find places in a loop.
+MAX_WINDOW = 64
+
+
 def _max_pool_gradient(n):
     def rule(call, g, x, kernel, stride, padding, dilation, ceil, *places):
-        """The first greatest element of a window gets its gradient; NaN is the greatest."""
-        x = jnp.where(jnp.isnan(x), np.inf, x)
-        if max(as_list(dilation, n)) > 1:
-            return _scattered(g, x, n, kernel, stride, padding, dilation, ceil)
-        _, vjp = jax.vjp(lambda x: _max_pool(x, n, kernel, stride, padding, dilation, ceil), x)
-        return vjp(g)[0]
+        """The greatest element of a window gets its gradient: the first of equal ones, the last NaN."""
+        config = (n, kernel, stride, padding, dilation, ceil)
+        window, strides, spread, pads = _windows(x, *config)
+        if math.prod(window) > MAX_WINDOW:
+            return _added_at(_max_places(x, *config), g, x.shape, n)
+        winner = _winners(x, n, g.shape, window, strides, spread, pads)
+        if max(spread) == 1:
+            return scatter_to_winners(winner, g, x.shape, window, strides, pads)
+        return _scattered(winner, g, x.shape, window, strides, spread, pads)
 
     return rule
 
 
-def _scattered(g, x, n, kernel, stride, padding, dilation, ceil):
-    """Gradients at the first greatest elements of windows, place by place of a window."""
-    window, strides, spread, pads = _windows(x, n, kernel, stride, padding, dilation, ceil)
-    padded = lax.pad(x, _lowest(x.dtype), [(low, high, 0) for low, high in pads])
-    offsets = list(itertools.product(*[range(0, w * d, d) for w, d in zip(window, spread)]))
-    ends = [[o + (size - 1) * s + 1 for o, size, s in zip(offset, g.shape, strides)] for offset in offsets]
-    seen = [lax.slice(padded, offset, end, strides) for offset, end in zip(offsets, ends)]
-    winner, best = jnp.zeros(g.shape, np.int32), seen[0]
-    for k, value in enumerate(seen[1:], 1):
-        winner, best = jnp.where(value > best, k, winner), jnp.maximum(value, best)
-    total = jnp.zeros(padded.shape, g.dtype)
-    for k, (offset, end) in enumerate(zip(offsets, ends)):
-        config = [(o, size - e, s - 1) for o, e, s, size in zip(offset, end, strides, padded.shape)]
+def _added_at(places, g, shape, n):
+    """Zeros of this shape, and gradients at places in flat planes."""
+    planes, size = math.prod(shape[:-n]), math.prod(shape[-n:])
+    flat = jnp.zeros((planes, size), g.dtype)
+    rows = jnp.arange(planes)[:, None]
+    return flat.at[rows, places.reshape(planes, -1)].add(g.reshape(planes, -1)).reshape(shape)
+
+
+def _offsets(window, spread):
+    return list(itertools.product(*[range(0, w * d, d) for w, d in zip(window, spread)]))
+
+
+def _winners(x, n, counts, window, strides, spread, pads):
+    """i32 array: the row-major number in its window of each window's greatest element. Padding wins nothing."""
+    if any(map(any, pads)):
+        padded = lax.pad(x, _lowest(x.dtype), [(low, high, 0) for low, high in pads])
+    else:
+        padded = x
+    winner, best, seen = jnp.zeros(counts, np.int32), None, np.zeros(counts[-n:], bool)
+    for k, offset in enumerate(_offsets(window, spread)):
+        ends = [o + (size - 1) * s + 1 for o, size, s in zip(offset, counts, strides)]
+        here = lax.slice(padded, offset, ends, strides)
+        inside = _inside(*(v[-n:] for v in (x.shape, counts, offset, strides, pads)))
+        wins = (here != here) | (here > best) if best is not None else None
+        if best is not None and (inside & ~seen).any():  # whatever it is, it is the first that is no padding
+            wins = wins | (inside & ~seen)
+        best = here if wins is None else jnp.where(wins, here, best)
+        winner = winner if wins is None else jnp.where(wins, np.int32(k), winner)
+        seen = seen | inside
+    return winner
+
+
+def _inside(sizes, counts, offset, strides, pads) -> np.ndarray:
+    """Per window, whether its element at this offset lies in the array."""
+    found = np.ones(counts, bool)
+    for d, (size, count, o, s, (low, _)) in enumerate(zip(sizes, counts, offset, strides, pads)):
+        at = np.arange(count) * s + o - low
+        found &= ((at >= 0) & (at < size)).reshape([-1 if e == d else 1 for e in range(len(counts))])
+    return found
+
+
+def _scattered(winner, g, shape, window, strides, spread, pads):
+    """Gradients at the winners of windows with holes, place by place of a window."""
+    sizes = [low + n + high for n, (low, high) in zip(shape, pads)]
+    total = jnp.zeros(sizes, g.dtype)
+    for k, offset in enumerate(_offsets(window, spread)):
+        ends = [o + (size - 1) * s + 1 for o, size, s in zip(offset, g.shape, strides)]
+        config = [(o, size - e, s - 1) for o, e, s, size in zip(offset, ends, strides, sizes)]
         total = total + lax.pad(jnp.where(winner == k, g, 0), np.zeros((), g.dtype), config)
-    return lax.slice(total, [low for low, _ in pads], [low + size for (low, _), size in zip(pads, x.shape)])
+    return lax.slice(total, [low for low, _ in pads], [low + size for (low, _), size in zip(pads, shape)])
 
 
 def _mean_pool(x, n, kernel, stride=(), padding=0, ceil=False, with_padding=True, divisor=None):
@@ -129,11 +176,12 @@ def _adaptive_mean(x, sizes):
             axis %= x.ndim
             x = x.reshape(*x.shape[:axis], parts, n // parts, *x.shape[axis + 1 :]).mean(axis + 1)
         else:
-            shares = np.zeros((n, parts))
-            for k in range(parts):
-                low, high = k * n // parts, -(-(k + 1) * n // parts)
-                shares[low:high, k] = 1 / (high - low)
-            x = jnp.moveaxis(jnp.tensordot(x, shares.astype(x.dtype), (axis, 0)), -1, axis)
+            lows = np.arange(parts) * n // parts
+            highs = -(-np.arange(1, parts + 1) * n // parts)
+            places = np.arange(n)[:, None]
+            inside = (places >= lows) & (places < highs)  # [n, parts]; products with zeros would spread NaN
+            chosen = jnp.where(inside, jnp.moveaxis(x, axis, -1)[..., None], 0)
+            x = jnp.moveaxis(chosen.sum(-2) / jnp.asarray(highs - lows, x.dtype), -1, axis)
     return x
 
 

@@ -26,17 +26,17 @@ def randn(call, *args, **_):
 
 
 @op("aten::uniform")
-def uniform(call, x, low=0.0, high=1.0, **_):
+def uniform(call, x, low, high, **_):
     return jax.random.uniform(call.key(), call.shape, call.dtype, low, high)
 
 
 @op("aten::exponential")
-def exponential(call, x, rate=1.0, **_):
+def exponential(call, x, rate, **_):
     return jax.random.exponential(call.key(), call.shape, call.dtype) / rate
 
 
 @op("aten::normal_functional")
-def normal(call, x, mean=0.0, std=1.0, **_):
+def normal(call, x, mean, std, **_):
     return mean + std * jax.random.normal(call.key(), call.shape, call.dtype)
 
 

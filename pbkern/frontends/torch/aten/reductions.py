@@ -16,7 +16,7 @@ def sum_(call, x, dims=None, keepdim=False, dtype=None, **_):
 
 
 @op("aten::mean")
-def mean(call, x, dims=None, keepdim=False, dtype=None):
+def mean(call, x, dims=None, keepdim=False, **_):
     return jnp.mean(as_type(x, call.dtype), axis=axes_of(x, dims), keepdims=keepdim)
 
 
@@ -25,7 +25,9 @@ def prod(call, x, dims=None, keepdim=False, dtype=None, **_):
     return jnp.prod(as_type(x, call.dtype), axis=axes_of(x, dims), keepdims=keepdim)
 
 
-for _name, _f in {"amax": jnp.max, "amin": jnp.min, "any": jnp.any, "all": jnp.all}.items():
+for _name, _e in {"amax": jnp.max, "amin": jnp.min}.items():
+    op(f"aten::{_name}")(lambda call, x, dims, keepdim, _e=_e: _e(x, axis=axes_of(x, dims), keepdims=keepdim))
+for _name, _f in {"any": jnp.any, "all": jnp.all}.items():
     op(f"aten::{_name}")(lambda call, x, dims=None, keepdim=False, _f=_f: _f(x, axis=axes_of(x, dims), keepdims=keepdim))
 
 
@@ -47,17 +49,17 @@ op("aten::min")(_extreme(jnp.min, jnp.argmin))
 
 
 @op("aten::argmax")
-def argmax(call, x, dim=None, keepdim=False):
+def argmax(call, x, dim, keepdim):
     return jnp.argmax(x, axis=dim, keepdims=keepdim) if x.ndim else jnp.zeros((), np.int64)
 
 
 @op("aten::argmin")
-def argmin(call, x, dim=None, keepdim=False):
+def argmin(call, x, dim, keepdim):
     return jnp.argmin(x, axis=dim, keepdims=keepdim) if x.ndim else jnp.zeros((), np.int64)
 
 
 @op("aten::logsumexp")
-def logsumexp(call, x, dims, keepdim=False):
+def logsumexp(call, x, dims, keepdim):
     return jax.nn.logsumexp(as_type(x, call.dtype), axis=axes_of(x, dims), keepdims=keepdim)
 
 
@@ -66,22 +68,22 @@ def _var(x, dims, correction, keepdim):
 
 
 @op("aten::var")
-def var(call, x, dims=None, correction=1, keepdim=False, **_):
+def var(call, x, dims, correction=1, keepdim=False, **_):
     return _var(x, dims, correction, keepdim)
 
 
 @op("aten::std")
-def std(call, x, dims=None, correction=1, keepdim=False, **_):
+def std(call, x, dims, correction=1, keepdim=False, **_):
     return jnp.sqrt(_var(x, dims, correction, keepdim))
 
 
 @op("aten::var_mean")
-def var_mean(call, x, dims=None, correction=1, keepdim=False, **_):
+def var_mean(call, x, dims, correction=1, keepdim=False, **_):
     return _var(x, dims, correction, keepdim), jnp.mean(x, axis=axes_of(x, dims), keepdims=keepdim)
 
 
 @op("aten::linalg_vector_norm")
-def vector_norm(call, x, ord=2, dims=None, keepdim=False, dtype=None):
+def vector_norm(call, x, ord, dims, keepdim, dtype):
     x, axes = as_type(jnp.abs(x), call.dtype), axes_of(x, dims)
     if ord == 2:
         return jnp.sqrt(jnp.sum(x * x, axis=axes, keepdims=keepdim))
@@ -93,7 +95,7 @@ def vector_norm(call, x, ord=2, dims=None, keepdim=False, dtype=None):
 
 
 for _name, _g in {"cumsum": jnp.cumsum, "cumprod": jnp.cumprod}.items():
-    op(f"aten::{_name}")(lambda call, x, dim, dtype=None, _g=_g: _g(as_type(x, call.dtype), dim) if x.ndim else x)
+    op(f"aten::{_name}")(lambda call, x, dim, dtype, _g=_g: _g(as_type(x, call.dtype), dim) if x.ndim else x)
 
 
 @op("aten::logcumsumexp")
@@ -103,10 +105,8 @@ def logcumsumexp(call, x, dim):
 
 
 @op("aten::sort")
-def sort(call, x, *args, dim=-1, descending=False, stable=None):
-    """sort(x, dim, descending), or with `stable` first by keyword."""
-    if args:
-        dim, descending = args[0], args[1] if len(args) > 1 else descending
+def sort(call, x, dim, descending, stable=None):
+    """Always stable."""
     if not x.ndim:
         return x, jnp.zeros((), np.int64)
     order = jnp.argsort(x, dim, stable=True, descending=descending)
@@ -114,7 +114,7 @@ def sort(call, x, *args, dim=-1, descending=False, stable=None):
 
 
 @op("aten::topk")
-def topk(call, x, k, dim=-1, largest=True, sorted=True):
+def topk(call, x, k, dim, largest, sorted):
     if not x.ndim:
         return x, jnp.zeros((), np.int64)
     order = jnp.argsort(x, dim, stable=True, descending=largest)
@@ -124,12 +124,17 @@ def topk(call, x, k, dim=-1, largest=True, sorted=True):
 
 @op("aten::median")
 def median(call, x, dim=None, keepdim=False):
-    """The lower of two in the middle."""
+    """The lower of two in the middle; with a NaN anywhere, the first NaN."""
     if dim is None:
-        return jnp.sort(x.reshape(-1))[(x.size - 1) // 2]
+        values, is_nan = x.reshape(-1), x != x
+        middle = jnp.sort(values)[(x.size - 1) // 2] if x.size else jnp.full((), np.nan, x.dtype)
+        return jnp.where(is_nan.any(), np.asarray(np.nan, x.dtype), middle) if call.dtype.kind not in "iu" else middle
     if not x.ndim:
         return x, jnp.zeros((), np.int64)
     order = jnp.argsort(x, dim, stable=True)
     place = lax.slice_in_dim(order, (x.shape[dim] - 1) // 2, (x.shape[dim] - 1) // 2 + 1, axis=dim % x.ndim)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        is_nan = x != x
+        place = jnp.where(is_nan.any(dim, keepdims=True), jnp.argmax(is_nan, dim, keepdims=True), place)
     value = jnp.take_along_axis(x, place, dim)
     return (value, place) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(place, dim))

@@ -35,7 +35,7 @@ def squeeze(call, x, dims=None):
 
 
 @op("aten::expand")
-def expand(call, x, shape, implicit=False):
+def expand(call, x, shape, implicit):
     return jnp.broadcast_to(x, call.shape)
 
 
@@ -45,19 +45,19 @@ def repeat(call, x, repeats):
 
 
 @op("aten::repeat_interleave")
-def repeat_interleave(call, x, repeats, dim=None, output_size=None):
+def repeat_interleave(call, x, repeats, dim, output_size):
     return jnp.repeat(x, repeats, axis=dim, total_repeat_length=None if dim is None else call.shape[dim])
 
 
 @op("aten::cat")
-def cat(call, xs, dim=0):
+def cat(call, xs, dim):
     """Empty vectors are left out, whatever the dimensions of the others."""
     kept = [as_type(x, call.dtype) for x in xs if x.shape != (0,)]
     return jnp.concatenate(kept, dim) if kept else jnp.zeros(call.shape, call.dtype)
 
 
 @op("aten::stack")
-def stack(call, xs, dim=0):
+def stack(call, xs, dim):
     return jnp.stack([as_type(x, call.dtype) for x in xs], dim)
 
 
@@ -67,13 +67,13 @@ def span(x, dim: int, start, end, step) -> tuple[slice, ...]:
 
 
 @op("aten::slice")
-def slice_(call, x, dim=0, start=None, end=None, step=1):
+def slice_(call, x, dim, start, end, step):
     return x[span(x, dim, start, end, step)]
 
 
 @op("aten::slice_scatter")
-def slice_scatter(call, x, values, dim=0, start=None, end=None, step=1):
-    return x.at[span(x, dim, start, end, step)].set(values.astype(x.dtype))
+def slice_scatter(call, x, values, dim, start, end, step):
+    return x.at[span(x, dim, start, end, step)].set(as_type(values, x.dtype))
 
 
 @op("aten::slice_backward")
@@ -89,7 +89,7 @@ def select(call, x, dim, index):
 
 @op("aten::select_scatter")
 def select_scatter(call, x, values, dim, index):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index % x.shape[dim],)].set(values.astype(x.dtype))
+    return x.at[(slice(None),) * (dim % x.ndim) + (index % x.shape[dim],)].set(as_type(values, x.dtype))
 
 
 @op("aten::select_backward")
@@ -98,19 +98,19 @@ def select_backward(call, g, sizes, dim, index):
 
 
 @op("aten::split", "aten::split_with_sizes", "aten::unsafe_split", "aten::unsafe_split_with_sizes")
-def split(call, x, sizes, dim=0):
+def split(call, x, sizes, dim):
     if isinstance(sizes, int):
         sizes = [min(sizes, x.shape[dim] - k) for k in range(0, x.shape[dim], sizes)] or [0]
     return jnp.split(x, list(itertools.accumulate(sizes))[:-1], dim)
 
 
 @op("aten::unbind")
-def unbind(call, x, dim=0):
+def unbind(call, x, dim):
     return [lax.index_in_dim(x, k, dim, keepdims=False) for k in range(x.shape[dim])]
 
 
 @op("aten::constant_pad_nd")
-def constant_pad(call, x, pads, value=0.0):
+def constant_pad(call, x, pads, value):
     """Pads come in pairs from the last dimension on; negative ones cut."""
     config = [(0, 0, 0)] * x.ndim
     for k in range(len(pads) // 2):
@@ -139,31 +139,32 @@ def flip(call, x, dims):
 
 
 @op("aten::roll")
-def roll(call, x, shifts, dims=()):
+def roll(call, x, shifts, dims):
     return jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0]).reshape(x.shape)
 
 
 @op("aten::tril")
-def tril(call, x, diagonal=0):
+def tril(call, x, diagonal):
     return jnp.tril(x, diagonal)
 
 
 @op("aten::triu")
-def triu(call, x, diagonal=0):
+def triu(call, x, diagonal):
     return jnp.triu(x, diagonal)
 
 
 @op("aten::diagonal")
-def diagonal(call, x, offset=0, dim1=0, dim2=1):
+def diagonal(call, x, offset, dim1, dim2):
     return jnp.diagonal(x, offset, dim1, dim2)
 
 
 @op("aten::diagonal_scatter")
-def diagonal_scatter(call, x, values, offset=0, dim1=0, dim2=1):
+def diagonal_scatter(call, x, values, offset, dim1, dim2):
     d1, d2 = dim1 % x.ndim, dim2 % x.ndim
     k = np.arange(values.shape[-1])
     turned = jnp.moveaxis(x, (d1, d2), (-2, -1))
-    return jnp.moveaxis(turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(values.astype(x.dtype)), (-2, -1), (d1, d2))
+    made = turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(as_type(values, x.dtype))
+    return jnp.moveaxis(made, (-2, -1), (d1, d2))
 
 
 @op("aten::unfold")
@@ -189,7 +190,7 @@ def _check_dense(call) -> None:
 
 
 @op("aten::as_strided")
-def as_strided(call, x, size, stride, storage_offset=None):
+def as_strided(call, x, size, stride, storage_offset):
     """Of a tensor whose elements lie one after the other."""
     _check_dense(call)
     at = _places(size, stride, storage_offset)
@@ -199,7 +200,7 @@ def as_strided(call, x, size, stride, storage_offset=None):
 
 
 @op("aten::as_strided_scatter", "prims::as_strided_scatter")
-def as_strided_scatter(call, x, values, size, stride, storage_offset=None):
+def as_strided_scatter(call, x, values, size, stride, storage_offset):
     _check_dense(call)
     at = _places(size, stride, storage_offset)
-    return x.reshape(-1).at[at].set(values.astype(x.dtype)).reshape(x.shape)
+    return x.reshape(-1).at[at].set(as_type(values, x.dtype)).reshape(x.shape)

@@ -274,6 +274,12 @@ def _loaded_runtime() -> dict[str, int]:
     return {xla.PREFIX + name: address for name, address in addresses.items()}
 
 
+def reports() -> ctypes.c_int64:
+    """The word in which machine code counts numbers that are out of their range."""
+    runtime_symbols()
+    return ctypes.c_int64.from_address(_runtime[0].address("pbk_reports"))
+
+
 def call(compiled: Compiled, *args):
     """The program as a JAX operation (to be traced)."""
     results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]

@@ -18,6 +18,7 @@ from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
 from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region
+from pbkern.lower.mlir.ops import REPORT, WORDS, reporting
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -317,8 +318,11 @@ class KernelLowering(ProgramText):
         def sized(text: str) -> str:
             return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
+        if WORDS in text:
+            text = "\n".join(reporting(text.split("\n")))
         calls = {sized(m.declaration) for m in made if f"{CALL}{m.name}(" in text}
         calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
+        calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
         return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)
 
 

@@ -400,10 +400,13 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 return self._gather(w, block, e, p, tail, lanes, accs)
             case "moved":
                 return self._moved(w, block, e, p, lanes)
-        return self._operation(w, block, e, lanes, lambda a: self._value(w, block, a, p, tail, accs))
+        live = self._tail_mask(tail, lanes) if tail and lanes and e.info.primitive == "in_range" else None
+        return self._operation(w, block, e, lanes, lambda a: self._value(w, block, a, p, tail, accs), live)
 
-    def _operation(self, w: Walk, block: Block, e: Expr, lanes: int, value: Callable[[Expr], Ssa]) -> Ssa:
-        """An operation on the values of its operands."""
+    def _operation(
+        self, w: Walk, block: Block, e: Expr, lanes: int, value: Callable[[Expr], Ssa], live: Ssa | None = None
+    ) -> Ssa:
+        """An operation on the values of its operands. live: lanes of elements that exist, where that matters."""
         product = self._contracted(w, e)
         atoms = e.args if product is None else (*e.args[product].args, e.args[1 - product])
         args = [value(a) for a in atoms]
@@ -412,6 +415,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         args = [self._wide(b, a, lanes) for a in args]
         if product is None:
             b = b.strict() if may_cancel(e) else b
+            b = b if live is None else b.of_lanes(live)
             return self.functions.emit(b, e, args)
         x, y, z = args
         if e.info.primitive == "sub":

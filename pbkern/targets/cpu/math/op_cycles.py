@@ -11,7 +11,7 @@ COST: dict[str, float] = {
     **dict.fromkeys(
         ("shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"), 1.0
     ),
-    **dict.fromkeys(("eq_to", "le_to", "lt_to", "sign", "is_finite", "round", "mulhi", "integer_pow"), 2.0),
+    **dict.fromkeys(("eq_to", "le_to", "lt_to", "sign", "is_finite", "round", "mulhi", "integer_pow", "in_range"), 2.0),
     **dict.fromkeys(("max", "min"), 2.0),
     "clamp": 3.0,
     "reduce_precision": 4.0,

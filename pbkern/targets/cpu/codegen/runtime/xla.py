@@ -213,8 +213,20 @@ func.func @pbk_drop(%held: !llvm.ptr) {
 }
 """
 
+# Counts numbers that are out of their range (dsl/primitives/in_range.py), for the whole process.
+REPORTS = """
+llvm.mlir.global external @pbk_reports(0 : i64) {alignment = 64 : i64} : i64
+
+func.func @pbk_report() {
+  %one = arith.constant 1 : i64
+  %count = llvm.mlir.addressof @pbk_reports : !llvm.ptr
+  %before = llvm.atomicrmw add %count, %one acq_rel : !llvm.ptr, i64
+  return
+}
+"""
+
 # Functions of the runtime that programs call. The execution engine resolves registered symbols under this prefix.
-SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release", "pbk_hold", "pbk_no_memory")
+SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release", "pbk_hold", "pbk_no_memory", "pbk_report")
 PREFIX = "_mlir_ciface_"
 
 DECLARATIONS = f"""
@@ -322,7 +334,7 @@ func.func @pbk_metadata(%frame: !llvm.ptr) -> i1 {INTERNAL} {{
 
 def runtime_module_text() -> str:
     """The part that is compiled once per process."""
-    return RUNTIME + STATE + NO_MEMORY
+    return RUNTIME + STATE + NO_MEMORY + REPORTS
 
 
 def program_text(arena_bytes: int, input_count: int, output_bytes: tuple[int, ...]) -> str:

@@ -1,0 +1,84 @@
+"""Windows' winners: numbers, one per window, added to the element that won it.
+
+Every element asks the windows that contain it whether it won. For windows s elements apart, elements s q + r are in the same
+windows, counted from q: they are computed together, phase by phase, and the phases are interleaved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from jax import lax
+
+
+def scatter_to_winners(winner, source, shape, window, strides, padding):
+    """An array of this shape: sums of `source`, one number per window, each added to the element that won its window.
+
+    winner: i32, row-major offsets in windows.
+    """
+    if window == strides and not any(map(any, padding)):
+        return _apart(winner, source, shape, window)
+    sizes = [-(-(n + lo) // s) for n, (lo, _), s in zip(shape, padding, strides)]
+    phases = itertools.product(*map(range, strides))
+    parts = {r: _phase(winner, source, r, sizes, window, strides) for r in phases}
+    made = interleave(parts, strides, range(len(shape)))
+    starts = [lo for lo, _ in padding]
+    return lax.slice(made, starts, [lo + n for lo, n in zip(starts, shape)])
+
+
+def _apart(winner, source, shape, window):
+    """Windows that touch but do not overlap: a dimension of offsets follows every dimension of windows."""
+    apart = tuple(n for pair in zip(source.shape, window) for n in pair)
+    spread = [lax.broadcast_in_dim(v, apart, tuple(range(0, len(apart), 2))) for v in (winner, source)]
+    won = lax.eq(spread[0], _places(apart, window))
+    made = lax.select_n(won, lax.full(apart, 0, source.dtype), spread[1])
+    made = lax.reshape(made, tuple(n * w for n, w in zip(source.shape, window)))
+    rest = [(0, n - m, 0) for n, m in zip(shape, made.shape)]
+    return lax.pad(made, np.zeros((), made.dtype), rest) if any(r[1] for r in rest) else made
+
+
+def _places(apart, window):
+    """i32 array: each element's row-major offset in its window."""
+    total, stride = lax.full(apart, 0, np.int32), math.prod(window)
+    for d, w in enumerate(window):
+        stride //= w
+        if w > 1:
+            total = total + lax.broadcasted_iota(np.int32, apart, 2 * d + 1) * np.int32(stride)
+    return total
+
+
+def _phase(winner, source, phase, sizes, window, strides):
+    """Gradients of elements s q + r of the padded array, q below `sizes`: element r + s j of window q - j."""
+    total = lax.full(sizes, 0, source.dtype)
+    earlier = [range(-(-(w - r) // s)) for w, r, s in zip(window, phase, strides)]
+    for back in itertools.product(*earlier):
+        offset = [r + s * j for r, s, j in zip(phase, strides, back)]
+        place = sum(o * math.prod(window[d + 1 :]) for d, o in enumerate(offset))
+        moved = [(j, n - m - j, 0) for j, n, m in zip(back, sizes, source.shape)]
+        at = lax.pad(winner, np.asarray(-1, np.int32), moved)
+        won = lax.eq(at, lax.full(sizes, place, np.int32))
+        total = total + lax.select_n(won, lax.full(sizes, 0, source.dtype), lax.pad(source, np.zeros((), source.dtype), moved))
+    return total
+
+
+def interleave(parts: dict, steps, axes):
+    """Parts by phase (one number per axis of `axes`) -> the array whose element s q + r, along an axis of step s, is element q
+    of phase r.
+    """
+    for k in reversed(range(len(steps))):  # the last dimension's phases become neighbours first
+        parts = {
+            rest: _interleave([parts[*rest, r] for r in range(steps[k])], axes[k])
+            for rest in itertools.product(*map(range, steps[:k]))
+        }
+    return parts[()]
+
+
+def _interleave(parts: list, axis: int):
+    """Element q of part r -> element len(parts) q + r."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = parts[0].shape
+    wide = [lax.expand_dims(x, (axis + 1,)) for x in parts]
+    return lax.reshape(lax.concatenate(wide, axis + 1), (*shape[:axis], shape[axis] * len(parts), *shape[axis + 1 :]))

@@ -1,0 +1,41 @@
+"""emulate_precision_casts: every operation on float16 and bfloat16 rounds its result, as it does where it runs by itself.
+
+    exp(x * y)  ->  exp(f16(f32(x * y)))
+
+Kernels keep float32 precision and range between operations: a product beyond 65504 that is divided again is finite there, and
+infinite operation by operation. What only moves or chooses elements has nothing to round.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from pbkern._jax import bind_again
+from pbkern.core.jaxprs import called_jaxpr, equations
+from pbkern.core.ops.rounding import rounded
+from pbkern.fuse.cost.kinds import VIEWS
+from pbkern.fuse.simplify.driver import CONTROL, retrace
+
+# Results are operands' elements, or are rounded already.
+EXACT = {*VIEWS, *CONTROL, *(
+    "abs argmax argmin bitcast_convert_type clamp convert_element_type copy_p cummax cummin dynamic_slice dynamic_update_slice "
+    "expand_dims gather imag max min neg real reduce_max reduce_min reduce_precision reduce_window_max reduce_window_min "
+    "scatter select_and_gather_add select_n sign sort split"
+).split()}  # fmt: skip
+
+
+def round_operations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    names = {e.primitive.name for e in equations(closed.jaxpr) if called_jaxpr(e) is None and any(map(_is_short, e.outvars))}
+    return retrace(closed, dict.fromkeys(names - EXACT, _with_rounding))
+
+
+def _is_short(v) -> bool:
+    dtype = getattr(v.aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.itemsize == 2 and jnp.issubdtype(dtype, jnp.floating)
+
+
+def _with_rounding(eqn, operands):
+    results = bind_again(eqn, operands)
+    return [rounded(r) if _is_short(v) else r for r, v in zip(results, eqn.outvars)]
