@@ -19,6 +19,7 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_function, device_functions
+from pbkern.targets.llvm import process
 
 from . import kept_code
 from .backend import ThreadBackend
@@ -141,6 +142,7 @@ class ThreadTarget(abc.ABC):
         return self._codes[key]
 
     def _lowered(self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend) -> Code:
+        process.warm()
         try:
             function = device_function(kernel, options, backend.passes, backend.emit, name)
             code = self.make(function, backend.kind, None)
