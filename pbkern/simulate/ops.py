@@ -376,7 +376,7 @@ def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
 
 
 def _saturated(x: np.ndarray, to: np.dtype, source: np.dtype) -> np.ndarray:
-    """Rounded numbers of a type as integers. NaN becomes the highest bit where either type has 64 bits, else 0 (PTX ISA, cvt)."""
+    """Rounded numbers of a type as integers. NaN becomes the highest bit where either type has 64 bits, else 0 (PTX, cvt)."""
     info = np.iinfo(to)
     inside = np.clip(np.nan_to_num(x, nan=0.0), float(info.min), np.nextafter(float(info.max), 0)
                      if to.itemsize == 8 else info.max)
