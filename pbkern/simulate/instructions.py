@@ -441,11 +441,11 @@ def _shfl(program: Program, c: Instruction) -> Step:
 
     def step(g: Any, mask: Mask) -> None:
         lane = g.tid % np.uint32(WARP)
-        b, limit = by(g) & np.uint32(31), limits(g)
+        b, limit = by(g), limits(g)
         high, segment = limit & np.uint32(31), (limit >> np.uint32(8)) & np.uint32(31)
         low = lane & segment
         top = low | (high & ~segment)
-        lane, b, low, top = (v.astype(np.int64) for v in (lane, b, low, top))
+        lane, b, low, top = (v.astype(np.int64) for v in (lane, b & np.uint32(31), low, top))
         other = {"bfly": lane ^ b, "up": lane - b, "down": lane + b, "idx": low | (b & ~segment.astype(np.int64))}[kind]
         inside = other >= top if kind == "up" else other <= top
         source = np.where(inside, other, lane) + (g.tid.astype(np.int64) - g.tid.astype(np.int64) % WARP)

@@ -19,6 +19,12 @@ from pbkern.targets.simt.emit.kernel import ThreadFunction
 from .devices import DeviceKind
 
 TRIPLE = "amdgcn-amd-amdhsa"
+# Code objects of version 5, which every runtime of ROCm since 5.7 loads: those of version 6 need ROCm 6.3, for nothing that
+# these devices have. Source: LLVM, User Guide for AMDGPU Backend, code object metadata.
+_VERSION = '''
+!llvm.module.flags = !{!1000000}
+!1000000 = !{i32 1, !"amdhsa_code_object_version", i32 500}
+'''
 _FENCE = re.compile(r"call (\w+|<[^>]*>) @llvm\.arithmetic\.fence\.\w+\(")
 
 
@@ -41,7 +47,8 @@ class Assembled:
 def llvm_ir(function: ThreadFunction) -> str:
     """LLVM IR of a kernel. Raises InternalError."""
     threads = f'"{function.threads},{function.threads}"'
-    return _without_fences(llvm.ir_of(function, (), {"rocdl.kernel": "unit", "rocdl.flat_work_group_size": threads}))
+    ir = llvm.ir_of(function, (), {"rocdl.kernel": "unit", "rocdl.flat_work_group_size": threads})
+    return _without_fences(ir) + _VERSION
 
 
 def _without_fences(ir: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,13 +16,17 @@ class Code(Protocol):
     """One kernel's code.
 
     Attributes:
-      function: as MLIR, with the numbers of its launch. image: what a driver loads.
+      function: as MLIR, with the numbers of its launch.
     """
 
     @property
     def function(self) -> ThreadFunction: ...
-    @property
-    def image(self) -> bytes: ...
+
+    def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
+        """(what it is, what a driver may load), the best first; why one cannot be made is added to `refused`."""
+
+    def made_for(self, kind: Any) -> Code | None:
+        """The same kernel for another kind of device, if that can run it."""
 
 
 C = TypeVar("C", bound=Code)

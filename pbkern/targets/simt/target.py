@@ -159,7 +159,6 @@ class ThreadTarget(abc.ABC):
                                 backend.passes, backend.emit)
 
     def call(self, compiled: Compiled, *operands) -> list:
-        """Raises TargetError without a driver."""
         return launched_call(compiled, operands, self.driver())
 
     def call_into(self, compiled: Compiled, operands, places) -> tuple[list, Any]:
