@@ -12,13 +12,14 @@ import torch
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import BackendCompilerFailed
 
+from pbkern.core import config
 from pbkern.core.errors import PbkernError
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import Captured
 from pbkern.frontends.torch.dtypes import check_tensor
-from pbkern.frontends.torch.memory import TorchMemory
+from pbkern.frontends.torch.memory import CudaDevice, CudaMemory, SimulatedDevice, TorchMemory
 
 from .direct_plan import DirectPlan
 
@@ -52,7 +53,7 @@ class TorchFunction(PickledByName):
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _check(args, kwargs)
+        _check(args, kwargs, self.options)
         try:
             return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as e:
@@ -87,7 +88,7 @@ class TorchModule(OptimizedModule):
     """A decorated module, which shares parameters and state with the one that it is made of."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _check(args, kwargs)
+        _check(args, kwargs, self.__dict__["options"])
         try:
             if not self.__dict__["recurrent"]:
                 return super().__call__(*args, **kwargs)
@@ -133,14 +134,31 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
 
     plain = dataclasses.replace(options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=())
 
-    def compile_jaxpr(found: Captured, name: str) -> DirectPlan:
-        return DirectPlan(found.jaxpr, name, plain, TorchMemory())
+    def compile_jaxpr(found: Captured, name: str, device: torch.device) -> DirectPlan:
+        return DirectPlan(found.jaxpr, name, plain, _memory(plain.target, device))
 
-    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target)
+    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target, _place(options))
 
 
-def _check(args: tuple, kwargs: dict) -> None:
+def _place(options: CompileOptions) -> str:
+    """Where tensors are, as Torch calls it: the simulator works on those of the CPU."""
+    return "cuda" if options.target == "nvgpu" and not config.current().gpu_driver else "cpu"
+
+
+def _memory(target: str, device: torch.device) -> TorchMemory:
+    if target == "cpu":
+        return TorchMemory()
+    return CudaMemory(device, CudaDevice(device) if device.type == "cuda" else SimulatedDevice())
+
+
+def _check(args: tuple, kwargs: dict, options: CompileOptions) -> None:
     """Raises UnsupportedOp for tensors that kernels cannot read, which Torch would run by itself."""
+    if options.target != "cpu":
+        place = _place(options)
+        for name, value in (*enumerate(args), *kwargs.items()):
+            if isinstance(value, torch.Tensor):
+                check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`", place)
+        return
     for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
         if isinstance(value, torch.Tensor) and not (value.is_cpu and value.layout is torch.strided and not value.is_quantized):
             check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`")

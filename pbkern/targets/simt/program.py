@@ -38,14 +38,15 @@ class Compiled(Generic[C]):
 
     Attributes:
       program: without last stages. codes: by id of its kernels. options: CompileOptions. times: milliseconds per stage.
-      handlers: by driver, the name that XLA knows and the bytes of temporaries of a call.
+      handlers: by driver, the handler's code and the bytes of temporaries of a call. names: by driver, the one that XLA knows.
     """
 
     program: HostProgram
     codes: Mapping[int, C]
     options: CompileOptions
     times: dict[str, float] = field(default_factory=dict)
-    handlers: dict[Any, tuple[str, int]] = field(default_factory=dict)
+    handlers: dict[Any, tuple[Any, int]] = field(default_factory=dict)
+    names: dict[Any, str] = field(default_factory=dict)
 
     def distinct(self) -> list[C]:
         return list(dict.fromkeys(self.codes.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core import fallback
@@ -23,8 +23,8 @@ from pbkern.targets.llvm import process
 
 from . import kept_code
 from .backend import ThreadBackend
-from .emit.kernel import ThreadFunction
-from .launch.call import launched_call
+from .emit.kernel import ThreadFunction, alignment_of
+from .launch.call import direct_entry, launched_call
 from .launch.driver import Driver
 from .options import ThreadOptions
 from .params import ThreadParams
@@ -160,6 +160,14 @@ class ThreadTarget(abc.ABC):
 
     def call(self, compiled: Compiled, *operands) -> list:
         return launched_call(compiled, operands, self.driver())
+
+    def direct_entry(self, compiled: Compiled) -> tuple[Callable[[bytes, int, int], None], int]:
+        """See launch/call.py: for callers whose arrays XLA does not have. Arrays begin at multiples of `alignment`."""
+        return direct_entry(compiled, self.driver())
+
+    def alignment(self, nbytes: int) -> int:
+        """Bytes, of which the address of an array of `nbytes` has to be a multiple."""
+        return alignment_of(nbytes)
 
     def call_into(self, compiled: Compiled, operands, places) -> tuple[list, Any]:
         return self.call(compiled, *operands), None
