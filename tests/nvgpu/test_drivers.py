@@ -219,6 +219,21 @@ def test_what_is_missing_is_said_by_the_call(cuda, tmp_path):
     assert "the driver of the NVIDIA GPU has no function cuLaunchKernel" in doubled(other)(X, out)
 
 
+def test_an_error_without_a_text_is_an_error(cuda, monkeypatch):
+    """Of a driver that lacks the functions which say what an error is."""
+    monkeypatch.setattr(type(cuda.driver), "error_texts", ("cuGetErrorPoem",))
+    call, out = doubled(cuda), np.zeros_like(X)
+    cuda.fail("cuLaunchKernel", 321)
+    assert "error 321 of the driver" in (text := call(X, out)) and "has no function cuGetErrorPoem" in text
+    cuda.fail("cuLaunchKernel", 0)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cuda.driver, "loaded", interrupted)
+    assert "KeyboardInterrupt" in entry(compiled(lambda x: x * 2 - 1, X), cuda.driver)(X, out)
+
+
 def test_devices_beyond_those_that_have_a_place(cuda):
     cuda.devices(*["9.0"] * (DEVICES + 2))
     call, out = doubled(cuda), np.zeros_like(X)
@@ -227,7 +242,7 @@ def test_devices_beyond_those_that_have_a_place(cuda):
     cuda.current(DEVICES - 1)
     assert call(X, out) is None
     cuda.current(-1)
-    assert "a copy was not launched: CUDA_ERROR_INVALID_CONTEXT" in call(X, out)
+    assert call(X, out) == "the program was not launched: CUDA_ERROR_INVALID_CONTEXT"
 
 
 # ---------------------------------------------------------------- failures of kernels
@@ -293,7 +308,7 @@ def test_a_failure_that_a_read_of_a_condition_meets(cuda):
 @pytest.mark.parametrize("symbol, what", [
     ("cuLaunchKernel", "kernel `k0_"), ("cuMemcpyDtoHAsync_v2", "a copy"), ("cuStreamSynchronize", "a copy"),
     ("cuKernelGetFunction", "device 0 takes no code"), ("cuLibraryGetKernel", "device 0 takes no code"),
-    ("cuThreadExchangeStreamCaptureMode", "is about to be given a kernel"), ("cuCtxGetDevice", "a copy"),
+    ("cuThreadExchangeStreamCaptureMode", "is about to be given a kernel"), ("cuCtxGetDevice", "the program was not launched"),
 ])  # fmt: skip
 def test_what_the_library_refuses_is_an_error_of_the_call(cuda, symbol, what):
     call, out = entry(compiled(counts, X), cuda.driver), np.zeros_like(X)

@@ -1,6 +1,7 @@
 """Children that run LLVM: they stay for the next request, and may end without the process that asks."""
 
 import multiprocessing
+import multiprocessing.spawn
 import os
 import signal
 import threading
@@ -154,6 +155,16 @@ def test_a_forked_process_has_children_of_its_own():
     forked.join()
     assert process._idle == [before] and before.is_there()
     assert "k:" in asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9)) and process._idle == [before]
+
+
+def test_a_program_that_embeds_python_says_which_one_runs_llvm(tmp_path):
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(tmp_path / "no_python"))
+    try:
+        with pytest.raises(TargetError, match="cannot be started\n.*no_python.*\n.*multiprocessing.set_executable"):
+            asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9))
+    finally:
+        multiprocessing.set_executable(before)
 
 
 def test_children_end_with_their_pipes():

@@ -14,10 +14,10 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import spawn
 from typing import IO, Any
 
 from pbkern.core.errors import InternalError, TargetError
@@ -102,8 +102,13 @@ class _Child:
         assert spec is not None and spec.origin is not None
         environment = dict(os.environ, PYTHONPATH=str(pathlib.Path(spec.origin).parents[1]))
         self.said = tempfile.TemporaryFile()
-        self.process = subprocess.Popen([sys.executable, "-P", "-S", str(CHILD)], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=self.said, env=environment)
+        python = os.fsdecode(spawn.get_executable() or "")  # a program that embeds Python says there which one to run
+        try:
+            self.process = subprocess.Popen([python, "-P", "-S", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            stderr=self.said, env=environment)
+        except OSError as e:
+            raise TargetError("the process that runs LLVM cannot be started", why=f"{python!r}: {e}",
+                              hint="multiprocessing.set_executable(path of a Python with llvmlite)") from None
 
     def ask(self, sent: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         """(sizes, results) of one request. Raises _Ended; whatever ends the wait ends the child."""

@@ -27,7 +27,7 @@ _PASSES = (
 
 def require_llvmlite() -> str:
     """llvmlite's version. Raises TargetError where it is not installed."""
-    return process.require_llvmlite("GPUs", "pip install 'pbkern[cuda]' or 'pbkern[amd]'")
+    return process.require_llvmlite("GPUs", "pip install 'pbkern[cuda]', or 'pbkern[amd]' for AMD GPUs")
 
 
 def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping[str, str]) -> str:

@@ -50,6 +50,7 @@ BEYOND = -2  # a device has no place in rows
 # CUresult: illegal address, timeout, assert, hardware stack, illegal instruction, misaligned address, invalid address space,
 # invalid program counter, launch failure.
 AFTER_LAUNCH = frozenset((700, 702, 710, 714, 715, 716, 717, 718, 719))
+PROGRAM = (1 << 64) - 1  # stands for a kernel's row, in calls that are of none
 Open = ctypes.CFUNCTYPE(ctypes.c_int)
 DeviceOf = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 Prepare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
@@ -145,7 +146,7 @@ class Driver(abc.ABC):
             except (PbkernError, OSError) as e:
                 self.failures[threading.get_ident()] = str(e)
                 return NOTED
-            except Exception:
+            except BaseException:  # an interrupt, too
                 self.failures[threading.get_ident()] = traceback.format_exc()
                 return NOTED
             return 0
@@ -164,15 +165,20 @@ class Driver(abc.ABC):
                 kernel.handles[device] = self.prepare(kernel, device)
 
     def _described(self, address: Address | None, error: int, device: int) -> int:
-        return kept(self._texts, self.described(address, error, device))
+        try:
+            text = self.described(address, error, device)
+        except BaseException:  # without a text, the call would count as good
+            text = f"error {error} of the driver, which does not say more: {traceback.format_exc()}"
+        return kept(self._texts, text)
 
     def described(self, address: Address | None, error: int, device: int) -> str:
-        """What a failed call says: of a kernel, or (None) of a copy."""
+        """What a failed call says: of a kernel, of a copy (None), or of what is asked before either (PROGRAM)."""
         if error == NOTED:
             return self.failures.pop(threading.get_ident(), "a call of the driver failed")
         if error == BEYOND:
             return f"a process launches on {DEVICES} devices, those with the lowest numbers"
-        what = f"kernel `{self.kernels[address].function.name}`" if address in self.kernels else "a copy"
+        what = "the program" if address == PROGRAM else "a copy"
+        what = f"kernel `{self.kernels[address].function.name}`" if address in self.kernels else what
         if error not in AFTER_LAUNCH:
             return f"{what} was not launched: {self.text_of(error)}"
         return self.failed_before(device, f"{what} was not launched", error)

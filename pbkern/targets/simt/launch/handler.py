@@ -146,6 +146,7 @@ func.func private @pbk_entry(%at: i64) -> !llvm.ptr {{
 
 func.func private @pbk_begin(%call: !llvm.ptr) {{
   %none = arith.constant 0 : i64
+  %program = arith.constant -1 : i64
   %error = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
   %kernel = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
   %device = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
@@ -160,7 +161,7 @@ func.func private @pbk_begin(%call: !llvm.ptr) {{
     %opens = arith.constant {open} : i64
     %f = func.call @pbk_entry(%opens) : (i64) -> !llvm.ptr
     %rc = llvm.call %f() : !llvm.ptr, () -> i32
-    func.call @pbk_note(%call, %rc, %none) : (!llvm.ptr, i32, i64) -> ()
+    func.call @pbk_note(%call, %rc, %program) : (!llvm.ptr, i32, i64) -> ()
   }}
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
@@ -168,14 +169,14 @@ func.func private @pbk_begin(%call: !llvm.ptr) {{
     %asks = arith.constant {device} : i64
     %f = func.call @pbk_entry(%asks) : (i64) -> !llvm.ptr
     %rc = llvm.call %f(%device) : !llvm.ptr, (!llvm.ptr) -> i32
-    func.call @pbk_note(%call, %rc, %none) : (!llvm.ptr, i32, i64) -> ()
+    func.call @pbk_note(%call, %rc, %program) : (!llvm.ptr, i32, i64) -> ()
     %number = llvm.load %device : !llvm.ptr -> i64
     %most = arith.constant {DEVICES} : i64
     %beyond = arith.cmpi uge, %number, %most : i64
     %code = arith.constant {BEYOND} : i32
     %fine = arith.constant 0 : i32
     %far = arith.select %beyond, %code, %fine : i32
-    func.call @pbk_note(%call, %far, %none) : (!llvm.ptr, i32, i64) -> ()
+    func.call @pbk_note(%call, %far, %program) : (!llvm.ptr, i32, i64) -> ()
   }}
   return
 }}
