@@ -206,7 +206,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
 
 
 def elsewhere(platform: str) -> str:
-    """What to try where arguments are not on the platform of their program's target."""
+    """Hint of an error: arguments are not on the platform of their program's target."""
     if _jax.has_devices(platform):
         return f"jax.device_put(x, jax.devices('{platform}')[0]), or jax.jit for other devices"
     if platform == "cuda":

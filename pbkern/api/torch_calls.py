@@ -141,7 +141,7 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
 
 
 def _place(options: CompileOptions) -> str:
-    """Where tensors are, as Torch calls it: the simulator works on those of the CPU."""
+    """Torch's name of the place of tensors: the simulator works on those of the CPU."""
     return "cuda" if options.target == "nvgpu" and not config.current().gpu_driver else "cpu"
 
 

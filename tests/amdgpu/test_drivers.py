@@ -43,7 +43,7 @@ def compiled(device, factor=3.0):
 
 
 def test_a_module_is_loaded_on_every_device(hip):
-    """By the first launch there, of whichever thread; code objects are of the version that old runtimes load."""
+    """The first launch there loads it, of whichever thread; code objects are of the version that old runtimes load."""
     hip.devices(*["gfx942:xnack-"] * 3)
     call, out = entry(compiled("gfx942"), hip.driver), np.zeros_like(X)
     assert hip.calls() == []

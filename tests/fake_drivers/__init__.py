@@ -42,7 +42,7 @@ class FakeDriver:
         self.library.fake_devices(len(names), (ctypes.c_char_p * len(names))(*(n.encode() for n in names)))
 
     def current(self, device: int) -> None:
-        """What a framework does before it launches: the calling thread is on a device; -1: on none."""
+        """Does what a framework does before it launches: the calling thread is on a device; -1: on none."""
         self.library.fake_current(device)
 
     def fail(self, symbol: str, error: int, device: int = -1, times: int = -1) -> None:

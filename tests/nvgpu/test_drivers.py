@@ -220,7 +220,7 @@ def test_what_is_missing_is_said_by_the_call(cuda, tmp_path):
 
 
 def test_an_error_without_a_text_is_an_error(cuda, monkeypatch):
-    """Of a driver that lacks the functions which say what an error is."""
+    """A driver may lack the functions which say what an error is."""
     monkeypatch.setattr(type(cuda.driver), "error_texts", ("cuGetErrorPoem",))
     call, out = doubled(cuda), np.zeros_like(X)
     cuda.fail("cuLaunchKernel", 321)
@@ -270,7 +270,7 @@ def test_a_kernel_that_failed_is_named_once_and_the_process_goes_on(cuda, error,
 
 
 def test_of_several_launches_all_that_may_have_failed_are_named(cuda):
-    """Those that were launched last, each once, the last one first."""
+    """Each is named once, the last one first."""
     calls = []
     for k, name in enumerate(("first", "second", "third", "fourth")):
         f = lambda x, k=k: x * k + 7  # noqa: E731

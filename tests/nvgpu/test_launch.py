@@ -141,7 +141,7 @@ def test_the_handler_for_cuda_takes_its_stream_from_xla():
 
 
 def test_functions_are_lowered_for_cuda_without_a_driver(monkeypatch):
-    """What a machine with a GPU would run: the custom call stands in the text, and nothing is loaded."""
+    """The custom call stands in the text, as a machine with a GPU would run it, and nothing is loaded."""
     absent = type("Absent", (driver.CudaDriver,), {"library_name": "libcuda_that_is_not_there.so"})()
     monkeypatch.setattr(driver, "driver", lambda name: absent)
     monkeypatch.setattr(driver, "present_capability", lambda: None)
@@ -153,7 +153,7 @@ def test_functions_are_lowered_for_cuda_without_a_driver(monkeypatch):
 
 @pytest.mark.parametrize("platform, there", [("cuda", True), ("rocm", True), ("tpu", False)])
 def test_kernels_by_hand_outside_of_decorated_functions(monkeypatch, platform, there):
-    """Where their arrays are, as on CPUs."""
+    """They run where their arrays are, as on CPUs."""
     from pbkern.targets.amdgpu import compile as amd
 
     if platform == "rocm":

@@ -83,7 +83,7 @@ def test_errors_of_the_back_end_come_with_a_file_of_the_kernel(tmp_path, monkeyp
 
 
 def test_without_llvmlite_the_error_says_what_to_install(monkeypatch):
-    """Of whatever makes code first: the simulator's, for one."""
+    """Whatever makes code first says so: the simulator, for one."""
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
     kept_code.environment.cache_clear()
     missing = "llvmlite is not installed.*\n?.*\n?.*pip install 'pbkern\\[cuda\\]'"

@@ -31,7 +31,7 @@ def native():
 
 
 def answered(request: dict, texts: list) -> dict:
-    """What the child writes for one request."""
+    """Results that the child writes for one request."""
     request = request | {"sizes": [[len(t) for t in module] for module in texts]}
     sent = io.BytesIO((json.dumps(request) + "\n" + "".join(t for module in texts for t in module)).encode())
     answer = io.BytesIO()

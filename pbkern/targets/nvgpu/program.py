@@ -43,7 +43,7 @@ class Code:
         return codegen.ptx(self.llvm, self.kind)
 
     def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
-        """What a driver may load: machine code where there is ptxas, and PTX, which the driver assembles: a ptxas may be newer
+        """Yields what a driver may load: machine code where there is ptxas, and PTX, which the driver assembles: a ptxas may be newer
         than the driver, or older than the text, which is noted in `refused`."""
         if ptxas.find():
             try:
@@ -55,7 +55,7 @@ class Code:
         yield f"PTX for {self.kind.architecture}", self.ptx.encode() + b"\0"
 
     def made_for(self, kind: DeviceKind) -> Code | None:
-        """The same kernel for another kind of device; None if it is the same kind or has too little shared memory."""
+        """Makes the kernel for another kind of device; None if it is the same kind or has too little shared memory."""
         if kind == self.kind or self.function.shared_bytes > kind.shared_bytes:
             return None
         return Code(self.function, kind)

@@ -26,7 +26,7 @@ class Code(Protocol):
         """(what it is, what a driver may load), the best first; why one cannot be made is added to `refused`."""
 
     def made_for(self, kind: Any) -> Code | None:
-        """The same kernel for another kind of device, if that can run it."""
+        """Makes the kernel for another kind of device, if that can run it."""
 
 
 C = TypeVar("C", bound=Code)

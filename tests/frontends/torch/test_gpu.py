@@ -114,7 +114,7 @@ class Streams:
 
 
 def test_addresses_and_the_current_stream_go_to_the_driver(tmp_path, monkeypatch):
-    """Of the device that the tensors are on, whichever the thread was on before."""
+    """They are those of the device that the tensors are on, whichever the thread was on before."""
     monkeypatch.setattr(ptxas, "find", lambda: None)
     cuda = Cuda(tmp_path)
     cuda.devices("9.0", "9.0", "9.0")
@@ -141,7 +141,7 @@ def test_addresses_and_the_current_stream_go_to_the_driver(tmp_path, monkeypatch
 
 
 def test_torchs_devices_and_streams(monkeypatch):
-    """What is asked of Torch where it has CUDA."""
+    """Torch is asked for both where it has CUDA."""
     asked = []
 
     class OnDevice:

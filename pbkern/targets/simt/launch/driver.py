@@ -1,4 +1,4 @@
-"""What launches call: a table of a driver's functions, and for each kernel its handles on the devices.
+"""Table of a driver's functions that launches call, and for each kernel its handles on the devices.
 
 Handlers (handler.py) are made of addresses of both, before a driver's library is there. A library is opened by the first call,
 a kernel is loaded by the first launch on a device.
@@ -172,7 +172,7 @@ class Driver(abc.ABC):
         return kept(self._texts, text)
 
     def described(self, address: Address | None, error: int, device: int) -> str:
-        """What a failed call says: of a kernel, of a copy (None), or of what is asked before either (PROGRAM)."""
+        """Says why a call failed: of a kernel, of a copy (None), or of what is asked before either (PROGRAM)."""
         if error == NOTED:
             return self.failures.pop(threading.get_ident(), "a call of the driver failed")
         if error == BEYOND:
@@ -184,7 +184,7 @@ class Driver(abc.ABC):
         return self.failed_before(device, f"{what} was not launched", error)
 
     def failed_before(self, device: int, what: str, error: int) -> str:
-        """What is said of an error of an earlier launch: at first its kernel or kernels, later that there was one."""
+        """Says that an earlier launch failed: at first its kernel or kernels, later that there was one."""
         names = self.launched_last(device)
         if names:
             self.forget(device)
@@ -204,7 +204,7 @@ class Driver(abc.ABC):
         return ", ".join(dict.fromkeys(f"`{self.kernels[a].function.name}`" for a in addresses if a in self.kernels))
 
     def forget(self, device: int) -> None:
-        """What was launched on a device has ended."""
+        """Forgets what was launched on a device: it has ended."""
         self.recent[device * (1 + RECENT)] = 0
 
     def _recorded(self, address: Address, place: int, stream: int | None) -> None:
