@@ -42,7 +42,7 @@ class Code:
         yield f"code object for {self.kind.architecture}", self.image
 
     def made_for(self, kind: DeviceKind) -> Code | None:
-        """Makes the kernel for another kind of device; None if that is the same kind, or has other wavefronts or less memory."""
+        """Makes the kernel for another kind of device; None if that is the same, or has other wavefronts or less memory."""
         if kind == self.kind or kind.device != self.kind.device or self.function.shared_bytes > kind.shared_bytes:
             return None
         return Code(self.function, kind)
