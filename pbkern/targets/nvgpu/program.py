@@ -43,8 +43,8 @@ class Code:
         return codegen.ptx(self.llvm, self.kind)
 
     def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Yields what a driver may load: machine code where there is ptxas, then PTX, which the driver assembles. A ptxas may be
-        newer than the driver, or older than the text, which is noted in `refused`."""
+        """Yields what a driver may load: machine code where there is ptxas, then PTX, which the driver assembles. A ptxas may
+        be newer than the driver, or older than the text, which is noted in `refused`."""
         if ptxas.find():
             try:
                 cubin = self.assembled.cubin
