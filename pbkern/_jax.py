@@ -673,6 +673,14 @@ def has_cpu_lowering(name: str) -> bool:
     return any(p.name == name for p in mlir._platform_specific_lowerings["cpu"])
 
 
+def has_devices(platform: str) -> bool:
+    """Whether JAX finds a device of a platform here."""
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False
+
+
 debug_effect = debugging.debug_effect
 
 

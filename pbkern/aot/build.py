@@ -16,6 +16,7 @@ from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.core.version import VERSION
 from pbkern.targets.cpu.devices import Device, devices_of
+from pbkern.targets.llvm import process
 
 from . import link
 from .codegen.emit import emitted, require_llvmlite
@@ -38,6 +39,7 @@ def build_library(asked: Wanted, options: CompileOptions, make: Callable[[Compil
     make: the function as it is planned under such options, for one device.
     """
     require_llvmlite()
+    process.warm()
     devices = devices_of(options.device)
     with progress.compiling(asked.name), gc_pause.paused(), recursion.headroom():
         times: dict[str, float] = {}

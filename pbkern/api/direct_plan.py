@@ -6,6 +6,7 @@ What a framework's arrays are, an adapter says: frontends/torch/memory.py, front
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from pbkern.dsl.checks import can_fail
 from pbkern.dsl.primitives import in_range
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.emit.plan import Plan, Segment
+from pbkern.targets import get_target
 from pbkern.targets.cpu.codegen import direct
 from pbkern.targets.cpu.codegen.compile import reports
 
@@ -29,16 +31,28 @@ from .pipeline import Build, compile_programs, current_plan
 Values = list[Any]
 
 
+class Device(Protocol):
+    """A GPU that a framework's arrays are on."""
+
+    def entered(self) -> contextlib.AbstractContextManager[object]:
+        """Puts the calling thread on the device."""
+
+    def stream(self) -> int:
+        """The stream on which the calling thread's work goes."""
+
+
 class Memory(Protocol):
     """What a call with addresses asks of a framework's arrays.
 
     Attributes:
+      device: on which the arrays are; None: they are in this computer's memory.
       openmp: file of a library that is the OpenMP runtime whose threads programs run on, or is linked to it; None: calls go
         through JAX, on XLA's threads.
       address: of an array's first element.
       before_call: is called in the calling thread before a program runs; None: nothing is.
     """
 
+    device: Device | None
     openmp: str | None
     address: Callable[[Any], int]
     before_call: Callable[[], object] | None
@@ -74,7 +88,7 @@ class DirectPlan:
     def __init__(self, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, memory: Memory, checks: Sequence[str] = ()):
         with jax.enable_x64(True), _jax.types_kept(jaxpr):
             self.build: Build = compile_programs(current_plan(jaxpr, name, options), options)
-        self.jaxpr, self._memory, plan = jaxpr, memory, self.build.fused
+        self.jaxpr, self._memory, self._target, plan = jaxpr, memory, options.target, self.build.fused
         self._steps: list[Callable[[Values], Values]] = []
         self._constants: Values = []
         self._results: list[tuple[int, bool]] = []
@@ -95,7 +109,8 @@ class DirectPlan:
         inner: list[Any] = [v.aval for v in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
         outer: list[Any] = [*self.jaxpr.in_avals, *self.jaxpr.out_avals]
         same = [(a.shape, a.dtype) for a in inner] == [(a.shape, a.dtype) for a in outer]
-        here = options.target == "cpu" and self._memory.openmp is not None
+        on_cpu, memory = options.target == "cpu", self._memory
+        here = memory.openmp is not None if on_cpu else memory.device is not None
         return here and same and plan.whole is None and not any(can_fail(k) for k in plan.kernels())
 
     def _several_steps(self, arrays: Sequence[Any]) -> Values:
@@ -149,7 +164,8 @@ class DirectPlan:
         seen, filled = set(places.values()), len(places)
         for segment in plan.segments:
             reads = [places[v] for v in segment.reads]
-            self._steps.append(self._program(segment, reads) if segment.is_ours else self._xla_step(segment, reads))
+            program = self._program if self._target == "cpu" else self._launches
+            self._steps.append(program(segment, reads) if segment.is_ours else self._xla_step(segment, reads))
             places |= {v: filled + k for k, v in enumerate(segment.makes)}
             filled += len(segment.makes)
         for k, v in enumerate(outputs):
@@ -173,6 +189,28 @@ class DirectPlan:
             for k, nbytes in large:
                 direct.ask_for_huge_pages(address(made[k]), nbytes)
             call(addresses(*[address(values[k]) for k in reads], *[address(a) for a in made]))
+            return made
+
+        return step
+
+    def _launches(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
+        """A program on a GPU, on the stream of the calling thread: who frees what it works on is ordered behind it."""
+        compiled, memory = self.build.compiled[segment.body.name], self._memory  # type: ignore[union-attr]
+        target: Any = get_target(self._target)
+        call, temporaries = target.direct_entry(compiled)
+        multiples = [target.alignment(b.type.nbytes) for b in compiled.program.inputs]
+        outputs = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
+        makers = [memory.empty(*output) for output in outputs]
+        arena = memory.empty((max(temporaries, 1),), np.dtype(np.uint8))
+        addresses = struct.Struct(f"{max(len(reads) + len(outputs), 1)}P").pack
+        address, device = memory.address, memory.device
+        assert device is not None
+
+        def step(values: Values) -> Values:
+            with device.entered():
+                made, held = [make() for make in makers], arena()
+                read = [v if not address(v) % n else memory.copy(v) for v, n in zip((values[k] for k in reads), multiples)]
+                call(addresses(*map(address, (*read, *made))), address(held), device.stream())
             return made
 
         return step

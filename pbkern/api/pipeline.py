@@ -192,8 +192,7 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         if tuple(platforms) != (target.platform,):
             raise TargetError(
                 f"`{name}` is compiled for target `{target.name}` but its arguments are on {', '.join(platforms)}",
-                why="compiled kernels run where their target is",
-                hint=f"jax.device_put(x, jax.devices('{target.platform}')[0]), or jax.jit for other devices",
+                why="compiled kernels run where their target is", hint=elsewhere(target.platform),
             )  # fmt: skip
         devices = _jax.partitioned_over(ctx)
         if devices > 1:
@@ -207,6 +206,17 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
             return build.plan.evaluate(args, run)
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
+
+
+def elsewhere(platform: str) -> str:
+    """Hint of an error: arguments are not on the platform of their program's target."""
+    if _jax.has_devices(platform):
+        return f"jax.device_put(x, jax.devices('{platform}')[0]), or jax.jit for other devices"
+    if platform == "cuda":
+        return ("jax finds no CUDA device here: pbkern.simulate(f, *args), or PBKERN_GPU_DRIVER=simulator in the environment, "
+                "runs the kernels on arrays of the CPU; f.as_text(*args, stage='ptx') shows their code")
+    return (f"jax finds no device of platform '{platform}' here: f.as_text(*args, stage='asm') shows the kernels' code; target "
+            "'cpu' runs the same function")
 
 
 def warn_of_export(name: str) -> None:
@@ -243,7 +253,7 @@ def warn_of_gathering(kernel: Kernel, devices: int) -> None:
         )
 
 
-def _lower_kernel(ctx, *operands, kernel: Kernel):
+def _lower_kernel(ctx, *operands, kernel: Kernel, target: str):
     if _jax.is_for_export(ctx):
         raise TargetError(
             f"kernel `{kernel.name}` cannot be exported", at=kernel.defined_at or None,
@@ -255,12 +265,13 @@ def _lower_kernel(ctx, *operands, kernel: Kernel):
 
     def traced(*args):
         with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit
-            (compiled,) = compile_programs(build_kernel(kernel), CompileOptions()).compiled.values()
+            (compiled,) = compile_programs(build_kernel(kernel), CompileOptions(target=target)).compiled.values()
             _jax.keep_with_executable(ctx, compiled)
-            return checks.after([kernel], get_target("cpu").call(compiled, *args))
+            return checks.after([kernel], get_target(target).call(compiled, *args))
 
     return mlir.lower_fun(traced, multiple_results=True)(ctx, *operands)
 
 
 mlir.register_lowering(call.call_p, _lower_call)
-mlir.register_lowering(kernel_p, _lower_kernel, platform="cpu")
+for _platform, _target in (("cpu", "cpu"), ("cuda", "nvgpu"), ("rocm", "amdgpu")):
+    mlir.register_lowering(kernel_p, functools.partial(_lower_kernel, target=_target), platform=_platform)

@@ -13,13 +13,14 @@ import torch
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import BackendCompilerFailed
 
+from pbkern.core import config
 from pbkern.core.errors import FallbackWarning, PbkernError
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import Captured
 from pbkern.frontends.torch.dtypes import check_tensor, is_sparse
-from pbkern.frontends.torch.memory import TorchMemory
+from pbkern.frontends.torch.memory import CudaDevice, CudaMemory, SimulatedDevice, TorchMemory
 
 from .direct_plan import DirectPlan
 
@@ -54,7 +55,7 @@ class TorchFunction(PickledByName):
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_for_torch(args, kwargs, self.options.strict_target, self._sparse):
+        if _is_for_torch(args, kwargs, self.options, self._sparse):
             return self.__wrapped__(*args, **kwargs)
         try:
             return self._compiled(*args, **kwargs)
@@ -90,7 +91,7 @@ class TorchModule(OptimizedModule):
     """A decorated module, which shares parameters and state with the one that it is made of."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_for_torch(args, kwargs, self.__dict__["options"].strict_target, self.__dict__["sparse"]):
+        if _is_for_torch(args, kwargs, self.__dict__["options"], self.__dict__["sparse"]):
             return self._orig_mod(*args, **kwargs)
         try:
             if not self.__dict__["recurrent"]:
@@ -141,19 +142,37 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
         polyblocks_disable_unsafe_math_canonicalizations=options.disable_unsafe_math_canonicalizations,
     )  # fmt: skip
 
-    def compile_jaxpr(found: Captured, name: str) -> DirectPlan:
-        return DirectPlan(found.jaxpr, name, plain, TorchMemory(), found.checks)
+    def compile_jaxpr(found: Captured, name: str, device: torch.device) -> DirectPlan:
+        return DirectPlan(found.jaxpr, name, plain, _memory(plain.target, device), found.checks)
 
-    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target, rounds)
+    checked = plain.target == "cpu"  # on GPUs, eager Torch has no error at the call, either
+    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target, _place(options), rounds, checked)
 
 
-def _is_for_torch(args: tuple, kwargs: dict, strict: bool, sparse: list[str]) -> bool:
+def _place(options: CompileOptions) -> str:
+    """Torch's name of the place of tensors: the simulator works on those of the CPU."""
+    return "cuda" if options.target == "nvgpu" and not config.current().gpu_driver else "cpu"
+
+
+def _memory(target: str, device: torch.device) -> TorchMemory:
+    if target == "cpu":
+        return TorchMemory()
+    return CudaMemory(device, CudaDevice(device) if device.type == "cuda" else SimulatedDevice())
+
+
+def _is_for_torch(args: tuple, kwargs: dict, options: CompileOptions, sparse: list[str]) -> bool:
     """Whether Torch runs a call: one with sparse tensors, with one warning for a function, unless strict. TorchDynamo would
     give up the function for all calls. Raises UnsupportedOp for other tensors that kernels cannot read.
 
     sparse: what has been warned of.
     """
-    found = False
+    if options.target != "cpu":
+        place = _place(options)
+        for name, value in (*enumerate(args), *kwargs.items()):
+            if isinstance(value, torch.Tensor):
+                check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`", place)
+        return False
+    found, strict = False, options.strict_target
     for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
         if isinstance(value, torch.Tensor) and not (value.is_cpu and value.layout is torch.strided and not value.is_quantized):
             what = f"argument {name}" if isinstance(name, int) else f"argument `{name}`"

@@ -47,9 +47,9 @@ def _check_graphs(options: CompileOptions) -> None:
     for number in sorted({*selected} & {*filtered}):
         raise OptionError(f"graph {number} is selected and left out", why=f"select {selected}, filter {filtered}",
                           hint="name it in one of the two")  # fmt: skip
-    if _on_gpu(options):
+    if options.target == "amdgpu":
         raise OptionError(f"functions of PyTorch are not compiled for target {options.target!r}",
-                          why="programs are called with addresses in this computer's memory", hint="target 'cpu'")  # fmt: skip
+                          why="tensors of ROCm have not been tried", hint="target 'cpu' or 'nvgpu'")  # fmt: skip
 
 
 def _check_library(options: CompileOptions) -> None:

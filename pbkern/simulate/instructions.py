@@ -220,12 +220,13 @@ def _param(program: Program, c: Instruction, dtype: np.dtype) -> Step:
     return step
 
 
-def _space(c: Instruction) -> str:
+def space_of(c: Instruction) -> str:
+    """The memory that an access names, or "generic"."""
     return next((s for s in SPACES if s in c.op or f"{s}::cta" in c.op), "generic")
 
 
 def _load(program: Program, c: Instruction) -> Step:
-    dtype, space, signed = ops.unsigned(SIZES[c.op[-1]]), _space(c), c.op[-1].startswith("s")
+    dtype, space, signed = ops.unsigned(SIZES[c.op[-1]]), space_of(c), c.op[-1].startswith("s")
     if space == "param":
         return _param(program, c, dtype)
     names = _names(c.operands[0])
@@ -337,7 +338,7 @@ def _note(g: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, st
 
 
 def _store(program: Program, c: Instruction) -> Step:
-    dtype, space = ops.unsigned(SIZES[c.op[-1]]), _space(c)
+    dtype, space = ops.unsigned(SIZES[c.op[-1]]), space_of(c)
     names, address = _names(c.operands[1]), _address(program, c.operands[0])
     values, memo = [operand(program, n, dtype) for n in names], Memo()
 
@@ -397,7 +398,7 @@ _ATOMICS: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.max
 
 def _atomic(program: Program, c: Instruction) -> Step:
     """atom and red: lanes one after the other, in the order of their numbers. Atomic accesses do not race with each other."""
-    t, space, returns = ops.TYPES[c.op[-1]], _space(c), c.op[0] == "atom"
+    t, space, returns = ops.TYPES[c.op[-1]], space_of(c), c.op[0] == "atom"
     kind = next((m for m in c.op[1:] if m in (*_ATOMICS, "cas")), None)
     if kind is None:
         raise ops.Unknown("operation")
@@ -444,8 +445,8 @@ def _shfl(program: Program, c: Instruction) -> Step:
         high, segment = limit & np.uint32(31), (limit >> np.uint32(8)) & np.uint32(31)
         low = lane & segment
         top = low | (high & ~segment)
-        lane, b, low, top = (v.astype(np.int64) for v in (lane, b, low, top))
-        other = {"bfly": lane ^ b, "up": lane - b, "down": lane + b, "idx": low | (b & ~segment.astype(np.int64) & 31)}[kind]
+        lane, b, low, top = (v.astype(np.int64) for v in (lane, b & np.uint32(31), low, top))
+        other = {"bfly": lane ^ b, "up": lane - b, "down": lane + b, "idx": low | (b & ~segment.astype(np.int64))}[kind]
         inside = other >= top if kind == "up" else other <= top
         source = np.where(inside, other, lane) + (g.tid.astype(np.int64) - g.tid.astype(np.int64) % WARP)
         source, inside = (np.broadcast_to(v, g.shape) for v in (source, inside))

@@ -11,7 +11,7 @@ import numpy as np
 from pbkern.core.errors import KernelError
 
 from .counts import Counts
-from .machine import Launch
+from .machine import Launch, smallest_access
 from .memory import Arrays
 from .parse import Program, parse
 
@@ -43,8 +43,8 @@ def simulate_ptx(text: str, grid: int, block: int, arrays: Sequence[np.ndarray],
         return Counts()
     numbers = {values.index(Arrays.address(k)): k for k in range(len(held))}  # position of a parameter -> array
     stored = {numbers[p] for p in written_parameters(program) if p in numbers}
-    launch = Launch(program, grid, block, values, Arrays(held, stored, check), _shared(program, shared_bytes), check,
-                    unwritten)
+    memory = Arrays(held, stored, check, smallest_access(program, "global"))
+    launch = Launch(program, grid, block, values, memory, _shared(program, shared_bytes), check, unwritten)
     launch.run()
     return launch.counts
 

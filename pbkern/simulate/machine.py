@@ -84,7 +84,7 @@ class Gang:
         self.rows = np.broadcast_to(np.arange(blocks)[:, None], self.shape)
         self.epoch = np.zeros((blocks, 1), np.int64)
         self.clock = np.full((blocks, 1), launch.elapsed, np.uint64)
-        cell = _cell(self.program)
+        cell = smallest_access(self.program, "shared")
         self.shared = BlockMemory("shared", blocks, launch.shared_bytes, cell, launch.check)
         self.local = BlockMemory("local", blocks * self.threads, self.program.local_bytes, 1, False)
         self.lanes = np.arange(blocks * self.threads).reshape(self.shape)
@@ -377,7 +377,11 @@ _HINTS = {"race": "a barrier between the two", "bounds": "mask the threads that 
           "deadlock": "let every thread of the block reach the barrier"}  # fmt: skip
 
 
-def _cell(program: Program) -> int:
-    """Bytes of the smallest access to shared memory: who touches what is noted for so many at a time."""
-    sizes = [SIZES.get(c.op[-1], 4) for c in program.code if "shared" in c.op]
+_ACCESSES = ("ld", "ldu", "st", "atom", "red")
+
+
+def smallest_access(program: Program, space: str) -> int:
+    """Bytes of the smallest access to a memory, also by generic addresses: who touches what is noted for so many at a time."""
+    sizes = [SIZES.get(c.op[-1], 4) for c in program.code
+             if c.op[0] in _ACCESSES and instructions.space_of(c) in (space, "generic")]
     return min(sizes, default=4)

@@ -84,13 +84,17 @@ def _thread(mark: np.int64) -> str:
 
 
 class Arrays:
-    """Global memory: NumPy arrays, by numbers from 0. `written`: those to which the kernel may store."""
+    """Global memory: NumPy arrays, by numbers from 0.
 
-    def __init__(self, arrays: Sequence[np.ndarray], written: set[int], check: bool):
+    Args:
+      written: those to which the kernel may store. smallest: bytes of its smallest access.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], written: set[int], check: bool, smallest: int):
         self.flat = [a.reshape(-1).view(np.uint8) for a in arrays]
         self.views: dict[tuple[int, np.dtype, int], np.ndarray] = {}
-        self.shadows = {k: Shadow(a.nbytes // max(a.itemsize, 1) + 1, max(a.itemsize, 1))
-                        for k, a in enumerate(arrays) if check and k in written}
+        cells = {k: max(min(a.itemsize, smallest), 1) for k, a in enumerate(arrays) if check and k in written}
+        self.shadows = {k: Shadow(arrays[k].nbytes // size + 1, size) for k, size in cells.items()}
 
     @staticmethod
     def address(number: int) -> int:

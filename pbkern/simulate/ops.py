@@ -38,23 +38,44 @@ def _wide(t: np.dtype) -> np.dtype:
 # ---------------------------------------------------------------- arithmetic
 
 
+# Types whose subnormal numbers .ftz makes zeros, and those whose results hold one NaN, whatever the operands hold (PTX ISA,
+# half precision instructions); of single precision the ISA leaves it open.
+_FLUSHED = (TYPES["f16"], TYPES["f32"])
+_ONE_NAN = (TYPES["f16"], TYPES["bf16"])
+_NAN16 = np.uint16(0x7FFF)
+# Instructions that only change or copy signs, of NaN as well.
+_SIGNS = {"mov", "abs", "neg"}
+
+
 def _zeroed(x: np.ndarray) -> np.ndarray:
     """Subnormal numbers as zeros."""
-    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+    if x.dtype not in _FLUSHED:
+        return x
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
 def _flushed(f: Function, op: tuple[str, ...], t: np.dtype) -> Function:
-    """Modifiers .ftz and .sat of floats."""
-    if not is_float(t) or not {"ftz", "sat"} & set(op):
+    """Modifiers .ftz, .sat and .relu of floats, and the NaN of results that have 16 bits."""
+    has_one_nan = t in _ONE_NAN and op[0] not in _SIGNS
+    if not is_float(t) or not has_one_nan and not {"ftz", "sat", "relu"} & set(op):
         return f
 
     def modified(*xs: np.ndarray) -> np.ndarray:
-        flush = "ftz" in op and t == np.float32
-        found = f(*map(_zeroed, xs)) if flush else f(*xs)
-        found = _zeroed(found) if flush else found
-        return np.nan_to_num(np.clip(found, t.type(0), t.type(1)), nan=0) if "sat" in op else found
+        found = _zeroed(f(*map(_zeroed, xs))) if "ftz" in op else f(*xs)
+        if "relu" in op:
+            found = np.where(found < 0, t.type(0), found)
+        if "sat" in op:
+            return np.nan_to_num(np.clip(found, t.type(0), t.type(1)), nan=0)
+        return _with_one_nan(found) if has_one_nan else found
 
     return modified
+
+
+def _with_one_nan(x: np.ndarray) -> np.ndarray:
+    bad = np.isnan(x)
+    if not bad.any():
+        return x
+    return np.where(bad, _NAN16, np.ascontiguousarray(x).view(np.uint16)).view(x.dtype)
 
 
 def missing(op: tuple[str, ...], t: np.dtype) -> str:
@@ -342,22 +363,29 @@ def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
                 wide = _ROUND[rounding](wide)
             if is_float(to):
                 return wide.astype(to) if "rz" not in op else _toward_zero(wide, to)
-            return _saturated(wide, to)
+            return _saturated(wide, to, source)
         if is_float(to):
             return x.astype(to) if to.itemsize >= 4 else x.astype(np.float64).astype(to)
         if "sat" in op:
             return np.clip(x.astype(object), np.iinfo(to).min, np.iinfo(to).max).astype(to)
         return x.astype(to)
 
+    if "ftz" in op and source == np.float32 and not is_float(to):
+        return to, source, lambda x: convert(_zeroed(x))
     return to, source, _flushed(convert, op, to)
 
 
-def _saturated(x: np.ndarray, to: np.dtype) -> np.ndarray:
+def _saturated(x: np.ndarray, to: np.dtype, source: np.dtype) -> np.ndarray:
+    """Rounded numbers of a type as integers. NaN becomes the highest bit where either type has 64 bits, else 0 (PTX, cvt)."""
     info = np.iinfo(to)
     inside = np.clip(np.nan_to_num(x, nan=0.0), float(info.min), np.nextafter(float(info.max), 0)
                      if to.itemsize == 8 else info.max)
     found = inside.astype(to)
-    return np.where(x >= float(info.max), info.max, found).astype(to)
+    found = np.where(x >= float(info.max), info.max, found).astype(to)
+    if source.itemsize < 8 and to.itemsize < 8:
+        return found
+    highest = np.array(1 << 8 * to.itemsize - 1, unsigned(to.itemsize)).view(to)
+    return np.where(np.isnan(x), highest, found)
 
 
 def _toward_zero(x: np.ndarray, to: np.dtype) -> np.ndarray:

@@ -397,10 +397,10 @@ def test_import_needs_neither_llvmlite_nor_what_lowers():
 
 
 def test_without_llvmlite_the_error_says_how_to_get_it(monkeypatch, tmp_path):
-    from pbkern.aot.codegen import emit
+    from pbkern.targets.llvm import process
 
-    find = emit.importlib.util.find_spec
-    monkeypatch.setattr(emit.importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name))
+    find = process.importlib.util.find_spec
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name))
     with pytest.raises(TargetError, match="llvmlite is not installed") as e:
         aot(output=tmp_path)(programs.softmax)(X)
     assert "pip install 'pbkern[aot]'" in e.value.hint and not list(tmp_path.iterdir())
@@ -457,19 +457,21 @@ def test_other_processes_make_the_same_bytes(tmp_path):
 
 
 def test_llvm_that_fails_or_hangs_is_an_error(monkeypatch, tmp_path):
-    from pbkern.aot.codegen import emit
+    from pbkern.targets.llvm import process
 
+    process.end_idle()
     child = tmp_path / "child.py"
-    monkeypatch.setattr(emit, "CHILD", child)
+    monkeypatch.setattr(process, "CHILD", child)
     child.write_text("import sys; print('LLVM ERROR: no', file=sys.stderr); sys.exit(134)")
     with pytest.raises(pbkern.errors.InternalError, match="LLVM made no code") as e:
         aot(output=tmp_path)(programs.softmax)(X)
     assert "LLVM ERROR: no" in e.value.why
     child.write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(emit, "SECONDS", 0.5)
-    with pytest.raises(pbkern.errors.InternalError, match="LLVM did not finish"):
+    monkeypatch.setattr(process, "SECONDS", 0.5)
+    with pytest.raises(pbkern.errors.InternalError, match="LLVM made no code of a library\n.*it was stopped after 0.5 s"):
         aot(output=tmp_path)(programs.softmax)(X)
     assert [p.name for p in tmp_path.iterdir()] == ["child.py"]
+    process.end_idle()
 
 
 @pytest.mark.slow

@@ -62,8 +62,8 @@ def gpu():
     jax.clear_caches()
 
 
-def reading(function, error: int) -> tuple[CudaDriver, list]:
-    """A driver that reads memory of the CPU in the place of a device's, for kernel 7 with this function; its calls."""
+def reading(code, error: int) -> tuple[CudaDriver, int, list]:
+    """A driver that reads memory of the CPU in the place of a device's; the row of a kernel; its calls."""
     calls: list = []
 
     def read(to, source, size, stream):
@@ -71,7 +71,9 @@ def reading(function, error: int) -> tuple[CudaDriver, list]:
         ctypes.memmove(to, source, size.value)
         return error
 
-    cuda = object.__new__(CudaDriver)
-    cuda.library = types.SimpleNamespace(cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0)
-    cuda.functions_of, cuda.failures = {7: function}, {}
-    return cuda, calls
+    cuda = CudaDriver()
+    cuda._library = types.SimpleNamespace(  # type: ignore[assignment]
+        cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0,
+        cuGetErrorName=lambda error, text: 1, cuGetErrorString=lambda error, text: 1,
+    )
+    return cuda, cuda.load(code, ()), calls

@@ -52,6 +52,6 @@ def test_the_document_has_all_parts_and_failures_count(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_conformance_runs_through_the_driver():
     environment = os.environ | {"TESTS_ON_DEVICE": "1", "PBKERN_GPU_DRIVER": "simulator"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "tests/nvgpu/test_conformance.py", "-k",
-               "integer_division or edges"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-m", "slow or not slow",
+               "tests/nvgpu/test_conformance.py", "-k", "integer_division or edges"]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)

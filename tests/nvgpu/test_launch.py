@@ -100,15 +100,6 @@ def test_a_failed_launch_is_an_exception_with_kernel_kind_and_line(monkeypatch):
     np.testing.assert_allclose(pbkern.jit(lambda x: x + 3, compile_options=GPU)(X), X + 3)  # the process goes on
 
 
-def test_without_a_driver_the_error_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(driver.CudaDriver, "library_name", "libcuda_that_is_not_there.so")
-    driver.driver.cache_clear()
-    with config.override(gpu_driver=None), pytest.raises(TargetError, match="no program can be launched") as e:
-        driver.driver(None)
-    assert "libcuda_that_is_not_there" in str(e.value) and "nvidia-smi" in str(e.value)
-    driver.driver.cache_clear()
-
-
 class WithStreams(driver.SimulatorDriver):
     """The simulator under CUDA's platform; notes the stream of each launch."""
 
@@ -120,8 +111,7 @@ class WithStreams(driver.SimulatorDriver):
 
     def _launch(self, kernel, x, y, z, threads, _y, _z, shared, stream, arguments, extra):
         self.streams.append(stream)
-        return 1 if self.streams[0] is None else super()._launch(kernel, x, y, z, threads, _y, _z, shared, stream, arguments,
-                                                                 extra)  # fmt: skip
+        super()._launch(kernel, x, y, z, threads, _y, _z, shared, stream, arguments, extra)
 
 
 def frame(arrays, stream):
@@ -150,10 +140,50 @@ def test_the_handler_for_cuda_takes_its_stream_from_xla():
     assert streams.streams == [0xABC] and kept
 
 
-def test_functions_are_lowered_for_cuda_without_a_device(monkeypatch):
-    """What a machine with a GPU would run: the custom call stands in the text."""
-    monkeypatch.setattr(driver, "driver", lambda name: WithStreams())
+def test_functions_are_lowered_for_cuda_without_a_driver(monkeypatch):
+    """The custom call stands in the text, as a machine with a GPU would run it, and nothing is loaded."""
+    absent = type("Absent", (driver.CudaDriver,), {"library_name": "libcuda_that_is_not_there.so"})()
+    monkeypatch.setattr(driver, "driver", lambda name: absent)
+    monkeypatch.setattr(driver, "present_capability", lambda: None)
     with config.override(gpu_driver=None):
         f = pbkern.jit(lambda x: jax.nn.softmax(x + 5, -1), compile_options=GPU)
         text = jax.jit(lambda x: f(x)).trace(X).lower(lowering_platforms=("cuda",)).as_text()
-    assert "custom_call @pbkern_gpu_" in text
+    assert "custom_call @pbkern_gpu_" in text and absent._library is None
+
+
+@pytest.mark.parametrize("platform, there", [("cuda", True), ("rocm", True), ("tpu", False)])
+def test_kernels_by_hand_outside_of_decorated_functions(monkeypatch, platform, there):
+    """They run where their arrays are, as on CPUs."""
+    from pbkern.targets.amdgpu import compile as amd
+
+    if platform == "rocm":
+        try:
+            amd.lld()
+        except TargetError as e:
+            pytest.skip(str(e))
+    block = pbkern.BlockSpec((8, 24), lambda i: (i, 0))
+
+    @pbkern.kernel(grid=(3,), in_specs=[block], out_specs=[block], out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
+    def thirds(x, o):
+        o[...] = x[...] / 3
+
+    traced = jax.jit(lambda x: thirds(x)).trace(jax.ShapeDtypeStruct(X.shape, "float32"))
+    with config.override(gpu_driver=None):
+        if there:
+            assert "custom_call @pbkern_gpu_" in traced.lower(lowering_platforms=(platform,)).as_text()
+        else:
+            with pytest.raises(TargetError, match=f"no target compiles kernel `thirds` for {platform}"):
+                traced.lower(lowering_platforms=(platform,))
+
+
+def test_without_a_gpu_the_error_names_the_simulator():
+    with config.override(gpu_driver=None), pytest.raises(TargetError, match="`three_kernels_and_a_loop` is compiled for") as e:
+        pbkern.jit(three_kernels_and_a_loop, compile_options=GPU)(X)
+    assert "its arguments are on cpu" in str(e.value) and "device_put" not in str(e.value)
+    assert "pbkern.simulate(f, *args)" in e.value.hint and "PBKERN_GPU_DRIVER=simulator" in e.value.hint
+
+
+def test_where_there_is_a_gpu_the_error_says_how_arrays_get_there(monkeypatch):
+    monkeypatch.setattr("pbkern._jax.has_devices", lambda platform: True)
+    with config.override(gpu_driver=None), pytest.raises(TargetError, match=r"jax.device_put\(x, jax.devices\('cuda'\)\[0\]\)"):
+        pbkern.jit(lambda x: x * 3 + 1, compile_options=GPU)(X)

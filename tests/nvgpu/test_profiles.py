@@ -17,6 +17,7 @@ from pbkern.errors import OptionError
 from pbkern.targets import get_target
 from pbkern.targets.simt.emit.recorder import HEADER, Profile
 from pbkern.targets.simt.launch import trace
+from pbkern.targets.simt.launch.driver import NOTED
 
 from .simulated import reading
 
@@ -122,14 +123,15 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
             jax.block_until_ready(pbkern.jit(lambda x: kernel(x), compile_options={"target": "nvgpu"})(X))
 
 
-@pytest.mark.parametrize("error", [0, 700])
+@pytest.mark.parametrize("error", [0, 321])
 def test_what_a_device_has_recorded_is_read_back(tmp_path, error):
     """The driver for a device, with a library in the place of libcuda."""
     (program,) = build_kernel(running_sum(tmp_path, 9).trace(X)).programs
     (code,) = get_target("nvgpu").compile(program, CompileOptions(target="nvgpu")).distinct()
     records = np.arange(code.function.record_bytes // 8)  # of the device
-    cuda, calls = reading(code.function, error)
-    assert cuda._recorded(7, records.ctypes.data, 0xABC) == error
+    cuda, row, calls = reading(code, error)
+    assert cuda._callbacks["record"](row, records.ctypes.data, 0xABC) == (NOTED if error else 0)
+    assert not error or f"error {error}" in cuda.described(row, NOTED, 0)
     assert calls == ([0xABC] if error else [0xABC, "waits"])
     found = [t for path in tmp_path.glob("*.trace.json") for t in tracks(path).values()]
     assert [len(t) for t in found] == ([] if error else [9, 9, 9])

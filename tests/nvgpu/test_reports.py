@@ -15,6 +15,7 @@ from pbkern.dsl.checks import raise_failed
 from pbkern.errors import CheckError, TargetError
 from pbkern.targets import get_target
 from pbkern.targets.simt.emit import reports
+from pbkern.targets.simt.launch.driver import NOTED
 from pbkern.targets.simt.launch.reports import receive
 
 from ..dsl import test_checks
@@ -138,7 +139,7 @@ def test_code_that_prints_is_made_anew():
     assert first.function.reports.checks != second.function.reports.checks
 
 
-@pytest.mark.parametrize("error", [0, 700])
+@pytest.mark.parametrize("error", [0, 321])
 def test_what_a_device_has_stored_is_read_back(error):
     """The driver for a device, with a library in the place of libcuda."""
     code = compiled(checked)
@@ -146,9 +147,10 @@ def test_what_a_device_has_stored_is_read_back(error):
     device = np.zeros(code.function.reports.nbytes // 8, np.int64)
     device[at] = 2
     device[at + 1 :].view(np.float32)[:1] = 24
-    cuda, calls = reading(code.function, error)
+    cuda, row, calls = reading(code, error)
     operands = (ctypes.c_void_p * 1)(X.ctypes.data)
-    assert cuda._reported(7, device.ctypes.data, operands, 0xABC) == error
+    assert cuda._callbacks["report"](row, device.ctypes.data, operands, 0xABC) == (NOTED if error else 0)
+    assert not error or f"error {error}" in cuda.described(row, NOTED, 0)
     assert calls == ([0xABC] if error else [0xABC, "waits"] * 2)
     if not error:
         with pytest.raises(CheckError, match="24.0 is too large") as raised:

@@ -12,13 +12,21 @@ from pbkern.core.errors import FallbackWarning
 from pbkern.core.options import CompileOptions
 from pbkern.errors import InternalError, TargetError
 from pbkern.targets import get_target
+from pbkern.targets.llvm import process
 from pbkern.targets.nvgpu import compile as codegen
-from pbkern.targets.simt import llvm
+from pbkern.targets.simt import kept_code, llvm
 from pbkern.targets.simt.passes import THREAD_PASSES
 
 from .test_kernels import turned
 
 GPU = {"target": "nvgpu"}
+UNSELECTABLE = """declare i64 @llvm.x86.rdtsc()
+define ptx_kernel void @other(ptr %p) {
+  %x = call i64 @llvm.x86.rdtsc()
+  store i64 %x, ptr %p
+  ret void
+}
+"""
 X = np.random.default_rng(0).standard_normal((70, 33)).astype("f4")
 
 
@@ -75,14 +83,33 @@ def test_errors_of_the_back_end_come_with_a_file_of_the_kernel(tmp_path, monkeyp
 
 
 def test_without_llvmlite_the_error_says_what_to_install(monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(llvm.importlib, "import_module", missing)
-    with pytest.raises(TargetError, match="llvmlite is not installed.*\n?.*\n?.*pip install 'pbkern\\[cuda\\]'"):
-        llvm.binding.__wrapped__()
+    """Whatever makes code first says so: the simulator, for one."""
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
+    kept_code.environment.cache_clear()
+    missing = "llvmlite is not installed.*\n?.*\n?.*pip install 'pbkern\\[cuda\\]'"
+    with pytest.raises(TargetError, match=missing):
+        llvm.code("", codegen.TRIPLE, ["asm"])
+    with pytest.raises(TargetError, match=missing):
+        pbkern.simulate(lambda x: x * 1.125, X)
+    kept_code.environment.cache_clear()
 
 
 def test_text_that_llvm_does_not_read_is_an_error():
-    with pytest.raises(InternalError, match="LLVM IR of a kernel does not parse.*\n.*\n.*expected top-level entity"):
-        llvm.optimised("nonsense", codegen.TRIPLE)
+    with pytest.raises(InternalError, match="made no code of a text for nvptx64.*\n.*does not parse: .*\n.*expected top-level"):
+        llvm.code("nonsense", codegen.TRIPLE, ["asm"], cpu="sm_80")
+
+
+def test_where_llvm_ends_its_process_the_error_names_the_kernel(monkeypatch):
+    """A kernel of the user's; what fusion makes is left to XLA."""
+    plain = llvm.ir_of
+    monkeypatch.setattr(llvm, "ir_of", lambda *args: plain(*args) + "\n" + UNSELECTABLE)
+
+    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((8,), jnp.float32))
+    def thirds(x_ref, o_ref):
+        o_ref[...] = x_ref[...] / 3
+
+    with config.override(cache=False), pytest.raises(InternalError, match="made no code of kernel `k0_thirds` for nvp") as e:
+        pbkern.simulate(thirds, np.ones(8, "f4"))
+    assert e.match("(?s)its process ended with .*Cannot select")
+    monkeypatch.undo()
+    np.testing.assert_allclose(pbkern.simulate(thirds, np.full(8, 6, "f4")).results[0], 2)

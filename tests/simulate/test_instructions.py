@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import pbkern
+from pbkern.errors import SimulationError
 
 HEAD = """.version 8.6
 .target sm_90a
@@ -70,6 +71,30 @@ st.global.b32 [%rd5], %r7;
 ret;
 }
 """
+
+
+@pytest.mark.parametrize("size, space", [(1, "generic"), (2, "generic"), (4, "generic"), (1, "shared"), (2, "shared::cta")])
+def test_threads_store_to_elements_of_their_own_however_small(size, space):
+    """Each its own part of what another access, an address or the array's type, would call one element."""
+    shared = "" if space == "generic" else f".{space}"
+    to_generic = "cvta.shared.u64 %rd11, %rd11;" if space == "generic" else ""
+    text = HEAD.replace("{\n", "{\n.shared .align 16 .b8 s[64];\n", 1) + f"""mov.u64 %rd11, s;
+{to_generic}
+mul.wide.u32 %rd4, %r1, {size};
+add.s64 %rd11, %rd11, %rd4;
+add.s64 %rd7, %rd3, %rd4;
+st{shared}.b{8 * size} [%rd11], %r2;
+ld{shared}.b{8 * size} %r4, [%rd11];
+st.global.b{8 * size} [%rd7], %r4;
+ret;
+}}
+"""
+    x, out = np.arange(100, 116, dtype=np.uint32), np.zeros(16, np.uint32)
+    pbkern.simulate_ptx(text, 1, 16, [x, x, out])
+    np.testing.assert_array_equal(out.view(f"u{size}")[:16], np.arange(100, 116))
+    race = text.replace(f"mul.wide.u32 %rd4, %r1, {size};", f"and.b32 %r1, %r1, 7; mul.wide.u32 %rd4, %r1, {size};")
+    with pytest.raises(SimulationError, match="threads race"):
+        pbkern.simulate_ptx(race, 1, 16, [x, x, out])
 
 
 def test_lanes_that_choose_between_arrays_and_memories():

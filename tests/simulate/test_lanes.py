@@ -68,6 +68,18 @@ def test_shuffles_say_which_lanes_had_a_source():
         np.testing.assert_array_equal(got, w, name)
 
 
+@pytest.mark.parametrize("kind, by, source", [
+    ("bfly", 37, lambda lane: lane ^ 5), ("idx", 35, lambda lane: lane // 32 * 32 + 3),
+    ("down", 34, lambda lane: np.where(lane % 32 < 30, lane + 2, lane)),
+    ("up", 0xFFFFFFE1, lambda lane: np.where(lane % 32 >= 1, lane - 1, lane)),
+])  # fmt: skip
+def test_shuffles_take_five_bits_of_their_operand(kind, by, source):
+    x, last = RNG.integers(0, 99, 64).astype("u4"), 0 if kind == "up" else 31
+    for operand, inputs in ((str(by), {}), ("%r2", {"%r2": np.full(64, by, "u4")})):
+        found = run(f"shfl.sync.{kind}.b32 %ra, %r1, {operand}, {last}, -1;", {"%r1": x} | inputs, {"%ra": "u4"})
+        np.testing.assert_array_equal(found["%ra"], x[source(np.arange(64))])
+
+
 ATOMICS = """ld.param.b64 %d9, [p0];
 atom.global.add.u32 %ra, [%d9], %r1;
 atom.global.max.s32 %rb, [%d9+4], %r1;

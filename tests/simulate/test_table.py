@@ -175,6 +175,55 @@ def test_floats():
             np.testing.assert_array_equal(np.signbit(got)[zero], np.signbit(want)[zero], name)
 
 
+@pytest.mark.parametrize("source, width", [("f16", 2), ("bf16", 2), ("f32", 4), ("f64", 8)])
+def test_integers_of_nan_and_of_what_is_out_of_range(source, width):
+    """NaN is zero only where neither side has 64 bits. Source: PTX ISA, cvt."""
+    dtype = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}.get(source, f"f{width}")
+    x = np.array([np.nan, -np.nan, np.inf, -np.inf, 3.5, -3.5, 300.0, 0.0], "f4").astype(dtype)
+    letters = {2: "h", 4: "r", 8: "d"}
+    register = f"%{letters[width]}1"
+    kinds = [f"{sign}{bits}" for sign in "su" for bits in (16, 32, 64)]
+    sizes = [int(k[1:]) // 8 for k in kinds]
+    results = {f"%{letters[n]}o{k}": f"{'i' if k[0] == 's' else 'u'}{n}" for k, n in zip(kinds, sizes)}
+    body = "\n".join(f"cvt.rzi.{k}.{source} {name}, {register};" for k, name in zip(kinds, results))
+    for kind, got in zip(kinds, run(body, {register: x}, results).values()):
+        bits, low = int(kind[1:]), -(1 << int(kind[1:]) - 1) if kind[0] == "s" else 0
+        high = low + (1 << bits) - 1
+        nan = 0 if bits < 64 and source != "f64" else low if kind[0] == "s" else 1 << bits - 1
+        assert got.tolist() == [nan, nan, high, low, 3, max(-3, low), 300, 0], kind
+
+
+def test_subnormal_numbers_are_flushed_before_they_become_integers():
+    x = np.array([TINY / 2, -TINY / 2, TINY, 0.25], "f4")
+    body = "cvt.rpi.ftz.s32.f32 %ra, %r1;\ncvt.rpi.s32.f32 %rb, %r1;\ncvt.rmi.ftz.s32.f32 %rc, %r1;"
+    found = run(body, {"%r1": x}, {"%ra": "i4", "%rb": "i4", "%rc": "i4"})
+    assert [v.tolist() for v in found.values()] == [[0, 0, 1, 1], [1, 0, 1, 1], [0, 0, 0, 0]]
+
+
+NANS = np.array([0x7F81, 0xFF93, 0x7FC1, 0x3F80], np.uint16)  # of bf16; the last is 1
+
+
+def test_results_of_16_bits_hold_one_nan():
+    """Whatever the operands hold. Moves and signs change no other bit."""
+    half = np.array([0x7C01, 0xFE13, 0x7FFE, 0x3C00], np.uint16)
+    pairs = NANS.astype("u4") << 16 | NANS[::-1].astype("u4")
+    singles = np.array([0x7F800001, 0xFFC00123, 0x7FFFFFFF, 0x3F800000], "u4")
+    found = run("""add.rn.f16 %ha, %h1, %h1; mul.rn.bf16 %hb, %h2, %h2; fma.rn.bf16x2 %ra, %r1, %r1, %r1;
+        max.bf16x2 %rb, %r1, %r1; min.NaN.f16 %hc, %h1, %h1; cvt.rn.bf16.f32 %hd, %r2; cvt.rn.f16.f32 %he, %r2;
+        cvt.rn.bf16x2.f32 %rc, %r2, %r2; neg.bf16x2 %rd, %r1; abs.f16 %hf, %h1; fma.rn.relu.bf16x2 %re, %r1, %r1, %r3;""",
+        {"%h1": half, "%h2": NANS, "%r1": pairs, "%r2": singles, "%r3": np.full(4, 0xC000C000, "u4")},
+        {n: "u2" for n in ("%ha", "%hb", "%hc", "%hd", "%he", "%hf")} | {n: "u4" for n in ("%ra", "%rb", "%rc", "%rd", "%re")})
+    nan, same = [0x7FFF] * 3, lambda one: np.array([0x7FFF, 0x7FFF, 0x7FFF, one])
+    assert found["%ha"].tolist() == [*nan, 0x4000] and found["%hb"].tolist() == [*nan, 0x3F80]
+    assert found["%hc"].tolist() == [*nan, 0x3C00] and found["%hd"].tolist() == [*nan, 0x3F80]
+    assert found["%he"].tolist() == [*nan, 0x3C00] and found["%hf"].tolist() == [0x7C01, 0x7E13, 0x7FFE, 0x3C00]
+    for name, one in {"%ra": 0x4000, "%rb": 0x3F80, "%re": 0}.items():  # 1 * 1 + 1, 1, 1 - 2 without what is negative
+        np.testing.assert_array_equal(found[name] >> 16, same(one), name)
+        np.testing.assert_array_equal(found[name] & 0xFFFF, same(one)[::-1], name)
+    np.testing.assert_array_equal(found["%rc"] >> 16, same(0x3F80))
+    np.testing.assert_array_equal(found["%rd"], pairs ^ 0x80008000)
+
+
 def test_comparisons_with_two_results_or_joined_to_a_predicate():
     joins = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
     body, results = ["setp.gt.f32 %p0, %r3, 0f00000000;", "setp.lt.f32 %p1|%p2, %r1, %r2;"], {}

@@ -9,11 +9,12 @@ from pbkern.core.options import CompileOptions
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
-from pbkern.targets import llvm_literals, mlir
+from pbkern.targets import mlir
 from pbkern.targets.cpu.backend import CpuBackend
 from pbkern.targets.cpu.codegen.host import emit_host, module_text
 from pbkern.targets.cpu.codegen.runtime import openmp, serial
 from pbkern.targets.cpu.devices import Device
+from pbkern.targets.llvm import literals
 
 from .alignment import lowered_kernels
 
@@ -86,4 +87,4 @@ def _llvm_ir(text: str, passes: str, device: Device) -> str:
                 op.attributes[name] = value
             if op.attributes["sym_name"].value == MAIN:
                 op.attributes["linkage"] = m.ir.Attribute.parse("#llvm.linkage<external>")
-    return llvm_literals.readable(mlir.llvm_ir(module))
+    return literals.readable(mlir.llvm_ir(module))

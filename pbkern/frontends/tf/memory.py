@@ -40,6 +40,7 @@ def _openmp() -> str | None:
 class TfMemory:
     """Tensors of this computer's memory, which never change."""
 
+    device: Any = None
     before_call: Callable[[], object] | None = None
     openmp = _openmp()
     address: Callable[[Any], int] = staticmethod(lambda a: np.asarray(a).__array_interface__["data"][0])

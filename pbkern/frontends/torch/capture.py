@@ -83,13 +83,16 @@ class Captured:
     checks: tuple[str, ...] = ()
 
 
-def is_supported(node: torch.fx.Node) -> bool:
-    """Whether the table has what a node of a graph does."""
+CPU = torch.device("cpu")
+
+
+def is_supported(node: torch.fx.Node, device: torch.device = CPU) -> bool:
+    """Whether the table has what a node of a graph does, and its tensors are on a device."""
     if node.op != "call_function":
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return _is_python(node.target)
-    if not all(map(_has_kernels, _values(node))) or shapes.depends_on_data(node):
+    if not all(_has_kernels(v, device) for v in _values(node)) or shapes.depends_on_data(node):
         return False
     return aten.rule_of(node.target) is not None or _is_number(node)
 
@@ -109,8 +112,8 @@ def _is_number(node: torch.fx.Node) -> bool:
     return name_of(node.target) in ("aten::sym_size", "aten::sym_numel", "aten::sym_stride", "aten::sym_storage_offset")
 
 
-def _has_kernels(v: torch.Tensor) -> bool:
-    return v.dtype in NUMPY and v.device.type == "cpu" and v.layout is torch.strided and not v.is_quantized
+def _has_kernels(v: torch.Tensor, device: torch.device) -> bool:
+    return v.dtype in NUMPY and v.device == device and v.layout is torch.strided and not v.is_quantized
 
 
 def _values(node: torch.fx.Node) -> list[torch.Tensor]:
@@ -120,9 +123,9 @@ def _values(node: torch.fx.Node) -> list[torch.Tensor]:
     return [v for v in flat if isinstance(v, torch.Tensor)]
 
 
-def unsupported(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """Nodes that the table lacks."""
-    return [n for n in graph.nodes if not is_supported(n)]
+def unsupported(graph: torch.fx.Graph, device: torch.device = CPU) -> list[torch.fx.Node]:
+    """Nodes that the table lacks, or that work elsewhere."""
+    return [n for n in graph.nodes if not is_supported(n, device)]
 
 
 def described(node: torch.fx.Node) -> str:
@@ -311,10 +314,10 @@ def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
 def array_of(t: torch.Tensor) -> np.ndarray:
     """A constant of a graph as an array."""
     with unset_fake_temporarily(), torch.no_grad():
-        t = t.detach().resolve_conj().resolve_neg().contiguous()
+        t = t.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if t.dtype is torch.bfloat16:
             return t.view(torch.int16).numpy().view(NUMPY[torch.bfloat16])
         return t.numpy()
 
 
-__all__ = ["Argument", "Captured", "NotCompiled", "Place", "capture", "described", "is_supported", "unsupported"]
+__all__ = ["CPU", "Argument", "Captured", "NotCompiled", "Place", "capture", "described", "is_supported", "unsupported"]

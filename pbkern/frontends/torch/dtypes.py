@@ -38,11 +38,12 @@ def is_sparse(t: torch.Tensor) -> bool:
     return t.layout is not torch.strided and t.device.type == "cpu"
 
 
-def check_tensor(t: torch.Tensor, what: str) -> None:
-    """Raises UnsupportedOp for a tensor that has no elements in this computer's memory, one after the other."""
-    if t.device.type != "cpu":
-        raise UnsupportedOp(f"{what} is on device `{t.device}`", why="functions are compiled for target 'cpu'",
-                            hint="x.cpu()" if t.device.type != "meta" else "meta tensors have no elements")  # fmt: skip
+def check_tensor(t: torch.Tensor, what: str, place: str = "cpu") -> None:
+    """Raises UnsupportedOp for a tensor whose elements do not lie one after the other in memory of a place, "cpu" or "cuda"."""
+    if t.device.type != place:
+        target = "cpu" if place == "cpu" else "nvgpu"
+        raise UnsupportedOp(f"{what} is on device `{t.device}`", why=f"functions are compiled for target {target!r}",
+                            hint=f"x.{place}()" if t.device.type != "meta" else "meta tensors have no elements")  # fmt: skip
     if t.layout is not torch.strided or t.is_quantized:
         kind = "quantised" if t.is_quantized else str(t.layout)
         raise UnsupportedOp(f"{what} is {kind}", why="kernels read dense arrays", hint="x.dequantize()" if t.is_quantized

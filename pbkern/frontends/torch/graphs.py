@@ -21,13 +21,13 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from pbkern.core.errors import FallbackWarning, UnsupportedOp
 
 from . import recurrent, shapes
-from .capture import Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
+from .capture import CPU, Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
 from .decompositions import decompositions
 from .dtypes import check_tensor, is_sparse
 from .partition import partition
 
-# jaxpr, name -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
-Compile = Callable[[Captured, str], Any]
+# jaxpr, name, device -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
+Compile = Callable[[Captured, str, torch.device], Any]
 SEEDS = 2**62
 
 
@@ -38,16 +38,19 @@ class Graph:
     Attributes:
       number: 0, 1, ... as select_graphs and filter_graphs count; forward and backward of one graph share it.
       kind: "forward", "backward" or "inference".
+      device: of its tensors.
       in_torch: operators that are not compiled, with lines; one entry for a graph that was not chosen.
       compiled: what its parts were compiled to.
-      rounds: whether each operator rounds its 16-bit results.
+      rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors are checked.
     """
 
     number: int
     kind: str
+    device: torch.device = CPU
     in_torch: tuple[str, ...] = ()
     compiled: list[Any] = field(default_factory=list)
     rounds: bool = False
+    checked: bool = True
 
     def kernels(self) -> list[Any]:
         """Kernels of what has been compiled; parts are compiled when they are first called."""
@@ -79,11 +82,11 @@ class Runner:
         with self._lock:
             if key in self._made:
                 return self._made[key]
-            captured = self.captured or capture(self.module, arguments, rounds=self.graph.rounds)
+            captured = self.captured or capture(self.module, arguments, checked=self.graph.checked, rounds=self.graph.rounds)
             self.captured = None
-            compiled = self.compile(captured, self.name)
+            compiled = self.compile(captured, self.name, self.graph.device)
             self.graph.compiled.append(compiled)
-            found = self._made[key] = _linked(captured, compiled.run, arguments)
+            found = self._made[key] = _linked(captured, compiled.run, arguments, self.graph.device)
             self._only = None if self.symbolic else found
             return found
 
@@ -92,7 +95,8 @@ def _kind(a: Any) -> Any:
     return (a.shape, a.stride(), a.dtype, a.is_conj(), a.is_neg()) if isinstance(a, torch.Tensor) else a
 
 
-def _linked(captured: Captured, call: Callable, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+def _linked(captured: Captured, call: Callable, arguments: Sequence[Any],
+            device: torch.device) -> Callable[[Sequence[Any]], list[Any]]:  # fmt: skip
     """The function of a graph's arguments that `call` is of its tensors."""
     tensors = [k for k, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
     everything = len(tensors) == len(arguments) and not captured.draws and not any(captured.orders)
@@ -102,7 +106,7 @@ def _linked(captured: Captured, call: Callable, arguments: Sequence[Any]) -> Cal
     def run(arguments: Sequence[Any]) -> list[Any]:
         given = [arguments[k] if order is None else arguments[k].permute(order) for k, order in zip(tensors, captured.orders)]
         if captured.draws:
-            given.append(torch.randint(0, SEEDS, (), dtype=torch.int64))
+            given.append(torch.randint(0, SEEDS, (), dtype=torch.int64, device=device))
         made = call(given)
         return [_result(r, made, arguments) for r in captured.results]
 
@@ -117,25 +121,25 @@ def _result(r: Any, made: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
 
 
 class _Supported(OperatorSupportBase):
-    def __init__(self, refused: Collection[str]):
-        self.refused = refused
+    def __init__(self, refused: Collection[str], device: torch.device):
+        self.refused, self.device = refused, device
 
     def is_node_supported(self, submodules: Any, node: torch.fx.Node) -> bool:
-        return node.op == "call_function" and is_supported(node) and node.name not in self.refused
+        return node.op == "call_function" and is_supported(node, self.device) and node.name not in self.refused
 
 
 def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: str, compile_jaxpr: Compile, graph: Graph,
                    strict: bool) -> Callable:  # fmt: skip
     """A boxed function of a graph; what the table lacks runs in Torch, between compiled parts. If strict, it raises
     UnsupportedOp."""
-    missing = unsupported(module.graph)
+    missing = unsupported(module.graph, graph.device)
     if missing and strict:
         raise _all_of(missing)
     if not missing:
         whole = Runner(module, name, compile_jaxpr, graph)
         try:
             if not whole.symbolic:
-                whole.captured = capture(module, examples, rounds=graph.rounds)
+                whole.captured = capture(module, examples, checked=graph.checked, rounds=graph.rounds)
             return _boxed(whole)
         except NotCompiled:
             if strict:
@@ -147,7 +151,8 @@ def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: 
             break
         assert failed.node is not None and failed.node.name not in refused, failed
         refused[failed.node.name] = f": {failed.why}"
-    in_torch = [n for n in module.graph.nodes if n.op == "call_function" and not _Supported(refused).is_node_supported({}, n)]
+    supported = _Supported(refused, graph.device)
+    in_torch = [n for n in module.graph.nodes if n.op == "call_function" and not supported.is_node_supported({}, n)]
     graph.in_torch = tuple(dict.fromkeys(described(n) + refused.get(n.name, "") for n in in_torch))
     return make_boxed_func(parts.forward)
 
@@ -155,7 +160,7 @@ def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: 
 def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph, refused: Collection[str]):
     """(the graph as compiled parts and operators of Torch, the error of a node that has to be one of the latter)."""
     copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
-    partitioner = CapabilityBasedPartitioner(copied, _Supported(refused), allows_single_node_partition=True)
+    partitioner = CapabilityBasedPartitioner(copied, _Supported(refused, graph.device), allows_single_node_partition=True)
     parts = partitioner.fuse_partitions(partitioner.propose_partitions())
     compiled = [(child, part) for child, part in parts.named_children() if child.startswith("fused_")]
     for child, part in compiled:
@@ -164,7 +169,7 @@ def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, g
         examples = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
         try:
             if not run.symbolic:
-                run.captured = capture(part, examples, rounds=graph.rounds)
+                run.captured = capture(part, examples, checked=graph.checked, rounds=graph.rounds)
         except NotCompiled as e:
             return parts, e
         part.forward = _unpacked(run, part)  # type: ignore[method-assign]
@@ -194,29 +199,32 @@ def _boxed(run: Any) -> Callable:
 
 
 def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool,
-            rounds: bool) -> Callable:  # fmt: skip
-    """A backend for torch.compile. `choose`: number of a graph -> whether it is compiled; `graphs`: what was captured;
-    `rounds`: whether each operator rounds its 16-bit results."""
+            place: str = "cpu", rounds: bool = False, checked: bool = True) -> Callable:  # fmt: skip
+    """A backend for torch.compile.
+
+    choose: number of a graph -> whether it is compiled. graphs: what was captured. place: "cpu" or "cuda", where tensors are.
+    rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors are checked.
+    """
     def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
         number = 1 + max((g.number for g in graphs), default=-1)
         if not choose(number):
-            graphs.append(Graph(number, "inference", ("all of it: the graph was not chosen",)))
+            graphs.append(Graph(number, "inference", in_torch=("all of it: the graph was not chosen",)))
             return module.forward
         tensors = [(k, t) for k, t in enumerate(inputs) if isinstance(t, torch.Tensor)]
         sparse = next(((k, t.layout) for k, t in tensors if is_sparse(t)), None)
         if sparse is not None and not strict:
             why = f"input {sparse[0]} is {sparse[1]}, and kernels read dense arrays"
             warnings.warn(f"graph {number} runs in Torch: {why}", FallbackWarning, stacklevel=2)
-            graphs.append(Graph(number, "inference", (f"all of it: {why}",)))
+            graphs.append(Graph(number, "inference", in_torch=(f"all of it: {why}",)))
             return module.forward
         for k, t in tensors:
-            check_tensor(t, f"input {k} of graph {number}")
-
+            check_tensor(t, f"input {k} of graph {number}", place)
+        device = _device(inputs, number, place)
         recurrent.in_loops(module)
 
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
-                graphs.append(Graph(number, kind, rounds=rounds))
+                graphs.append(Graph(number, kind, device, rounds=rounds, checked=checked))
                 return compiled_graph(part, examples, f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict)
 
             return compile_one
@@ -227,3 +235,12 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
         )(module, inputs)  # fmt: skip
 
     return compile_graph
+
+
+def _device(inputs: Sequence[Any], number: int, place: str) -> torch.device:
+    """The one device of a graph's inputs. Raises UnsupportedOp."""
+    found = list(dict.fromkeys(t.device for t in inputs if isinstance(t, torch.Tensor)))
+    if len(found) > 1:
+        raise UnsupportedOp(f"graph {number} has inputs on several devices", why=", ".join(map(str, found)),
+                            hint="x.to(device): a compiled graph works on one")  # fmt: skip
+    return found[0] if found else torch.device(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import pathlib
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 import torch
 
+from pbkern.core.errors import TargetError
+
 from .dtypes import torch_dtype
 
 # What Torch computes with is linked to the OpenMP runtime whose threads it uses.
@@ -21,6 +24,7 @@ _LIBRARY = pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 class TorchMemory:
     """Tensors of this computer's memory."""
 
+    device: Any = None
     openmp = str(_LIBRARY) if _LIBRARY.exists() else None
     address: Callable[[torch.Tensor], int] = staticmethod(torch.Tensor.data_ptr)
     # OpenMP's number of threads belongs to the calling thread; in threads that are new to Torch, asking it sets theirs.
@@ -53,6 +57,53 @@ class TorchMemory:
     def from_jax(self, array: jax.Array) -> torch.Tensor:
         """The same memory."""
         return torch.from_dlpack(array)
+
+
+class CudaMemory(TorchMemory):
+    """Tensors of one device, as Torch names it; `device`: its streams."""
+
+    openmp = None
+    before_call = None
+
+    def __init__(self, where: torch.device, device: Any):
+        self.where, self.device = where, device
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], torch.Tensor]:
+        make: Callable[..., torch.Tensor] = super().empty(shape, dtype)
+        return functools.partial(make, device=self.where)
+
+    def constant(self, value: np.ndarray) -> torch.Tensor:
+        return super().constant(value).to(self.where)
+
+    def to_jax(self, array: torch.Tensor) -> jax.Array:
+        try:
+            return super().to_jax(array)
+        except RuntimeError as e:  # a backend that JAX does not have
+            raise TargetError("XLA computes a part of the function, and JAX does not take tensors of "
+                              f"`{self.where}`", why=str(e), hint="pip install 'jax[cuda13]'") from None  # fmt: skip
+
+
+class CudaDevice:
+    """Torch's streams of a CUDA device."""
+
+    def __init__(self, where: torch.device):
+        self.where = where
+
+    def entered(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.device(self.where)
+
+    def stream(self) -> int:
+        return torch.cuda.current_stream(self.where).cuda_stream
+
+
+class SimulatedDevice:
+    """The simulator's, which works on this computer's memory and has no streams."""
+
+    def entered(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def stream(self) -> int:
+        return 0
 
 
 def _dense(t: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,13 @@ from pbkern.targets.simt.emit.kernel import ThreadFunction
 from .devices import DeviceKind
 
 TRIPLE = "amdgcn-amd-amdhsa"
+# Code objects of version 5, which every runtime of ROCm since 5.7 loads: those of version 6 need ROCm 6.3, for nothing that
+# these devices have. Source: LLVM, User Guide for AMDGPU Backend, code object metadata.
+_VERSION = '''
+!llvm.module.flags = !{!1000000}
+!1000000 = !{i32 1, !"amdhsa_code_object_version", i32 500}
+'''
+_FENCE = re.compile(r"call (\w+|<[^>]*>) @llvm\.arithmetic\.fence\.\w+\(")
 
 
 @dataclass(frozen=True)
@@ -40,18 +47,29 @@ class Assembled:
 def llvm_ir(function: ThreadFunction) -> str:
     """LLVM IR of a kernel. Raises InternalError."""
     threads = f'"{function.threads},{function.threads}"'
-    return llvm.ir_of(function, (), {"rocdl.kernel": "unit", "rocdl.flat_work_group_size": threads})
+    ir = llvm.ir_of(function, (), {"rocdl.kernel": "unit", "rocdl.flat_work_group_size": threads})
+    return _without_fences(ir) + _VERSION
+
+
+def _without_fences(ir: str) -> str:
+    """LLVM 22 cannot select a fence of a value that is the same in all lanes. An empty instruction hides a value as well:
+
+        call float @llvm.arithmetic.fence.f32(float %x)    ->    call float asm "", "=v,0"(float %x)
+
+    "v": in vector registers. The product that it hides is not contracted with a sum; equal ones are still one.
+    """
+    return _FENCE.sub(r'call \1 asm "", "=v,0"(', ir)
 
 
 def assemble(ir: str, kind: DeviceKind) -> Assembled:
     """Machine code of LLVM IR for a device. Raises TargetError without an lld, InternalError for calls of
     what no device has."""
     linker = lld()
-    machine, module = llvm.optimised(ir, TRIPLE, cpu=kind.architecture, features="", reloc="pic")
-    text = machine.emit_assembly(module.clone())  # a module can be emitted once
+    made = llvm.code(ir, TRIPLE, ["asm", "obj"], cpu=kind.architecture, features="", reloc="pic")
+    text = made["asm"].decode()
     with tempfile.TemporaryDirectory() as folder:
         source, result = pathlib.Path(folder) / "kernel.o", pathlib.Path(folder) / "kernel.hsaco"
-        source.write_bytes(machine.emit_object(module))
+        source.write_bytes(made["obj"])
         command = [*linker, "-shared", "--no-undefined", str(source), "-o", str(result)]
         ran = subprocess.run(command, capture_output=True, text=True)
         if ran.returncode:

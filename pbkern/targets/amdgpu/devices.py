@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pbkern.core.errors import OptionError
 from pbkern.targets.simt.device import Amd, kind_of_name
 
 
@@ -31,6 +32,14 @@ KINDS = {k.architecture: k for k in (
 NAMES = {"mi210": "gfx90a", "mi250x": "gfx90a", "mi300a": "gfx942", "mi300x": "gfx942", "mi325x": "gfx942",
          "rx7900xtx": "gfx1100"}  # fmt: skip
 DEFAULT = "gfx942"
+
+
+def kind_of_architecture(name: str) -> DeviceKind:
+    """The kind of a device that says what it is. Raises OptionError where there is no code for it."""
+    if name in KINDS:
+        return KINDS[name]
+    raise OptionError(f"there is no code for AMD devices of architecture {name}", why=f"architectures are {', '.join(KINDS)}",
+                      hint="compile_options={'device': ...} names one that it runs")
 
 
 def device_kind(name: str | None) -> DeviceKind:

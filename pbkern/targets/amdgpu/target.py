@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pbkern.core.machine import Machine
@@ -12,8 +13,8 @@ from pbkern.targets.simt.target import ThreadTarget
 from . import compile as codegen
 from . import machine
 from .backend import AmdgpuBackend
-from .devices import DeviceKind, device_kind
-from .driver import HipDriver, driver
+from .devices import DeviceKind, device_kind, kind_of_architecture
+from .driver import HipDriver, driver, present_architecture
 from .params import CompilerParams
 
 
@@ -36,6 +37,16 @@ class Code:
     def image(self) -> bytes:
         return self.assembled.image
 
+    def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Yields what a driver may load."""
+        yield f"code object for {self.kind.architecture}", self.image
+
+    def made_for(self, kind: DeviceKind) -> Code | None:
+        """Makes the kernel for another kind of device; None if that is the same, or has other wavefronts or less memory."""
+        if kind == self.kind or kind.device != self.kind.device or self.function.shared_bytes > kind.shared_bytes:
+            return None
+        return Code(self.function, kind)
+
 
 class AmdgpuTarget(ThreadTarget):
     """See targets.target.Target."""
@@ -51,7 +62,9 @@ class AmdgpuTarget(ThreadTarget):
         return machine.machine(kind)
 
     def backend_of(self, device: str | None) -> AmdgpuBackend:
-        return AmdgpuBackend(device_kind(device))
+        """Without a name: for this computer's device, if there is one."""
+        present = None if device else present_architecture()
+        return AmdgpuBackend(kind_of_architecture(present) if present else device_kind(device))
 
     def make(self, function: ThreadFunction, kind: DeviceKind, made: bytes | None) -> Code:
         code = Code(function, kind)

@@ -25,8 +25,7 @@ def llvm_ir(function: ThreadFunction) -> str:
 
 def ptx(ir: str, kind: DeviceKind) -> str:
     """PTX of LLVM IR for a device. Raises InternalError where code would call functions that no device has."""
-    machine, module = llvm.optimised(ir, TRIPLE, cpu=kind.architecture, features=f"+ptx{kind.ptx}")
-    text = machine.emit_assembly(module)
+    text = llvm.code(ir, TRIPLE, ["asm"], cpu=kind.architecture, features=f"+ptx{kind.ptx}")["asm"].decode()
     missing = re.search(r"\.extern \.func .*?([\w.$]+)\s*(?:\(|;)", text)
     if missing:
         raise InternalError(f"code of a kernel calls `{missing[1]}`", why="no device has such a function")

@@ -23,6 +23,12 @@ class DeviceKind:
     shared_bytes: int
     device: Device = NVIDIA
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability: (8, 6) of "sm_86"."""
+        number = int(self.architecture.removeprefix("sm_").rstrip("a"))
+        return number // 10, number % 10
+
 
 KINDS = {k.architecture: k for k in (
     DeviceKind("sm_80", 80, 163 << 10),
@@ -39,10 +45,11 @@ DEFAULT = "sm_90a"
 
 
 def of_capability(major: int, minor: int) -> DeviceKind:
-    """The architecture whose code a device runs. Raises OptionError for a device that is newer or older than all of them."""
-    for k in KINDS.values():
-        if k.architecture.rstrip("a") == f"sm_{major}{minor}":
-            return k
+    """The newest architecture of a device's major version that is not newer than it: a device runs such code (CUDA C++
+    Programming Guide, binary compatibility). Raises OptionError where there is none."""
+    runs = [k for k in KINDS.values() if k.capability[0] == major and k.capability[1] <= minor]
+    if runs:
+        return max(runs, key=lambda k: k.capability)
     raise OptionError(f"there is no code for devices of compute capability {major}.{minor}",
                       why=f"architectures are {', '.join(KINDS)}",
                       hint="compile_options={'device': ...} names one that it runs")

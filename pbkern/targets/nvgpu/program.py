@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pbkern.core.errors import InternalError
+from pbkern.core.errors import InternalError, TargetError
 from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, Launch, Loop, Step, View, While
 from pbkern.dsl.interpret import poison
 from pbkern.simulate.counts import Counts
@@ -42,10 +42,23 @@ class Code:
     def ptx(self) -> str:
         return codegen.ptx(self.llvm, self.kind)
 
-    @property
-    def image(self) -> bytes:
-        """What a driver loads: machine code where there is ptxas, else PTX, which the driver assembles."""
-        return self.assembled.cubin if ptxas.find() else self.ptx.encode() + b"\0"
+    def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Yields what a driver may load: machine code where there is ptxas, then PTX, which the driver assembles. A ptxas may
+        be newer than the driver, or older than the text, which is noted in `refused`."""
+        if ptxas.find():
+            try:
+                cubin = self.assembled.cubin
+            except TargetError as e:
+                refused.append(f"{e.what}: {e.why}")
+            else:
+                yield f"machine code for {self.kind.architecture}", cubin
+        yield f"PTX for {self.kind.architecture}", self.ptx.encode() + b"\0"
+
+    def made_for(self, kind: DeviceKind) -> Code | None:
+        """Makes the kernel for another kind of device; None if it is the same kind or has too little shared memory."""
+        if kind == self.kind or self.function.shared_bytes > kind.shared_bytes:
+            return None
+        return Code(self.function, kind)
 
     @functools.cached_property
     def assembled(self) -> ptxas.Assembled:

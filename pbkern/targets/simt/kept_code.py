@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import zlib
 from typing import Any
@@ -22,14 +21,15 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.cpu.codegen.cache_key import sources
 
+from . import llvm
 from .emit.kernel import ThreadFunction
 from .emit.recorder import Profile
 
 
 @functools.cache
 def environment() -> str:
-    """Digest of what code depends on beside its kernel and its device."""
-    return disk_cache.digest((sources(), mlir.installed(), importlib.metadata.version("llvmlite")))
+    """Digest of what code depends on beside its kernel and its device. Raises TargetError without llvmlite."""
+    return disk_cache.digest((sources(), mlir.installed(), llvm.require_llvmlite()))
 
 
 def key(kernel: Kernel, name: str, options: Any, device: Any) -> str:

@@ -1,17 +1,19 @@
-"""MLIR of one kernel for threads -> LLVM IR -> llvmlite's module, optimised for a device. Needs neither a GPU nor its tools."""
+"""MLIR of one kernel for threads -> LLVM IR -> code for a device, by LLVM in a child process. A GPU is not needed."""
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
 
-from pbkern.core.errors import InternalError, TargetError
-from pbkern.targets import llvm_literals, mlir
+from pbkern.targets import mlir
+from pbkern.targets.llvm import literals, process
 
 from .emit.kernel import ThreadFunction
 
+# Of LLVM's passes and of its code generation.
+LEVEL = 3
+_KERNEL = re.compile(r"^define [^@]*_kernel void @([\w.$]+)", re.MULTILINE)
 # The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that only a vendor has. Vectors are
 # converted while loops and branches have no blocks: that pass merges equal blocks, which then take arrays as arguments.
 _PASSES = (
@@ -23,17 +25,9 @@ _PASSES = (
 )
 
 
-@functools.cache
-def binding() -> Any:
-    """llvmlite's bindings with the back ends of GPUs ready. Raises TargetError where llvmlite is not installed."""
-    try:
-        found = importlib.import_module("llvmlite.binding")
-    except ImportError:
-        raise TargetError("llvmlite is not installed", why="it makes the code of GPUs",
-                          hint="pip install 'pbkern[cuda]' or 'pbkern[amd]'") from None
-    found.initialize_all_targets()
-    found.initialize_all_asmprinters()
-    return found
+def require_llvmlite() -> str:
+    """llvmlite's version. Raises TargetError where it is not installed."""
+    return process.require_llvmlite("GPUs", "pip install 'pbkern[cuda]', or 'pbkern[amd]' for AMD GPUs")
 
 
 def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping[str, str]) -> str:
@@ -56,17 +50,11 @@ def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping
         return translate(module.operation)
 
 
-def optimised(ir: str, triple: str, **target: Any) -> tuple[Any, Any]:
-    """(LLVM's target machine, the module after its passes); `target`: further arguments of the machine, such as cpu. Raises
-    InternalError."""
-    b = binding()
-    machine = b.Target.from_triple(triple).create_target_machine(opt=3, **target)
-    try:
-        module = b.parse_assembly(llvm_literals.readable(ir))
-    except RuntimeError as e:
-        raise InternalError("LLVM IR of a kernel does not parse", why=str(e)[:1000]) from None
-    module.triple, module.data_layout = triple, str(machine.target_data)
-    module.verify()
-    builder = b.create_pass_builder(machine, b.create_pipeline_tuning_options(speed_level=3))
-    builder.getModulePassManager().run(module, builder)
-    return machine, module
+def code(ir: str, triple: str, kinds: Sequence[str], **machine: str) -> dict[str, bytes]:
+    """"asm", "obj" or both of a kernel's LLVM IR; `machine`: further arguments of LLVM's target machine, such as cpu. Raises
+    TargetError without llvmlite, InternalError for what LLVM refuses."""
+    require_llvmlite()
+    name = _KERNEL.search(ir)
+    request = {"triple": triple, "level": LEVEL, "machine": machine, "kinds": list(kinds), "library": None}
+    what = f"kernel `{name[1]}`" if name else "a text"
+    return process.code(request, [[literals.readable(ir)]], f"{what} for {triple}")

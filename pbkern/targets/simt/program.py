@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,13 +16,17 @@ class Code(Protocol):
     """One kernel's code.
 
     Attributes:
-      function: as MLIR, with the numbers of its launch. image: what a driver loads.
+      function: as MLIR, with the numbers of its launch.
     """
 
     @property
     def function(self) -> ThreadFunction: ...
-    @property
-    def image(self) -> bytes: ...
+
+    def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
+        """(what it is, what a driver may load), the best first; why one cannot be made is added to `refused`."""
+
+    def made_for(self, kind: Any) -> Code | None:
+        """Makes the kernel for another kind of device, if that can run it."""
 
 
 C = TypeVar("C", bound=Code)
@@ -34,14 +38,15 @@ class Compiled(Generic[C]):
 
     Attributes:
       program: without last stages. codes: by id of its kernels. options: CompileOptions. times: milliseconds per stage.
-      handlers: by driver, the name that XLA knows and the bytes of temporaries of a call.
+      handlers: by driver, the handler's code and the bytes of temporaries of a call. names: by driver, the one that XLA knows.
     """
 
     program: HostProgram
     codes: Mapping[int, C]
     options: CompileOptions
     times: dict[str, float] = field(default_factory=dict)
-    handlers: dict[Any, tuple[str, int]] = field(default_factory=dict)
+    handlers: dict[Any, tuple[Any, int]] = field(default_factory=dict)
+    names: dict[Any, str] = field(default_factory=dict)
 
     def distinct(self) -> list[C]:
         return list(dict.fromkeys(self.codes.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pbkern.core import fallback
@@ -20,11 +20,12 @@ from pbkern.dsl.primitives.in_range import in_range_p
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_function, device_functions
+from pbkern.targets.llvm import process
 
 from . import kept_code
 from .backend import ThreadBackend
-from .emit.kernel import ThreadFunction
-from .launch.call import launched_call
+from .emit.kernel import ThreadFunction, alignment_of
+from .launch.call import direct_entry, launched_call
 from .launch.driver import Driver
 from .options import ThreadOptions
 from .params import ThreadParams
@@ -144,6 +145,7 @@ class ThreadTarget(abc.ABC):
         return self._codes[key]
 
     def _lowered(self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend) -> Code:
+        process.warm()
         try:
             function = device_function(kernel, options, backend.passes, backend.emit, name)
             code = self.make(function, backend.kind, None)
@@ -160,8 +162,15 @@ class ThreadTarget(abc.ABC):
                                 backend.passes, backend.emit)
 
     def call(self, compiled: Compiled, *operands) -> list:
-        """Raises TargetError without a driver."""
         return launched_call(compiled, operands, self.driver())
+
+    def direct_entry(self, compiled: Compiled) -> tuple[Callable[[bytes, int, int], None], int]:
+        """See launch/call.py: for callers whose arrays XLA does not have. Arrays begin at multiples of `alignment`."""
+        return direct_entry(compiled, self.driver())
+
+    def alignment(self, nbytes: int) -> int:
+        """Bytes, of which the address of an array of `nbytes` has to be a multiple."""
+        return alignment_of(nbytes)
 
     def call_into(self, compiled: Compiled, operands, places) -> tuple[list, Any]:
         return self.call(compiled, *operands), None

@@ -100,7 +100,7 @@ BAD_OPTIONS = [
     ({"aot_name": "f"}, "`aot_name` concerns ahead-of-time compilation", "just in time"),
     ({"device": "sm_90a"}, "`device` concerns ahead-of-time compilation", "just in time"),
     ({"polyblocks_gpu_no_tensor_core": True}, "concerns the targets nvgpu and amdgpu", "cpu"),
-    ({"target": "nvgpu"}, "not compiled for target 'nvgpu'", "'cpu'"),
+    ({"target": "amdgpu"}, "not compiled for target 'amdgpu'", "'cpu'"),
     ({"target": "gpu"}, "`target` has a bad value", "nvgpu"),
     ({"execution_backend": "std"}, "concerns polymage_jit_torch", "polymage_jit_torch"),
     ({"torch_polyblocks_select_graphs": ["a"]}, "`torch_polyblocks_select_graphs` has a bad value", None),

@@ -75,6 +75,11 @@ class ThreadFunction:
         return self.profile.words * 8 * self.blocks if self.profile else 0
 
 
+def alignment_of(nbytes: int) -> int:
+    """Bytes, of which the address of an array of `nbytes` is a multiple: vector loads rely on it."""
+    return min(nbytes & -nbytes, ALIGNMENT) if nbytes else 1
+
+
 def emit(nests: KernelNests, name: str) -> ThreadFunction:
     """The function of nests that have gone through all passes; their options are ThreadOptions."""
     if 0 not in nests.kernel.grid:  # blocks of empty arrays lie nowhere
@@ -236,7 +241,7 @@ class _Lowering(ProgramText):
         """Of an argument. LLVM makes whole vectors of neighbouring loads, and reads what is missing behind the last one: it may
         know no alignment that would let that lie behind the array."""
         nbytes = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
-        aligned = f"llvm.align = {min(nbytes & -nbytes, ALIGNMENT)} : i64"
+        aligned = f"llvm.align = {alignment_of(nbytes)} : i64"
         aliased = operand in {i for i, _ in self.kernel.aliases}
         return f" {{{aligned}}}" if aliased else f" {{{aligned}, llvm.noalias}}"
 

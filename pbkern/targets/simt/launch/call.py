@@ -1,13 +1,15 @@
-"""A compiled program as a JAX operation on a device's arrays."""
+"""A compiled program as a JAX operation on a device's arrays, and as a function of addresses."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
+from pbkern.core.errors import TargetError
 from pbkern.targets.cpu.codegen.elf_loader import Image
 
 from ..program import Compiled
@@ -29,10 +31,32 @@ def launched_call(compiled: Compiled, operands: Sequence, driver: Driver) -> lis
 
 def _registered(compiled: Compiled, driver: Driver) -> tuple[str, int]:
     """(name under which XLA knows the handler for this driver, bytes of temporaries). XLA keeps it, so the process does."""
-    if driver not in compiled.handlers:
-        image, temporaries = handler(compiled, driver)
+    image, temporaries = _made(compiled, driver)
+    if driver not in compiled.names:
         name = f"pbkern_gpu_{next(_serial)}_{compiled.program.name}"
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(image.address("pbk_handler")), platform=driver.platform)
-        _images.append(image)
-        compiled.handlers[driver] = name, temporaries
+        compiled.names[driver] = name
+    return compiled.names[driver], temporaries
+
+
+def _made(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
+    if driver not in compiled.handlers:
+        compiled.handlers[driver] = handler(compiled, driver)
+        _images.append(compiled.handlers[driver][0])
     return compiled.handlers[driver]
+
+
+def direct_entry(compiled: Compiled, driver: Driver) -> tuple[Callable[[bytes, int, int], None], int]:
+    """(f(addresses, temporaries, stream), bytes of temporaries): the program on addresses of inputs, then results.
+
+    f is called in a thread that is on the device. It raises TargetError with what the driver says.
+    """
+    image, temporaries = _made(compiled, driver)
+    call = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(image.address("pbk_direct"))
+
+    def run(addresses: bytes, arena: int, stream: int) -> None:
+        error = call(addresses, arena, stream)
+        if error is not None:
+            raise TargetError(error.decode())
+
+    return run, temporaries

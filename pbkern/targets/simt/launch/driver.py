@@ -1,14 +1,21 @@
-"""The functions of a driver that launches call, by address, and what every vendor's library has of them.
+"""Table of a driver's functions that launches call, and for each kernel its handles on the devices.
 
+Handlers (handler.py) are made of addresses of both, before a driver's library is there. A library is opened by the first call,
+a kernel is loaded by the first launch on a device.
+
+    ready                              whether the functions below are there; not a function
+    open() -> error                    makes them be there
+    device(place) -> error             stores the number of the calling thread's device
+    prepare(kernel, device) -> error   stores the kernel's handle for the device in its row
     launch, copy, read, synchronize    as the CUDA driver API declares cuLaunchKernel, cuMemcpyDtoDAsync, cuMemcpyDtoHAsync,
                                        cuStreamSynchronize; HIP's have the same arguments
-    describe(kernel, error) -> text    what a failed call says
     clear                              as cuMemsetD8Async
+    describe(kernel, error, device) -> text    what a failed call says
     record(kernel, address, stream)    writes the trace of what a launch has recorded there
     report(kernel, address, operands, stream)    prints what a launch has stored there, and notes checks that failed;
                                                  operands: their addresses
 
-A kernel is loaded once per process; its number stands for it in launches.
+`kernel` is the address of the kernel's row of handles, one per device.
 """
 
 from __future__ import annotations
@@ -16,12 +23,14 @@ from __future__ import annotations
 import abc
 import ctypes
 import threading
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
-from pbkern.core.errors import TargetError
+from pbkern.core.errors import PbkernError
 
 from ..emit.kernel import ThreadFunction
 from ..program import Code
@@ -29,128 +38,195 @@ from . import trace
 from .reports import receive
 
 Address = int
-Describe = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+NAMES = ("ready", "open", "device", "prepare", "launch", "copy", "read", "synchronize", "clear", "describe", "record", "report")
+# Devices of one process that have a place in rows.
+DEVICES = 64
+# Launches that are remembered per device: any of them may be the cause of an error that comes later.
+RECENT = 8
+# Errors that no driver knows: the reason is kept for the thread that called.
+NOTED = -1
+BEYOND = -2  # a device has no place in rows
+# Numbered as CUDA and HIP number them: what a kernel did while it ran, which a later call is told. Source: CUDA driver API,
+# CUresult: illegal address, timeout, assert, hardware stack, illegal instruction, misaligned address, invalid address space,
+# invalid program counter, launch failure.
+AFTER_LAUNCH = frozenset((700, 702, 710, 714, 715, 716, 717, 718, 719))
+PROGRAM = (1 << 64) - 1  # stands for a kernel's row, in calls that are of none
+Open = ctypes.CFUNCTYPE(ctypes.c_int)
+DeviceOf = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+Prepare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+Describe = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 Report = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
-NO_TRACE = -1  # an error that no driver knows: what was recorded could not be written
 
 
-class Driver(Protocol):
-    """What launches need of a driver.
+@dataclass(eq=False)
+class Kernel:
+    """One kernel of a handler.
+
+    Attributes:
+      sizes: bytes of its arguments. handles: its row, by device; zero where it is not loaded.
+    """
+
+    code: Code
+    sizes: tuple[int, ...]
+    handles: ctypes.Array
+
+    @property
+    def function(self) -> ThreadFunction:
+        return self.code.function
+
+
+class Driver(abc.ABC):
+    """A table of functions, and the kernels that handlers launch by them. Both stay as long as the process.
 
     Attributes:
       platform: of XLA's handlers, whose arrays its addresses point to.
-      functions: addresses by name, as in the docstring of this file.
-    """
-
-    @property
-    def platform(self) -> str: ...
-
-    @property
-    def functions(self) -> Mapping[str, Address]: ...
-
-    def load(self, code: Any, sizes: tuple[int, ...]) -> int:
-        """The number of a kernel, of whose arguments `sizes` has the bytes."""
-
-
-class LibraryDriver(abc.ABC):
-    """A vendor's library. Raises TargetError where it is not installed or has no device.
-
-    Attributes:
-      vendor: in messages. library_name: of the file. symbols: name in `functions` -> the library's. initialise: its symbol.
-      error_texts: functions that store the name and the text of an error. hint: of errors.
+      kernels: by address of their row. failures: by thread, why its last call failed.
+      recent: per device the number of launches, and the addresses of the last ones in a ring.
     """
 
     platform: str
-    vendor: str
-    library_name: str
-    symbols: Mapping[str, str]
-    initialise: str
-    error_texts: tuple[str, ...]
-    hint: str
 
     def __init__(self) -> None:
-        try:
-            self.library = ctypes.CDLL(self.library_name)
-        except OSError as e:
-            raise TargetError(f"no program can be launched on an {self.vendor} GPU", why=f"{self.library_name}: {e}",
-                              hint=self.hint) from None
-        self.functions_of: dict[int, ThreadFunction] = {}  # kernels
-        self.failures: dict[int, str] = {}  # by thread: why its last trace was not written
-        self.check(getattr(self.library, self.initialise)(0), "initialised")
-        self._texts = list[ctypes.Array]()
-        self._own = {"describe": Describe(self._described), "record": Record(self._recorded), "report": Report(self._reported)}
-        found = {k: address_of(getattr(self.library, symbol)) for k, symbol in self.symbols.items()}
-        self.functions: Mapping[str, Address] = found | {k: address_of(f) for k, f in self._own.items()}
+        self.kernels: dict[Address, Kernel] = {}
+        self.failures: dict[int, str] = {}
+        self.failed: dict[int, str] = {}  # device -> the names of kernels that an error was reported for
+        self.recent = (ctypes.c_int64 * (DEVICES * (1 + RECENT)))()
+        self._table = (ctypes.c_void_p * len(NAMES))()
+        self._texts: list[ctypes.Array] = []
+        self._lock = threading.RLock()
+        self._callbacks = {
+            "open": Open(self._noted(self._open)), "prepare": Prepare(self._noted(self._prepare)),
+            "describe": Describe(self._described), "record": Record(self._noted(self._recorded)),
+            "report": Report(self._noted(self._reported)),
+        }  # fmt: skip
+        self.fill({name: address_of(f) for name, f in self._callbacks.items()})
 
-    def load(self, code: Code, sizes: tuple[int, ...]) -> int:
-        kernel = self.loaded(code)
-        self.functions_of[kernel] = code.function
-        return kernel
+    @property
+    def table(self) -> Address:
+        return ctypes.addressof(self._table)
+
+    def fill(self, functions: Mapping[str, Address]) -> None:
+        for name, address in functions.items():
+            self._table[NAMES.index(name)] = address
+
+    def load(self, code: Any, sizes: tuple[int, ...]) -> Address:
+        """The row of a kernel, of whose arguments `sizes` has the bytes. Asks nothing of a device."""
+        handles = (ctypes.c_int64 * DEVICES)()
+        address = ctypes.addressof(handles)
+        with self._lock:
+            self.kernels[address] = Kernel(code, sizes, handles)
+        return address
+
+    # ---------------------------------------------------------------- a driver's own
 
     @abc.abstractmethod
-    def loaded(self, code: Code) -> int:
-        """The library's handle of a kernel."""
+    def open(self) -> None:
+        """Makes the functions of the table be there. Raises TargetError."""
 
-    def check(self, error: int, what: str) -> None:
-        """Raises TargetError for what the library calls an error."""
-        if error:
-            raise TargetError(f"the driver of the {self.vendor} GPU fails when it is {what}", why=self._text(error),
-                              hint=self.hint)
+    @abc.abstractmethod
+    def prepare(self, kernel: Kernel, device: int) -> int:
+        """The handle of a kernel for the calling thread's device. Raises TargetError."""
 
-    def _text(self, error: int) -> str:
-        found = []
-        for symbol in self.error_texts:
-            text = ctypes.c_char_p()
-            getattr(self.library, symbol)(error, ctypes.byref(text))
-            found += [text.value.decode()] if text.value else []
-        return " ".join(found) or f"error {error}"
+    @abc.abstractmethod
+    def text_of(self, error: int) -> str: ...
 
-    def _described(self, kernel: int | None, error: int) -> int:
-        if error == NO_TRACE:
-            return kept(self._texts, self.failures.pop(threading.get_ident()))
-        what = f"kernel `{self.functions_of[kernel].name}`" if kernel in self.functions_of else "a copy"
-        return kept(self._texts, f"{what} was not launched: {self._text(error)}")
+    @abc.abstractmethod
+    def bytes_at(self, address: int | None, size: int, stream: int | None) -> np.ndarray:
+        """uint8[size] of a device. Raises TargetError."""
 
-    def _recorded(self, kernel: int, address: int, stream: int | None) -> int:
-        function = self.functions_of[kernel]
-        records = np.zeros(function.record_bytes // 8, np.int64)
-        return self._read(records, address, stream) or written(function, records, self.failures)
+    # ---------------------------------------------------------------- what handlers call
 
-    def _reported(self, kernel: int, address: int, operands: Any, stream: int | None) -> int:
-        reports = self.functions_of[kernel].reports
+    def _noted(self, call: Callable[..., None]) -> Callable[..., int]:
+        """`call` as handlers call it: no exception passes through their frames."""
+
+        def noted(*arguments: Any) -> int:
+            try:
+                call(*arguments)
+            except (PbkernError, OSError) as e:
+                self.failures[threading.get_ident()] = str(e)
+                return NOTED
+            except BaseException:  # an interrupt, too
+                self.failures[threading.get_ident()] = traceback.format_exc()
+                return NOTED
+            return 0
+
+        return noted
+
+    def _open(self) -> None:
+        with self._lock:
+            self.open()
+            self._table[NAMES.index("ready")] = 1
+
+    def _prepare(self, address: Address, device: int) -> None:
+        with self._lock:
+            kernel = self.kernels[address]
+            if not kernel.handles[device]:
+                kernel.handles[device] = self.prepare(kernel, device)
+
+    def _described(self, address: Address | None, error: int, device: int) -> int:
+        try:
+            text = self.described(address, error, device)
+        except BaseException:  # without a text, the call would count as good
+            text = f"error {error} of the driver, which does not say more: {traceback.format_exc()}"
+        return kept(self._texts, text)
+
+    def described(self, address: Address | None, error: int, device: int) -> str:
+        """Says why a call failed: of a kernel, of a copy (None), or of what is asked before either (PROGRAM)."""
+        if error == NOTED:
+            return self.failures.pop(threading.get_ident(), "a call of the driver failed")
+        if error == BEYOND:
+            return f"a process launches on {DEVICES} devices, those with the lowest numbers"
+        what = "the program" if address == PROGRAM else "a copy"
+        what = f"kernel `{self.kernels[address].function.name}`" if address in self.kernels else what
+        if error not in AFTER_LAUNCH:
+            return f"{what} was not launched: {self.text_of(error)}"
+        return self.failed_before(device, f"{what} was not launched", error)
+
+    def failed_before(self, device: int, what: str, error: int) -> str:
+        """Says that an earlier launch failed: at first its kernel or kernels, later that there was one."""
+        names = self.launched_last(device)
+        if names:
+            self.forget(device)
+            self.failed[device] = names
+            which = f"one of kernels {names}, the last launches first" if "," in names else f"kernel {names}"
+            return (f"{which} failed on device {device} while it ran: {self.text_of(error)}. The device may refuse what "
+                    "follows in this process; pbkern.simulate(f, *args) finds accesses outside of arrays, and so does "
+                    "compute-sanitizer")
+        earlier = f" (kernel {self.failed[device]})" if device in self.failed else ""
+        return f"{what}: device {device} has failed before{earlier}: {self.text_of(error)}"
+
+    def launched_last(self, device: int) -> str:
+        """Names of the kernels that were launched on a device since it was waited for, the last one first."""
+        first = device * (1 + RECENT)
+        count = self.recent[first]
+        addresses = [self.recent[first + 1 + (count - 1 - k) % RECENT] for k in range(min(count, RECENT))]
+        return ", ".join(dict.fromkeys(f"`{self.kernels[a].function.name}`" for a in addresses if a in self.kernels))
+
+    def forget(self, device: int) -> None:
+        """Forgets what was launched on a device: it has ended."""
+        self.recent[device * (1 + RECENT)] = 0
+
+    def _recorded(self, address: Address, place: int, stream: int | None) -> None:
+        function = self.kernels[address].function
+        records = self.bytes_at(place, function.record_bytes, stream).view(np.int64)
+        try:
+            trace.write(function, records)
+        except OSError as e:
+            raise OSError(f"what kernel `{function.name}` has recorded could not be written: {e}") from None
+
+    def _reported(self, address: Address, place: int, operands: Any, stream: int | None) -> None:
+        function = self.kernels[address].function
+        reports = function.reports
         assert reports is not None
-        stored = np.zeros(reports.nbytes // 8, np.int64)
-        if error := self._read(stored, address, stream):
-            return error
+        stored = self.bytes_at(place, reports.nbytes // 8 * 8, stream).view(np.int64)
 
         def read() -> list[np.ndarray]:
-            found = [np.zeros(shape, dtype) for shape, dtype in reports.operands]
-            for k, a in enumerate(found):
-                self.check(self._read(a, operands[k], stream), "asked for operands")
-            return found
+            sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in reports.operands]
+            return [self.bytes_at(operands[k], n, stream).view(dtype).reshape(shape)
+                    for k, (n, (shape, dtype)) in enumerate(zip(sizes, reports.operands))]
 
-        receive(self.functions_of[kernel], stored, read)
-        return 0
-
-    def _read(self, into: np.ndarray, address: int, stream: int | None) -> int:
-        """Copies bytes of the device, and waits for them."""
-        read, synchronize = (getattr(self.library, self.symbols[name]) for name in ("read", "synchronize"))
-        if not into.nbytes:
-            return 0
-        error = read(ctypes.c_void_p(into.ctypes.data), ctypes.c_void_p(address), ctypes.c_size_t(into.nbytes),
-                     ctypes.c_void_p(stream))
-        return error or synchronize(ctypes.c_void_p(stream))
-
-
-def written(function: ThreadFunction, records: np.ndarray, failures: dict[int, str]) -> int:
-    """0, or the error whose reason is among the failures now."""
-    try:
-        trace.write(function, records)
-    except OSError as e:
-        failures[threading.get_ident()] = f"what kernel `{function.name}` has recorded could not be written: {e}"
-        return NO_TRACE
-    return 0
+        receive(function, stored, read)
 
 
 def address_of(function: Callable) -> Address:

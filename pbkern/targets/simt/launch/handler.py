@@ -1,7 +1,9 @@
 """HostProgram -> XLA FFI handler that launches its kernels: the stream is XLA's, temporaries are a further result of the call.
 
     @pbk_handler(call frame)    gathers addresses and the stream, runs the steps, and makes an error of what failed
-    @pbk_main(call, buffers, temporaries)    the steps; `call` holds the stream, the first error, and the kernel that it is of
+    @pbk_direct(buffers, temporaries, stream)    the same for callers that have addresses: the text of an error, or null
+    @pbk_main(call, buffers, temporaries)    the steps; `call` holds the stream, the first error, the kernel that it is of, and
+                                             the device
 
 After an error no further step does anything. Conditions of loops and branches, recorded times, prints and checks are read back
 from the device, which waits for the stream: such a call cannot be part of a command buffer, and the handler tells XLA so.
@@ -9,6 +11,7 @@ from the device, which waits for the stream: such a call cannot be part of a com
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 
 from pbkern.core.errors import InternalError
@@ -21,9 +24,9 @@ from pbkern.targets.cpu.codegen.host import HostText
 from pbkern.targets.cpu.codegen.runtime import xla
 
 from ..program import Compiled
-from .driver import Driver
+from .driver import BEYOND, DEVICES, NAMES, RECENT, Driver
 
-STREAM, ERROR, KERNEL = 0, 8, 16  # bytes of `call`
+STREAM, ERROR, KERNEL, DEVICE = 0, 8, 16, 24  # bytes of `call`
 ALIGNMENT = 256  # of memory that the driver gives. Source: CUDA C++ Programming Guide, device memory accesses
 # XLA FFI API 0.3 (xla/ffi/api/c_api.h): offsets of functions in its table; an error of the kind "internal".
 ERROR_CREATE, STREAM_GET, COMMAND_BUFFERS, ERRC_INTERNAL = 48, 80, 1, 13
@@ -133,23 +136,113 @@ func.func private @pbk_note(%call: !llvm.ptr, %rc: i32, %kernel: i64) {{
   return
 }}
 
+func.func private @pbk_entry(%at: i64) -> !llvm.ptr {{
+  %table = arith.constant {table} : i64
+  %place = arith.addi %table, %at : i64
+  %p = llvm.inttoptr %place : i64 to !llvm.ptr
+  %f = llvm.load %p : !llvm.ptr -> !llvm.ptr
+  return %f : !llvm.ptr
+}}
+
+func.func private @pbk_begin(%call: !llvm.ptr) {{
+  %none = arith.constant 0 : i64
+  %program = arith.constant -1 : i64
+  %error = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+  %kernel = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
+  %device = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+  llvm.store %none, %error : i64, !llvm.ptr
+  llvm.store %none, %kernel : i64, !llvm.ptr
+  llvm.store %none, %device : i64, !llvm.ptr
+  %at = arith.constant {ready} : i64
+  %is = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
+  %ready = llvm.ptrtoint %is : !llvm.ptr to i64
+  %closed = arith.cmpi eq, %ready, %none : i64
+  scf.if %closed {{
+    %opens = arith.constant {open} : i64
+    %f = func.call @pbk_entry(%opens) : (i64) -> !llvm.ptr
+    %rc = llvm.call %f() : !llvm.ptr, () -> i32
+    func.call @pbk_note(%call, %rc, %program) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %asks = arith.constant {device} : i64
+    %f = func.call @pbk_entry(%asks) : (i64) -> !llvm.ptr
+    %rc = llvm.call %f(%device) : !llvm.ptr, (!llvm.ptr) -> i32
+    func.call @pbk_note(%call, %rc, %program) : (!llvm.ptr, i32, i64) -> ()
+    %number = llvm.load %device : !llvm.ptr -> i64
+    %most = arith.constant {DEVICES} : i64
+    %beyond = arith.cmpi uge, %number, %most : i64
+    %code = arith.constant {BEYOND} : i32
+    %fine = arith.constant 0 : i32
+    %far = arith.select %beyond, %code, %fine : i32
+    func.call @pbk_note(%call, %far, %program) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+
 func.func private @pbk_launch(%call: !llvm.ptr, %kernel: i64, %blocks: i64, %threads: i64, %shared: i64,
                               %arguments: !llvm.ptr) {{
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %address = arith.constant {launch} : i64
-    %f = llvm.inttoptr %address : i64 to !llvm.ptr
-    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
-    %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
-    %b = arith.trunci %blocks : i64 to i32
-    %t = arith.trunci %threads : i64 to i32
-    %one = arith.constant 1 : i32
-    %s = arith.trunci %shared : i64 to i32
-    %null = llvm.mlir.zero : !llvm.ptr
-    %rc = llvm.call %f(%k, %b, %one, %one, %t, %one, %one, %s, %stream, %arguments, %null) : !llvm.ptr, (
-      !llvm.ptr, i32, i32, i32, i32, i32, i32, i32, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
-    func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
+    %devicep = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %device = llvm.load %devicep : !llvm.ptr -> i64
+    %row = llvm.inttoptr %kernel : i64 to !llvm.ptr
+    %handlep = llvm.getelementptr %row[%device] : (!llvm.ptr, i64) -> !llvm.ptr, i64
+    %known = llvm.load %handlep : !llvm.ptr -> i64
+    %none = arith.constant 0 : i64
+    %new = arith.cmpi eq, %known, %none : i64
+    scf.if %new {{
+      %at = arith.constant {prepare} : i64
+      %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
+      %number = arith.trunci %device : i64 to i32
+      %rc = llvm.call %f(%row, %number) : !llvm.ptr, (!llvm.ptr, i32) -> i32
+      func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
+    }}
+    %refused = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+    scf.if %refused {{
+    }} else {{
+      %handle = llvm.load %handlep : !llvm.ptr -> !llvm.ptr
+      func.call @pbk_launched(%call, %kernel, %handle, %blocks, %threads, %shared, %arguments) : (
+        !llvm.ptr, i64, !llvm.ptr, i64, i64, i64, !llvm.ptr) -> ()
+    }}
+  }}
+  return
+}}
+
+func.func private @pbk_launched(%call: !llvm.ptr, %kernel: i64, %handle: !llvm.ptr, %blocks: i64, %threads: i64,
+                                %shared: i64, %arguments: !llvm.ptr) {{
+  %at = arith.constant {launch} : i64
+  %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
+  %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+  %b = arith.trunci %blocks : i64 to i32
+  %t = arith.trunci %threads : i64 to i32
+  %one = arith.constant 1 : i32
+  %s = arith.trunci %shared : i64 to i32
+  %null = llvm.mlir.zero : !llvm.ptr
+  %rc = llvm.call %f(%handle, %b, %one, %one, %t, %one, %one, %s, %stream, %arguments, %null) : !llvm.ptr, (
+    !llvm.ptr, i32, i32, i32, i32, i32, i32, i32, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+  func.call @pbk_note(%call, %rc, %kernel) : (!llvm.ptr, i32, i64) -> ()
+  %none = arith.constant 0 : i32
+  %good = arith.cmpi eq, %rc, %none : i32
+  scf.if %good {{
+    %devicep = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %device = llvm.load %devicep : !llvm.ptr -> i64
+    %stride = arith.constant {RING_BYTES} : i64
+    %offset = arith.muli %device, %stride : i64
+    %first = arith.constant {recent} : i64
+    %place = arith.addi %first, %offset : i64
+    %countp = llvm.inttoptr %place : i64 to !llvm.ptr
+    %count = llvm.load %countp : !llvm.ptr -> i64
+    %size = arith.constant {RECENT} : i64
+    %slot = arith.remui %count, %size : i64
+    %ring = llvm.getelementptr %countp[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    %slotp = llvm.getelementptr %ring[%slot] : (!llvm.ptr, i64) -> !llvm.ptr, i64
+    llvm.store %kernel, %slotp : i64, !llvm.ptr
+    %more = arith.constant 1 : i64
+    %next = arith.addi %count, %more : i64
+    llvm.store %next, %countp : i64, !llvm.ptr
   }}
   return
 }}
@@ -158,8 +251,8 @@ func.func private @pbk_record(%call: !llvm.ptr, %kernel: i64, %from: !llvm.ptr) 
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %address = arith.constant {record} : i64
-    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %at = arith.constant {record} : i64
+    %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
     %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
     %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
     %rc = llvm.call %f(%k, %from, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
@@ -172,8 +265,8 @@ func.func private @pbk_report(%call: !llvm.ptr, %kernel: i64, %from: !llvm.ptr, 
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %address = arith.constant {report} : i64
-    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %at = arith.constant {report} : i64
+    %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
     %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
     %k = llvm.inttoptr %kernel : i64 to !llvm.ptr
     %rc = llvm.call %f(%k, %from, %operands, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
@@ -186,8 +279,8 @@ func.func private @pbk_clear(%call: !llvm.ptr, %to: !llvm.ptr, %bytes: i64) {{
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %address = arith.constant {clear} : i64
-    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %at = arith.constant {clear} : i64
+    %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
     %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
     %zero = arith.constant 0 : i32
     %rc = llvm.call %f(%to, %zero, %bytes, %stream) : !llvm.ptr, (!llvm.ptr, i32, i64, !llvm.ptr) -> i32
@@ -197,11 +290,12 @@ func.func private @pbk_clear(%call: !llvm.ptr, %to: !llvm.ptr, %bytes: i64) {{
   return
 }}
 
-func.func private @pbk_copied(%call: !llvm.ptr, %address: i64, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
+func.func private @pbk_copy(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %f = llvm.inttoptr %address : i64 to !llvm.ptr
+    %at = arith.constant {copy} : i64
+    %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
     %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
     %rc = llvm.call %f(%to, %from, %bytes, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, i64, !llvm.ptr) -> i32
     %none = arith.constant 0 : i64
@@ -210,26 +304,68 @@ func.func private @pbk_copied(%call: !llvm.ptr, %address: i64, %to: !llvm.ptr, %
   return
 }}
 
-func.func private @pbk_copy(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
-  %address = arith.constant {copy} : i64
-  func.call @pbk_copied(%call, %address, %to, %from, %bytes) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr, i64) -> ()
-  return
-}}
-
-func.func private @pbk_read(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
-  %address = arith.constant {read} : i64
-  func.call @pbk_copied(%call, %address, %to, %from, %bytes) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr, i64) -> ()
+func.func private @pbk_fetch(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %wait = arith.constant {synchronize} : i64
-    %f = llvm.inttoptr %wait : i64 to !llvm.ptr
+    %at = arith.constant {read} : i64
+    %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
+    %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
+    %rc = llvm.call %f(%to, %from, %bytes, %stream) : !llvm.ptr, (!llvm.ptr, !llvm.ptr, i64, !llvm.ptr) -> i32
+    %none = arith.constant 0 : i64
+    func.call @pbk_note(%call, %rc, %none) : (!llvm.ptr, i32, i64) -> ()
+  }}
+  return
+}}
+
+func.func private @pbk_wait(%call: !llvm.ptr) {{
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  scf.if %failed {{
+  }} else {{
+    %at = arith.constant {synchronize} : i64
+    %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
     %stream = llvm.load %call : !llvm.ptr -> !llvm.ptr
     %rc = llvm.call %f(%stream) : !llvm.ptr, (!llvm.ptr) -> i32
     %none = arith.constant 0 : i64
     func.call @pbk_note(%call, %rc, %none) : (!llvm.ptr, i32, i64) -> ()
   }}
   return
+}}
+
+func.func private @pbk_read(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, %bytes: i64) {{
+  func.call @pbk_fetch(%call, %to, %from, %bytes) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()
+  func.call @pbk_wait(%call) : (!llvm.ptr) -> ()
+  return
+}}
+
+func.func private @pbk_said(%call: !llvm.ptr) -> !llvm.ptr {{
+  %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
+  %text = scf.if %failed -> (!llvm.ptr) {{
+    %rcp = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %rc = llvm.load %rcp : !llvm.ptr -> i32
+    %kernelp = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %kernel = llvm.load %kernelp : !llvm.ptr -> !llvm.ptr
+    %devicep = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %device = llvm.load %devicep : !llvm.ptr -> i32
+    %at = arith.constant {describe} : i64
+    %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
+    %said = llvm.call %f(%kernel, %rc, %device) : !llvm.ptr, (!llvm.ptr, i32, i32) -> !llvm.ptr
+    scf.yield %said : !llvm.ptr
+  }} else {{
+    %null = llvm.mlir.zero : !llvm.ptr
+    scf.yield %null : !llvm.ptr
+  }}
+  return %text : !llvm.ptr
+}}
+
+func.func @pbk_direct(%buffers: !llvm.ptr, %arena: !llvm.ptr, %stream: !llvm.ptr) -> !llvm.ptr {{
+  %one = arith.constant 1 : i64
+  %call = llvm.alloca %one x !llvm.array<4 x i64> : (i64) -> !llvm.ptr
+  llvm.store %stream, %call : !llvm.ptr, !llvm.ptr
+  func.call @pbk_begin(%call) : (!llvm.ptr) -> ()
+  func.call @pbk_main(%call, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
+  %text = func.call @pbk_said(%call) : (!llvm.ptr) -> !llvm.ptr
+  return %text : !llvm.ptr
 }}
 """
 
@@ -249,11 +385,7 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
     scf.yield %null : !llvm.ptr
   }} else {{
     %buffers = llvm.alloca %one x !llvm.array<{count} x ptr> : (i64) -> !llvm.ptr
-    %call = llvm.alloca %one x !llvm.array<3 x i64> : (i64) -> !llvm.ptr
-    %errorp = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
-    %kernelp = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
-    llvm.store %zero, %errorp : i64, !llvm.ptr
-    llvm.store %zero, %kernelp : i64, !llvm.ptr
+    %call = llvm.alloca %one x !llvm.array<4 x i64> : (i64) -> !llvm.ptr
     %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
     %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
     %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
@@ -270,16 +402,12 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
     {stream}
     %stream = llvm.load %query24 : !llvm.ptr -> !llvm.ptr
     llvm.store %stream, %call : !llvm.ptr, !llvm.ptr
+    func.call @pbk_begin(%call) : (!llvm.ptr) -> ()
     {gathered}
     func.call @pbk_main(%call, %buffers, %arena) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> ()
-    %rc = llvm.load %errorp : !llvm.ptr -> i32
-    %none = arith.constant 0 : i32
-    %bad = arith.cmpi ne, %rc, %none : i32
+    %text = func.call @pbk_said(%call) : (!llvm.ptr) -> !llvm.ptr
+    %bad = llvm.icmp "ne" %text, %null : !llvm.ptr
     %made = scf.if %bad -> (!llvm.ptr) {{
-      %kernel = llvm.load %kernelp : !llvm.ptr -> !llvm.ptr
-      %address = arith.constant {describe} : i64
-      %f = llvm.inttoptr %address : i64 to !llvm.ptr
-      %text = llvm.call %f(%kernel, %rc) : !llvm.ptr, (!llvm.ptr, i32) -> !llvm.ptr
       %kind = arith.constant {ERRC_INTERNAL} : i64
       llvm.store %text, %query16 : !llvm.ptr, !llvm.ptr
       llvm.store %kind, %query24 : i64, !llvm.ptr
@@ -298,11 +426,15 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
 
 
 def handler(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
-    """(the handler's code, bytes of temporaries that a call brings). Raises TargetError where the driver refuses a kernel."""
+    """(the handler's code, bytes of temporaries that a call brings). No driver is asked for anything."""
     handles = {k: driver.load(code, _sizes(compiled, k)) for k, code in compiled.codes.items()}
     text = LaunchText(compiled, handles)
     text.steps(compiled.program.steps)
-    constants = {"ERROR": ERROR, "KERNEL": KERNEL, **driver.functions}
+    constants = {
+        "ERROR": ERROR, "KERNEL": KERNEL, "DEVICE": DEVICE, "DEVICES": DEVICES, "BEYOND": BEYOND, "RECENT": RECENT,
+        "RING_BYTES": 8 * (1 + RECENT), "table": driver.table, "recent": ctypes.addressof(driver.recent),
+        **{name: 8 * k for k, name in enumerate(NAMES)},
+    }  # fmt: skip
     count = max(len(compiled.program.inputs) + len(compiled.program.outputs), 1)
     entry = _HANDLER.format(**constants, ERRC_INTERNAL=ERRC_INTERNAL, ERROR_CREATE=ERROR_CREATE, count=count,
                             stream=_STREAM if driver.platform != "cpu" else "", gathered=_gathered(compiled.program))

@@ -1,0 +1,131 @@
+"""Program of a child process: LLVM IR on stdin -> object files and texts on stdout, request after request.
+
+LLVM ends its process on some errors, which must not be the user's. The program needs llvmlite alone and is run by its path, so
+that neither pbkern nor JAX are imported.
+
+stdin: per request a line of JSON, then the texts of all modules. The JSON has
+  sizes: [[bytes of each module's text, of one library variant], ...]; a kernel is one text
+  triple; machine: arguments of LLVM's target machine, such as cpu; level: of its passes and of its code generation
+  kinds: of "obj", "asm" and "llvm"
+  library: None, or of a library
+    scalar: like `sizes`, whether to run LLVM's passes; names: name that @pbk_main has in each variant, or null
+    keep: names that stay global
+
+stdout: per request a line of JSON with the size of each kind, then their bytes; or with {"error": text}.
+
+The process ends with its stdin, or after a minute without a request.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any, BinaryIO
+
+import llvmlite.binding as llvm
+
+ENTRY = "pbk_main"
+IDLE_SECONDS = 60  # between requests; after them memory is worth more than the 0.15 s of a new process
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is the parent's affair
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what LLVM prints is no answer
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
+    requests = sys.stdin.buffer
+    while select.select([requests], [], [], IDLE_SECONDS)[0] and serve(requests, answers):
+        pass
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> bool:
+    """Answers one request; False where there is none left."""
+    head = requests.readline()
+    if not head:
+        return False
+    request = json.loads(head)
+    texts = [[requests.read(size).decode() for size in sizes] for sizes in request["sizes"]]
+    results: dict[str, bytes] = {}
+    said: dict[str, Any] = {}
+    try:
+        results = made(request, texts)
+        said = {kind: len(data) for kind, data in results.items()}
+    except RuntimeError as e:  # what LLVM refuses without ending its process
+        said = {"error": str(e)}
+    answers.write(json.dumps(said).encode() + b"\n")
+    for data in results.values():
+        answers.write(data)
+    answers.flush()
+    return True
+
+
+def made(request: dict[str, Any], texts: list[list[str]]) -> dict[str, bytes]:
+    """Each kind of what one request asks for. Raises RuntimeError."""
+    target = llvm.Target.from_triple(request["triple"])
+    machine = target.create_target_machine(opt=request["level"], **request["machine"])
+    context = llvm.create_context()  # names of types and metadata are the module's own, whatever came before
+    if request["library"] is None:
+        module = parsed(texts[0][0], machine, request["triple"], context)
+        optimise(module, machine, request["level"])
+    else:
+        module = library(request, texts, machine, context)
+    makers = {
+        "llvm": lambda: str(module).encode(),
+        "asm": lambda: machine.emit_assembly(module.clone()).encode(),  # code is made of a module once
+        "obj": lambda: machine.emit_object(module),
+    }
+    return {kind: makers[kind]() for kind in makers if kind in request["kinds"]}
+
+
+def library(request: dict[str, Any], texts: list[list[str]], machine, context):
+    """One module of all variants of a library, in which only the names to keep are global."""
+    asked = request["library"]
+    whole: Any = None
+    for variant_texts, scalar, name in zip(texts, asked["scalar"], asked["names"]):
+        variant: Any = None
+        for text, optimised in zip(variant_texts, scalar):
+            module = parsed(text, machine, request["triple"], context)
+            if optimised:
+                optimise(module, machine, request["level"])
+            variant = joined(variant, module)
+        for defined in definitions(variant):
+            if defined.name == ENTRY:
+                defined.name = name
+            elif defined.name not in asked["keep"]:
+                defined.linkage = "internal"
+        whole = joined(whole, variant)
+    for defined in definitions(whole):
+        if defined.name not in asked["keep"]:
+            defined.linkage = "internal"
+    whole.verify()
+    return whole
+
+
+def parsed(text: str, machine, triple: str, context):
+    module = llvm.parse_assembly(text, context)
+    module.triple, module.data_layout = triple, str(machine.target_data)
+    module.verify()
+    return module
+
+
+def optimise(module, machine, level: int) -> None:
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
+    builder.getModulePassManager().run(module, builder)
+
+
+def definitions(module) -> list:
+    return [d for d in (*module.functions, *module.global_variables) if not d.is_declaration]
+
+
+def joined(whole, module):
+    if whole is None:
+        return module
+    whole.link_in(module)
+    return whole
+
+
+if __name__ == "__main__":
+    main()
