@@ -89,7 +89,7 @@ def ref_contents(aval):
 
 
 def fresh_aval(aval):
-    """The same type without weak type, as a new object."""
+    """Returns the type without weak type, as a new object."""
     if is_ref(aval):
         return ref_aval(*ref_type(aval))
     return jax.core.ShapedArray(aval.shape, aval.dtype)
@@ -343,7 +343,7 @@ def set_transformation_rules(primitive, *, jvp, partial_eval_rule, transpose, ba
 
 
 def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function with Refs that it makes for itself (jax.new_ref) replaced by values."""
+    """Replaces Refs that a function makes for itself (jax.new_ref) by values."""
     if not any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects):
         return closed
     return pxla._discharge_internal_refs(closed)
@@ -378,12 +378,12 @@ def set_checkify_rule(primitive, bind: Callable) -> None:
 
 
 def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same jaxpr with its constants as leading operands."""
+    """Makes a jaxpr's constants its leading operands."""
     return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(closed.jaxpr), ())
 
 
 def with_constants(closed: jex.ClosedJaxpr, values: Sequence) -> jex.ClosedJaxpr:
-    """The same jaxpr, which has no constants, with `values` for its leading operands as constants: undoes hoist_constants."""
+    """Makes `values` constants, in the place of the leading operands of a jaxpr that has none: undoes hoist_constants."""
     return core.ClosedJaxpr(partial_eval.convert_invars_to_constvars(closed.jaxpr, len(values)), values)
 
 
@@ -495,7 +495,7 @@ def is_for_export(ctx) -> bool:
 
 
 def eager_context() -> tuple | None:
-    """What JAX's results depend on beside arguments; None while a function is traced, or JAX wants to look at each call."""
+    """Facts that JAX's results depend on beside arguments; None while a function is traced, or JAX wants to see each call."""
     watched = config.debug_nans, config.debug_infs, config.disable_jit
     if not core.trace_state_clean() or any(flag.value for flag in watched):
         return None
@@ -525,7 +525,7 @@ def on_clear_caches(f: Callable[[], None]) -> None:
 
 
 class _Cleared:
-    """What JAX takes for a cache of its own."""
+    """An object that JAX takes for a cache of its own."""
 
     def __init__(self, f: Callable[[], None]):
         self.cache_clear, self.cache_info, self.cache_keys = f, tuple, tuple
@@ -557,7 +557,7 @@ def partitioned_over(ctx) -> int:
 
 @functools.cache
 def pallas() -> SimpleNamespace:
-    """What the importer needs of Pallas: the primitive, the stock lowering, kinds of block dimensions."""
+    """Names of Pallas that the importer needs: the primitive, the stock lowering, kinds of block dimensions."""
     from jax._src.pallas import core, mpmd, pallas_call
 
     return SimpleNamespace(

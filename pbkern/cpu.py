@@ -1,4 +1,4 @@
-"""What concerns the CPU target: `CompilerParams` for kernels, and `machine()`, the CPU this process runs on."""
+"""Public names of the CPU target: `CompilerParams` for kernels, and `machine()`, the CPU this process runs on."""
 
 from pbkern.targets.cpu.machine import detected_machine as machine
 from pbkern.targets.cpu.params import CompilerParams

@@ -1,4 +1,4 @@
-"""What programs ask of devices."""
+"""Questions that programs ask of devices."""
 
 
 def cuda_synchronize() -> None:

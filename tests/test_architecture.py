@@ -211,3 +211,18 @@ def test_imports_are_found_and_have_layers():
     assert any(t[:2] == ("lower", "nest") for _, t in found)
     assert layer_of(("dsl", "kernel")) == "dsl" and layer_of(("_jax",)) == "core" and layer_of(()) == "public"
     assert circles({1: {2}, 2: {3}, 3: {1}, 4: {1}}) == [[1, 2, 3]]
+
+
+# Openings that need the name beside them to be understood.
+UNCLEAR_OPENINGS = re.compile(r"(Of|As|Those|Whose|By|With|Where|What|How|The same)\b")
+
+
+def test_docstrings_begin_with_a_verb_or_with_the_name_of_a_thing():
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+                text = ast.get_docstring(node)
+                if text and UNCLEAR_OPENINGS.match(text):
+                    found.append(f"{path}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
+    assert not found, "\n".join(found)

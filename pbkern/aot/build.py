@@ -61,7 +61,7 @@ def build_library(asked: Wanted, options: CompileOptions, make: Callable[[Compil
 
 
 def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int) -> Interface:
-    """What holds for every device: plans may differ in what they read, and in which results take the place of arguments."""
+    """Describes what holds for every device: plans may differ in what they read, and in which results replace arguments."""
     functions = [p.function for p in parts]
     inputs = [dataclasses.replace(of[0], is_used=any(a.is_used for a in of)) for of in zip(*(f.inputs for f in functions))]
     shared = [pair for pair in functions[0].shared if all(pair in f.shared for f in functions)]
@@ -73,7 +73,7 @@ def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int
 def _texts(
     asked: Wanted, of: Interface, options: CompileOptions, parts: Sequence[Part], described: Mapping
 ) -> dict[str, bytes]:
-    """Those of KINDS that are texts."""
+    """Texts of the kinds in KINDS that are texts."""
     names = {kind: path.name for kind, path in asked.files.items()}
     makers: dict[str, Callable[[], str]] = {
         "header": lambda: header_text(of),
@@ -99,7 +99,7 @@ def plan_options(options: CompileOptions, device: Device) -> CompileOptions:
 
 
 def most_threads(options: CompileOptions, device: Device) -> int:
-    """Of one call."""
+    """Most threads of one call."""
     if not options.openmp:
         return 1
     here = config.num_threads() if device.name == "native" else None

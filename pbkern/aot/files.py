@@ -1,4 +1,4 @@
-"""What files of a library are to be written, and where: all of them, whole, or none."""
+"""Files of a library that are to be written, and their places: all of them, whole, or none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _is_folder(path: pathlib.Path, output: str | os.PathLike | None) -> bool:
 
 
 def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | None, kinds: Iterable[str] | None) -> Wanted:
-    """What is to be made. Raises OptionError for names that C does not allow, kinds that there are not, and places where
+    """Chooses the files to make. Raises OptionError for names that C does not allow, kinds that there are not, and places where
     nothing can be written.
 
     own_name: of the function in Python. output: a folder, which is made if there is none, or the name of one file, whose end

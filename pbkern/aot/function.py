@@ -36,7 +36,7 @@ PRINTS = ("debug_callback", "debug_print")
 
 @dataclass(frozen=True)
 class Source:
-    """Where an array is: number `n` of the inputs ("input"), of the outputs or of the constants."""
+    """Place of an array: number `n` of the inputs ("input"), of the outputs or of the constants."""
 
     kind: str
     n: int
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Function:
-    """What a library computes.
+    """The computation of a library.
 
     Attributes:
       name: in Python.
@@ -73,7 +73,7 @@ class Function:
 
 
 class _Values:
-    """Where values of a plan's jaxpr are; constants are numbered as they are asked for."""
+    """Places of values of a plan's jaxpr; constants are numbered as they are asked for."""
 
     def __init__(self, plan, held: Sequence):
         self.inputs = {v: n for n, v in enumerate(plan.jaxpr.invars[len(held) :])}

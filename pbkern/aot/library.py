@@ -1,4 +1,4 @@
-"""What is made: a library, its files, and how it is called from Python."""
+"""A library that was made, its files, and calls of it from Python."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MARK = b'{"pbkern": "library", '
 
 
 def metadata_in(content: bytes) -> dict[str, Any] | None:
-    """What a library's file says of it, which is not loaded for that; None for other files."""
+    """Reads a library's metadata from its file, which is not loaded for that; None for other files."""
     at = content.find(MARK)
     return None if at < 0 else json.loads(content[at : content.index(b"\0", at)])
 

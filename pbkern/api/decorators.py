@@ -90,7 +90,7 @@ def polyblocks_jit_jax(
 
 
 def _refuse_options(jit_kw: dict) -> None:
-    """Those of pbkern that are given as if they were jax.jit's."""
+    """Refuses options of pbkern that are given as if they were jax.jit's."""
     options = {f.name for f in dataclasses.fields(CompileOptions)} - {*inspect.signature(jax.jit).parameters}
     for name in (n for n in jit_kw if n in options):
         why, option = f"given {name}={jit_kw[name]!r}", f"{{{name!r}: {jit_kw[name]!r}}}"
@@ -173,7 +173,7 @@ def named_once(compile_options, runtime_args):
 
 
 class JitFunction(PickledByName, Generic[P, R]):
-    """What the decorator returns; it has the attributes of jax.jit's functions besides its own.
+    """A decorated function; it has the attributes of jax.jit's functions besides its own.
 
     Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no result is worth a pool: a
     method in Python would add 0.7 us to the 6 us of a small call.
@@ -210,20 +210,20 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @property
     def options(self) -> CompileOptions:
-        """What the decorator was given."""
+        """The options that the decorator was given."""
         return self._options
 
     def remade(self) -> tuple:
-        """As jax.jit's functions: of the user's function."""
+        """Pickles by the user's function, like jax.jit's functions."""
         return _remade, (self.__wrapped__, self._options, self._jit_kw)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As jax.jit's functions."""
+        """Calls the function, like jax.jit's functions."""
         return self._jitted(*args, **kwargs)
 
     @_jax.hides_own_frames
     def _pooled_call(self, *args, **kwargs) -> Any:
-        """The same of a function that was called with arguments that make results worth a pool."""
+        """Calls a function that was called with arguments that make results worth a pool."""
         if _jax.runs_eagerly() or _jax.looks_for_bad_numbers():
             return self._jitted(*args, **kwargs)
         has_run, results = self._dispatch(args, kwargs)
@@ -244,16 +244,16 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def lower(self, *args, **kwargs) -> jax.stages.Lowered:
-        """As of jax.jit; cost_analysis() of it, and of what it compiles to, counts kernels too."""
+        """Lowers like jax.jit's functions; cost_analysis() of it, and of what it compiles to, counts kernels too."""
         traced = self._jitted.trace(*args, **kwargs)
         return stages.Lowered.of(traced.lower(), functools.partial(_costs, traced.jaxpr))
 
     def trace(self, *args, **kwargs) -> jax.stages.Traced:
-        """As of jax.jit."""
+        """Traces like jax.jit's functions."""
         return self._jitted.trace(*args, **kwargs)
 
     def eval_shape(self, *args, **kwargs) -> Any:
-        """As of jax.jit."""
+        """Evaluates shapes like jax.jit's functions."""
         return self._jitted.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
@@ -263,7 +263,7 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def explain(self, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
-        """What was fused for arguments like these, what was not, at which price, and what XLA keeps.
+        """Reports what was fused for arguments like these, what was not, at which price, and what XLA keeps.
 
         Args:
           measure: compiles each fused kernel and runs it alone on random operands of its sizes, a fraction of a second
@@ -288,7 +288,7 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
-        """What one stage of compilation makes for arguments like these; after one of its passes: "jaxpr:simplify",
+        """Text of what one stage of compilation makes for arguments like these; after one of its passes: "jaxpr:simplify",
         "nests:merge nests". Raises OptionError for an unknown stage or pass."""
         build, options = self.build(args, kwargs)
         if stage.partition(":")[0] not in build.record.texts:
@@ -336,7 +336,7 @@ class JitFunction(PickledByName, Generic[P, R]):
 
 
 def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
-    """Of what was compiled for a jaxpr that binds the primitive."""
+    """Counts the costs of what was compiled for a jaxpr that binds the primitive."""
     p = next(e.params for e in equations(traced.jaxpr) if e.primitive is call.call_p)
     plan = current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]).fused
     return stages.Costs.of(plan.explanation, len(plan.programs()))

@@ -42,7 +42,7 @@ class Device(Protocol):
 
 
 class Memory(Protocol):
-    """What a call with addresses asks of a framework's arrays.
+    """Services that a call with addresses asks of a framework's arrays.
 
     Attributes:
       device: on which the arrays are; None: they are in this computer's memory.
@@ -58,7 +58,7 @@ class Memory(Protocol):
     before_call: Callable[[], object] | None
 
     def operands(self, dtypes: Sequence[np.dtype]) -> Callable[[Sequence[Any]], Values]:
-        """What makes of arrays of these types, a call's, such with their elements one after the other."""
+        """Returns a function that makes of arrays of these types, a call's, such with their elements one after the other."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], Any]:
         """A function that makes arrays with elements of any value, the first at a cache line."""
@@ -69,7 +69,7 @@ class Memory(Protocol):
         """An array that does not change with this one."""
 
     def result(self, dtype: np.dtype) -> Callable[[Any], Any] | None:
-        """What makes the caller's array of one that `empty` made; None: it is one."""
+        """Returns a function that makes the caller's array of one that `empty` made; None: it is one."""
 
     def to_jax(self, array: Any) -> jax.Array: ...
 

@@ -1,4 +1,4 @@
-"""What `explain` says of the kernels in a function that fusion did not make: hand-written ones and Pallas calls.
+"""Reports of the kernels in a function that fusion did not make: hand-written ones and Pallas calls.
 
 For each: where it is from, and for each dimension of its grid whether programs run in parallel or in order, and why.
 """

@@ -220,7 +220,7 @@ def elsewhere(platform: str) -> str:
 
 
 def warn_of_export(name: str) -> None:
-    """What is exported holds operations; whoever loads it compiles them."""
+    """Warns that an export holds operations; whoever loads it compiles them."""
     warnings.warn(
         f"`{name}` is exported without its kernels: machine code of this process cannot leave it. What XLA makes of the same "
         "operations runs where the exported function is called",

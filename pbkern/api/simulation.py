@@ -33,7 +33,7 @@ DEFAULT_DEVICE = "sm_90a"  # also where there is another one: the same text ever
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated call did.
+    """Results and counts of a simulated call.
 
     Attributes:
       results: as the function returns them, of NumPy arrays; of a kernel, a list.

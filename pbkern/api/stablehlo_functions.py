@@ -44,7 +44,7 @@ def from_stablehlo(source: Any, *, compile_options: Any = None) -> ImportedFunct
 
 
 class ImportedFunction:
-    """What from_stablehlo returns: a decorated function of arguments of given types.
+    """A decorated function of arguments of given types, as from_stablehlo returns it.
 
     Attributes:
       in_avals, out_avals: types of arguments and results, flat.
@@ -76,7 +76,7 @@ class ImportedFunction:
         return jax.tree.unflatten(exported.in_tree, leaves) if exported else (tuple(leaves), {})
 
     def with_options(self, compile_options: Any) -> ImportedFunction:
-        """The same program with other options."""
+        """Returns the program with other options."""
         return ImportedFunction(self._source, compile_options)
 
     def types_kept(self) -> contextlib.AbstractContextManager:

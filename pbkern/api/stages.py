@@ -126,7 +126,7 @@ class MemoryAnalysis:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the plan of a function knows that XLA does not, of one call.
+    """Knowledge of a function's plan that XLA lacks, about one call.
 
     Attributes:
       programs: custom calls; XLA counts each as -1.
@@ -163,13 +163,13 @@ class Costs:
 
 
 class Lowered(jax.stages.Lowered):
-    """As of jax.jit, with the costs of kernels."""
+    """A lowered function of jax.jit, with the costs of kernels."""
 
     costs: Callable[[], Costs]
 
     @classmethod
     def of(cls, lowered: jax.stages.Lowered, costs: Callable[[], Costs]) -> Lowered:
-        """The same object, as one of this class."""
+        """Makes an object one of this class."""
         lowered.__class__ = cls
         made = cast(Lowered, lowered)
         made.costs = costs
@@ -187,7 +187,7 @@ class Lowered(jax.stages.Lowered):
 
 
 class Compiled(jax.stages.Compiled):
-    """As of jax.jit, with the costs of kernels."""
+    """A compiled function of jax.jit, with the costs of kernels."""
 
     costs: Callable[[], Costs]
 
@@ -227,7 +227,7 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
 
 
 def shown(runs: list[Ran]) -> str:
-    """What passes made one after the other of one thing."""
+    """Text of what passes made one after the other of one thing."""
     parts, before = [], None
     for r in runs:
         parts.append(f"--- {r.name} ({r.milliseconds:.2f} ms)\n{'unchanged' if r.text == before else r.text}\n")

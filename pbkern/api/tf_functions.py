@@ -98,7 +98,7 @@ class TfFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
-        """What was fused for arguments like these, what was not, and what XLA keeps."""
+        """Reports what was fused for arguments like these, what was not, and what XLA keeps."""
         return self._of("explain", args, kwargs)
 
     def kernels(self, *args: Any, **kwargs: Any) -> list:
@@ -106,7 +106,7 @@ class TfFunction:
         return self._of("kernels", args, kwargs)
 
     def as_text(self, *args: Any, stage: str = "kernels", **kwargs: Any) -> str:
-        """What a stage of compilation makes for arguments like these; as pbkern.jit's."""
+        """Text of what a stage of compilation makes for arguments like these; stages are pbkern.jit's."""
         return self._of("as_text", args, kwargs, stage=stage)
 
     def _of(self, method: str, args: tuple, kwargs: dict, **options: Any) -> Any:
@@ -115,7 +115,7 @@ class TfFunction:
             return getattr(compiled.call, method)(*compiled.types, **options)
 
     def _for(self, args: tuple, kwargs: dict) -> tuple[_Compiled, Sequence[Any]]:
-        """What was compiled for arguments like these, and the tensors among them."""
+        """Returns what was compiled for arguments like these, and the tensors among them."""
         from pbkern.frontends.tf import arguments
 
         if self.input_signature is not None:

@@ -1,4 +1,4 @@
-"""What polyblocks_jit_torch returns: functions and modules that TorchDynamo captures for the backend made here."""
+"""Results of polyblocks_jit_torch: functions and modules that TorchDynamo captures for the backend made here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .direct_plan import DirectPlan
 
 @dataclass(frozen=True)
 class TorchExplanation:
-    """What became of a function's graphs. `graphs`: in order of capture; its text is a line per graph and kernel."""
+    """Report of what became of a function's graphs. `graphs`: in order of capture; its text is a line per graph and kernel."""
 
     graphs: tuple[captured.Graph, ...]
 
@@ -63,7 +63,7 @@ class TorchFunction(PickledByName):
             raise _own(e) from None
 
     def remade(self) -> tuple:
-        """As functions of pbkern.jit: of the user's function."""
+        """Pickles by the user's function, like functions of pbkern.jit."""
         return compiled, (self.__wrapped__, self.options)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -106,7 +106,7 @@ class TorchModule(OptimizedModule):
         return compiled, (self._orig_mod, self.__dict__["options"])
 
     def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
-        """As of functions."""
+        """Reports on the graphs, like that of functions."""
         self(*args, **kwargs)
         return TorchExplanation(tuple(self.__dict__["graphs"]))
 
@@ -187,5 +187,5 @@ def _is_for_torch(args: tuple, kwargs: dict, options: CompileOptions, sparse: li
 
 
 def _own(error: BackendCompilerFailed) -> Exception:
-    """What pbkern raised while TorchDynamo called it, or else Torch's error."""
+    """Finds the error that pbkern raised while TorchDynamo called it, or else Torch's error."""
     return error.inner_exception if isinstance(error.inner_exception, PbkernError) else error

@@ -62,7 +62,7 @@ class TunedKernel:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` did.
+    """Results of `tune`.
 
     Attributes:
       kernels: each fused kernel alone. A kernel that the budget did not reach has tried 0 candidates.
@@ -149,7 +149,7 @@ def _tune_kernels(nodes: list[Node], options: CompileOptions, end: float) -> lis
 
 @dataclass
 class _Search:
-    """Of one kernel's choice, until `end`."""
+    """Search of one kernel's choice, until `end`."""
 
     node: Node
     options: CompileOptions
@@ -205,7 +205,7 @@ class _Search:
         (self.times[choice],) = least_seconds([self.calls[choice]], self.pause)
 
     def variations(self) -> Iterator[Choice]:
-        """Of the best so far, one field at a time; each field starts from the best of those before."""
+        """Varies the best choice so far, one field at a time; each field starts from the best of those before."""
         for name, values in self.target.variations():
             for value in values:
                 best = min(self.times, key=self.times.__getitem__)

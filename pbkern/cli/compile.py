@@ -40,6 +40,6 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _all(device: str | None) -> list[str]:
-    """What a folder takes: of libraries for other systems, what needs no linker."""
+    """Kinds of files for a folder: of libraries for other systems, those that need no linker."""
     here = all(d.is_here for d in devices_of(device))
     return [k for k in KINDS if here or k not in ("shared", "static")]

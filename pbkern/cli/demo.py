@@ -255,7 +255,7 @@ def line(case: Case, o: Outcome) -> str:
 
 
 def show_progress(text: str) -> None:
-    """What is being worked on, until the finished line overwrites it; on terminals only."""
+    """Shows what is being worked on, until the finished line overwrites it; on terminals only."""
     if COLOUR:
         print(f"\r\033[K{styled(text, '2')}", end="", flush=True)
 

@@ -59,7 +59,7 @@ def targets(parsed: argparse.Namespace) -> None:
 
 
 def _devices() -> None:
-    """What libraries can be made for."""
+    """Prints the devices that libraries can be made for."""
     from pbkern.targets.cpu.devices import device_of, names
 
     for name in names()[1:]:

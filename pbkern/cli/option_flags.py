@@ -41,13 +41,13 @@ def as_switch(argument: str) -> str:
 
 
 def given(parsed: argparse.Namespace) -> dict[str, Any]:
-    """What was given, as compile_options."""
+    """Options that were given, as compile_options."""
     values = {name.removeprefix(PREFIX): v for name, v in vars(parsed).items() if name.startswith(PREFIX)}
     return {name: v for name, v in values.items() if v is not None}
 
 
 def _parser(kind: str) -> Callable[[str], Any]:
-    """Of a value; what is no number stays a text, which CompileOptions refuses with its reason."""
+    """Parser of a value; a text that is no number stays one, which CompileOptions refuses with its reason."""
     if kind.startswith("tuple"):
         return lambda text: tuple(_number(part) if "int" in kind else part for part in text.split(",") if part)
     return _number if kind.startswith("int") else str

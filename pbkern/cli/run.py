@@ -110,7 +110,7 @@ def _shown(times: Sequence[float]) -> str:
 
 
 def _compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
-    """How far results are from the first backend's. Raises TargetError where rounding does not explain it."""
+    """Says how far results are from the first backend's. Raises TargetError where rounding does not explain it."""
     worst = 0.0
     for k, (a, b) in enumerate(zip(found, expected, strict=True)):
         if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"):
@@ -155,7 +155,7 @@ def _run_library(parsed: argparse.Namespace) -> None:
 
 
 def read_metadata(path: pathlib.Path) -> Mapping[str, Any]:
-    """What a shared library of ours says of itself. Raises OptionError for others."""
+    """Reads a shared library's metadata. Raises OptionError for libraries of others."""
     from pbkern.aot.loaded import metadata_in
 
     found = metadata_in(path.read_bytes())

@@ -1,1 +1,1 @@
-"""What every stage may use: jaxprs, affine expressions, rules, machine, options, errors. Imports no other stage."""
+"""Tools of every stage: jaxprs, affine expressions, rules, machine, options, errors. Imports no other stage."""

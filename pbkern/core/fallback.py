@@ -1,4 +1,4 @@
-"""What happens when a special way fails: the plainer way below it, with one warning, or the error it is.
+"""Failures of a special way: the plainer way below it is taken, with one warning, or the failure is the error it is.
 
     a pass over a jaxpr raises      the jaxpr goes on as it was
     a pass over nests raises        the kernel is built again without that pass

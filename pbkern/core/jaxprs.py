@@ -47,7 +47,7 @@ def atoms(eqn) -> list[jex.Var]:
 
 
 def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:
-    """Those of equations in program order that lead to `outputs`, except through `given` values."""
+    """Equations in program order that lead to `outputs`, except through `given` values."""
     given = set(given)
     live, kept = set(outputs) - given, []
     for e in reversed(eqns):
@@ -128,7 +128,7 @@ def evaluate(
 
 
 def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function without call equations at its top level."""
+    """Removes call equations at a function's top level."""
     avals = [v.aval for v in closed.jaxpr.invars]
     return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, args))(*avals)
 
@@ -145,7 +145,7 @@ MAX_PASSES = 8
 
 
 def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.ClosedJaxpr:
-    """The same function in canonical form, Ref effects in order.
+    """Rewrites a function to canonical form, Ref effects in order.
 
     Calls are inlined at every depth, weak types are erased, scalar constants become literals, uniform array
     constants become broadcasts, equations without use or effect are gone, and control flow is what
@@ -289,7 +289,7 @@ class _Retrace:
 
 
 def selector(eqn, producers: dict) -> tuple[str, Atom]:
-    """What a `cond` equation selects by: ("pred", bool atom) for lax.cond, ("index", int atom) for lax.switch.
+    """Finds what a `cond` equation selects by: ("pred", bool atom) for lax.cond, ("index", int atom) for lax.switch.
 
     lax.cond converts its predicate and lax.switch clamps its index first; seen through here, so that both print
     as written.

@@ -38,7 +38,7 @@ def repeated(program: HostProgram, times: int) -> HostProgram:
 
 
 def in_stages(program: HostProgram) -> HostProgram:
-    """The same program for targets, which know no last stages: each is a launch that follows that of its kernel's programs.
+    """Makes a program for targets, which know no last stages: each is a launch that follows that of its kernel's programs.
 
     What is between them is temporary; launches share its storage. Results that values may leave unwritten are filled with
     zeros by a launch that comes first. Raises KernelError for programs in parallel that write the same elements.

@@ -71,7 +71,7 @@ def _no_target(ctx, *_, kernel: Kernel):
 
 
 def derivative_error(name: str, at: str | None) -> UnsupportedKernel:
-    """What to raise where a kernel is differentiated."""
+    """Makes the error of a kernel that is differentiated."""
     return UnsupportedKernel(
         f"derivative of kernel `{name}`", at=at, why="a body that writes Refs is not differentiated",
         hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",

@@ -61,7 +61,7 @@ def fail(message: str, *values, **named) -> None:
 
 
 def error(eqn, kernel: str, program: Sequence[int], values: Sequence) -> CheckError:
-    """What a failed check says: its message with values, its line, the kernel's name and the program of the grid."""
+    """Makes the error of a failed check: its message with values, its line, the kernel's name and the program of the grid."""
     p = eqn.params
     shown = [np.asarray(v)[()] for v in values]
     numbered = [v for v, n in zip(shown, p["names"]) if n is None]

@@ -78,7 +78,7 @@ def _branches_store(eqn, ref: jex.Var, places: set[jex.Var]) -> bool:
 
 
 def _inner_is_stored(eqn, inner: jex.Jaxpr, ref: jex.Var) -> bool:
-    """The same of a call's or a scan's jaxpr; one whose operands are arranged otherwise is given the benefit of the doubt."""
+    """Does so for a call's or a scan's jaxpr; one whose operands are arranged otherwise is given the benefit of the doubt."""
     if len(inner.invars) != len(eqn.invars):
         return True
     return _is_stored(inner, inner.invars[list(eqn.invars).index(ref)], set())

@@ -71,7 +71,7 @@ def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> lis
 
 
 def poison(dtype) -> np.generic:
-    """What unspecified elements of a dtype show: NaN, the smallest signed, largest unsigned integer, or True."""
+    """Value of unspecified elements of a dtype: NaN, the smallest signed, largest unsigned integer, or True."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return np.True_
@@ -97,7 +97,7 @@ def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
 
 @dataclass
 class Buffer:
-    """What a Ref refers to in one program: a block or scratch, and which of its positions are inside the array."""
+    """Memory that a Ref refers to in one program: a block or scratch, and which of its positions are inside the array."""
 
     name: str
     data: np.ndarray

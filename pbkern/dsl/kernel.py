@@ -157,13 +157,13 @@ class Kernel:
 
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
-        """Of what a call takes: the programs' operands, then the last stage's own."""
+        """Types that a call takes: the programs' operands, then the last stage's own."""
         own = tuple(m.array for m in self.inputs)
         return own if self.finish is None else own + self.finish.in_types[len(self.outputs) :]
 
     @property
     def out_types(self) -> tuple[ArrayType, ...]:
-        """Of what a call returns."""
+        """Types that a call returns."""
         return tuple(m.array for m in self.outputs) if self.finish is None else self.finish.out_types
 
     @cached_property

@@ -104,7 +104,7 @@ def _block_dtypes(k: Kernel) -> list[np.dtype]:
 
 
 def _compiler_params(params: dict, printer: _Printer) -> str:
-    """As short as `kernel` accepts: parameters that know their target need no dictionary."""
+    """Prints parameters as short as `kernel` accepts: parameters that know their target need no dictionary."""
     if all(getattr(p, "target_name", None) == target for target, p in params.items()):
         only = tuple(params.values())
         return spell_param(only[0] if len(only) == 1 else only, printer.imports)
@@ -443,7 +443,7 @@ def _subscripted(eqn, scope: Scope) -> str:
 
 
 def _subscript(eqn, scope: Scope) -> str:
-    """What stands in the brackets of ref[...]."""
+    """Prints what stands in the brackets of ref[...]."""
     a = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
     if all(is_whole(i, n) for i, n in zip(a.indices, shape)):

@@ -1,4 +1,4 @@
-"""What a user writes about blocks (BlockSpec, GridSpec, scratch) -> BlockMapping and Scratch.
+"""A user's words about blocks (BlockSpec, GridSpec, scratch) -> BlockMapping and Scratch.
 
 Index maps are traced here, to closed jaxprs from i32 grid indices to i32 block indices. What is checked here is
 what tracing needs; verify.py checks the canonical result.

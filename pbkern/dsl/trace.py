@@ -113,7 +113,7 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
 
 
 class KernelFunction(PickledByName):
-    """What `pbkern.kernel` returns: traces to a Kernel per operand types, and runs it."""
+    """A kernel as `pbkern.kernel` returns it: traces to a Kernel per operand types, and runs it."""
 
     def __init__(
         self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid, finish,
@@ -415,7 +415,7 @@ def _check_count(what: str, specs, types: list, things: str, at: str | None) -> 
 
 
 def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
-    """What messages call each operand and result, with the body's own names for the Refs."""
+    """Names of operands and results in messages, with the body's own names for the Refs."""
     try:
         parameters = list(inspect.signature(body).parameters.values())
     except (TypeError, ValueError):

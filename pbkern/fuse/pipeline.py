@@ -58,7 +58,7 @@ __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "lef
 
 @dataclass(frozen=True)
 class FuseOptions:
-    """What passes over the jaxpr may know.
+    """Facts that passes over the jaxpr may know.
 
     Attributes:
       machine: sizes and prices of the target.
@@ -142,7 +142,7 @@ FUSE_PASSES = (
 
 
 def _passed_over(name: str) -> Callable[[Pass, Exception], None]:
-    """What a failed pass over the function `name` leaves: a warning, and the jaxpr as it was."""
+    """Lets the function `name` go on behind a failed pass: with a warning, and the jaxpr as it was."""
     def failed(p: Pass, error: Exception) -> None:
         if p.required:
             raise error

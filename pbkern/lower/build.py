@@ -264,7 +264,7 @@ class BodyBuilder:
     # ---------------------------------------------------------------- pulling expressions
 
     def resolve(self, v: Value) -> Value:
-        """What a value is now: where it was stored, and where that was copied to before it was overwritten."""
+        """Finds a value's present place: where it was stored, and where that was copied to before it was overwritten."""
         while (stored := self._stored.get(id(v), v)) is not v:
             v = stored
         return v
@@ -414,7 +414,7 @@ class BodyBuilder:
         return nest
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
-        """The same elements in the same order under another shape; copies them unless they are so."""
+        """Gives elements another shape, in the same order; copies them unless they are so."""
         found = merged(stored, shape, self.context.aliases)
         if found is not None:
             self.keep(found)

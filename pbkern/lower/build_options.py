@@ -10,7 +10,7 @@ import numpy as np
 
 
 class SortScratch(Protocol):
-    """What a target's Sort statements need beside their operands. Its repr is part of the keys of the disk cache."""
+    """Scratch that a target's Sort statements need beside their operands. Its repr is part of the keys of the disk cache."""
 
     def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
         """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys` operands; the
@@ -19,7 +19,7 @@ class SortScratch(Protocol):
 
 @dataclass(frozen=True)
 class NoScratch:
-    """Of targets that sort in place."""
+    """Scratch of targets that sort in place."""
 
     def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
         return []
@@ -27,7 +27,7 @@ class NoScratch:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What building nests and the shared passes may know of a target. Plain data: it is part of the keys of the disk cache.
+    """Facts of a target for building nests and the shared passes. Plain data: it is part of the keys of the disk cache.
 
     Attributes:
       semantics: dimension_semantics of the kernel for this target; None: derived (lower/grid/parallelism.py).

@@ -45,7 +45,7 @@ INT32 = np.dtype(np.int32)
 
 
 def grid_symbol(dim: int) -> str:
-    """By which statements call a program's index along a grid dimension."""
+    """Symbol by which statements call a program's index along a grid dimension."""
     return f"%g{dim}"
 
 
@@ -159,7 +159,7 @@ class KernelNests:
         return replace(self, prologue=prologue, cases=tuple(passed(c, t, known) for c, t in zip(self.cases, titles)))
 
     def _symbols(self, inside: bool = False) -> frozenset[str]:
-        """What statements know: those of the prologue, or those of cases (`inside`)."""
+        """Symbols that statements know: those of the prologue, or those of cases (`inside`)."""
         symbols = {grid_symbol(d) for d in range(len(self.kernel.grid))} | set(map(block_shift.symbol, self.shifts))
         return frozenset(symbols | {s.name for s in self.prologue.statements if inside and isinstance(s, Let)})
 
@@ -233,7 +233,7 @@ class _Run:
         interpret.run(nests.case_of(symbols).statements, memory, symbols, self._trace)
 
     def _trace(self, number: int, values: list[np.ndarray]) -> None:
-        """What compiled code would hand to the process, handed to it."""
+        """Hands to the process what compiled code would hand to it."""
         site = debug_callbacks.SITES[number]
         site.receive(values[: len(site.types)], lambda: values[len(site.types) :])
 
@@ -368,7 +368,7 @@ def _whole(buf: Buf) -> RefView:
 
 
 def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
-    """What is left of the bounds where all blocks are inside."""
+    """Narrows the bounds to where all blocks are inside."""
     found = dict(bounds)
     for e in blocks:
         if len(e.start.terms) == 1 and e.start.terms[0][1] > 0 and e.start.terms[0][0] in found:

@@ -1,4 +1,4 @@
-"""What a run has cost a GPU: instructions, traffic, conflicts."""
+"""Costs of a run on a GPU: instructions, traffic, conflicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARP = 32
 
 @dataclass
 class Counts:
-    """Of one launch or of several.
+    """Counts of one launch or of several.
 
     Attributes:
       instructions: of warps. barriers: that blocks have passed.
@@ -49,7 +49,7 @@ class Counts:
 
 
 class Memo:
-    """What one instruction cost before, by the distances between its lanes' addresses and the first one's place in a period."""
+    """Costs of one instruction before, by the distances between its lanes' addresses and the first one's place in a period."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple] = {}

@@ -37,7 +37,7 @@ def compiled(program: Program, c: Instruction) -> Step:
 
 
 def _table(program: Program, c: Instruction) -> Step:
-    """Of ops.TABLE."""
+    """Makes a step of an instruction of ops.TABLE."""
     if c.op[-1].endswith("x2"):
         return _halves(program, c)
     name, t = c.op[0], ops.TYPES[c.op[-1]]
@@ -253,7 +253,7 @@ def _load(program: Program, c: Instruction) -> Step:
 
 
 def _widened(found: np.ndarray, signed: bool) -> np.ndarray:
-    """What a register holds of a smaller integer: the sign in all bits above."""
+    """Extends a smaller integer to a register: the sign in all bits above."""
     return found.view(f"int{8 * found.itemsize}").astype(np.int64) if signed else found
 
 
@@ -295,7 +295,7 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
 
 
 def _space_at(addresses: np.ndarray, space: str) -> str:
-    """Of generic addresses the space: those of shared memory are offsets, those of local memory lie above, below all arrays."""
+    """Finds the space of generic addresses: those of shared memory are offsets, those of local memory lie below all arrays."""
     if space != "generic":
         return space
     highest = int(addresses.max())

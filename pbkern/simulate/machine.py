@@ -270,7 +270,7 @@ class Gang:
         return self._by_warp(bits.astype(bool))
 
     def judge(self) -> dict[int, Mask]:
-        """What can go on when every lane waits or has ended. Raises SimulationError if nothing can."""
+        """Finds what can go on when every lane waits or has ended. Raises SimulationError if nothing can."""
         groups: dict[int, Mask] = {}
         for place in sorted(self.waiting):
             c = self.program.code[place]

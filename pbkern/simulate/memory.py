@@ -26,7 +26,7 @@ OF_BLOCKS = "blocks wait for no others: let each store elements of its own, or r
 
 
 class Fault(Exception):
-    """What is wrong with an access: `kind` of errors.SimulationError, a sentence, what to try, if that is not the kind's."""
+    """Fault of an access: `kind` of errors.SimulationError, a sentence, what to try, if that is not the kind's."""
 
     def __init__(self, kind: str, what: str, hint: str = ""):
         super().__init__(what)
@@ -98,7 +98,7 @@ class Arrays:
 
     @staticmethod
     def address(number: int) -> int:
-        """Where an array begins."""
+        """Address where an array begins."""
         return ((number + 1) << ARRAY_BITS) + MIDDLE
 
     @staticmethod

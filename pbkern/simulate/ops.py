@@ -328,7 +328,7 @@ _ORDERED = {"eq", "lt", "le", "gt", "ge"}
 
 
 def comparison(name: str, t: np.dtype) -> Function:
-    """Of setp and set. Ordered ones are false with NaN; those that end in u are true."""
+    """Makes the comparison of setp and set. Ordered ones are false with NaN; those that end in u are true."""
     if name == "num":
         return lambda x, y: ~(np.isnan(x) | np.isnan(y))
     if name == "nan":

@@ -1,4 +1,4 @@
-"""What a target implements between a Kernel's nests and machine code.
+"""Interface of a target between a Kernel's nests and machine code.
 
     Kernel --lower.kernel_nests(kernel, build_options)--> KernelNests --SHARED_PASSES, the target's own--> KernelNests
            --emit--> DeviceFunction; HostProgram, DeviceFunctions --emit_host--> HostFunction
@@ -72,7 +72,7 @@ class KernelBackend(Protocol[Made]):
     passes: tuple[Pass, ...]
 
     def build_options(self, kernel: Kernel, options: Any, program: HostProgram | None = None) -> BuildOptions:
-        """What the kernel's CompilerParams for this target, compile options and the device mean for lowering.
+        """Options of lowering that follow from the kernel's CompilerParams for this target, compile options and the device.
 
         `program`: where it is launched, if that is known.
         """

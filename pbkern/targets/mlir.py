@@ -76,7 +76,7 @@ def _own_symbols() -> Iterator[None]:
 
 
 def installed() -> tuple:
-    """What tells one installation of the bindings from another, without importing them: libraries, sizes, dates."""
+    """Facts that tell one installation of the bindings from another, without importing them: libraries, sizes, dates."""
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in spec.submodule_search_locations or () if spec else ():

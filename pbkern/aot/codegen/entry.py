@@ -40,7 +40,7 @@ class Part:
         return self.variant.memory_bytes(threads) if self.variant else 0
 
     def memory_bytes(self, threads: int) -> int:
-        """The same wherever it starts."""
+        """Bytes that it needs, the same wherever it starts."""
         wanted = self.aligned_bytes(threads)
         return wanted + ALIGNMENT - 1 if wanted else 0
 
@@ -73,7 +73,7 @@ class Entry:
         return [self.name, f"{self.name}_try", f"{self.name}_memory_bytes", f"{self.name}_metadata"]
 
     def main(self, n: int) -> str:
-        """What @pbk_main of a part is called."""
+        """Name of a part's @pbk_main."""
         return f"pbk_main_{n}"
 
     @property

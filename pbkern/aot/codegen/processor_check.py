@@ -77,7 +77,7 @@ none:
 
 
 def bits_of(needs: Sequence[str], all_needs: Sequence[str]) -> int:
-    """What @pbk_features() has set where all of `needs` are there; `all_needs` gives instruction sets their bits."""
+    """Bits that @pbk_features() has set where all of `needs` are there; `all_needs` gives instruction sets their bits."""
     return sum(1 << all_needs.index(n) for n in needs)
 
 

@@ -1,1 +1,1 @@
-"""What C sees of a library: names, types, codes, the header, the metadata, and files that go with them."""
+"""A library as C sees it: names, types, codes, the header, the metadata, and files that go with them."""

@@ -13,7 +13,7 @@ POOL, STREAM = "user_device_memory", "stream"
 
 @dataclass(frozen=True)
 class Interface:
-    """What a header says of a library.
+    """Contents of a header.
 
     Attributes:
       name: of its function.
@@ -38,7 +38,7 @@ class Interface:
 
     @property
     def parameters(self) -> list[str]:
-        """Of the C function."""
+        """Parameters of the C function."""
         found = [f"const {element_type(a.type.dtype, a.path).c} *{a.name}" for a in self.inputs]
         found += [f"{element_type(a.type.dtype, a.path).c} *{a.name}" for a in self.outputs]
         return found + ([f"int8_t *{POOL}", f"void *{STREAM}"] if self.user_memory else [])

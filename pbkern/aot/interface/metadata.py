@@ -1,4 +1,4 @@
-"""What NAME_metadata holds: a library described for programs."""
+"""Content of NAME_metadata: a library described for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .header import Interface
 
 
 def metadata_of(of: Interface, options: CompileOptions, devices: Sequence[Device], content: Sequence[str]) -> dict[str, Any]:
-    """What NAME_metadata holds."""
+    """Makes the content of NAME_metadata."""
     def argument(a: Argument) -> dict[str, Any]:
         return {
             "name": a.name,

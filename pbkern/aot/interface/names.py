@@ -98,7 +98,7 @@ def _is_exported(name: str) -> bool:
 
 
 def identifier(text: str) -> str:
-    """What is left of a text as a name in C: `params['w'][0]` becomes params_w_0."""
+    """Makes a name in C of a text: `params['w'][0]` becomes params_w_0."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "argument"
     name = f"_{name}" if name[0].isdigit() else name
     return f"{name}_" if name in KEYWORDS or name in MACROS or name in OWN else name
@@ -117,7 +117,7 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def argument_paths(fn: Callable, args: tuple, kwargs: dict, static: Callable[[int | str], bool]) -> list[str]:
-    """How Python calls each array among the arguments, flattened as by jax.tree: "img", "params['w']"."""
+    """Names of the arrays among the arguments in Python, flattened as by jax.tree: "img", "params['w']"."""
     names = parameter_names(fn, len(args))
     dynamic = [(names[n], a) for n, a in enumerate(args) if not static(n)]
     dynamic += [(k, kwargs[k]) for k in sorted(kwargs) if not static(k)]

@@ -1,1 +1,1 @@
-"""What an equation of a few large primitives says, read once for fusion and for lowering."""
+"""Equations of a few large primitives, read once for fusion and for lowering."""

@@ -11,7 +11,7 @@ def fills(eqn) -> bool:
 
 
 def fill_value(eqn):
-    """What stands for a window outside. JAX's default: NaN, the lowest value of signed, the largest of unsigned integers."""
+    """Value of a window outside. JAX's default: NaN, the lowest value of signed, the largest of unsigned integers."""
     given, dtype = eqn.params["fill_value"], np.dtype(eqn.outvars[0].aval.dtype)
     if given is not None:
         return np.asarray(given, dtype)[()]

@@ -1,4 +1,4 @@
-"""What is worth keeping between processes, on disk: compiled programs and tuned schedules. Bytes by content.
+"""Results that are worth keeping between processes, on disk: compiled programs and tuned schedules. Bytes by content.
 
 An entry is one file, `<kind>-<key>.pbk`, whose name is a digest of everything that its content depends on. It is written
 beside its place and renamed into it, so that no process ever sees half of one, and begins with a checksum of the rest:
@@ -218,7 +218,7 @@ def _checksum(kind: str, key: str, payload: bytes) -> bytes:
 
 
 def _payload(content: bytes, kind: str, key: str) -> bytes | None:
-    """What is behind the checksum, if that agrees."""
+    """Returns the bytes behind the checksum, if that agrees."""
     head = len(MAGIC) + hashlib.sha256().digest_size
     payload = content[head:]
     good = content[:head] == MAGIC + _checksum(kind, key, payload)
@@ -229,7 +229,7 @@ def _payload(content: bytes, kind: str, key: str) -> bytes | None:
 
 
 def folder() -> pathlib.Path:
-    """Where entries are kept. Raises OptionError where nothing says, and the user has no home."""
+    """Folder of the entries. Raises OptionError where nothing says, and the user has no home."""
     chosen = config.current().cache_dir
     if chosen is not None:
         return chosen.expanduser()

@@ -1,4 +1,4 @@
-"""What a module holds under an object's own name: the decorator's result, which is pickled by that name as functions are."""
+"""Pickling by name, as of functions, of objects that a module holds under their own name: decorators' results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong while a body is traced -> KernelError: which kernel, which of its lines, why, and what to write instead.
+"""Mistakes found while a body is traced -> KernelError: which kernel, which of its lines, why, and what to write instead.
 
 JAX and NumPy raise errors of many types that speak of tracers. Those raised in their code on behalf of a body are said
 again in terms of kernels; with JAX_TRACEBACK_FILTERING=off the original is shown as the cause. What the user's own code

@@ -50,7 +50,7 @@ def check_written(k: Kernel, bounded: Collection[int] = ()) -> None:
 
 
 def _check_block(k: Kernel, n: int, m: BlockMapping) -> None:
-    """What the body stores at constant places is all of the block. Blocks that overlap may leave edges to each other."""
+    """Checks that stores at constant places cover the block. Blocks that overlap may leave edges to each other."""
     size = math.prod(m.ref_shape)
     if size > MOST_MARKED or any(isinstance(d, Element) for d in m.dims):
         return
@@ -115,7 +115,7 @@ def _share_axes(m: BlockMapping) -> bool:
 
 
 def _check_dimension(k: Kernel, m: BlockMapping, d: int) -> None:
-    """Of one dimension, every element is in some block. With strides in rising order, the first that leaves a gap after
+    """Checks that each element of a dimension is in a block. With strides in rising order, the first that leaves a gap after
     what the smaller ones cover leaves it for good: the next block starts after it."""
     start, size, extent = m.starts[d], m.dims[d].size, m.array.shape[d]
     assert start is not None  # it is affine

@@ -33,7 +33,7 @@ def breakpoint(*values, **named) -> None:  # noqa: A001
 
 
 def stop(eqn, program: tuple[int, ...], refs: Mapping[str, np.ndarray], operands: Sequence) -> None:
-    """What the interpreter does at a breakpoint. Its frame is the one that the debugger shows."""
+    """Stops the interpreter at a breakpoint. Its frame is the one that the debugger shows."""
     at = _jax.user_line(eqn)
     values = {name: np.asarray(v)[()] for name, v in zip(eqn.params["names"], operands)}
     builtins.breakpoint()

@@ -55,7 +55,7 @@ _reported = [0]
 
 
 def reported_by_xla() -> int:
-    """How often XLA's part of programs has reported."""
+    """Counts the reports of XLA's part of programs."""
     return _reported[0]
 
 

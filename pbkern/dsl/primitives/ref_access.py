@@ -56,7 +56,7 @@ Index = Point | Range | Gather
 
 @dataclass(frozen=True, slots=True)
 class RefAccess:
-    """What an equation does to a Ref.
+    """An equation's access to a Ref.
 
     Attributes:
       kind: "load" (results: the elements), "store" (get's counterpart; `eqn.outvars`, if any and used, are the

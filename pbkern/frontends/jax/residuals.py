@@ -143,7 +143,7 @@ def price(aval) -> float:
 
 
 def product_price(eqn) -> float:
-    """What computing a product again and reading its operands costs, in saved bytes; infinite for other equations."""
+    """Cost of computing a product again and reading its operands, in saved bytes; infinite for other equations."""
     if eqn.primitive.name != "dot_general":
         return math.inf
     (contracted, _), _ = eqn.params["dimension_numbers"]

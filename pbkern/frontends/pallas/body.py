@@ -37,7 +37,7 @@ RULES: RuleTable[Rule] = RuleTable("pallas import")
 
 @dataclass
 class Importer:
-    """What the rules need to know of the kernel around the body.
+    """Knowledge of the kernel around the body that the rules need.
 
     Attributes:
       axes: pallas grid axis -> axis of the kernel's grid (vmapped dimensions come first and are not seen by the body).
@@ -124,7 +124,7 @@ def allocation(aval, eqn=None) -> Scratch:
 
 
 def held_as(dtype: np.dtype) -> np.dtype:
-    """How Refs hold elements: integers and floats of less than a byte have one each, floats are bytes."""
+    """Type of a Ref's elements in memory: integers and floats of less than a byte have one each, floats are bytes."""
     name = np.dtype(dtype).name
     if is_narrow_float(dtype):
         return np.dtype(np.uint8)

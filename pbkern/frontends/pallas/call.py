@@ -259,7 +259,7 @@ def _padding_before(d: BlockDim) -> int:
 
 
 def _indices(m, grid: tuple[int, ...], args) -> list:
-    """What the index map returns: a scalar per dimension, a Slice for a BoundedSlice."""
+    """Results of the index map: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = m.index_map_jaxpr
     found = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
     return list(jax.tree.unflatten(m.index_map_out_tree, found))

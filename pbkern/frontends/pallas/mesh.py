@@ -20,7 +20,7 @@ from pbkern.targets.cpu.params import CompilerParams
 def call_params(
     in_avals, *, jaxprs, meshes, external_meshes, out_avals, input_output_aliases, compiler_params, name, **unused
 ) -> dict:
-    """What import_call takes. `unused`: debug, interpret, cost_estimate, metadata: they say nothing about results.
+    """Arguments for import_call. `unused`: debug, interpret, cost_estimate, metadata: they say nothing about results.
 
     Raises UnsupportedOp for kernels over several meshes at once.
     """

@@ -48,7 +48,7 @@ def is_narrow_float(dtype) -> bool:
 
 
 def body_dtype(dtype) -> np.dtype:
-    """What values of this type are in a body."""
+    """Type of the values of this type in a body."""
     return np.dtype(np.float32) if is_narrow_float(dtype) else np.dtype(dtype)
 
 

@@ -20,7 +20,7 @@ USED, HINT, REFUSED = "used", "hint", "refused"
 
 @dataclass(frozen=True)
 class Field:
-    """What happens to one field of a CompilerParams class."""
+    """Treatment of one field of a CompilerParams class."""
 
     name: str
     use: str

@@ -50,7 +50,7 @@ def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[K
 
 
 def strided(node) -> InterleavedLoads:
-    """What an MLIR value is a view of, through transpositions and reshapes that move nothing."""
+    """Finds what an MLIR value is a view of, through transpositions and reshapes that move nothing."""
     whole = InterleavedLoads(node, tuple(zip(node.type.shape, _row_major(node.type.shape))))
     name = getattr(node.owner, "name", None)  # blocks, which own arguments, have none
     if name not in ("stablehlo.transpose", "stablehlo.reshape"):

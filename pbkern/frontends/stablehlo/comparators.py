@@ -1,4 +1,4 @@
-"""What small regions compute: which operation combines two elements, which order a comparator means.
+"""Meaning of small regions: which operation combines two elements, which order a comparator means.
 
 An order is found by trying: a region that only compares, selects and combines truth values can tell apart no more than the
 few kinds of numbers that are tried, so that a region that agrees on all of them agrees everywhere.
@@ -31,7 +31,7 @@ def combiner(block: Any) -> str | None:
 
 
 def combiners(block: Any) -> list[str | None]:
-    """The same of a region of arguments x0, .., xn, y0, .., yn that returns a combination of each pair."""
+    """Names the combinations of a region of arguments x0, .., xn, y0, .., yn that returns one of each pair."""
     *operations, last = [o.operation for o in block.operations]
     arguments = list(block.arguments)
     n = len(arguments) // 2
@@ -141,7 +141,7 @@ def _result(op: Any, given: list[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Key:
-    """How one array decides an order: descending or not, and whether by the total order of its bits, or by value with all
+    """Part of one array in an order: descending or not, and whether by the total order of its bits, or by value with all
     NaN after everything else and zeros alike, as lax.sort does."""
 
     descending: bool
@@ -210,7 +210,7 @@ def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> 
 
 
 def extreme(block: Any) -> str | None:
-    """Of a region (x, i, y, j) -> (an extreme, its least place): "argmax" or "argmin" as lax has them, NaN beyond all others.
+    """Recognises a region (x, i, y, j) -> (an extreme, its least place): "argmax" or "argmin" of lax, NaN beyond all others.
 
     None if it is neither. Regions that take one of two elements by their order if one is NaN leave that open.
     """

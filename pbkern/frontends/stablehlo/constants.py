@@ -12,7 +12,7 @@ NUMBER = re.compile(r"0x[0-9A-Fa-f]+|true|false|nan|[-+]?inf|[-+]?\d[\d.]*(?:[eE
 
 
 def dense_integers(attribute: Any) -> list[int]:
-    """Of an array attribute of integers or flags, or of a dense one of any shape, row by row."""
+    """Elements of an array attribute of integers or flags, or of a dense one of any shape, row by row."""
     for kind in (ir.DenseI64ArrayAttr, ir.DenseBoolArrayAttr, ir.DenseI32ArrayAttr):
         if isinstance(attribute, kind):
             return [int(n) for n in kind(attribute)]

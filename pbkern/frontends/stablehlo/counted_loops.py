@@ -1,4 +1,4 @@
-"""How often a `while` runs whose counter, start, end and step are known; None where that is not known before it runs."""
+"""Number of rounds of a `while` whose counter, start, end and step are known; None where that is not known before it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOLDS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator
 
 
 def trip_count(op: Any, given: Sequence[Any]) -> int | None:
-    """Of a loop `while (i < n) { ..; i = i + s }` with constants n and s, and a start among `given` that is one, in any order
+    """Counts a loop `while (i < n) { ..; i = i + s }` of constants n and s, and a start among `given` that is one, in any order
     of the operands of the comparison and of the sum;
     of several such comparisons that must all hold, the one that ends first."""
     test, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
@@ -40,7 +40,7 @@ def _conjunction(made: Any) -> list[Any] | None:
 
 
 def _count(compare: Any, test: Any, body: Any, given: Sequence[Any]) -> int | None:
-    """How often a comparison holds before it is false for the first time."""
+    """Counts how often a comparison holds before it is false for the first time."""
     comparison = _comparison(compare, test)
     if comparison is None:
         return None
@@ -105,7 +105,7 @@ def _known(value: Any, test: Any, given: Sequence[Any]) -> int | None:
 
 
 def _step(body: Any, counter: int) -> int | None:
-    """What a loop adds to its counter."""
+    """Returns what a loop adds to its counter."""
     last = [o.operation for o in body.operations][-1]
     made = made_by(last.operands[counter])
     if made is None or made.name not in ("stablehlo.add", "stablehlo.subtract"):

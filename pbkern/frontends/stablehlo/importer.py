@@ -72,7 +72,7 @@ def _check(source: Source) -> None:
 
 
 def _problems(op: Any, places: Places) -> Iterator[str]:
-    """What of an operation, and of those within it, has no rule."""
+    """Names what has no rule in an operation and in those within it."""
     name = op.name
     if name not in WITHOUT_EFFECT:
         if name not in RULES:

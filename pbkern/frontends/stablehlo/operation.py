@@ -105,7 +105,7 @@ class Operation:
         return ir.FloatAttr(self.attribute(name)).value
 
     def text(self, name: str) -> str:
-        """Of a string, or the name of a symbol."""
+        """Returns the text of a string, or the name of a symbol."""
         found = self.attribute(name)
         return (ir.StringAttr if isinstance(found, ir.StringAttr) else ir.FlatSymbolRefAttr)(found).value
 
@@ -134,7 +134,7 @@ class Operation:
 
     @property
     def precision(self) -> tuple[str, ...] | None:
-        """Of a contraction's operands, in lower case; None for the default."""
+        """Precision of a contraction's operands, in lower case; None for the default."""
         found = self.attribute("precision_config")
         words = () if found is None else tuple(str(a).rstrip(">").split()[-1].lower() for a in ir.ArrayAttr(found))
         return None if all(w == "default" for w in words) else words

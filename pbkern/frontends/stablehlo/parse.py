@@ -88,7 +88,7 @@ def _of_bytes(given: bytes, what: str) -> Source:
 
 
 def _of_blob(given: bytes, what: str) -> Source:
-    """What jax.export.Exported.serialize wrote."""
+    """Reads what jax.export.Exported.serialize wrote."""
     try:
         exported = jax.export.deserialize(bytearray(given))
     except ImportError as e:

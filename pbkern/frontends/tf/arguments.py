@@ -46,7 +46,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is among arguments."""
+    """Place of a tensor among arguments."""
 
     number: int
 

@@ -107,7 +107,7 @@ def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str) -> str:
 
 
 def _first(text: str) -> str:
-    """What is wrong, of TensorFlow's account of it."""
+    """Finds what is wrong in TensorFlow's account of it."""
     found = re.findall(r"(\w+) \(No registered", text)
     if found:
         return ", ".join(dict.fromkeys(found))

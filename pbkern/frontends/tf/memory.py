@@ -81,7 +81,7 @@ class TfMemory:
         return make
 
     def to_jax(self, array: Any) -> jax.Array:
-        """The same memory; DLPack has no truth values of TensorFlow's."""
+        """Shows the memory to JAX; DLPack has no truth values of TensorFlow's."""
         if isinstance(array, np.ndarray):
             return jax.numpy.asarray(array)
         return jax.numpy.asarray(array.numpy()) if array.dtype == tf.bool else jax.dlpack.from_dlpack(array)

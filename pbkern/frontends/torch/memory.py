@@ -51,11 +51,11 @@ class TorchMemory:
         return None
 
     def to_jax(self, array: torch.Tensor) -> jax.Array:
-        """The same memory."""
+        """Shows the memory to JAX."""
         return jax.dlpack.from_dlpack(array.detach())
 
     def from_jax(self, array: jax.Array) -> torch.Tensor:
-        """The same memory."""
+        """Shows the memory to Torch."""
         return torch.from_dlpack(array)
 
 

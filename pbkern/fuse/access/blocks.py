@@ -182,7 +182,7 @@ def _step(eqn, out: Access) -> Step:
 
 @dataclass
 class Requests:
-    """What one program of a group reads and computes.
+    """Reads and computations of one program of a group.
 
     Attributes:
       hulls: value -> its blocks; values that no equation of the group makes are the group's inputs.

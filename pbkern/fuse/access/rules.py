@@ -71,7 +71,7 @@ class NeedsWhole(Exception):
 
 @dataclass(frozen=True)
 class Pull:
-    """How one block of an equation's results is computed.
+    """Computation of one block of an equation's results.
 
     Attributes:
       inputs: access per operand; None for an operand that this block does not need.

@@ -17,7 +17,7 @@ from pbkern.dsl.primitives.prng_keys import RULES, held, is_key, rewrite
 
 
 def keys_as_words(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function without typed keys, those among its operands and results too."""
+    """Rewrites a function without typed keys, those among its operands and results too."""
     if not _has_keys(closed.jaxpr):
         return closed
     avals = [jax.ShapeDtypeStruct(*held(v.aval)) for v in closed.jaxpr.invars]

@@ -187,7 +187,7 @@ def div(x: Complex, y: Complex) -> Complex:
 
 
 def integer_pow(x: Complex, n: int) -> Complex:
-    """By squaring and multiplying."""
+    """Raises to a power by squaring and multiplying."""
     result, power, left = None, x, abs(n)
     while left:
         if left & 1:

@@ -34,7 +34,7 @@ Rule = Callable  # (equation, operands: Complex or real) -> results
 
 
 def complex_as_pairs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with rules applied to all equations on complex arrays that have one."""
+    """Rewrites a function by rules for all equations on complex arrays that have one."""
     if not _mentions_complex(closed.jaxpr):
         return closed
 
@@ -267,7 +267,7 @@ def _reshape(eqn, x):
 
 @rule("gather")
 def _gather(eqn, x, indices):
-    """Of interleaved parts, both at once. Out of bounds is the fill value, NaN by default, which is real."""
+    """Gathers interleaved parts, both at once. Out of bounds is the fill value, NaN by default, which is real."""
     p, fill = eqn.params, eqn.params["fill_value"]
     if x.interleaved is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         dn = p["dimension_numbers"]

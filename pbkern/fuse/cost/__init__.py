@@ -1,1 +1,1 @@
-"""What the fuser asks a target about time, and what it knows of steps whatever they cost. Prices: targets/cpu/costs/."""
+"""Questions that the fuser asks a target about time, and facts of steps whatever they cost. Prices: targets/cpu/costs/."""

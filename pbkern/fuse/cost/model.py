@@ -15,7 +15,7 @@ from .sizes import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one step costs one program, and what kind of step it is: most attempts to join groups share their steps.
+    """Cost of one step for one program, and its kind: most attempts to join groups share their steps.
 
     Attributes:
       seconds, packing: all but that of copies for contractions, and that.
@@ -124,7 +124,7 @@ class CostModel(Protocol):
         """Peak of contractions in a dtype."""
 
     def far_bandwidth(self, size: int) -> float:
-        """Of reading an array of so many bytes for the first time in a kernel: small ones may have stayed in a cache."""
+        """Bandwidth of a kernel's first reading of so many bytes: small arrays may have stayed in a cache."""
 
     def rows_alias(self, stride: int) -> bool:
         """Whether reads of a row wait for writes to neighbouring rows, which are `stride` bytes apart."""
@@ -133,10 +133,10 @@ class CostModel(Protocol):
         """Operations per element of an equation's first result."""
 
     def scatter_cycles(self, eqn: Any) -> float:
-        """Of one core that combines all updates of a scatter one after the other."""
+        """Cycles of one core that combines all updates of a scatter one after the other."""
 
     def step_price(self, step: Step) -> Price:
-        """What a step costs one program."""
+        """Prices one step of one program."""
 
     def kernel_cost(
         self, requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int],

@@ -72,7 +72,7 @@ class HandWrittenKernel:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the fuser did. `str()` is the report: kernels, then what was not fused, then a count of what was.
+    """Report of the fuser's work. `str()` is the text: kernels, then what was not fused, then a count of what was.
 
     `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds them). With `verbose`, fusions
     are listed too, and what was refused at first and fused later.
@@ -101,7 +101,7 @@ class Explanation:
         return "\n".join(out)
 
     def with_times(self, seconds: Mapping[str, float]) -> Explanation:
-        """The same with measured times of kernels, by name."""
+        """Adds measured times of kernels, by name."""
         kernels = tuple(dataclasses.replace(k, measured=seconds.get(k.name, k.measured)) for k in self.kernels)
         return dataclasses.replace(self, kernels=kernels)
 

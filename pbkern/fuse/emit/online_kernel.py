@@ -26,7 +26,7 @@ from .group_kernel import emit_kernel
 
 def emit_online(name: str, grid: tuple[int, ...], requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks,
                 compiler_params: dict, aliases: tuple[tuple[int, int], ...]) -> Kernel:
-    """As `emit_kernel`, with the same operands and results."""
+    """Emits an online kernel, with the operands and results of `emit_kernel`."""
     plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
     kept = [Scratch(block_shape(a), _kept_type(v), scoped=True) for v, a in _reduced(blocks)]
     types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
@@ -197,7 +197,7 @@ def _value(requests: Requests, found: dict, atom, access: Access):
 
 
 def _sum(requests: Requests, found: dict, step: Step, dtype):
-    """What a chunk adds to a sum."""
+    """Returns what a chunk adds to a sum."""
     operands = [_value(requests, found, a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
     if step.eqn.primitive.name == "reduce_sum":
         return step.eqn.primitive.bind(_as(operands[0], dtype), **step.pull.params)

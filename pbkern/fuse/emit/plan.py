@@ -47,7 +47,7 @@ class Segment:
 
 @dataclass
 class Plan:
-    """What runs where. `jaxpr` names the values (PRNG keys: their words), `consts` are its array constants, `results` the types
+    """Order of what runs. `jaxpr` names the values (PRNG keys: their words), `consts` its array constants, `results` the types
     that the function returns. whole: the function as it was given, if XLA runs all of it.
     """
 

@@ -38,7 +38,7 @@ def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _times_read(closed: jex.ClosedJaxpr) -> Counter:
-    """How often equations and results read each value, at any depth."""
+    """Counts how often equations and results read each value, at any depth."""
     read = Counter(a for e in equations(closed.jaxpr) for a in e.invars if not isinstance(a, jex.Literal))
     bodies = [closed, *(inner for e in equations(closed.jaxpr) for inner in inner_jaxprs(e))]
     return read + Counter(a for c in bodies for a in c.jaxpr.outvars if not isinstance(a, jex.Literal))

@@ -9,7 +9,7 @@ from pbkern.fuse.simplify.driver import retrace
 
 
 def loops_as_one(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, whose while loops have scalar predicates."""
+    """Rewrites a function so that its while loops have scalar predicates."""
     return retrace(closed, {"while": _as_one}) if any(map(_is_batched, equations(closed.jaxpr))) else closed
 
 

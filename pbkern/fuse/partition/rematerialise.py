@@ -131,7 +131,7 @@ def _cone(v, makers: dict, indices: set) -> list | None:
 
 
 def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
-    """Those of `eqns` that `outputs` need, in order."""
+    """Equations of `eqns` that `outputs` need, in order."""
     return leading_to(sorted(eqns, key=lambda e: parts.order[id(e)]), outputs)
 
 

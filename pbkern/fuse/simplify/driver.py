@@ -72,7 +72,7 @@ def _branch_for(platform: str) -> Rewrite:
 
 
 def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
-    """The same function with equations rewritten: primitive name -> Rewrite."""
+    """Rewrites equations of a function: primitive name -> Rewrite."""
     avals = [_strong(v.aval) for v in closed.jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites))(*avals)
     return drop_dead(traced)

@@ -21,7 +21,7 @@ def _written(x):
 
 
 def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with equations for results that are literals."""
+    """Adds equations for results that are literals."""
     if not any(isinstance(a, jex.Literal) for a in closed.jaxpr.outvars):
         return closed
 
@@ -36,7 +36,7 @@ def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function, with equations for literals that enter control flow or hand-written kernels."""
+    """Adds equations for literals that enter control flow or hand-written kernels."""
     if not any(
         e.primitive.name in TAKE_BUFFERS and any(isinstance(a, jex.Literal) for a in e.invars)
         for e in closed.jaxpr.eqns

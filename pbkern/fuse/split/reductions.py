@@ -66,7 +66,7 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunks:
-    """How an operand is cut: along `axis` into chunks of `block` elements, for each index of the `outer` reduced dimensions
+    """Cut of an operand: along `axis` into chunks of `block` elements, for each index of the `outer` reduced dimensions
     before it.
     """
 
@@ -129,7 +129,7 @@ class ReductionStages:
         return noted | dict.fromkeys(REDUCERS, self.split) | dict.fromkeys(ARGS, self.split_arg)
 
     def runs_of(self, eqn) -> Chunks | None:
-        """How to cut a reduction's operand; None if it needs no second stage, and for other equations."""
+        """Chooses the cut of a reduction's operand; None if it needs no second stage, and for other equations."""
         name = eqn.primitive.name
         if name not in REDUCERS and name not in ARGS:
             return None

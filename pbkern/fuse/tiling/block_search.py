@@ -142,7 +142,7 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostMod
 
 
 def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
-    """What `schedule_at` gives for a group with the blocks that it had before it took in some of `eqns`, all that it has now.
+    """Schedules a group with the blocks that it had before it took in some of `eqns`, all that it has now, like `schedule_at`.
 
     If the new ones only make what the others read, only their part is computed. Raises NeedsWhole.
     """
@@ -164,7 +164,7 @@ def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: C
 
 
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
-    """The same with long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
+    """Schedules long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
     found = find(eqns, [v for v, _ in plain.outputs])
     runs = found and at(found, plain.outputs)
     cost = runs and machine.kernel_cost(plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated())

@@ -130,7 +130,7 @@ def _pass(
 def _run(
     online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, level, of_level: Access | None
 ) -> Run:
-    """What one chunk reads and computes."""
+    """Reads and computations of one chunk."""
     products = [_narrowed(e, access, columns, online.columns) for e, access in zip(sums, kept)]
     wanted = [(a, access) for s in products for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal)]
     requests = request(eqns, wanted)

@@ -105,14 +105,14 @@ def memoised_search(
 
 
 def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
-    """What `tall_blocks` finds."""
+    """Remembers results of `tall_blocks`."""
     outputs = [v for v, _ in found.outputs]
     return _once(("tall", found.online is None), eqns, outputs, lambda: tall_blocks(eqns, found, machine),
                  lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
 
 
 def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
-    """What `schedule_more` finds. Raises as that does."""
+    """Remembers results of `schedule_more`. Raises as that does."""
     outputs, accesses = zip(*found.outputs)
 
     def look(*_) -> Schedule | None:

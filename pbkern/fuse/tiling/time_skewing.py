@@ -201,13 +201,13 @@ def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
 
 
 def _wraps_once(wave: Wavefront) -> bool:
-    """With periodic borders, are reads beyond an edge at most one extent away?"""
+    """Tells whether reads beyond an edge are at most one extent away, with periodic borders."""
     dims = zip(wave.carries, wave.periodic[wave.counts[0] :])
     return all(max(wave.margins(v)[d]) <= v.aval.shape[d] for v, periodic in dims for d in periodic)
 
 
 def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[Wavefront, Cost]]:
-    """With rows for one core or for each, and as many steps as the cache has room for and neighbours may repeat."""
+    """Varies a wavefront: rows for one core or for each, and as many steps as the cache holds and neighbours may repeat."""
     row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
     room = int(NEAR_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
     for programs in dict.fromkeys((1, machine.cores)):

@@ -90,7 +90,7 @@ class _Windows:
 
 
 def with_periodic_halos(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same function with rolls for concatenations that wrap around."""
+    """Rewrites concatenations that wrap around as rolls."""
     windows = _Windows()
     return retrace(body, {"slice": windows.slice, "concatenate": windows.concatenate})
 

@@ -53,7 +53,7 @@ def grid_dimensions(kernel: Kernel, options: BuildOptions) -> tuple[GridDimensio
 
 
 def _shared_memory(kernel: Kernel, dim: int) -> str | None:
-    """What programs that differ along `dim` may hand to each other, or None."""
+    """Names what programs that differ along `dim` may hand to each other, or None."""
     for n, s in enumerate(kernel.scratch):
         if not s.scoped and dim >= restarting_dimension(kernel, n):
             return f"because scratch {n} is kept from program to program"

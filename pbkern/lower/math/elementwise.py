@@ -24,7 +24,7 @@ __all__ = ["RULES", "EqnInfo", "supports"]
 
 @dataclass(frozen=True, slots=True)
 class EqnInfo:
-    """What a rule may know of an equation besides its operands. `at` is the user's line."""
+    """Facts that a rule may know of an equation besides its operands. `at` is the user's line."""
 
     primitive: str
     params: dict

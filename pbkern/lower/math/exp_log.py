@@ -19,7 +19,7 @@ from .horner import fit
 
 
 class Format(NamedTuple):
-    """What the algorithms need to know of an element type."""
+    """Figures of an element type that the algorithms need."""
 
     int_el: str
     mantissa: int  # stored bits
@@ -239,7 +239,7 @@ def _log_specials(b: Builder, x: Value, y: Value) -> Value:
 
 
 def log_split(b: Builder, x: Value) -> tuple[Value, Value]:
-    """As `_log_split`, k as a float and x possibly subnormal."""
+    """Splits like `_log_split`, k as a float and x possibly subnormal."""
     f = FORMATS[x.el]
     up = f.mantissa + 1
     small = b.cmp("lt", x, b.c(f.tiny, x.el))

@@ -94,7 +94,7 @@ def upper_half(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> Value:
 
 
 def _upper_half_pairs(whole: Arithmetic, x: Value, y: Value) -> Value:
-    """Of unsigned 32-bit lanes: the products of even and of odd ones, which one instruction multiplies to 64 bits each."""
+    """Multiplies unsigned 32-bit lanes: even ones and odd ones, which one instruction multiplies to 64 bits each."""
     lanes = x.lanes
     b = whole.with_lanes(lanes // 2)
     x, y = (v._replace(name=b.emit(f"vector.bitcast {v.name} : {v.type} to vector<{b.lanes}xi64>"), el="i64", lanes=b.lanes)

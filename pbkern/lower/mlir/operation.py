@@ -114,7 +114,7 @@ class Operation:
                 yield from op.walk()
 
     def mapped(self, change: Callable[[Operation], str]) -> Operation:
-        """With other texts, also within: `change` sees operations in the order of the text."""
+        """Changes texts, also within: `change` sees operations in the order of the text."""
         text = change(self)
         regions = tuple(Region([op.mapped(change) for op in r.operations], r.word) for r in self.regions)
         return Operation(text, regions)
@@ -136,7 +136,7 @@ def lines(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def replaced(operations: Iterable[Operation], by: Callable[[Operation], list[Operation] | None]) -> list[Operation]:
-    """With others in place of those for which `by` returns some, also within regions."""
+    """Puts other operations in place of those for which `by` returns some, also within regions."""
     found: list[Operation] = []
     for op in operations:
         others = by(op)

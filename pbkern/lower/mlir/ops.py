@@ -33,7 +33,7 @@ _REGIONS = itertools.count()  # names in nested regions must differ from every n
 
 @dataclass
 class Known:
-    """What is known of a function's values, by name.
+    """Facts that are known of a function's values, by name.
 
     numbers: of constants.
     narrow: the 16-bit float that a wider value equals.
@@ -408,7 +408,7 @@ class Builder:
         return self.same("math.ctlz", x)
 
     def bitcast(self, x: Value, el: str) -> Value:
-        """The same bits as another type of equal width."""
+        """Takes the bits as another type of equal width."""
         if mlir_type(el) == mlir_type(x.el):
             return x if el == x.el else x._replace(el=el)
         return self.cast("arith.bitcast", x, el)

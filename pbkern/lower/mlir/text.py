@@ -169,7 +169,7 @@ class Text:
         return made
 
     def unrolled(self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]) -> list[Ssa]:
-        """The same without a loop: one copy of the body after the other."""
+        """Writes a loop out: one copy of the body after the other."""
         for at in range(low, high, step):
             carried = self.loop(block, symbol, at, min(at + step, high), step, fill, carried)
         return carried

@@ -1,4 +1,4 @@
-"""What operations are on: an SSA name with its type."""
+"""Operands of operations: an SSA name with its type."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def apart(index: Index, dims: Mapping[str, int], other: Index, other_dims: Mappi
 
 
 def _range(i: Affine, dims: Mapping[str, int]) -> tuple[Affine, int, int]:
-    """What does not depend on the dimensions, and the (smallest, largest) rest."""
+    """Splits an index into what does not depend on the dimensions, and the (smallest, largest) rest."""
     inner = Affine(tuple((s, c) for s, c in i.terms if s in dims), i.const)
     return i - inner, *inner.bounds(lambda s: dims[s])
 

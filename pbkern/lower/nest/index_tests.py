@@ -324,7 +324,7 @@ def _carries_between_points(n: Nest) -> bool:
 
 
 def _boundaries(n: Nest, d: str, cut_bytes: int) -> list[int]:
-    """Where tests on `d` alone change, if few."""
+    """Places where tests on `d` alone change, if few."""
     cuts: set[int] = set()
     for e in n.nodes():
         if e.kind == "range" and e.symbols == {d} and abs(e.info[0].coefficient(d)) == 1:

@@ -76,7 +76,7 @@ def _operation(r: Reduction) -> tuple[np.ufunc, np.dtype]:
 
 
 def _sum_of_products(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """By einsum: the products take no memory."""
+    """Sums products by einsum: the products take no memory."""
     dtype = np.dtype(np.float64) if r.dtype.kind not in "iub" else r.dtype
     operands: list = []
     seen: set[int] = set()

@@ -135,7 +135,7 @@ def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
 
 
 def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
-    """How many loads of the second nest are of what the first one loads or stores at the same point."""
+    """Counts loads of the second nest that are of what the first one loads or stores at the same point."""
     units = {d: Affine() for nest in (first, second) for d, n in nest.dims.items() if n == 1}
     renamed = units | {theirs: Affine.symbol(mine) for mine, theirs in pairs}
 

@@ -20,7 +20,7 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _number_dtype(dtype: np.dtype) -> np.dtype:
-    """Of a contraction with results of this dtype: whether any product of booleans is true follows from how many are."""
+    """Type of a contraction with results of this dtype: whether any product of booleans is true follows from how many are."""
     return np.dtype(np.int32) if dtype.kind == "b" else dtype
 
 

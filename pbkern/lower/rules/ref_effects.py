@@ -30,7 +30,7 @@ SHORTEST_RUN = 4
 
 @dataclass
 class _Place:
-    """Where an access goes: index of the value -> index of the Ref.
+    """Place of an access: index of the value -> index of the Ref.
 
     Of the axes with index arrays, `runs` have affine ones, which are a position like any other; `gathers` the others.
     """

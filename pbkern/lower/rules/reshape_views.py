@@ -23,7 +23,7 @@ class _Merge:
 
 
 def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored | None:
-    """The same elements under another shape, where they are; None if they are scattered, scratch, or may be outside."""
+    """Gives stored elements another shape, where they are; None if they are scattered, scratch, or may be outside."""
     if stored.guard or stored.buf.root.arena or 0 in shape:
         return None
     names = [f"@{d}" for d in range(len(stored.shape))]

@@ -122,7 +122,7 @@ class _Windows:
         return math.prod(n for _, n in self.dims.values()) == 1 and self.b.pull(v, self.index_of(v, at)).kind == "op"
 
     def index_of(self, v: Value, at: dict[int, Affine]) -> Index:
-        """Where an update's elements are in an index column or in the updates; of windows, the first one."""
+        """Index of an update's elements in an index column or in the updates; of windows, the first one."""
         return tuple(at.get(d, ZERO) for d in range(len(v.shape))) if v is self.updates else tuple(at.values())
 
     def in_strips(self, d: int, made: list[Value]) -> list[Stmt]:

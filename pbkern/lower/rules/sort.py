@@ -46,7 +46,7 @@ def sorted_values(b, eqn, ins: list[Value], first: int) -> list[Value]:
 
 
 def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
-    """How many elements of each sorted line are read, from the first on: all, unless there are only slices of the results."""
+    """Counts the first elements of each sorted line that are read: all, unless there are only slices of the results."""
     axis = eqn.params["dimension"]
     length = eqn.outvars[0].aval.shape[axis]
     results = set(eqn.outvars)

@@ -258,5 +258,5 @@ def _gather(builder, eqn, ins):
 
 
 def _in_memory(builder, v: Value) -> Value:
-    """The same value, in memory from here on."""
+    """Stores a value in memory, where it is from here on."""
     return builder.new(Opaque(v.shape, v.dtype, (v,), lambda b, stored: stored))

@@ -45,7 +45,7 @@ class AffineArray:
         return self.value.substitute(places.get)
 
     def evaluated(self, builder) -> AffineArray:
-        """The same, with its scalars evaluated here."""
+        """Evaluates the scalars here."""
         symbols = {name: builder.index_symbol(v) for name, v in self.scalars.items()}
         return AffineArray(self.value.substitute(symbols.get), {}, self.bounds)
 
@@ -75,7 +75,7 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
 
 
 def row_steps(builder, v: Value) -> Steps:
-    """How an index array moves along its last dimension."""
+    """Describes how an index array moves along its last dimension."""
     v = builder.resolve(v)
     if not isinstance(v, Lazy) or not v.shape or v.dtype.kind not in "iu":
         return UNKNOWN

@@ -33,7 +33,7 @@ UNKNOWN = Steps(None)
 
 
 def steps_along(e: Expr, dim: str) -> Steps:
-    """How an expression moves along a dimension."""
+    """Describes how an expression moves along a dimension."""
     return _Along(dim)(e)
 
 
@@ -65,7 +65,7 @@ class _Along:
         return _together(found, parts, e if e.info.primitive in ("max", "min", "rem") else None)
 
     def _chosen(self, e: Expr, cases: list[Steps]) -> Steps:
-        """Of a choice between cases that move alike, by a comparison or by what does not move."""
+        """Steps of a choice between cases that move alike, by a comparison or by what does not move."""
         test, step = e.args[0], cases[0].step
         if any(c.step != step for c in cases):
             return UNKNOWN
@@ -81,7 +81,7 @@ class _Along:
 
 
 def _together(step: int | None, parts: list[Steps], bend: Expr | None = None, choice: tuple[Expr, ...] = ()) -> Steps:
-    """Of an operation on what moves like `parts`, which may bend itself."""
+    """Joins the steps of an operation's `parts`, which may bend itself."""
     bends = frozenset().union(*(p.bends for p in parts))
     if step is None or len(bends) > 1:
         return UNKNOWN
@@ -90,7 +90,7 @@ def _together(step: int | None, parts: list[Steps], bend: Expr | None = None, ch
 
 
 def _loaded(e: Expr, dim: str) -> Steps:
-    """Of a load from a buffer whose elements are known to move regularly."""
+    """Steps of a load from a buffer whose elements are known to move regularly."""
     buf, index, _ = e.info
     if buf.step is None or any(dim in i.symbols for i in index[:-1]):
         return UNKNOWN

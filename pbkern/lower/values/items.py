@@ -1,4 +1,4 @@
-"""What a region's equations leave to be stated, in program order: values, scalars, stores and control flow.
+"""Items that a region's equations leave to be stated, in program order: values, scalars, stores and control flow.
 
 `lower/build.py` collects them, decides which values go to memory, and then makes statements of them one after the other. Refs
 are views of the buffers that items store to.

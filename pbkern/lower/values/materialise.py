@@ -87,7 +87,7 @@ class _Decision:
         return found
 
     def _largest_height(self, v: Lazy) -> int:
-        """How tall the expression of a value may get, which others continue."""
+        """Largest height of the expression of a value that others continue."""
         small = math.prod(v.shape) < SMALL and not v.index_only
         return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
 
@@ -237,7 +237,7 @@ class _Decision:
         return root in self.products and bool(self.roots[root])
 
     def _reuse(self, root, ix) -> int:
-        """How many points of the root's space read one element."""
+        """Counts the points of the root's space that read one element."""
         used = frozenset().union(*(i.symbols for i in ix)) if ix else frozenset()
         return math.prod(n for d, n in self.roots[root].items() if d not in used)
 
@@ -290,7 +290,7 @@ def _is_free(v: Value) -> bool:
 
 
 def _count(v: Value, most: int) -> int:
-    """How many values `v` is made of; stops counting soon after `most`. One that costs anything is too many."""
+    """Counts the values that `v` is made of; stops soon after `most`. One that costs anything is too many."""
     count, left = 0, [v]
     while left and count <= most:
         v = left.pop()

@@ -18,7 +18,7 @@ from .values import Contract, Index, Opaque, Stored, Value, dims_index
 
 
 def _whereabouts(buf: Buf, index: Index) -> tuple:
-    """Where an element is stored. A result that shares an operand's array is another Buf with the same root."""
+    """Place where an element is stored. A result that shares an operand's array is another Buf with the same root."""
     return buf.root, buf.shape, buf.dtype, index
 
 

@@ -10,7 +10,7 @@ from pbkern.targets.simt.device import Amd, kind_of_name
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """What code is made for.
+    """Kind of device that code is made for.
 
     Attributes:
       architecture: as LLVM calls it.

@@ -36,7 +36,7 @@ ICELAKE = FURTHER[:6]
 
 @dataclass(frozen=True)
 class Device:
-    """What a library is made for.
+    """Processor that a library is made for.
 
     Attributes:
       name: as the option `device` says it, without the system.
@@ -64,7 +64,7 @@ class Device:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """What a library asks the processor for before it runs: on macOS, every Arm processor has what these devices need."""
+        """Instruction sets that a library asks for first: on macOS, every Arm processor has what these devices need."""
         return () if self.system == "macos" and not self.is_x86 else self.needs
 
     @property

@@ -1,4 +1,4 @@
-"""How lines are sorted that are too long for registers: digits of their keys, cycles, and scratch beside the operands."""
+"""Sorts of lines that are too long for registers: digits of their keys, cycles, and scratch beside the operands."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CANDIDATES, FEWEST_CANDIDATES = 4, 64
 
 
 def head_length(length: int, first: int) -> int | None:
-    """How many candidates for the `first` elements of a sorted line are sorted together; None: all of the line's elements."""
+    """Number of candidates for the `first` elements of a sorted line that are sorted together; None: all elements."""
     head = max(CANDIDATES * first, FEWEST_CANDIDATES)
     return head if 0 < first and 2 * head <= length else None
 
@@ -79,7 +79,7 @@ def first_cycles(length: int, first: int, dtypes, keys: int) -> float:
 
 
 def word_dtype(dtype) -> np.dtype:
-    """Of the integers that stand for keys."""
+    """Type of the integers that stand for keys."""
     return np.dtype(f"uint{word_bits(key_bits(dtype))}")
 
 

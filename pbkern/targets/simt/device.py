@@ -103,7 +103,7 @@ class Amd:
         return ('llvm.fence syncscope("workgroup") release', "rocdl.s.barrier", 'llvm.fence syncscope("workgroup") acquire')
 
     def exchange(self, put: Put, value: str, distance: int) -> str:
-        """By ds_bpermute, which takes places in bytes, of 4 for each thread of the warp."""
+        """Exchanges by ds_bpermute, which takes places in bytes, of 4 for each thread of the warp."""
         lane = put(f"arith.andi {self.thread(put)}, {put(f'arith.constant {self.warp - 1} : i32')} : i32")
         other = put(f"arith.xori {lane}, {put(f'arith.constant {distance} : i32')} : i32")
         place = put(f"arith.shli {other}, {put('arith.constant 2 : i32')} : i32")
@@ -114,7 +114,7 @@ NVIDIA = Nvidia()
 
 
 class DeviceKind(Protocol):
-    """What code is made for.
+    """Kind of device that code is made for.
 
     Attributes:
       architecture: as compilers call it. device: the vendor's code. shared_bytes: most shared memory of a block.

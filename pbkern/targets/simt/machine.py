@@ -1,4 +1,4 @@
-"""What the cost model takes of all GPUs alike."""
+"""Figures that the cost model takes of all GPUs alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 2e-7
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one device.
+    """Figures of one device.
 
     Attributes:
       multiprocessors: streaming multiprocessors, compute units. flops: float32 per second, without tensor cores.

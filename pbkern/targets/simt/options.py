@@ -17,7 +17,7 @@ SHORT_LINE = 32
 
 @dataclass(frozen=True)
 class MergeScratch:
-    """What simt/emit/sorts.py finds beside the operands: a second line of each, into which runs are merged."""
+    """Scratch of simt/emit/sorts.py beside the operands: a second line of each, into which runs are merged."""
 
     def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
         return [((length,), np.dtype(d)) for d in dtypes] if length > SHORT_LINE else []

@@ -1,4 +1,4 @@
-"""What the targets of all GPU vendors have in common: HostProgram -> code of its kernels, launched by a driver."""
+"""Target code that all GPU vendors share: HostProgram -> code of its kernels, launched by a driver."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class ThreadTarget(abc.ABC):
         return compiled
 
     def _code(self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend) -> Code:
-        """What this process or the disk has, else what is made now."""
+        """Finds what this process or the disk has, else makes the code now."""
         key = kept_code.key(kernel, name, options, backend.kind)
         if fallback.is_failing():
             return self._lowered(kernel, options, name, backend)

@@ -26,7 +26,7 @@ def _has_size(index) -> bool:
 
 
 class DynamicSlices:
-    """What `is_dynamic` transforms take of a Ref.
+    """Part of a Ref that `is_dynamic` transforms take.
 
     dims: the view's dimensions, one entry each: its index in the last transform if its size is a value, else None.
     """
@@ -45,7 +45,7 @@ class DynamicSlices:
         return self._last.indices[self._place(dim)]
 
     def most(self, dim: int) -> int:
-        """How many elements of the view's dimension there can be."""
+        """Most elements that the view's dimension can have."""
         return -(-self._last.shape[self._place(dim)] // self._index(dim).stride)
 
     def count(self, dim: int):

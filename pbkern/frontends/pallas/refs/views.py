@@ -85,7 +85,7 @@ class View:
             bind_access(_jax.REF_PRIMITIVES["addupdate"], self.ref_shape, [self.ref, self._back(value)], self.indices)
 
     def masked_load(self, mask, other):
-        """What the mask chooses, else `other`. Slices stay where they are: what is outside is anything."""
+        """Returns what the mask chooses, else `other`. Slices stay where they are: what is outside is anything."""
         other = in_body(other)
         if self.rest:
             value = apply_all(self._whole(), self.dtype, self.rest, fixed=True)
@@ -150,11 +150,11 @@ class View:
         return lax.reshape(old, shape)
 
     def _gathered(self) -> View:
-        """The same elements, each named by array indices alone."""
+        """Returns a view of the elements, each named by array indices alone."""
         return self._places(fixed=False)[0]
 
     def _gathered_inside(self) -> tuple[View, jax.Array]:
-        """The same with slices that stay where they are, and which elements are inside."""
+        """Returns such a view with slices that stay where they are, and which elements are inside."""
         return self._places(fixed=True)
 
     def _places(self, fixed: bool) -> tuple[View, jax.Array]:
@@ -185,12 +185,12 @@ class View:
         return tuple(sizes if self.perm is None else (sizes[p] for p in self.perm))
 
     def _out(self, value):
-        """What the body sees of elements read."""
+        """Converts elements read to what the body sees."""
         value = decode(value, self.dtype) if is_narrow_float(self.dtype) else lax.convert_element_type(value, self.dtype)
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
-        """What the Ref holds of a value of the body."""
+        """Converts a value of the body to what the Ref holds."""
         held = _jax.ref_type(jax.typeof(self.ref))[1]
         if is_narrow_float(self.dtype) and value.dtype != np.uint8 and value.dtype != bool:
             value = encode(lax.convert_element_type(value, np.float32), self.dtype)

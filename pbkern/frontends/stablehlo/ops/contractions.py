@@ -17,7 +17,7 @@ def _precision(op):
 
 @rule("stablehlo.dot")
 def dot(op, x, y):
-    """Of vectors and matrices."""
+    """Multiplies vectors and matrices."""
     dims = (((x.ndim - 1,), (0,)), ((), ()))
     return lax.dot_general(x, y, dims, precision=_precision(op), preferred_element_type=op.dtype)
 

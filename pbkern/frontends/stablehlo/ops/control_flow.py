@@ -13,7 +13,7 @@ from ..table import RULES, rule
 
 @rule("stablehlo.while")
 def while_(op: Operation, *given):
-    """What a loop hands on as it got it is no carry; a loop that counts runs a known number of times."""
+    """Imports a loop; what it hands on as it got it is no carry; one that counts runs a known number of times."""
     body, test = op.block(1), op.block(0)
     last = [o.operation for o in body.operations][-1]
     kept = [k for k, v in enumerate(last.operands) if v != body.arguments[k]]

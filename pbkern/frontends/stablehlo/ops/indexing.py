@@ -87,6 +87,6 @@ def torch_index_select(op, x, indices):
 
 @rule("stablehlo.real_dynamic_slice")
 def real_dynamic_slice(op, x, starts, limits, strides):
-    """Of results of known size."""
+    """Takes a slice of known size."""
     places = tuple(starts[k] + jnp.arange(n) * strides[k] for k, n in enumerate(op.shape))
     return x[jnp.ix_(*places)] if places else x

@@ -146,7 +146,7 @@ def _selects_extremes(op):
 
 
 def _direction(block) -> str | None:
-    """Of a region that compares its two arguments in order, the first with the second."""
+    """Recognises a region that compares its two arguments in order, the first with the second."""
     compare, *rest = [o.operation for o in block.operations]
     if compare.name != "stablehlo.compare" or len(rest) != 1 or list(compare.operands) != list(block.arguments):
         return None

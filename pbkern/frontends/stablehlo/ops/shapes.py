@@ -79,5 +79,5 @@ def get_dimension_size(op, x):
 
 @rule("stablehlo.set_dimension_size")
 def set_dimension_size(op, x, size):
-    """Of types of known size: the size that the dimension has."""
+    """Accepts types of known size: the size that the dimension has."""
     return x

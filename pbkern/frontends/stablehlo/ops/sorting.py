@@ -14,7 +14,7 @@ from .elementwise import in_total_order
 
 @rule("stablehlo.sort")
 def sort(op: Operation, *xs):
-    """By the order that the comparator means."""
+    """Sorts by the order that the comparator means."""
     keys = sort_order(op.block(0))
     assert keys is not None
     dim = op.integer("dimension") % xs[0].ndim
@@ -53,7 +53,7 @@ def _order_is_known(op):
 
 @rule("chlo.top_k", "mhlo.topk")
 def top_k(op: Operation, x):
-    """Of the last dimension."""
+    """Takes the largest of the last dimension."""
     return lax.top_k(x, op.integer("k"))
 
 

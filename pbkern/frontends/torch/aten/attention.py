@@ -18,7 +18,7 @@ ROWS, PARTS = 128, 4
 
 
 def _scores(q, k, causal, mask, scale, first=0):
-    """Of queries [..., m, d], from number `first` on, and keys [..., n, d], in float32 for shorter types: [..., m, n]."""
+    """Scores [..., m, n] of queries [..., m, d], from number `first` on, and keys [..., n, d], in float32 for shorter types."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     wide = jnp.promote_types(q.dtype, np.float32)
     scores = jnp.matmul(q, jnp.swapaxes(k, -1, -2), preferred_element_type=wide) * np.asarray(scale, wide)

@@ -61,7 +61,7 @@ op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))
 
 @op("aten::sign", "aten::sgn", "prims::sign")
 def sign(call, x):
-    """Of NaN: 0; of a complex number: its direction."""
+    """Returns 0 for NaN, and the direction of a complex number."""
     if jnp.iscomplexobj(x):
         size = jnp.abs(x)
         return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
@@ -84,7 +84,7 @@ def logaddexp(call, x, y):
 
 @op("aten::angle")
 def angle(call, x):
-    """Of a real number: of -0.0 it is 0, of NaN it is NaN."""
+    """Returns the angle; of the real numbers -0.0 and NaN it is 0 and NaN."""
     return jnp.angle(x) if jnp.iscomplexobj(x) else jnp.where(jnp.isnan(x), x, jnp.where(x < 0, np.pi, 0))
 
 
@@ -138,7 +138,7 @@ def _divided(call, x, y):
 
 
 def _floor_divided(x, y):
-    """Of floats: exact where x is a multiple of y, and infinities and zeros as Torch has them."""
+    """Divides floats: exact where x is a multiple of y, and infinities and zeros as Torch has them."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.floor_divide(x, y)
     x, y = jnp.broadcast_arrays(x, y)
@@ -153,7 +153,7 @@ def _floor_divided(x, y):
 
 @op("prims::div")
 def prims_div(call, x, y):
-    """Of integers: rounds towards zero."""
+    """Divides; integers are rounded towards zero."""
     return div(call, x, y, "trunc" if call.dtype.kind in "iu" else None)
 
 

@@ -86,7 +86,7 @@ def _addable(x):
 
 
 def _unit(name: str, dtype):
-    """What a reduction leaves as it is."""
+    """Returns what a reduction leaves as it is."""
     if name in ("sum", "mean"):
         return 0
     if name == "prod":
@@ -187,7 +187,7 @@ def bucketize(call, x, edges, out_int32, right):
 
 @op("aten::searchsorted")
 def searchsorted(call, edges, x, out_int32, right, side, sorter):
-    """Of one sorted sequence."""
+    """Searches one sorted sequence."""
     if edges.ndim != 1 or sorter is not None:
         raise UnsupportedOp("searchsorted of several sequences is not compiled", why=f"boundaries of shape {edges.shape}")
     return jnp.searchsorted(edges, x, side="right" if right or side == "right" else "left")

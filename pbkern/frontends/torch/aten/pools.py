@@ -44,7 +44,7 @@ def _max_pool(x, n, kernel, stride, padding, dilation, ceil):
 
 
 def _max_places(x, n, kernel, stride, padding, dilation, ceil):
-    """Where in the flat plane the greatest element of each window is: the first of equal ones, the last NaN."""
+    """Places in the flat plane of each window's greatest element: the first of equal ones, the last NaN."""
     window, strides, spread, pads = _windows(x, n, kernel, stride, padding, dilation, ceil)
     plane = int(np.prod(x.shape[-n:]))
     places = jnp.broadcast_to(jnp.arange(plane).reshape(x.shape[-n:]), x.shape)

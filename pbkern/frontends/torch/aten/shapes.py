@@ -177,7 +177,7 @@ def unfold(call, x, dim, size, step):
 
 
 def _places(size, stride, offset) -> np.ndarray:
-    """Where elements of a strided view are in memory."""
+    """Places of a strided view's elements in memory."""
     at = np.full((), offset or 0, np.int64)
     for n, s in zip(size, stride):
         at = at[..., None] + np.arange(n) * s
@@ -191,7 +191,7 @@ def _check_dense(call) -> None:
 
 @op("aten::as_strided")
 def as_strided(call, x, size, stride, storage_offset):
-    """Of a tensor whose elements lie one after the other."""
+    """Makes a strided view of a tensor whose elements lie one after the other."""
     _check_dense(call)
     at = _places(size, stride, storage_offset)
     if at.size == x.size and (at.ravel() == np.arange(x.size)).all():

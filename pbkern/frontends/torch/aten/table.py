@@ -27,7 +27,7 @@ from pbkern.core.rules import RuleTable
 
 @dataclass
 class Call:
-    """What a rule may know of one call of an operator.
+    """Facts that a rule may know of one call of an operator.
 
     Attributes:
       name: of the operator.
@@ -52,7 +52,7 @@ class Call:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the first result."""
+        """Type of the first result."""
         assert self.dtypes[0] is not None
         return self.dtypes[0]
 

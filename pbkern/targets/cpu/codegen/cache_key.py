@@ -1,4 +1,4 @@
-"""What the machine code of a program depends on, as a key: equal for programs with equal code, in any process.
+"""Key of what a program's machine code depends on: equal for programs with equal code, in any process.
 
 The key is made of kernels, before anything is lowered: a hit costs neither lowering nor MLIR. It names the program's
 steps, each kernel's blocks and body, the options and threads that lowering bakes in, and the environment: pbkern's own
@@ -56,7 +56,7 @@ def sources(package: pathlib.Path = PACKAGE) -> str:
 
 
 def processor() -> tuple:
-    """What tells LLVM which instructions there are: the model, and the flags that the system admits."""
+    """Facts that tell LLVM which instructions there are: the model, and the flags that the system admits."""
     text = machine.cpuinfo()
     model = tuple(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", text, re.MULTILINE)[:3])
     return model, tuple(sorted(machine.cpu_flags(text)))

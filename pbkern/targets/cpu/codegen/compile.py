@@ -103,7 +103,7 @@ class Compiled:
 
     @functools.cached_property
     def no_memory(self) -> Any:
-        """What is told where there is no memory for the arena: a buffer of characters, which the code points to."""
+        """Text for a call that gets no memory for the arena: a buffer of characters, which the code points to."""
         return ctypes.create_string_buffer(memory_message(self.program, self.code.arena_bytes).encode())
 
     @functools.cached_property

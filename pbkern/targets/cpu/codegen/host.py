@@ -242,7 +242,7 @@ class HostText:
 
 
 def argument_types(lowered: LoweredKernel) -> list[str]:
-    """Of operands and copies, the scratch memory, and the first program and the one after the last."""
+    """Types of operands and copies, the scratch memory, and the first program and the one after the last."""
     return ["!llvm.ptr"] * (lowered.operand_count + len(lowered.copies) + 1) + ["i64", "i64"]
 
 

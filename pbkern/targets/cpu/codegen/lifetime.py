@@ -1,4 +1,4 @@
-"""How long a program's machine code stays in memory: while Python, or an executable of XLA's, may still call it.
+"""Lifetime of a program's machine code: it stays while Python, or an executable of XLA's, may still call it.
 
 XLA keeps the addresses of handlers, and executables outlive the functions they were made of. So each of them counts: when XLA
 makes an executable it calls the program's @pbk_instantiate, which adds one to a number in the program's own memory, and when
@@ -85,7 +85,7 @@ def sweep() -> None:
 
 
 def executables(image: Image) -> int:
-    """How many of XLA's executables may call the code."""
+    """Counts XLA's executables that may call the code."""
     return ctypes.c_int64.from_address(image.address("pbk_held")).value
 
 

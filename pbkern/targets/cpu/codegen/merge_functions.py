@@ -20,7 +20,7 @@ INDEX = re.compile(r"arith\.constant (-?\d+) : index")
 
 @dataclass(frozen=True)
 class Form:
-    """What a piece has in common with its copies, and what is its own.
+    """Parts of a piece that its copies have as well, and those of its own.
 
     common: its text, with names by order of appearance. places: its index constants that may differ, in order.
     views: its scratch buffers, in order.
@@ -80,7 +80,7 @@ def _has_places(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class Differences:
-    """What copies are passed, by name of the argument: for numbers of places, and for the first copy's scratch buffers.
+    """Arguments that copies are passed, by name: for numbers of places, and for the first copy's scratch buffers.
 
     values: of the arguments, in each copy.
     """
@@ -103,7 +103,7 @@ class Differences:
 
 
 def differences(copies: list[Form], offsets: Mapping[str, int]) -> Differences:
-    """Where copies differ. Places that always have one value together are one argument. offsets: of scratch buffers."""
+    """Finds where copies differ. Places that always have one value together are one argument. offsets: of scratch buffers."""
     arguments: dict[tuple[int, ...], str] = {}
 
     def argument(values: tuple[int, ...]) -> str:

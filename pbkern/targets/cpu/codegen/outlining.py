@@ -85,7 +85,7 @@ class Outliner:
         self.calls: dict[str, list[Operation]] = {}  # of pieces, as blocks hold them -> of functions
 
     def outline(self, block: Block, runs: list[list[Segment]], buffers: Callable[[], Mapping[str, str]]) -> bool:
-        """Where segments are long together, puts calls in their place: of scalar loops, repeated and long ones.
+        """Puts calls in the place of segments that are long together: of scalar loops, repeated and long ones.
 
         Index arithmetic between the segments of a run goes before them. buffers(): types of scratch buffers.
         Returns whether it did so.

@@ -30,7 +30,7 @@ UNBALANCED = 0.05
 
 
 def far_bandwidth(size: int, machine: Machine) -> float:
-    """Where an array comes from: L3 while it is small enough to have stayed there."""
+    """Bandwidth of an array's place: L3 while it is small enough to have stayed there."""
     return machine.l3_bandwidth if size <= machine.l3_bytes // 4 else machine.dram_bandwidth
 
 

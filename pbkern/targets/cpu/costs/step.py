@@ -1,4 +1,4 @@
-"""What one step of one program costs on one core of a CPU: formulas."""
+"""Costs of one step of one program on one core of a CPU: formulas."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Accumulators(HorizontalReductions, Cumulative):
     def _accumulate_in_memory(
         self, w: Walk, block: Block, loop: tuple[str, int, int, int], trips: int, run: int, fill, accs: list[Ssa]
     ) -> list[Ssa]:
-        """The same with the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
+        """Keeps the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
         d, low, _, step = loop
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
@@ -122,7 +122,7 @@ class Accumulators(HorizontalReductions, Cumulative):
     def _accumulate_exactly(
         self, w: Walk, block: Block, loop: tuple[str, int, int, int], run: int, fill, accs: list[Ssa]
     ) -> list[Ssa]:
-        """The same of a row, in runs of `run` trips; what is lost where they are joined is added at the end.
+        """Sums a row in runs of `run` trips; what is lost where they are joined is added at the end.
 
         A step's vectors beside each other are added to one another first: runs have fewer trips for as many additions.
         """
@@ -210,7 +210,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         return [a for r in w.nest.reductions for a in self._identity(b, r)]
 
     def _identity(self, b: Builder, r: Reduction) -> list[Ssa]:
-        """What the accumulators of a reduction start with."""
+        """Values that the accumulators of a reduction start with."""
         if r.op in ("argmax", "argmin"):
             value = r.args[0].dtype
             return [b.c(IDENTITY[r.op](value), compute_el(value)), b.c(np.iinfo(r.dtype).max, compute_el(r.dtype))]

@@ -1,4 +1,4 @@
-"""Where a nest's accesses are: addresses of points, and masks of lanes and bounds."""
+"""Places of a nest's accesses: addresses of points, and masks of lanes and bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tail:
     start: int = 0
 
     def of(self, p: Point, vector: str | None) -> Tail | None:
-        """What of it a point of the register tile has: all vectors of a step but the last are whole."""
+        """Part of the tail that a point of the register tile has: all vectors of a step but the last are whole."""
         return self if p.get(vector or "", 0) >= self.start else None
 
 
@@ -57,12 +57,12 @@ class Walk:
         return any(e.info[0].root in self.written for e in self.nest.loads())
 
     def reach(self, dim: str) -> int:
-        """How far from the nest's points values are taken, and computed in vain."""
+        """Distance from the nest's points at which values are taken, and computed in vain."""
         furthest = max((r.get(dim, 0) for r in self.reaches.values()), default=0)
         return furthest + 2 * self.sched.lanes if furthest and dim == self.sched.vector else furthest
 
     def live_lanes(self, load: Expr, p: Point) -> int:
-        """How many elements from a load's place on are there to be read, in a step at a constant place."""
+        """Counts the elements from a load's place on that are there to be read, in a step at a constant place."""
         vector = self.sched.along
         assert self.first is not None
         end = self.nest.dims[vector] + self.reaches.get(id(load), {}).get(vector, 0)

@@ -1,4 +1,4 @@
-"""What is done with the sums of a register tile: a loop over its rows, where that is long.
+"""Epilogue of a register tile's sums: a loop over its rows, where that is long.
 
     sums of 7 x 4 vectors; 28 times exp, ..., store
     ->  sums of 7 x 4 vectors, kept on the stack; for each of 7 rows: 4 times exp, ..., store
@@ -89,7 +89,7 @@ class Epilogues(Accumulators):
 
 
 def _cost_of_point(nest: Nest, apart: set[str]) -> float:
-    """Of what is computed for each sum by itself: of it, or of values that differ along all dimensions of `apart`."""
+    """Cost of what is computed for each sum by itself: of it, or of values that differ along all dimensions of `apart`."""
     behind = nodes(e for x in nest.writes if not x.inner for e in (x.value, x.mask) if e is not None)
     own: dict[int, bool] = {}
     for e in behind:

@@ -88,7 +88,7 @@ class HorizontalReductions(Registers):
         return out
 
     def _permuted_together(self, block: Block, rows: list[list[Ssa]], join) -> list[Ssa]:
-        """As many vectors as each has lanes -> one, whose lane k has all of row k. `join` adds up accumulators."""
+        """Joins as many vectors as each has lanes to one, whose lane k has all of row k. `join` adds up accumulators."""
         lanes, done = rows[0][0].lanes, 1
         while done < lanes:
             low, high = butterfly_halves(lanes, done, BLOCK_BITS // BITS[rows[0][0].el])
@@ -181,7 +181,7 @@ def by_halves(parts: list, join):
 
 
 def lost_in(b: Builder, x: Ssa, y: Ssa, total: Ssa) -> Ssa:
-    """What rounding took from total = x + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
+    """Error of rounding total = x + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
     added = b.sub(total, x)
     return b.add(b.sub(x, b.sub(total, added)), b.sub(y, added))
 

@@ -263,7 +263,7 @@ class Loads(InterleavedLoads, Registers):
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
 
     def _row_steps(self, w: Walk, e: Expr) -> Steps | None:
-        """Of a gather whose place moves by one element along the vectors, unless bends show (lower/values/dynamic_strides.py);
+        """Steps of a gather whose place moves by one element along vectors, but for bends (lower/values/dynamic_strides.py);
         else None."""
         buf, index = e.info
         vector, args = w.sched.along, iter(e.args)

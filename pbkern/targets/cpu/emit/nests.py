@@ -143,7 +143,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         return dict(zip(carried, self.text.loop(block, vector, chunk.low, chunk.high, step, fill, start)))
 
     def _made_before(self, w: Walk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]) -> list[Ssa]:
-        """What the first step of a loop finds."""
+        """Values that the first step of a loop finds."""
         if not carried:
             return []
         before = Block(block)
@@ -204,7 +204,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         self._writes(w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True)
 
     def _horizontal_batch(self, w: Walk, block: Block, points: list[Point]) -> None:
-        """The same of a row in every lane of what is stored; a few rows at a time are added up in registers."""
+        """Reduces a row in every lane of what is stored; a few rows at a time are added up in registers."""
         width, lanes, rows = len(self._per_accumulator(w, bool)), w.sched.lanes, w.sched.batched_rows
         at_once = max((LONG_POINTS if is_long_point(w.nest) else lanes) // width, 1)
         accs: list[list[Ssa]] = []
@@ -267,7 +267,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         self._interleave_points(w, block, points, point)
 
     def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
-        """What a write stores, in the buffer's element type."""
+        """Value that a write stores, in the buffer's element type."""
         b = self.text.builder(block, lanes)
         return b.to_storage(self._wide(b, self._value(w, block, write.value, p, tail, accs), lanes), write.buf.dtype)
 

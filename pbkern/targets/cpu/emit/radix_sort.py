@@ -223,7 +223,7 @@ class _Line:
     # ------------------------------------------------------------------ results
 
     def _place_of(self, b: Block, at: str):
-        """Where the element that is in order at a place of scratch was before; not kept for the only pass over one key."""
+        """Place of scratch where the element that is in order was before; not kept for the only pass over one key."""
         assert self.places is not None
         return self._load(b, self.places, at)
 

@@ -50,7 +50,7 @@ class Row:
         return self.nest.dims[self.d]
 
     def places(self, at: Affine) -> dict[str, Affine]:
-        """What its dimensions are at one element."""
+        """Values of the nest's dimensions at one element."""
         return {d: at if d == self.d else Affine() for d in self.nest.dims}
 
     def itemsize(self) -> int:

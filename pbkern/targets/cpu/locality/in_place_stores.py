@@ -78,7 +78,7 @@ def _steps(w: Write) -> list:
 
 
 def _joined(makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]) -> list[Stmt] | None:
-    """The same with the largest maker in place: after the others, before the copies of what those made."""
+    """Joins the largest maker in place: after the others, before the copies of what those made."""
     placed = [p for n in makers if (p := _placed(n, copy)) is not None]
     if len(placed) < len(makers) or sum(map(_points, makers)) != _points(copy):
         return None
@@ -113,7 +113,7 @@ def _load(w: Write, pool: Pool) -> Expr:
 
 
 def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
-    """Where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
+    """Finds where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
     by_buffer = {w.value.info[0]: w for w in copy.writes}
     found: list[tuple[Buf, Place]] = []
     for w in maker.writes:
@@ -170,7 +170,7 @@ def _steps_along_axes(nest: Nest, w: Write, vector: str) -> bool:
 
 
 def _distance(e: Expr, w: Write) -> tuple[int, ...] | None:
-    """How far from what a point stores it loads, per axis."""
+    """Distance of a load from what its point stores, per axis."""
     if e.kind != "load" or e.info[0] is not w.buf or e.info[2]:
         return None
     apart_by = [mine - theirs for mine, theirs in zip(e.info[1], w.index)]
@@ -230,7 +230,7 @@ class _Row:
             waiting += [(a, place) for a in e.args for place in places]
 
     def _place(self, e: Expr, q: Point) -> tuple | None:
-        """Where it loads from, among the rows that this one walks and from where the step starts; None where beyond them."""
+        """Place of a load, among the rows that this one walks and from where the step starts; None where beyond them."""
         *rows, column = self.distances[id(e)]
         found = []
         for d, far in zip(self.walked_by[e.info[0]], rows):

@@ -67,7 +67,7 @@ class _Chooser:
         return [Let(name, self.context.clamped(all_hold, None)), If(name, [[nest], [plain]])]
 
     def tests(self, nest: Nest) -> list[Expr]:
-        """Those that move with the nest's points and with what is around it; none where a second copy is not worth it."""
+        """Tests that move with the nest's points and with what is around it; none where a second copy is not worth it."""
         if nest.ordered or math.prod(nest.dims.values()) < MIN_POINTS or any(r.op == "dot" for r in nest.reductions):
             return []
         every = nest.nodes()
@@ -103,7 +103,7 @@ class _Chooser:
 
 
 def _corner(nest: Nest, rises: dict[str, bool], up: bool) -> dict[str, Affine]:
-    """Where what rises, or falls, along each dimension is greatest; least if not `up`."""
+    """Corner where what rises, or falls, along each dimension is greatest; least if not `up`."""
     return {d: Affine((), n - 1 if rises[d] is up else 0) for d, n in nest.extents().items()}
 
 
@@ -122,7 +122,7 @@ def _direction(test: Expr) -> int:
 
 
 def _step(test: Expr, dim: str) -> int | None:
-    """How far what a test compares moves along a dimension: a range's expression, or the difference of two operands."""
+    """Step along a dimension of what a test compares: a range's expression, or the difference of two operands."""
     if test.kind == "range":
         return test.info[0].coefficient(dim)
     if test.args[0].dtype.kind != "i" or test.args[0].dtype.itemsize < 4:

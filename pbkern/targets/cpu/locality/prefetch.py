@@ -27,7 +27,7 @@ def is_matrix_product(nest: Nest, r: Reduction) -> bool:
 
 
 def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
-    """What a nest that walks `row` outside of contiguous elements fetches for a load: {} if it is not worth it."""
+    """Rows that a nest which walks `row` outside of contiguous elements fetches for a load: {} if it is not worth it."""
     buf, index, _ = load.info
     step = flat_coefficient(buf, index, row)
     return {buf.root: ROWS_AHEAD * step} if is_far(buf) and step and abs(step) > 1 else {}

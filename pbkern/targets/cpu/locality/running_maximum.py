@@ -64,7 +64,7 @@ def use_running_maximum(stmts: list[Stmt], context, vector_bits: int, strip_byte
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a row is cut: `full` strips of `length` elements, then the rest."""
+    """Cut of a row: `full` strips of `length` elements, then the rest."""
 
     size: int
     length: int
@@ -209,7 +209,7 @@ class _RunningMaxima:
         return Nest({step: strip.size}, (step,) if nest.rdims else (), reductions, writes, at=nest.at, fetch=ahead)
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
-        """How far on what is asked for is, in what comes from afar."""
+        """Distance of what is prefetched, by buffer that comes from afar."""
         far = [e for e in row.nest.loads() if e.kind == "load" and is_far(e.info[0])]
         steps = {e.info[0].root: step for e in far if (step := flat_coefficient(e.info[0], e.info[1], row.d))}
         return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items()}

@@ -231,7 +231,7 @@ class StripMinedLoop:
         return nests
 
     def missed(self, at: int, k: int) -> Expr | None:
-        """What reduction k of nest `at` takes from strips that are left out; None: nothing that changes it."""
+        """Contribution of strips that are left out to reduction k of nest `at`; None: nothing that changes it."""
         return None
 
     def _emit(self, group: list[int]) -> None:
@@ -321,7 +321,7 @@ class _StripNest:
         return self.pool.make("load", buf.dtype, (buf, index, False))
 
     def _joined(self, k: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
-        """What is kept of reduction k with that of one strip more. What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B."""
+        """Joins what is kept of reduction k with that of one strip more. What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B."""
         r, state = self.nest.reductions[k], self.states[k]
 
         def op(name: str, x: Expr, y: Expr) -> Expr:
@@ -385,7 +385,7 @@ class _StripNest:
         return self._of_one_element(strip) if reductions and all(dims[d] == 1 for d in rdims) else strip
 
     def _of_one_element(self, nest: Nest) -> Nest:
-        """The same without accumulators, of reductions of a single element."""
+        """Rewrites reductions of a single element without accumulators."""
         def term(e: Expr) -> Expr | None:
             if e.kind != "acc":
                 return None

@@ -69,7 +69,7 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
 
 
 def _arrays(nest: Nest) -> set[Buf]:
-    """What is read at more than one place."""
+    """Arrays that are read at more than one place."""
     return {e.info[0].root for e in nest.loads() if e.symbols & nest.dims.keys()}
 
 

@@ -116,7 +116,7 @@ def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
 
 
 def _terms(e: Expr) -> Iterator[Expr]:
-    """What a sum that does not wrap consists of."""
+    """Terms of a sum that does not wrap."""
     if e.kind == "op" and e.info.primitive == "add":
         for a in e.args:
             yield from _terms(a)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Pieces(NamedTuple):
-    """Where the pieces of a function of x >= 0 begin: x + offset has the next bits above the lowest `shift`, in a float.
+    """Pieces of a function of x >= 0: x + offset has the next bits above the lowest `shift`, in a float.
 
     Pieces of one length follow each other until x + offset reaches the next power of two, from where on they are twice as long.
     From `last` on erf and tanh are 1, rounded, and erfc is 0. Below `own`, if that is given, the polynomial is that of

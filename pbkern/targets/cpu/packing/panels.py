@@ -283,7 +283,7 @@ class _Panels:
         return [*before, For(counter, count, [self._product(buf, at, start + at * width, width, shifts)])]
 
     def _shifts(self, buf: Buf, count: int, width: int) -> tuple[Nest, Buf]:
-        """What is subtracted from the results, by panel and column."""
+        """Terms that are subtracted from the results, by panel and column."""
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))

@@ -46,7 +46,7 @@ class Plan:
 
 
 def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
-    """What a loop keeps; None if there is nothing."""
+    """Plans what a loop keeps; None if there is nothing."""
     if not all(isinstance(s, Nest) and all(s.dims.values()) and not s.moves() for s in loop.body):
         return None
     nests: list[Nest] = [s for s in loop.body if isinstance(s, Nest)]
@@ -76,7 +76,7 @@ def _changed(nests: list[Nest]) -> list[Buf]:
 
 
 def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[Place | None]:
-    """Where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
+    """Places where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
     found = [_place(nest, schedule, e.info[0], e.info[1]) if e.kind == "load" and not e.info[2] else None
              for e in nest.loads() if e.info[0].root is buf]
     return found + [_place(nest, schedule, w.buf, w.index) if _is_plain(nest, schedule, w) else None

@@ -242,7 +242,7 @@ def _points_in_turn(nest: Nest) -> int:
 
 
 def _halo(nest: Nest, dim: str) -> int:
-    """How many points more are computed for values that are taken at a distance."""
+    """Counts the points that are computed besides, for values that are taken at a distance."""
     return max((k for e in nest.nodes() if e.kind == "moved" for d, k in e.info if d == dim), default=0)
 
 

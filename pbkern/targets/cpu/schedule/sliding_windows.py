@@ -39,7 +39,7 @@ Point = dict[str, int]
 
 
 def parts(e: Expr, p: Point, vector: str | None, lanes: int) -> list[Point]:
-    """Where the operand of a moved value is needed for its value at a point: at the place itself, or, along the vector
+    """Points at which a moved value's operand is needed for its value at a point: at the place itself, or, along the vector
     dimension, at one or two multiples of a vector."""
     place = dict(p)
     for d, k in e.info:
@@ -51,7 +51,7 @@ def parts(e: Expr, p: Point, vector: str | None, lanes: int) -> list[Point]:
 
 
 def key_of(e: Expr, p: Point) -> tuple:
-    """What tells values of one expression apart."""
+    """Key that tells values of one expression apart."""
     return id(e), tuple(sorted((d, o) for d, o in p.items() if d in e.symbols))
 
 
@@ -136,7 +136,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
-    """What a nest's vector dimension is cut into.
+    """Chunks that a nest's vector dimension is cut into.
 
     The partial vector of a register tile joins the whole ones before it, which share the other operand with it.
     """
@@ -168,7 +168,7 @@ def _is_register_tile(nest: Nest, vector: str) -> bool:
 
 
 def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int:
-    """How many vectors of a row can be made without reading behind the elements that are needed.
+    """Counts the vectors of a row that can be made without reading behind the elements that are needed.
 
     Of scratch, whose place and size are whole lines, the rest of an aligned vector may be read too.
     """
@@ -263,7 +263,7 @@ def _pays(group: _Group, unroll: int) -> bool:
 
 
 def _place(load: Expr, p: Point) -> tuple[Buf, Affine]:
-    """Where a load reads at a point: expressions of different constants may meet there."""
+    """Place where a load reads at a point: expressions of different constants may meet there."""
     buf, index, _ = load.info
     flat = flat_index(buf, index)
     return buf.root, flat + sum(flat.coefficient(d) * o for d, o in p.items())

@@ -54,7 +54,7 @@ ROUNDED = ("sum", "dot", "prod")
 
 
 def score(nest: Nest, dim: str, reassociate: bool) -> float:
-    """How well vectors along `dim` suit the nest: contiguous accesses gain, strided ones lose."""
+    """Scores vectors along `dim` for the nest: contiguous accesses gain, strided ones lose."""
     size = nest.dims[dim]
     reduced = dim in nest.rdims
     if reduced and not reassociate and any(r.op in ROUNDED and r.dtype.kind not in "iub" for r in nest.reductions):

@@ -71,7 +71,7 @@ class ThreadFunction:
 
     @property
     def record_bytes(self) -> int:
-        """Of what all blocks record."""
+        """Bytes that all blocks record."""
         return self.profile.words * 8 * self.blocks if self.profile else 0
 
 
@@ -238,7 +238,7 @@ class _Lowering(ProgramText):
         return "\n".join(lines)
 
     def _attributes(self, operand: int, buf: Buf) -> str:
-        """Of an argument. LLVM makes whole vectors of neighbouring loads, and reads what is missing behind the last one: it may
+        """Attributes of an argument. LLVM makes vectors of neighbouring loads, and reads what lies behind the last one: it may
         know no alignment that would let that lie behind the array."""
         nbytes = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
         aligned = f"llvm.align = {alignment_of(nbytes)} : i64"

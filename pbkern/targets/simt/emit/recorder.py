@@ -22,7 +22,7 @@ HEADER = 5
 
 @dataclass(frozen=True)
 class Profile:
-    """What one kernel records.
+    """Record of one kernel.
 
     Attributes:
       space: events of a block: itself, then its first steps. folder: where traces are written.
@@ -35,7 +35,7 @@ class Profile:
 
     @property
     def words(self) -> int:
-        """Of 64 bits, for one block."""
+        """Words of 64 bits, for one block."""
         return HEADER + 2 * (self.space - 1)
 
 

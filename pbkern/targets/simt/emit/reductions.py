@@ -26,7 +26,7 @@ SLOT_BYTES = 8
 
 
 def identity(b: Builder, r: Reduction) -> list[Ssa]:
-    """What the accumulators of a reduction start with: of searches, (value, index)."""
+    """Values that the accumulators of a reduction start with: of searches, (value, index)."""
     if r.op in SEARCHES:
         value = r.args[0].dtype
         return [b.c(IDENTITY[r.op](value), compute_el(value)), b.c(np.iinfo(r.dtype).max, compute_el(r.dtype))]
@@ -114,7 +114,7 @@ class Team:
         self.uses_slots = False
 
     def joined(self, block: Block, reductions: Sequence[Reduction], accs: Sequence[Ssa], team: int) -> list[Ssa]:
-        """Of all threads of each team, in every one of them."""
+        """Joins the values of all threads of each team, in every one of them."""
         distance = 1
         while distance < min(team, self.device.warp):
             accs = self._butterfly(block, reductions, accs, distance)

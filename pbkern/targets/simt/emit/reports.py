@@ -29,7 +29,7 @@ NO_PRINT = -1  # in the place of the site: it did not fit
 
 @dataclass(frozen=True)
 class Reports:
-    """Of one kernel.
+    """Reports of one kernel.
 
     Attributes:
       prints, checks: numbers in lower.rules.debug_callbacks.SITES.
@@ -81,7 +81,7 @@ class Reports:
 
 
 def words(types: Sequence[Type]) -> int:
-    """Of values of these types."""
+    """Words for values of these types."""
     return sum(map(value_words, types))
 
 
@@ -111,7 +111,7 @@ class ReportWriter:
         self.words = self.text.put(top, f"memref.view {self.memory}[{self.text.index(0)}][] : {self.type} to {self.words_type}")
 
     def store(self, block: Block, trace: Trace) -> None:
-        """What one statement reports. Of its buffers, operands come last, which the launch reads."""
+        """Stores what one statement reports. Of its buffers, operands come last, which the launch reads."""
         first = self.text.put(block, f"arith.cmpi eq, {self.thread}, {self.text.index(0)} : index")
         one = self._check if SITES[trace.site].is_check else self._print
         self.text.when(block, first, lambda inner: one(inner, trace))

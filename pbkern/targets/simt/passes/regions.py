@@ -58,7 +58,7 @@ class Region:
 
 
 def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[Region]:
-    """Of the nests of one list of statements; `written`: arrays that are stored to somewhere, which have none."""
+    """Regions of the nests of one list of statements; `written`: arrays that are stored to somewhere, which have none."""
     found: dict[tuple, Region] = {}
     for at, s in enumerate(stmts):
         if not isinstance(s, Nest) or s.moves() or not all(s.dims.values()):
@@ -81,7 +81,7 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
 
 
 def terms(nest: Nest) -> list[Expr]:
-    """What is computed at every point, also of reduced dimensions."""
+    """Expressions that are computed at every point, also of reduced dimensions."""
     found = [e for r in nest.reductions for e in r.args]
     return found + [e for w in nest.writes if w.inner or not nest.rdims for e in (w.value, w.mask) if e is not None]
 

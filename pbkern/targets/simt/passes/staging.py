@@ -1,4 +1,4 @@
-"""What a program reads more than once, or across rows, is copied to shared memory first.
+"""Copies to shared memory of what a program reads more than once, or across rows.
 
     t = sum x[i, :]                     c[:, :] = x[i, :]                     lanes along rows
     y[i, :] = x[i, :] / t        ->     t = sum c[:, :]
@@ -47,7 +47,7 @@ class Stage:
                    most)
 
     def wanted(self, stmts: Sequence[Stmt]) -> list[Region]:
-        """What is worth a copy, most first."""
+        """Regions that are worth a copy, most first."""
         found = [r for r in regions(stmts, self.context.options, self.written) if r.is_wanted]
         return sorted(found, key=lambda r: (-r.turned, -r.reads / r.size, r.buf.name))
 

@@ -76,7 +76,7 @@ def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
 
 
 def _dimension_of(nest: Nest, at: int, dims: dict[int, str], touching: dict, written: set[Buf], run) -> str | None:
-    """By what earlier nests wrote or this one writes over: the dimension at the same axis."""
+    """Finds the dimension by what earlier nests wrote or this one writes over: the dimension at the same axis."""
     for b in written:
         mine = [a for k, a in touching[b] if k == at]
         for k, a in touching[b]:
@@ -90,7 +90,7 @@ def _dimension_of(nest: Nest, at: int, dims: dict[int, str], touching: dict, wri
 
 
 def _along_reads(nest: Nest, first: Nest, d: str) -> str | None:
-    """By an array that the first nest reads as well."""
+    """Finds the dimension by an array that the first nest reads as well."""
     for buf, index, _ in _accesses(first):
         for other, there, _ in _accesses(nest):
             if other is buf:
@@ -116,7 +116,7 @@ def _place(a: Access, d: str) -> tuple[int, Affine] | None:
 
 
 def _length(run: Sequence[Nest], dims: dict[int, str], r: Region, stage: Stage) -> int:
-    """How long strips may be for all copies to fit; 0 if none does."""
+    """Longest strips for which all copies fit; 0 if none does."""
     def nbytes(length: int) -> int:
         part = [_part(n, dims[k], Affine(), length, stage) for k, n in enumerate(run)]
         return sum(x.nbytes for x in stage.wanted(part) or [r])

@@ -18,7 +18,7 @@ Place = tuple[str, int, int]  # memory, first byte, one behind the last
 
 @dataclass
 class Pending:
-    """What threads may have touched since the last barrier."""
+    """Accesses of threads since the last barrier."""
 
     read: set[Place] = field(default_factory=set)
     written: set[Place] = field(default_factory=set)
@@ -56,13 +56,13 @@ class Barriers:
         return set(map(self.place, scratch.read(every))), set(map(self.place, scratch.written(every)))
 
     def run(self, stmts: Sequence[Stmt], pending: Pending) -> Pending:
-        """What is pending behind statements that begin with `pending`."""
+        """Follows statements that begin with `pending` to what is pending behind them."""
         for s in stmts:
             pending = self.one(s, pending)
         return pending
 
     def loop(self, body: Sequence[Stmt], pending: Pending) -> Pending:
-        """The same of a loop's body, which follows itself. No step may run at all."""
+        """Follows a loop's body, which follows itself. No step may run at all."""
         start = pending.copy()
         start.add(*self.effects(body))
         after = self.run(body, start)

@@ -17,7 +17,7 @@ from ..device import SHARED
 
 @dataclass(frozen=True)
 class Placement:
-    """Where scratch lies.
+    """Places of scratch.
 
     Attributes:
       offsets: root buffer -> first byte in its memory.

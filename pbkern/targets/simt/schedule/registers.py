@@ -39,7 +39,7 @@ Axis = tuple[int, int]  # elements between neighbours, size
 
 @dataclass
 class Registers:
-    """What lies in registers, and who computes what.
+    """Values that lie in registers, and threads that compute them.
 
     Attributes:
       nests: the kernel's, dimensions split where nests have to agree. deals: by id of a nest.
@@ -158,7 +158,7 @@ class _Search:
                 self.fixed.add(key)
 
     def _for_everyone(self, nest: Nest, d: Deal) -> Deal:
-        """By the whole block together, or by every thread for itself."""
+        """Deals a nest out to the whole block together, or to every thread for itself."""
         if d.team == self.options.threads:
             return replace(d, everyone=True)
         free, reduced = (tuple((x, n) for x, n in nest.dims.items() if (x in nest.rdims) is which) for which in (False, True))
@@ -186,7 +186,7 @@ class _Search:
             self.now, self.deals, self.fixed = before
 
     def _agreed(self, b: Buf, stmts: Sequence[Stmt]) -> Deal | None:
-        """How all of these statements are dealt out now, as far as it concerns a buffer; None if they cannot be."""
+        """Deal in which all of these statements are dealt out now, as far as it concerns a buffer; None if they cannot be."""
         nests = [s for s in stmts if isinstance(s, Nest)]
         layouts = {id(s): _layout(self.now[id(s)], b) for s in nests}
         known = {key: found for key, found in layouts.items() if found is not None}

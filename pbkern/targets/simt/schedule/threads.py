@@ -103,7 +103,7 @@ def is_rounded(r: Reduction) -> bool:
 
 def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int],
           reduced: Mapping[str, int]) -> int:
-    """As many threads for a point as leave none idle; those of a warp where neighbours of a row lie side by side."""
+    """Largest team for a point that leaves no thread idle; those of a warp where neighbours of a row lie side by side."""
     if points * warp <= threads and terms >= 2 * threads:
         return threads
     team = 1
@@ -120,12 +120,12 @@ def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
 
 
 def lane_weights(nest: Nest, dims: Sequence[str], but: Buf) -> dict[str, int]:
-    """How many accesses go to neighbours along each dimension, but for those of one root buffer."""
+    """Counts accesses that go to neighbours along each dimension, but for those of one root buffer."""
     return {d: _weight(nest, d, but) for d in dims}
 
 
 def _weight(nest: Nest, d: str, but: Buf | None = None) -> int:
-    """How many accesses are made whose next one along a dimension is the neighbour. Those that do not depend on others of
+    """Counts accesses whose next one along a dimension is the neighbour. Those that do not depend on others of
     the dimensions are made once for all of them."""
     free = [x for x in nest.dims if x not in nest.rdims]
     accesses = [(e.info[0], e.info[1], e.symbols) for e in nest.loads()]

@@ -65,7 +65,7 @@ class Tile:
 
 
 def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]:
-    """How many points along which dimensions a thread takes; none where that leaves threads without work."""
+    """Number of points that a thread takes, by dimension; none where that leaves threads without work."""
     points = int(np.prod(list(free.values()), dtype=np.int64))
     if nest.ordered or nest.moves() or any(w.inner for w in nest.writes) and nest.rdims:
         return ()
@@ -129,7 +129,7 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
 
 
 def whole_terms(nest: Nest, d: str) -> int:
-    """How many neighbours along a reduced dimension a thread may load as whole vectors; 1 if it may not."""
+    """Number of neighbours along a reduced dimension that a thread may load as whole vectors; 1 if it may not."""
     terms = nodes([e for r in nest.reductions for e in r.args])
     loads = [e for e in terms if e.kind in ("load", "gather") and d in e.symbols]
     if not loads or nest.ordered or nest.moves() or any(w.inner for w in nest.writes):
