@@ -433,7 +433,8 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             return None
         for k, a in enumerate(e.args):
             if a.kind == "op" and a.info.primitive == "mul" and a.dtype == e.dtype:
-                if a.symbols if w.sched.vector is None else w.sched.vector in a.symbols:
+                here = a.symbols if w.sched.vector is None else w.sched.vector in a.symbols
+                if here or any(factor.kind == "acc" for factor in a.args):  # sums are multiplied where they end
                     return k
         return None
 
