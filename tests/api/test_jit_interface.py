@@ -295,16 +295,20 @@ def test_what_is_gathered_for_a_hand_written_kernel_is_named():
     assert "fine" in out
 
 
-def test_import_is_cheap_and_loads_no_compiler():
-    """The least of three: other work on the machine slows imports down."""
+def test_import_is_cheap_and_loads_no_compiler(tmp_path):
+    """Compared with the import of jax in the same process: a processor may be slow, and other work slows both down."""
     program = """
-        import time, sys, jax
-        start = time.process_time()  # what the import itself costs
+        import time, sys
+        start = time.process_time()  # what the imports themselves cost
+        import jax
+        middle = time.process_time()
         import pbkern
-        print(time.process_time() - start, "torch_mlir" in sys.modules or "mlir" in sys.modules)
+        print((time.process_time() - middle) / (middle - start), "torch_mlir" in sys.modules or "mlir" in sys.modules)
         """
+    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    run_in_subprocess(program, **compiled)  # writes the byte code
     runs = []
-    while len(runs) < 3 and not any(seconds < 0.3 for seconds, _ in runs):
-        seconds, loaded = run_in_subprocess(program).split()
-        runs.append((float(seconds), loaded))
-    assert min(runs)[0] < 0.3 and all(loaded == "False" for _, loaded in runs)
+    while len(runs) < 4 and not any(share < 0.6 for share, _ in runs):
+        share, loaded = run_in_subprocess(program, **compiled).split()
+        runs.append((float(share), loaded))
+    assert min(runs)[0] < 0.65 and all(loaded == "False" for _, loaded in runs)
