@@ -122,7 +122,7 @@ def test_filters_are_read_in_their_order(filters, order, dtype):
     shape = {"O": 48, "I": 64, "H": 3, "W": 5}
     x, w = draw((2, 64, 9, 36), dtype, 1), draw([shape[c] for c in filters], dtype, 2)  # 32 results fill their vectors
     f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NCHW", filters, "NCHW"))  # noqa: E731
-    nests = pbkern.jit(f).as_text(x, w, stage="nests").splitlines()
+    nests = lowered(f, x, w).splitlines()
     (product,) = (line for line in nests if line.count("*") == 3 and line.strip().startswith("nest"))
     assert [int(n) for n in re.findall(r"<(\d+)\*", product)] == order
     check(f, (x, w), {"float16": 1e-3, "float32": 1e-5}.get(dtype, 0))
@@ -132,7 +132,7 @@ def test_filters_of_bfloat16_are_converted_once():
     """Where channels come first, no words of two features can be read: each element of a filter would be converted anew."""
     x, w = draw((2, 24, 9, 32), "bfloat16", 1), draw((32, 24, 3, 5), "bfloat16", 2)
     f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))  # noqa: E731
-    nests = pbkern.jit(f).as_text(x, w, stage="nests")
+    nests = lowered(f, x, w)
     (copy,) = re.findall(r"dot= .*(%t\d+)\[d\d+, 5\*k\d+ \+ k\d+ \+ 15\*k\d+\]", nests)
     assert re.search(rf"nest \[d\d+<16, d\d+<360\]\n  {copy}\[", nests)
     check(f, (x, w), 1e-2)
