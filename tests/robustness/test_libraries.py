@@ -1,4 +1,4 @@
-"""Programs of libraries that are built on JAX agree with jax.jit, in both precisions, and so do their derivatives.
+"""Programs of libraries that are built on JAX agree with jax.jit, in both precisions, and so do their gradients.
 
 What is not installed is skipped by name: `pip install -e '.[libraries]'` brings all of it.
 """
@@ -46,14 +46,14 @@ def one_number(f):
 
 @pytest.mark.parametrize("x64", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_and_its_derivative(name, x64):
+def test_program_and_its_gradient(name, x64):
     program = PROGRAMS[name]
     for module in program.modules:
         pytest.importorskip(module, exc_type=ImportError)
     with jax.enable_x64(x64):
         f, args = program.make()
         close(pbkern.jit(f)(*args), jax.jit(f)(*args), "result")
-        if program.derivative == "reverse":
+        if program.gradient:
             number = one_number(f)
             want = jax.jit(jax.grad(number, allow_int=True))(*args)
             close(pbkern.jit(jax.grad(number, allow_int=True))(*args), want, "gradient inside")
