@@ -112,12 +112,18 @@ for _name, _kinds, _op in (
 
 @register("iu", "in_range")
 def _in_range(b: Builder, eqn: EqnInfo, x: Value) -> Value:
-    """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range."""
+    """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range.
+
+    Vectors of AVX2 have none: there, y without a sign is less than n exactly if neither y nor n - 1 - y has one.
+    """
     low, high = eqn.params["low"], eqn.params["high"]
-    excluded = low > high
     first, count = min(low, high), abs(high - low)
     moved = b.sub(x, b.c(first, x.el)) if first else x
-    return b.report(b.cmp("lt" if excluded else "ge", moved, b.c(count, x.el), unsigned=True), x)
+    if x.lanes and low < high and count <= 1 << (BITS[x.el] - 1):
+        return b.report(b.or_(moved, b.sub(b.c(count - 1, x.el), moved)), x)
+    equal = low > high and count == 1
+    wrong = b.cmp("eq", x, b.c(high, x.el)) if equal else b.cmp("ge" if low < high else "lt", moved, b.c(count, x.el), unsigned=True)
+    return b.report(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong, x)
 
 
 register("fiub", "copy", "copy_p", "stop_gradient")(lambda b, eqn, x: x)
