@@ -16,6 +16,7 @@ import numpy as np
 from pbkern.core.rules import RuleTable
 from pbkern.lower.mlir.element_types import BITS, ELEMENTS, SUB_BYTE, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.range_reports import Report, is_comparable
 
 from . import functions
 
@@ -112,18 +113,20 @@ for _name, _kinds, _op in (
 
 @register("iu", "in_range")
 def _in_range(b: Builder, eqn: EqnInfo, x: Value) -> Value:
-    """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range.
-
-    Vectors of AVX2 have none: there, y without a sign is less than n exactly if neither y nor n - 1 - y has one.
-    """
+    """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range."""
     low, high = eqn.params["low"], eqn.params["high"]
     first, count = min(low, high), abs(high - low)
     moved = b.sub(x, b.c(first, x.el)) if first else x
-    if x.lanes and low < high and count <= 1 << (BITS[x.el] - 1):
-        return b.report(b.or_(moved, b.sub(b.c(count - 1, x.el), moved)), x)
-    equal = low > high and count == 1
-    wrong = b.cmp("eq", x, b.c(high, x.el)) if equal else b.cmp("ge" if low < high else "lt", moved, b.c(count, x.el), unsigned=True)
-    return b.report(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong, x)
+    if x.lanes and low < high and is_comparable(x.el, count):
+        return b.report(Report(moved, count), x)
+    if low > high and count == 1:
+        wrong = b.cmp("eq", x, b.c(high, x.el))
+    else:
+        wrong = b.cmp("ge" if low < high else "lt", moved, b.c(count, x.el), unsigned=True)
+    found = b.report(Report(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong), x)
+    if high <= 0 < low:
+        b.known.divisors.add(found.name)
+    return found
 
 
 register("fiub", "copy", "copy_p", "stop_gradient")(lambda b, eqn, x: x)

@@ -24,6 +24,7 @@ from pbkern.core.errors import InternalError
 from . import integer_division
 from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, mlir_type, storage_el
 from .math_table import SHARED, MathTable
+from .range_reports import Report
 from .value import Value
 
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
@@ -35,10 +36,12 @@ class Known:
 
     numbers: of constants.
     narrow: the 16-bit float that a wider value equals.
+    divisors: integers that are not zero, or have been reported.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
     narrow: dict[str, Value] = field(default_factory=dict)
+    divisors: set[str] = field(default_factory=set)
 
 
 FLOAT_PREDICATES = {
@@ -79,7 +82,7 @@ class Builder:
         math: MathTable = SHARED,
         known: Known | None = None,
         live: Value | None = None,
-        wrong: Callable[[Value], None] | None = None,
+        wrong: Callable[[Report], None] | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.math = approx, contract, math
@@ -198,7 +201,8 @@ class Builder:
     def rem(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """Remainder of integers with the sign of x; x rem 0 is x."""
         q, divisor, by_zero = integer_division.quotient(self, x, y, unsigned)
-        return self.select(by_zero, x, self.sub(x, self.mul(q, divisor)))
+        rest = self.sub(x, self.mul(q, divisor))
+        return rest if by_zero is None else self.select(by_zero, x, rest)
 
     def mul_high(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """The upper half of the double-width product."""
@@ -315,14 +319,15 @@ class Builder:
         body = "\n".join(lines)
         return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
 
-    def report(self, wrong: Value, x: Value) -> Value:
-        """x; a boolean that is set, or a vector's integers below zero, of lanes that count, are reported (range_reports.py)."""
+    def report(self, wrong: Report, x: Value) -> Value:
+        """x, after this report, of lanes that count (range_reports.py). Its name is another: more is known of it."""
         if self.wrong is None:
             raise InternalError("a number out of its range cannot be reported from here")
-        if self.live is not None and wrong.lanes:
-            wrong = self.and_(wrong, self.cast("arith.extsi", self.live, wrong.el))
-        self.wrong(wrong)
-        return x
+        value = wrong.value
+        if self.live is not None and value.lanes:
+            value = self.select(self.live, value, self.c(0, value.el))
+        self.wrong(wrong._replace(value=value))
+        return self.same("arith.ori", x, x)  # MLIR folds it
 
     def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
         """step(builder, value) applied `count` times, as a loop."""

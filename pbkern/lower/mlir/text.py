@@ -14,6 +14,7 @@ from .math_table import SHARED, MathTable
 from .operation import Operation, Region, walk
 from .ops import Builder, Known
 from .ops import Value as Ssa
+from .range_reports import Report
 
 ENDS = ("scf.yield", "scf.condition")  # of regions
 BRANCHES = ("scf.if", "scf.while")
@@ -33,7 +34,7 @@ class Block:
         found = text or (parent and parent.text)
         assert found
         self.parent, self.text = parent, found
-        self.wrong: list[Ssa] = []
+        self.wrong: list[Report] = []
         self.depth = 0 if parent is None else parent.depth + 1
         self.operations: list[Operation] = []
         self.values: dict[str, str | int] = {}
@@ -170,10 +171,11 @@ class Text:
         self.indices.add(iv)
         args = [Ssa(self.name(), c.el, c.lanes) for c in carried]
         results = fill(inner, args)
-        wrong = [range_reports.none(kind, self.const) for kind in range_reports.kinds(inner.wrong)]
-        found = [v._replace(name=self.name()) for v in wrong]
-        results = [*results, *(range_reports.joined(v, inner.wrong, lambda line: self.put(inner, line)) for v in found)]
-        carried, args, inner.wrong = [*carried, *wrong], args + found, []
+        wrong = range_reports.nothing(inner.wrong, self.const)
+        held = [r._replace(value=r.value._replace(name=self.name())) for r in wrong]
+        found = [range_reports.joined(r, inner.wrong, lambda line: self.put(inner, line)) for r in held]
+        carried, args, results = ([*x, *(r.value for r in y)] for x, y in ((carried, wrong), (args, held), (results, found)))
+        inner.wrong = []
         types = ", ".join(c.type for c in carried)
         bound = high if isinstance(high, str) else self.index(high)
         head = f"scf.for {iv} = {self.index(low)} to {bound} step {self.index(step)}"
@@ -188,8 +190,9 @@ class Text:
             self._pin(block, inner)
         block.has_long_loops |= inner.has_long_loops or not short
         block.add(head, inner)
-        block.wrong += made[len(made) - len(wrong) :]
-        return made[: len(made) - len(wrong)]
+        count = len(made) - len(wrong)
+        block.wrong += [r._replace(value=v) for r, v in zip(wrong, made[count:])]
+        return made[:count]
 
     def unrolled(self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]) -> list[Ssa]:
         """The same without a loop: one copy of the body after the other."""
