@@ -16,6 +16,7 @@ import numpy as np
 from pbkern.core.rules import RuleTable
 from pbkern.lower.mlir.element_types import BITS, ELEMENTS, SUB_BYTE, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.range_reports import Report, is_comparable
 
 from . import functions
 
@@ -114,10 +115,18 @@ for _name, _kinds, _op in (
 def _in_range(b: Builder, eqn: EqnInfo, x: Value) -> Value:
     """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range."""
     low, high = eqn.params["low"], eqn.params["high"]
-    excluded = low > high
     first, count = min(low, high), abs(high - low)
     moved = b.sub(x, b.c(first, x.el)) if first else x
-    return b.report(b.cmp("lt" if excluded else "ge", moved, b.c(count, x.el), unsigned=True), x)
+    if x.lanes and low < high and is_comparable(x.el, count):
+        return b.report(Report(moved, count), x)
+    if low > high and count == 1:
+        wrong = b.cmp("eq", x, b.c(high, x.el))
+    else:
+        wrong = b.cmp("ge" if low < high else "lt", moved, b.c(count, x.el), unsigned=True)
+    found = b.report(Report(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong), x)
+    if high <= 0 < low:
+        b.known.divisors.add(found.name)
+    return found
 
 
 register("fiub", "copy", "copy_p", "stop_gradient")(lambda b, eqn, x: x)

@@ -16,6 +16,7 @@ class Arithmetic(Protocol):
     """The operations of ops.Builder from which these are made."""
 
     lanes: int
+    known: Any
     emit: Callable[[str], str]
 
     def with_lanes(self, lanes: int) -> Arithmetic: ...
@@ -37,8 +38,8 @@ class Arithmetic(Protocol):
     def int_to_float(self, x: Value, el: str, *, unsigned: bool = False) -> Value: ...
 
 
-def quotient(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value, Value]:
-    """(quotient as XLA defines it, divisor without zero, where y is zero).
+def quotient(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value, Value | None]:
+    """(quotient as XLA defines it, divisor without zero, where y is zero or None if its zeros have been reported).
 
     Up to 32 bits the quotient comes from a float division, which vectors have: if x / y is no integer it
     is 1 / |y| away from one, relatively at least 2**-16 (16 bits, f32) or 2**-32 (32 bits, f64), so
@@ -61,6 +62,8 @@ def quotient(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> tuple[Value, 
         wide = "i64" if width == 32 else "i32"
         fx, fy = (b.int_to_float(v, f, unsigned=unsigned) for v in (x, divisor))
         q = b.int_resize(b.cast("arith.fptosi", b.same("arith.divf", fx, fy), wide), x.el)
+    if y.name in b.known.divisors:
+        return q, divisor, None
     return b.select(by_zero, b.c(-1, x.el), q), divisor, by_zero
 
 

@@ -13,21 +13,20 @@ arrays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
 
+from pbkern.core.errors import InternalError
+
 from . import integer_division
 from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, mlir_type, storage_el
 from .math_table import SHARED, MathTable
+from .range_reports import Report
 from .value import Value
 
-# What machine code calls where a number is out of its range (dsl/primitives/in_range.py); and the two words on a function's
-# stack of which the second is set there, and the first elsewhere.
-REPORT = "_mlir_ciface_pbk_report"
-WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
 
@@ -37,10 +36,12 @@ class Known:
 
     numbers: of constants.
     narrow: the 16-bit float that a wider value equals.
+    divisors: integers that are not zero, or have been reported.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
     narrow: dict[str, Value] = field(default_factory=dict)
+    divisors: set[str] = field(default_factory=set)
 
 
 FLOAT_PREDICATES = {
@@ -55,19 +56,6 @@ FLOAT_PREDICATES = {
 }
 
 
-def reporting(lines: Sequence[str]) -> list[str]:
-    """Lines of a function whose operations may report, with the word cleared before them and looked at before the return."""
-    at = next(k for k, line in enumerate(lines) if line.endswith(WORDS))
-    words, kind = lines[at].partition(" =")[0], "memref<2xi64>"
-    start = ["%reports_none = arith.constant 0 : i64", "%reports_second = arith.constant 1 : index",
-             f"memref.store %reports_none, {words}[%reports_second] : {kind}"]  # fmt: skip
-    end = [f"%reports_some = memref.load {words}[%reports_second] : {kind}",
-           "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
-           "scf.if %reports_any {", f"func.call @{REPORT}() : () -> ()", "}"]  # fmt: skip
-    last = max(k for k, line in enumerate(lines) if line.startswith("return"))
-    return [*lines[: at + 1], *start, *lines[at + 1 : last], *end, *lines[last:]]
-
-
 class Builder:
     """Emits operations as text.
 
@@ -80,6 +68,7 @@ class Builder:
       math: the target's own versions of functions.
       known: what is known of values of this function; its builders share it.
       live: lanes of elements that exist, where not all do.
+      wrong: takes what `report` is given; None where nothing can be reported.
     """
 
     def __init__(
@@ -93,11 +82,12 @@ class Builder:
         math: MathTable = SHARED,
         known: Known | None = None,
         live: Value | None = None,
+        wrong: Callable[[Report], None] | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.math = approx, contract, math
         self.known = Known() if known is None else known
-        self.live = live
+        self.live, self.wrong = live, wrong
         self._flags = " fastmath<contract>" if contract else ""
 
     def strict(self) -> Builder:
@@ -116,7 +106,7 @@ class Builder:
 
     def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
         return Builder(self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract,
-                       math=self.math, known=self.known, live=self.live)
+                       math=self.math, known=self.known, live=self.live, wrong=self.wrong)
 
     def of_lanes(self, live: Value) -> Builder:
         """This builder where elements exist in these lanes alone."""
@@ -211,7 +201,8 @@ class Builder:
     def rem(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """Remainder of integers with the sign of x; x rem 0 is x."""
         q, divisor, by_zero = integer_division.quotient(self, x, y, unsigned)
-        return self.select(by_zero, x, self.sub(x, self.mul(q, divisor)))
+        rest = self.sub(x, self.mul(q, divisor))
+        return rest if by_zero is None else self.select(by_zero, x, rest)
 
     def mul_high(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
         """The upper half of the double-width product."""
@@ -328,15 +319,15 @@ class Builder:
         body = "\n".join(lines)
         return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
 
-    def report(self, mask: Value, x: Value) -> Value:
-        """x; where the mask is set in a lane that counts, the function's second word is set. No branch: that would keep loops
-        from holding constants in registers. Who writes out the function looks at the word at its end (`reporting`)."""
-        mask = mask if self.live is None or not mask.lanes else self.and_(mask, self.live)
-        some = self.any(mask).name
-        place = self.emit(f"arith.index_castui {some} : i1 to index")
-        one = self.const("arith.constant 1 : i64")
-        self.emit(f"arith.xori {some}, {some} : i1\nmemref.store {one}, {self.const(WORDS)}[{place}] : memref<2xi64>")
-        return x
+    def report(self, wrong: Report, x: Value) -> Value:
+        """x, after this report, of lanes that count (range_reports.py). Its name is another: more is known of it."""
+        if self.wrong is None:
+            raise InternalError("a number out of its range cannot be reported from here")
+        value = wrong.value
+        if self.live is not None and value.lanes:
+            value = self.select(self.live, value, self.c(0, value.el))
+        self.wrong(wrong._replace(value=value))
+        return self.same("arith.ori", x, x)  # MLIR folds it
 
     def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
         """step(builder, value) applied `count` times, as a loop."""
@@ -361,7 +352,9 @@ class Builder:
             lines.append(f"{name} = {text}")
             return name
 
-        return lines, self.with_emit(emit)
+        inner = self.with_emit(emit)
+        inner.wrong = None
+        return lines, inner
 
     # ------------------------------------------------------------------ bits
 

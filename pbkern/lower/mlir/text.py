@@ -9,11 +9,14 @@ from __future__ import annotations
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
 
+from . import range_reports
 from .math_table import SHARED, MathTable
 from .operation import Operation, Region, walk
 from .ops import Builder, Known
 from .ops import Value as Ssa
+from .range_reports import Report
 
+ENDS = ("scf.yield", "scf.condition")  # of regions
 BRANCHES = ("scf.if", "scf.while")
 # Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), and how many:
 # the rest holds values. Loops of few trips leave theirs to the loop around them.
@@ -24,10 +27,14 @@ STACK = "memref.alloca() {alignment = 64 : i64}"
 
 
 class Block:
-    """Operations of one region. `values` maps symbols defined here to SSA index names or ints (single-trip loops)."""
+    """Operations of one region. `values` maps symbols defined here to SSA index names or ints (single-trip loops); `wrong`
+    are reports of ranges that nothing has looked at yet."""
 
-    def __init__(self, parent: Block | None):
-        self.parent = parent
+    def __init__(self, parent: Block | None, text: Text | None = None):
+        found = text or (parent and parent.text)
+        assert found
+        self.parent, self.text = parent, found
+        self.wrong: list[Report] = []
         self.depth = 0 if parent is None else parent.depth + 1
         self.operations: list[Operation] = []
         self.values: dict[str, str | int] = {}
@@ -37,11 +44,23 @@ class Block:
 
     def add(self, text: str, *regions: Block, words: tuple[str, ...] = ("", "else")) -> None:
         """Appends an operation, whose regions hold what is in these blocks."""
+        for region in regions:
+            region.report()
         self.operations.append(Operation(text, tuple(Region(r.operations, w) for r, w in zip(regions, words))))
 
     def take(self, block: Block) -> None:
         """Appends what is in another block."""
         self.operations += block.operations
+        self.wrong += block.wrong
+
+    def report(self) -> None:
+        """Appends what looks at reports of ranges; whatever ends the region stays its last operation."""
+        if not self.wrong:
+            return
+        last = [self.operations.pop()] if self.operations and self.operations[-1].name in ENDS else []
+        self.add(range_reports.written(self.wrong, lambda line: self.text.put(self, line), self.text.const))
+        self.operations += last
+        self.wrong = []
 
     def lookup(self, symbol: str) -> tuple[Block, str | int]:
         block: Block | None = self
@@ -73,7 +92,7 @@ class Text:
         self._count = 0
         self.constants: dict[str, str] = {}
         self.known = Known()
-        self.top = Block(None)
+        self.top = Block(None, self)
         self.indices: set[str] = set()  # names of type index
 
     def name(self) -> str:
@@ -103,7 +122,7 @@ class Text:
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
-                                            contract=self.contract, math=self.math, known=self.known)
+                                            contract=self.contract, math=self.math, known=self.known, wrong=lambda v: block.wrong.append(v))
         return block.builders[lanes]
 
     def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
@@ -152,6 +171,11 @@ class Text:
         self.indices.add(iv)
         args = [Ssa(self.name(), c.el, c.lanes) for c in carried]
         results = fill(inner, args)
+        wrong = range_reports.nothing(inner.wrong, self.const)
+        held = [r._replace(value=r.value._replace(name=self.name())) for r in wrong]
+        found = [range_reports.joined(r, inner.wrong, lambda line: self.put(inner, line)) for r in held]
+        carried, args, results = ([*x, *(r.value for r in y)] for x, y in ((carried, wrong), (args, held), (results, found)))
+        inner.wrong = []
         types = ", ".join(c.type for c in carried)
         bound = high if isinstance(high, str) else self.index(high)
         head = f"scf.for {iv} = {self.index(low)} to {bound} step {self.index(step)}"
@@ -166,7 +190,9 @@ class Text:
             self._pin(block, inner)
         block.has_long_loops |= inner.has_long_loops or not short
         block.add(head, inner)
-        return made
+        count = len(made) - len(wrong)
+        block.wrong += [r._replace(value=v) for r, v in zip(wrong, made[count:])]
+        return made[:count]
 
     def unrolled(self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]) -> list[Ssa]:
         """Writes a loop out: one copy of the body after the other."""

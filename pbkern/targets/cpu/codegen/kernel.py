@@ -18,7 +18,7 @@ from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
 from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region
-from pbkern.lower.mlir.ops import REPORT, WORDS, reporting
+from pbkern.lower.mlir.range_reports import REPORT, WORDS, reporting
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -240,6 +240,7 @@ class KernelLowering(ProgramText):
         """Appends one statement. What it shares with later ones is in `block`, before it."""
         inner, self.emitter.has_scalar_loops = Block(block), False
         self._statement(inner, s)
+        inner.report()
         start = len(block.operations)
         block.take(inner)
         block.has_long_loops |= inner.has_long_loops
@@ -291,6 +292,8 @@ class KernelLowering(ProgramText):
 
     def _functions(self, block: Block) -> tuple[Function, tuple[Function, ...]]:
         """The kernel's own, and those that it calls, callees before callers."""
+        self.text.top.report()
+        block.report()
         aliased = {i for i, _ in self.kernel.aliases}
         arena_type, one = f"memref<{self._arena_bytes()}xi8>", self.text.index(1)
         arrays = {b: "" if k in aliased else NOALIAS for k, b in enumerate(self.bufs) if b.storage is None}

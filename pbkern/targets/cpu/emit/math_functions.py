@@ -94,6 +94,7 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     inner = text.builder(text.top, b.lanes)
     values = [a._replace(name=f"%a{k}") if b.number(a) is None else inner.c(b.number(a), a.el) for k, a in enumerate(args)]
     result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
+    text.top.report()
     arguments = tuple(v for v, a in zip(values, args) if b.number(a) is None)
     constants = [f"{n} = {t}" for t, n in text.constants.items()]
     return MathFunction(name, arguments, (*constants, *operation.lines(text.top.operations)), result)

@@ -1,0 +1,110 @@
+"""Reports of numbers that are out of their range (dsl/primitives/in_range.py): collected by loops, looked at behind them.
+
+    %7 = scf.for ... iter_args(%greatest = %none) {
+      ... %found = arith.maxui %greatest, %index ...      one operation per vector, no branch, no store
+    }
+    the function's word on the stack is set where %7 is not below the limit
+    ... at the function's end, a set word is a call of REPORT
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .element_types import BITS
+from .value import Value
+
+# What machine code calls where a number is out of its range; and the two words on a function's stack of which the second is
+# set there, and the first elsewhere.
+REPORT = "_mlir_ciface_pbk_report"
+WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"
+
+Emit = Callable[[str], str]
+
+
+class Report(NamedTuple):
+    """What says that a number is out of its range.
+
+    value: a boolean; a count of numbers that are (i64); with a limit, a vector whose elements, without sign, must be below it;
+    without one, a vector of integers of which those below zero are out of range. halves: elements are the lower and upper halves
+    of such of 64 bits.
+    """
+
+    value: Value
+    limit: int = 0
+    halves: bool = False
+
+    @property
+    def kind(self) -> Report:
+        """What a loop carries for this one: the same for all of a kind, which have found nothing yet; it has no name."""
+        el, lanes = (self.value.el, self.value.lanes) if self.value.lanes else ("i64", 0)
+        if self.limit and el == "i64":  # AVX2 has no comparison of 64 bits without sign
+            return Report(Value("", "i32", 2 * lanes), self.limit, True)
+        return Report(Value("", el, lanes), self.limit, self.halves)
+
+
+def is_comparable(el: str, limit: int) -> bool:
+    """Whether vectors can be compared with this limit: as 64 bits, whose upper halves must be zero."""
+    return limit < 1 << min(BITS[el], 32)
+
+
+def nothing(found: Sequence[Report], const: Emit) -> list[Report]:
+    """Per kind of report: nothing was found."""
+    kinds = dict.fromkeys(r.kind for r in found)
+    return [k._replace(value=k.value._replace(name=_number(0, k.value, const))) for k in kinds]
+
+
+def joined(before: Report, found: Sequence[Report], emit: Emit) -> Report:
+    """`before` and what of `found` is of its kind."""
+    so_far, kind = before.value, before.kind
+    for r in found:
+        if r.kind != kind:
+            continue
+        name, operation = r.value.name, "arith.maxui" if r.limit else "arith.ori"
+        if not r.value.lanes:  # a count, not a disjunction: x86 compares and adds the carry, two instructions
+            operation = "arith.addi"
+            name = emit(f"arith.extui {name} : i1 to i64") if r.value.el == "i1" else name
+        elif r.value.el != so_far.el:
+            name = emit(f"vector.bitcast {name} : {r.value.type} to {so_far.type}")
+        so_far = so_far._replace(name=emit(f"{operation} {so_far.name}, {name} : {so_far.type}"))
+    return before._replace(value=so_far)
+
+
+def written(found: Sequence[Report], emit: Emit, const: Emit) -> str:
+    """The last line of a block with these reports: the function's word is set if one of them says so. No branch: that would
+    keep loops around the block from holding constants in registers."""
+    some, *rest = (_is_any(joined(none, found, emit), emit, const) for none in nothing(found, const))
+    for test in rest:
+        some = emit(f"arith.ori {some}, {test} : i1")
+    place = emit(f"arith.index_castui {some} : i1 to index")
+    return f"memref.store {const('arith.constant 1 : i64')}, {const(WORDS)}[{place}] : memref<2xi64>"
+
+
+def _is_any(report: Report, emit: Emit, const: Emit) -> str:
+    """Whether a number was out of its range."""
+    value, limit = report.value, report.limit
+    if not value.lanes:
+        return emit(f"arith.cmpi ne, {value.name}, {_number(0, value, const)} : i64")
+    bound = [limit, 1] * (value.lanes // 2) if report.halves else limit
+    predicate = "uge" if limit else "slt"
+    tests = value._replace(name=emit(f"arith.cmpi {predicate}, {value.name}, {_number(bound, value, const)} : {value.type}"), el="i1")
+    return emit(f"vector.reduction <or>, {tests.name} : {tests.type} into i1")
+
+
+def _number(n: int | list[int], like: Value, const: Emit) -> str:
+    """The name of a constant."""
+    return const(f"arith.constant {f'dense<{n}>' if like.lanes else n} : {like.type}")
+
+
+def reporting(lines: Sequence[str]) -> list[str]:
+    """Lines of a function with reports, with the word cleared before them and looked at before the return."""
+    at = next(k for k, line in enumerate(lines) if line.endswith(WORDS))
+    words, kind = lines[at].partition(" =")[0], "memref<2xi64>"
+    start = ["%reports_none = arith.constant 0 : i64", "%reports_second = arith.constant 1 : index",
+             f"memref.store %reports_none, {words}[%reports_second] : {kind}"]  # fmt: skip
+    end = [f"%reports_some = memref.load {words}[%reports_second] : {kind}",
+           "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
+           "scf.if %reports_any {", f"func.call @{REPORT}() : () -> ()", "}"]  # fmt: skip
+    last = max(k for k, line in enumerate(lines) if line.startswith("return"))
+    return [*lines[: at + 1], *start, *lines[at + 1 : last], *end, *lines[last:]]
