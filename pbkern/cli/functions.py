@@ -150,6 +150,10 @@ def _run_file(path: pathlib.Path):
 
 
 def arguments_of(fn, module, types: Sequence[str] | None, sizes: Mapping[str, int]) -> tuple:
+    used = {word for text in types or () for word in re.findall(r"\w+", text.partition("[")[2])}
+    if unused := [name for name in sizes if name not in used]:
+        why = f"-D {unused[0]}={sizes[unused[0]]}"
+        raise OptionError(f"no type of an argument has the size `{unused[0]}`", why=why, hint=f"--args 'f32[{unused[0]}]' ...")
     if types is not None:
         return tuple(parse_type(t, sizes) for t in types)
     if isinstance(fn, Kernel) or (isinstance(fn, KernelFunction) and fn.in_types is not None):

@@ -231,3 +231,14 @@ def test_cost_analysis_multiplies_loops_and_leaves_out_what_values_decide():
     assert ten["flops"] == pytest.approx(10 * one["flops"])
     unknown = pbkern.jit(lambda c: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: step(0, c), c)).lower(x)
     assert "flops" not in unknown.cost_analysis()
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [(lambda c: jnp.fft.fft(c).real, "fft in its body: no access rule"),
+     (lambda c: jnp.arctan(c + 2j).imag, "atan in its body: "),
+     (lambda c: jax.scipy.special.i1(jnp.flip(c)), "bessel_i1e in its body: ")],
+)  # fmt: skip
+def test_a_loop_names_the_operation_that_leaves_it_to_xla(step, words):
+    loop = lambda x: jax.lax.fori_loop(0, 99, lambda _, c: step(c), x)
+    assert words in str(pbkern.jit(loop).explain(jnp.ones(5)))

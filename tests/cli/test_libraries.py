@@ -180,6 +180,8 @@ MISUSES = {
     "a number": ([":number"], "has no function `number`"),
     "no types": ([":blur"], "the function's arguments are not known"),
     "a bad type": ([":blur", "--args", "f33[2]"], "a type is not understood"),
+    "a size that no type has": ([":blur", "--args", "f32[H,3]", "-D", "H=4", "-D", "W=4"], "has the size `W`"),
+    "a size beside arguments of the file": ([":blur", "-D", "H=4"], "has the size `H`"),
     "a size without value": ([":blur", "--args", "f32[H,3]"], "the size `H` has no value"),
     "a bad size": ([":blur", "--args", "f32[H,3]", "-D", "H=x"], "a size is not understood"),
     "too few arguments": ([":two", "--args", "f32[2]"], "missing a required argument: 'y'"),

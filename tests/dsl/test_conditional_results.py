@@ -120,6 +120,26 @@ def nested(x, o):
         by_value(x, o)
 
 
+def under_a_mask_of_values(x, o):
+    pbkern.store(o, ..., x[...], mask=x[...] > 0)
+
+
+def under_a_mask_of_its_place(x, o):
+    rows = jax.lax.broadcasted_iota(jnp.int32, SHAPE, 0) + pbkern.program_id(0)
+    pbkern.store(o, ..., x[...], mask=rows < SHAPE[0] + 3)
+
+
+def under_a_mask_and_under_none(x, o):
+    under_a_mask_of_values(x, o)
+    o[...] = x[...] + 1
+
+
+def under_a_mask_in_a_branch(x, o):
+    @pbkern.when(pbkern.program_id(0) == 0)
+    def _():
+        under_a_mask_of_values(x, o)
+
+
 whole = pbkern.BlockSpec(SHAPE, lambda i: (0, 0))
 in_order = {"grid": (3,), "in_specs": [whole], "out_specs": whole}
 
@@ -127,6 +147,8 @@ in_order = {"grid": (3,), "in_specs": [whole], "out_specs": whole}
 @pytest.mark.parametrize(
     ("body", "options", "unsure"),
     [(by_value, {}, True), (by_value_of_a_loop, {}, True), (in_one_branch, {}, True), (nested, in_order, True),
+     (under_a_mask_of_values, {}, True), (under_a_mask_of_its_place, in_order, False),
+     (under_a_mask_and_under_none, {}, False), (under_a_mask_in_a_branch, in_order, True),
      (in_both_branches, {}, False), (behind_the_last_program, in_order, False), (in_a_loop, {}, False)],
 )  # fmt: skip
 def test_which_results_start_as_zeros(body, options, unsure):

@@ -51,6 +51,12 @@ DECLARATIONS = {
         {"in_specs": [spec(pbkern.Element(8, (-1, 0)), 8)], "grid": (2,)}, "has negative padding", "padding (-1, 0)", ""),
     "empty scratch": ({"scratch_shapes": [pbkern.Scratch((0, 3), F32)]}, "scratch 0 of kernel `copy` is empty",
         "shape (0, 3)", ""),
+    "a dynamic dimension": ({"grid": (2,), "dynamic_grid": {1: 0}}, "names a dimension or an operand that it lacks",
+        "dynamic_grid has 1: 0; grid=(2,), 1 operands", "{grid dimension: number of the operand"),
+    "a dynamic operand": ({"grid": (2,), "dynamic_grid": {0: 4}}, "names a dimension or an operand that it lacks",
+        "dynamic_grid has 0: 4", "both from 0"),
+    "a dynamic size": ({"grid": (2,), "dynamic_grid": {0: 0}}, "is the size of a grid dimension, and no int32", "float32[16,8]",
+        "jnp.int32(size)"),
     "targets twice": (
         {"compiler_params": (pbkern.cpu.CompilerParams(), pbkern.cpu.CompilerParams())}, "two compiler_params for target `cpu`",
         "CompilerParams(", "{target name: CompilerParams}"),

@@ -53,6 +53,27 @@ def _verify_grid(k: Kernel) -> None:
             at=k.defined_at,
             why=f"num_scalar_prefetch={k.num_scalar_prefetch}, {len(k.inputs)} operands",
         )
+    for dimension, operand in k.dynamic_grid:
+        _verify_dynamic_size(k, dimension, operand)
+
+
+def _verify_dynamic_size(k: Kernel, dimension: int, operand: int) -> None:
+    values = f"dynamic_grid has {dimension}: {operand}; grid={k.grid}, {len(k.inputs)} operands"
+    if not (0 <= dimension < len(k.grid) and 0 <= operand < len(k.inputs)):
+        raise KernelError(
+            f"dynamic_grid of kernel `{k.name}` names a dimension or an operand that it lacks",
+            at=k.defined_at,
+            why=values,
+            hint="{grid dimension: number of the operand that is its size}, both from 0",
+        )
+    array = k.inputs[operand].array
+    if array.dtype != np.int32 or array.shape not in ((), (1,)):
+        raise KernelError(
+            f"{k.inputs[operand].origin} of kernel `{k.name}` is the size of a grid dimension, and no int32",
+            at=k.defined_at,
+            why=f"{array}; {values}",
+            hint="jnp.int32(size) in the call",
+        )
 
 
 def _verify_dtype(k: Kernel, what: str, dtype: np.dtype) -> None:

@@ -17,10 +17,14 @@ from pbkern.fuse.split.two_stage import split_reductions
 from pbkern.fuse.tiling.block_search import schedule_at
 from pbkern.fuse.time_tiling.overlapped import tile_time
 
+from . import leave_layouts_to_xla
 from .donation import scatter_into_carries
 
 # Updating this many elements in place is less work than starting several programs.
 FEW_UPDATES = 1 << 14
+
+# They stand before and after a complex operation that is left to XLA, and become views where there is none.
+MOVES_OF_COMPLEX = frozenset({"real", "imag", "complex", "convert_element_type"})
 
 
 def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
@@ -40,7 +44,7 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         if closed.consts:
             return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
         inside = partition(closed, parts.machine, parts.supports, parts.options)
-        bad = next((n for n in inside.nodes if n.kind == "xla"), None)
+        bad = _cause([n for n in inside.nodes if n.kind == "xla"])
         if bad is not None:
             reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
             return Node("xla", [eqn], list(eqn.outvars), reason=reason)
@@ -50,6 +54,16 @@ def control_node(parts, eqn, partition: Callable) -> Node:
     if any(isinstance(a, jex.Literal) for a in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
     return Node("control", [eqn], list(eqn.outvars), inner=found | _time_blocks(parts, eqn, found))
+
+
+def _cause(left: list[Node]) -> Node | None:
+    """The node that is left to XLA on its own account, rather than for an operation beside it."""
+
+    def is_own(node: Node) -> bool:
+        moves = all(e.primitive.name in MOVES_OF_COMPLEX for e in node.eqns)
+        return not moves and node.reason != leave_layouts_to_xla.REASON
+
+    return next(filter(is_own, left), left[0] if left else None)
 
 
 def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
