@@ -27,8 +27,8 @@ class Report(NamedTuple):
     """What says that a number is out of its range.
 
     value: a boolean; a count of numbers that are (i64); with a limit, a vector whose elements, without sign, must be below it;
-    without one, a vector of integers of which those below zero are out of range. halves: elements are the lower and upper halves
-    of such of 64 bits.
+    without one, a vector of integers of which those below zero are out of range.
+    halves: elements are the lower and upper halves of 64 bits.
     """
 
     value: Value
@@ -88,7 +88,8 @@ def _is_any(report: Report, emit: Emit, const: Emit) -> str:
         return emit(f"arith.cmpi ne, {value.name}, {_number(0, value, const)} : i64")
     bound = [limit, 1] * (value.lanes // 2) if report.halves else limit
     predicate = "uge" if limit else "slt"
-    tests = value._replace(name=emit(f"arith.cmpi {predicate}, {value.name}, {_number(bound, value, const)} : {value.type}"), el="i1")
+    test = emit(f"arith.cmpi {predicate}, {value.name}, {_number(bound, value, const)} : {value.type}")
+    tests = value._replace(name=test, el="i1")
     return emit(f"vector.reduction <or>, {tests.name} : {tests.type} into i1")
 
 

@@ -122,7 +122,8 @@ class Text:
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(lanes, lambda t: self.put(block, t), self.const, approx=self.approx,
-                                            contract=self.contract, math=self.math, known=self.known, wrong=lambda v: block.wrong.append(v))
+                                            contract=self.contract, math=self.math, known=self.known,
+                                            wrong=lambda report: block.wrong.append(report))
         return block.builders[lanes]
 
     def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:

@@ -57,8 +57,8 @@ GRADIENT_OTHER_IF_NOT_FINITE = OTHER_IF_NOT_FINITE | {
     "nn_functional_conv1d", "nn_functional_conv2d", "nn_functional_conv3d",
     # Eager Torch has another result for a vector than for what remains of a row.
     "nn_functional_hardswish", "nn_functional_hardtanh",
-    # XLA, which runs the table here, makes a product with booleans a choice, and -0.0 + 0.0 is -0.0 to it.
-    "aminmax", "mvlgamma_mvlgamma_p_1", "mvlgamma_mvlgamma_p_3", "mvlgamma_mvlgamma_p_5",
+    # torch.compile has zeros as well, where eager Torch multiplies NaN by zero.
+    "nn_functional_smooth_l1_loss",
 }  # fmt: skip
 
 
@@ -149,29 +149,22 @@ def cases(op, dtype, is_planted, gradients):
             yield f, tensors
 
 
-def check(f, tensors, is_planted, differs):
+def check(f, tensors, is_planted):
     """Results are eager Torch's. XLA, which runs the table here, makes a product with booleans a choice: where that shows, with
-    numbers that are not finite, pbkern runs it. differs: results may be those that torch.compile has without a compiler."""
-    ways = [{}]
-    if is_planted:
-        ways += [{"compiled": True}]
-    if differs:
-        torch._dynamo.reset()
-        decomposed = torch.compile(f, backend="aot_eager_decomp_partition")
-        ways += [{"reference": decomposed}, {"reference": decomposed, "compiled": True}]
-    for way in ways[:-1]:
-        try:
-            check_table(f, *tensors, **way)
-            return
-        except AssertionError:
-            pass
-    check_table(f, *tensors, **ways[-1])
+    numbers that are not finite, pbkern itself runs it."""
+    try:
+        check_table(f, *tensors)
+    except AssertionError:
+        if not is_planted:
+            raise
+        check_table(f, *tensors, compiled=True)
 
 
 def check_samples(op, dtypes, is_planted, gradients):
     if op.name in UNDEFINED or "dropout" in op.name:
         pytest.skip("its results are not determined")
-    differs = op.formatted_name in (GRADIENT_OTHER_IF_NOT_FINITE if gradients else OTHER_IF_NOT_FINITE)
+    if is_planted and op.formatted_name in (GRADIENT_OTHER_IF_NOT_FINITE if gradients else OTHER_IF_NOT_FINITE):
+        pytest.skip("Torch's own ways to the result differ")
     warnings.simplefilter("ignore")
     compiled = refused = 0
     for dtype in dtypes:
@@ -180,7 +173,7 @@ def check_samples(op, dtypes, is_planted, gradients):
         torch.manual_seed(0)
         for f, tensors in cases(op, dtype, is_planted, gradients):
             try:
-                check(f, tensors, is_planted, is_planted and differs)
+                check(f, tensors, is_planted)
                 compiled += 1
             except NotCompiled:
                 refused += 1
