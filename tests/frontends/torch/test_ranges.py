@@ -198,6 +198,20 @@ def test_an_index_array_that_xla_works_on():
             plan([x, i])
 
 
+def test_a_loop_carries_what_it_has_found():
+    """The word that says so is stored once behind a loop of four vectors per step, not in it."""
+    import jax
+
+    from pbkern.dsl.primitives.in_range import in_range
+    from tests.lowered import lowered
+
+    x, i = torch.rand(4096).numpy(), torch.randint(0, 4096, (4096,), dtype=torch.int32).numpy()
+    text = lowered(lambda x, i: x[in_range(i, 0, 4096)], x, jax.numpy.asarray(i), stage="mlir")
+    assert "arith.maxui" in text
+    stores = [line for line in text.split("\n") if "memref.store" in line and line.endswith("memref<2xi64>")]
+    assert len(stores) == 2, stores  # one clears it
+
+
 def test_threads_get_their_own_errors():
     f = lambda x, i: x[i] * 2
     fast, x = jit(f), torch.rand(ROWS)
