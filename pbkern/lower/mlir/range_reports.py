@@ -24,7 +24,7 @@ Emit = Callable[[str], str]
 
 
 class Report(NamedTuple):
-    """What says that a number is out of its range.
+    """Value that says whether a number is out of its range.
 
     value: a boolean; a count of numbers that are (i64); with a limit, a vector whose elements, without sign, must be below it;
     without one, a vector of integers of which those below zero are out of range. halves: elements are lower and upper halves
@@ -37,7 +37,7 @@ class Report(NamedTuple):
 
     @property
     def kind(self) -> Report:
-        """What a loop carries for this one: the same for all of a kind, which have found nothing yet; it has no name."""
+        """Value that a loop carries for this one: equal for all of a kind, which have found nothing yet; it has no name."""
         el, lanes = (self.value.el, self.value.lanes) if self.value.lanes else ("i64", 0)
         if self.limit and el == "i64":  # AVX2 has no comparison of 64 bits without sign
             return Report(Value("", "i32", 2 * lanes), self.limit, True)
