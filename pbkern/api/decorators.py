@@ -326,7 +326,9 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     def _call(self, args, kwargs) -> dict:
         """Parameters of the primitive that is bound for arguments like these."""
-        return next(e.params for e in equations(self.trace(*args, **kwargs).jaxpr.jaxpr) if e.primitive is call.call_p)
+        with jax.disable_jit(False):  # what is compiled is asked for, whether or not calls compile now
+            traced = self.trace(*args, **kwargs)
+        return next(e.params for e in equations(traced.jaxpr.jaxpr) if e.primitive is call.call_p)
 
     def _into_buffers(self, args: tuple, kwargs: dict) -> result_pool.IntoBuffers | None:
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
@@ -349,7 +351,9 @@ def _runs_op_by_op(args: tuple, kwargs: dict) -> bool:
     """
     if _jax.runs_eagerly():
         return True
-    return _jax.looks_for_bad_numbers() and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
+    if not _jax.looks_for_bad_numbers() or _jax.is_tracing():
+        return False
+    return not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
 
 
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:

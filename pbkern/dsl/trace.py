@@ -96,6 +96,10 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
         return a result of the programs as well, the last stage gives it one of its results to share
         (input_output_aliases), and need not touch it.
 
+    Results that values at run time decide to store are zero where nothing is stored: under conditions and masks of loaded
+    values, in grids of dynamic size, in blocks that prefetched operands choose. What the place in the grid decides is not
+    filled: elements that no program stores to are what was in memory.
+
     Raises KernelError, at the body's line, when called or traced.
     """
     spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes, num_scalar_prefetch)

@@ -152,3 +152,10 @@ def test_debug_infs_names_the_operation():
 def test_debug_nans_lets_numbers_pass():
     with jax.debug_nans(True):
         np.testing.assert_allclose(roots(np.full(3, 2.0, "f")), 3)
+
+
+@pytest.mark.parametrize("setting", [jax.debug_nans(True), jax.disable_jit()], ids=["debug_nans", "disable_jit"])
+def test_explain_works_whatever_calls_do(setting):
+    with setting:
+        assert len(roots.explain(np.ones(3, "f")).kernels) == 1
+        assert len(pbkern.jit(lambda: jnp.exp(jnp.arange(8.0)) * 2).explain().kernels) == 1

@@ -237,3 +237,14 @@ def test_one_program_of_a_parallel_dimension_may_store():
     kernel.body = last
     x = np.random.default_rng(5).normal(size=SHAPE).astype("f")
     np.testing.assert_array_equal(kernel(x), x[-ROWS:])
+
+
+def test_one_program_of_a_parallel_dimension_may_store_under_a_mask():
+    def last(x, o):
+        mine = jnp.full((ROWS, COLUMNS), pbkern.program_id(0) == BOUND - 1)
+        pbkern.store(o, (slice(None), slice(None)), x[...], mask=mine)
+
+    kernel = declared("parallel", lambda i: (0, 0))
+    kernel.body = last
+    x = np.random.default_rng(6).normal(size=SHAPE).astype("f")
+    np.testing.assert_array_equal(kernel(x), x[-ROWS:])

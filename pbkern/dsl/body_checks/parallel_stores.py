@@ -1,7 +1,7 @@
 """Kernel -> KernelError where programs along a dimension declared "parallel" all store to the same elements of a result.
 
 Which of them is last is not known: the result is that of any. Seen without running: the result's block does not move with
-the dimension, and the body stores to constant places in it, under no condition. `pbkern.interpret` finds the rest as it
+the dimension, and the body stores to constant places in it, under no condition or mask. `pbkern.interpret` finds the rest as it
 runs (RaceError).
 """
 
@@ -36,7 +36,8 @@ def _stores_to_constant_places(jaxpr: jex.Jaxpr, ref: jex.Var) -> bool:
     for eqn in jaxpr.eqns:
         if is_ref_access(eqn):
             access = ref_access(eqn)
-            if access.ref is ref and access.kind != "load" and all(map(_is_constant, access.indices)):
+            stores = access.ref is ref and access.kind != "load" and access.mask is None
+            if stores and all(map(_is_constant, access.indices)):
                 return True
     return False
 

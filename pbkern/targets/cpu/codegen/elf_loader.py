@@ -182,7 +182,8 @@ def _protect(address: int, size: int) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC):
-        raise InternalError("memory cannot be made executable", why=f"mprotect: error {ctypes.get_errno()}")
+        # The system refuses: another process may be allowed to, so that this is no failure of the code.
+        raise OSError(ctypes.get_errno(), "memory cannot be made executable: mprotect")
 
 
 def _slice(content: bytes, s: _Section) -> bytes:
