@@ -18,8 +18,8 @@ def remembered(store: Store | None, key: str) -> Iterator[None]:
     """Raises InternalError at once where the store says that the body failed under `key`; stores a failure of the body.
 
     Neither is done without a store, and where failures are errors (PBKERN_FALLBACK=0, strict_target): whoever looks for the
-    cause wants the whole of it. Errors that explain a mistake are not stored, nor those of memory, files, threads and the depth of
-    the stack, which may not happen again.
+    cause wants the whole of it. Errors that explain a mistake are not stored, nor those of memory, files, threads and the depth
+    of the stack, which may not happen again.
     """
     if store is None or not config.current().fallback or fallback.is_strict():
         yield
