@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Sequence
 
 from pbkern.core.errors import TargetError
 from pbkern.targets.cpu.codegen.host import INTERNAL
@@ -38,6 +39,33 @@ def check_api_version() -> None:
         raise TargetError("jaxlib's XLA FFI API is not supported", why=f"version {found}, tested with {API_VERSION}",
                           hint="install a jaxlib from the range in pyproject.toml")
 
+
+def _api_call(offset: int, fields: Sequence[tuple[str, str]]) -> str:
+    """Lines that call a function of XLA's table as `%answer`; `%frame` is the call frame.
+
+    offset: of the function in XLA_FFI_Api. fields: of its arguments behind the first two words, which are their size in bytes
+    and no extension: (value, type) each. `%one` is 1, `%null` the null pointer.
+    """
+    size = 8 * (2 + len(fields))
+    words = [("%size", "i64"), ("%null", "!llvm.ptr"), *fields]
+    places = [f"%a{8 * k} = llvm.getelementptr %a[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8" for k in range(len(words))]
+    stores = [f"llvm.store {value}, %a{8 * k} : {kind}, !llvm.ptr" for k, (value, kind) in enumerate(words)]
+    lines = [
+        f"%size = arith.constant {size} : i64",
+        "%apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8",
+        "%api = llvm.load %apip : !llvm.ptr -> !llvm.ptr",
+        f"%a = llvm.alloca %one x !llvm.array<{len(words)} x i64> : (i64) -> !llvm.ptr",
+        *places, *stores,
+        f"%functionp = llvm.getelementptr %api[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8",
+        "%function = llvm.load %functionp : !llvm.ptr -> !llvm.ptr",
+        "%answer = llvm.call %function(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr",
+    ]  # fmt: skip
+    return "\n".join("  " + line for line in lines)
+
+
+_CONTEXT = """  %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
+  %ctx = llvm.load %ctxp : !llvm.ptr -> !llvm.ptr
+"""
 
 _ALLOCATOR = r"""
 func.func private @malloc(i64) -> !llvm.ptr
@@ -71,26 +99,11 @@ func.func private @pbk_worker(%f: !llvm.ptr) {
 
 func.func private @pbk_pool_size(%frame: !llvm.ptr) -> i64 {
   %one = arith.constant 1 : i64
-  %zero = arith.constant 0 : i64
-  %size = arith.constant 32 : i64
   %null = llvm.mlir.zero : !llvm.ptr
   %out = llvm.alloca %one x i64 : (i64) -> !llvm.ptr
   llvm.store %one, %out : i64, !llvm.ptr
-  %a = llvm.alloca %one x !llvm.array<4 x i64> : (i64) -> !llvm.ptr
-  %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
-  %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
-  %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
-  %ctx = llvm.load %ctxp : !llvm.ptr -> !llvm.ptr
-  %a8 = llvm.getelementptr %a[8] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a16 = llvm.getelementptr %a[16] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a24 = llvm.getelementptr %a[24] : (!llvm.ptr) -> !llvm.ptr, i8
-  llvm.store %size, %a : i64, !llvm.ptr
-  llvm.store %null, %a8 : !llvm.ptr, !llvm.ptr
-  llvm.store %ctx, %a16 : !llvm.ptr, !llvm.ptr
-  llvm.store %out, %a24 : !llvm.ptr, !llvm.ptr
-  %fp = llvm.getelementptr %api[144] : (!llvm.ptr) -> !llvm.ptr, i8
-  %f = llvm.load %fp : !llvm.ptr -> !llvm.ptr
-  %error = llvm.call %f(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
+CONTEXT
+NUM_THREADS
   %n = llvm.load %out : !llvm.ptr -> i64
   return %n : i64
 }
@@ -167,9 +180,13 @@ NEW_LOOP
   }
   return
 }
-""".replace("SPINS", str(SPINS)).replace(
-    "NEW_LOOP", parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True)
-)
+"""
+for _name, _text in {
+    "SPINS": str(SPINS), "CONTEXT": _CONTEXT,
+    "NUM_THREADS": _api_call(144, [("%ctx", "!llvm.ptr"), ("%out", "!llvm.ptr")]),
+    "NEW_LOOP": parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True),
+}.items():  # fmt: skip
+    _PARALLEL = _PARALLEL.replace(_name, _text)
 
 RUNTIME = _ALLOCATOR + parallel.DRAIN + turns.TURNS + _PARALLEL + arena.HUGE + arena.LIST
 
@@ -178,32 +195,14 @@ llvm.mlir.global external @pbk_state_type(0 : i64) {alignment = 8 : i64} : i64
 
 func.func @pbk_hold(%frame: !llvm.ptr, %held: !llvm.ptr) -> !llvm.ptr {
   %one = arith.constant 1 : i64
-  %size = arith.constant 48 : i64
   %null = llvm.mlir.zero : !llvm.ptr
   %before = llvm.atomicrmw add %held, %one acq_rel : !llvm.ptr, i64
   %type = llvm.mlir.addressof @pbk_state_type : !llvm.ptr
-  %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
-  %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
-  %ctxp = llvm.getelementptr %frame[24] : (!llvm.ptr) -> !llvm.ptr, i8
-  %ctx = llvm.load %ctxp : !llvm.ptr -> !llvm.ptr
   %stagep = llvm.getelementptr %frame[32] : (!llvm.ptr) -> !llvm.ptr, i8
   %stage = llvm.load %stagep : !llvm.ptr -> i64
-  %a = llvm.alloca %one x !llvm.array<6 x i64> : (i64) -> !llvm.ptr
-  %a8 = llvm.getelementptr %a[8] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a16 = llvm.getelementptr %a[16] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a24 = llvm.getelementptr %a[24] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a32 = llvm.getelementptr %a[32] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a40 = llvm.getelementptr %a[40] : (!llvm.ptr) -> !llvm.ptr, i8
-  llvm.store %size, %a : i64, !llvm.ptr
-  llvm.store %null, %a8 : !llvm.ptr, !llvm.ptr
-  llvm.store %ctx, %a16 : !llvm.ptr, !llvm.ptr
-  llvm.store %stage, %a24 : i64, !llvm.ptr
-  llvm.store %type, %a32 : !llvm.ptr, !llvm.ptr
-  llvm.store %held, %a40 : !llvm.ptr, !llvm.ptr
-  %setp = llvm.getelementptr %api[104] : (!llvm.ptr) -> !llvm.ptr, i8
-  %set = llvm.load %setp : !llvm.ptr -> !llvm.ptr
-  %error = llvm.call %set(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
-  return %error : !llvm.ptr
+CONTEXT
+STATE_SET
+  return %answer : !llvm.ptr
 }
 
 func.func @pbk_drop(%held: !llvm.ptr) {
@@ -211,7 +210,10 @@ func.func @pbk_drop(%held: !llvm.ptr) {
   %before = llvm.atomicrmw add %held, %minus acq_rel : !llvm.ptr, i64
   return
 }
-"""
+""".replace("CONTEXT", _CONTEXT).replace(
+    "STATE_SET",
+    _api_call(104, [("%ctx", "!llvm.ptr"), ("%stage", "i64"), ("%type", "!llvm.ptr"), ("%held", "!llvm.ptr")]),
+)
 
 # Counts numbers that are out of their range (dsl/primitives/in_range.py), for the whole process.
 REPORTS = """
@@ -272,23 +274,10 @@ RESOURCE_EXHAUSTED = 8
 NO_MEMORY = f"""
 func.func @pbk_no_memory(%frame: !llvm.ptr, %message: !llvm.ptr) -> !llvm.ptr {{
   %one = arith.constant 1 : i64
-  %size = arith.constant 32 : i64
   %code = arith.constant {RESOURCE_EXHAUSTED} : i64
   %null = llvm.mlir.zero : !llvm.ptr
-  %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
-  %api = llvm.load %apip : !llvm.ptr -> !llvm.ptr
-  %a = llvm.alloca %one x !llvm.array<4 x i64> : (i64) -> !llvm.ptr
-  %a8 = llvm.getelementptr %a[8] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a16 = llvm.getelementptr %a[16] : (!llvm.ptr) -> !llvm.ptr, i8
-  %a24 = llvm.getelementptr %a[24] : (!llvm.ptr) -> !llvm.ptr, i8
-  llvm.store %size, %a : i64, !llvm.ptr
-  llvm.store %null, %a8 : !llvm.ptr, !llvm.ptr
-  llvm.store %message, %a16 : !llvm.ptr, !llvm.ptr
-  llvm.store %code, %a24 : i64, !llvm.ptr
-  %createp = llvm.getelementptr %api[48] : (!llvm.ptr) -> !llvm.ptr, i8
-  %create = llvm.load %createp : !llvm.ptr -> !llvm.ptr
-  %error = llvm.call %create(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr
-  return %error : !llvm.ptr
+{_api_call(48, [("%message", "!llvm.ptr"), ("%code", "i64")])}
+  return %answer : !llvm.ptr
 }}
 """
 
