@@ -55,6 +55,20 @@ def check_table(f, *tensors, rtol=None, atol=None, compiled=False):
         check_close(t, e, rtol, atol)
 
 
+def check_errors(f, *tensors):
+    """Errors of pbkern's results beside float64 are within the tolerance or at most twice eager Torch's; NaN is where eager
+    Torch has it."""
+    wide = [t.double() if t.is_floating_point() else t for t in tensors]
+    exact, eager = ([t for t in pytree.tree_leaves(f(*given)) if isinstance(t, torch.Tensor)] for given in (wide, tensors))
+    made = [tensor_of(m) for m in by_table(f, *tensors, compiled=True) if m is not None]
+    for m, e, x in zip(made, eager, exact, strict=True):
+        assert m.dtype == e.dtype and m.shape == e.shape and torch.equal(m.isnan(), e.isnan()), (m, e)
+        theirs, ours = ((t.double() - x.double()).abs().nan_to_num(0.0) for t in (e, m))
+        if ours.numel() and m.is_floating_point():
+            size = TOLERANCES.get(m.dtype, 1e-10) * float(x.double().abs().nan_to_num(0.0).max())
+            assert float(ours.max()) <= max(2 * float(theirs.max()), size), (m, e, x)
+
+
 def tensor_of(x) -> torch.Tensor:
     if isinstance(x, torch.Tensor):
         return x
