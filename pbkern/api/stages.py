@@ -204,7 +204,11 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
     at = folder / f"{next(_serial):03d}_{stem}"
     while at.exists():  # of an earlier process
         at = folder / f"{next(_serial):03d}_{stem}"
-    (at / "kernels").mkdir(parents=True)
+    try:
+        (at / "kernels").mkdir(parents=True)
+    except OSError as e:
+        hint = "PBKERN_DUMP names a folder that can be made or written to"
+        raise OptionError(f"no folder {at} can be made", why=str(e), hint=hint) from e
     for number, (stage, make) in enumerate(record.texts.items(), 1):
         try:
             text = make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,16 @@ from .direct_plan import DirectPlan
 
 @dataclass(frozen=True)
 class TorchExplanation:
-    """Report of what became of a function's graphs. `graphs`: in order of capture; its text is a line per graph and kernel."""
+    """Report of what became of a function's graphs; its text is a line per graph and kernel.
+
+    graphs: in order of capture. sparse: a sparse argument of calls that ran in Torch, if there was one.
+    """
 
     graphs: tuple[captured.Graph, ...]
+    sparse: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = []
+        lines = [f"calls with sparse arguments run in Torch: {what}" for what in self.sparse]
         for g in self.graphs:
             kernels, left = g.kernels(), g.left_to_xla()
             lines.append(f"graph {g.number} ({g.kind}): {len(kernels)} kernel(s), {len(left)} operation(s) left to XLA, "
@@ -84,7 +88,7 @@ class TorchFunction(PickledByName):
     def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
         """All graphs that were captured, those of a call with these arguments among them, which is made."""
         self(*args, **kwargs)
-        return TorchExplanation(tuple(self.graphs))
+        return TorchExplanation(tuple(self.graphs), tuple(self._sparse))
 
 
 class TorchModule(OptimizedModule):
@@ -108,7 +112,7 @@ class TorchModule(OptimizedModule):
     def explain(self, *args: Any, **kwargs: Any) -> TorchExplanation:
         """Reports on the graphs, like that of functions."""
         self(*args, **kwargs)
-        return TorchExplanation(tuple(self.__dict__["graphs"]))
+        return TorchExplanation(tuple(self.__dict__["graphs"]), tuple(self.__dict__["sparse"]))
 
 
 def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
@@ -174,16 +178,29 @@ def _is_for_torch(args: tuple, kwargs: dict, options: CompileOptions, sparse: li
         return False
     found, strict = False, options.strict_target
     for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
-        if isinstance(value, torch.Tensor) and not (value.is_cpu and value.layout is torch.strided and not value.is_quantized):
+        if not isinstance(value, torch.Tensor):
+            if not isinstance(value, list | tuple | dict):
+                continue
+            value = next(filter(is_sparse, _tensors_in(value)), None)
+            if value is None:
+                continue
+        if not (value.is_cpu and value.layout is torch.strided and not value.is_quantized):
             what = f"argument {name}" if isinstance(name, int) else f"argument `{name}`"
             if strict or not is_sparse(value):
                 check_tensor(value, what)
             found = True
             if not sparse:
-                sparse.append(f"{what} is {value.layout}")
-                why = f"{sparse[0]}, and kernels read dense arrays"
-                warnings.warn(f"the call runs in Torch: {why}", FallbackWarning, stacklevel=3)
+                sparse.append(f"{what} is {value.layout}, and kernels read dense arrays")
+                warnings.warn(f"the call runs in Torch: {sparse[0]}", FallbackWarning, stacklevel=3)
     return found
+
+
+def _tensors_in(container: list | tuple | dict) -> Iterator[torch.Tensor]:
+    for value in container.values() if isinstance(container, dict) else container:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple | dict):
+            yield from _tensors_in(value)
 
 
 def _own(error: BackendCompilerFailed) -> Exception:

@@ -175,6 +175,8 @@ def parse_type(text: str, sizes: Mapping[str, int] | None = None):
     words = [n.strip() for n in found[2].split(",") if n.strip()] if found else []
     if found is None or dtype not in DTYPES.values() or not all(n.isdigit() or n.isidentifier() for n in words):
         hint = f"DTYPE[SIZES] with {', '.join(DTYPES)}, e.g. f32[8,128]"
+        if len(several := re.findall(r"\w+\s*\[[^\]]*\]", text)) > 1:
+            hint = f"a word for each argument: --args {' '.join(map(repr, several))}"
         raise OptionError("a type is not understood", why=f"{text!r}", hint=hint)
     missing = [n for n in words if not n.isdigit() and n not in (sizes or {})]
     if missing:

@@ -124,14 +124,37 @@ def read(environment) -> Config:
             close = difflib.get_close_matches(name, known, n=1)
             raise OptionError(f"unknown environment variable {name}", why=f"the variables are {', '.join(known)}",
                               hint=f"did you mean {close[0]}?" if close else None)  # fmt: skip
-        if not text:
-            continue
-        try:
-            values[name[len(PREFIX) :].lower()] = known[name].parse(text)
-        except (ValueError, KeyError):
-            raise OptionError(f"environment variable {name} has a bad value", why=f"{name}={text!r}",
-                              hint=f"{known[name].takes}: {known[name].meaning}") from None  # fmt: skip
+        if text:
+            values[_setting(name)] = _parsed(known[name], text, f"environment variable {name}", f"{name}={text!r}")
     return Config(**values)
+
+
+def _setting(variable: str) -> str:
+    """The name in Config of a variable: PBKERN_NUM_THREADS -> num_threads."""
+    return variable[len(PREFIX) :].lower()
+
+
+def _parsed(variable: Variable, text: str, what: str, given: str) -> Any:
+    """The variable's value. Raises OptionError, which names `what` and shows `given`."""
+    try:
+        return variable.parse(text)
+    except (ValueError, KeyError):
+        hint = f"{variable.takes}: {variable.meaning}"
+        raise OptionError(f"{what} has a bad value", why=given, hint=hint) from None
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value of a setting, given as Python writes it. Raises OptionError for unknown names and bad values."""
+    known = {_setting(v.name): v for v in VARIABLES}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        raise OptionError(f"unknown setting {name}", why=f"the settings are {', '.join(known)}",
+                          hint=f"did you mean {close[0]}?" if close else None)  # fmt: skip
+    if value is None and known[name].default is None:
+        return None
+    text = os.pathsep.join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    text = str(int(value)) if isinstance(value, bool) else text
+    return _parsed(known[name], text, f"setting {name}", f"{name}={value!r}")
 
 
 @functools.cache
@@ -152,9 +175,13 @@ def num_threads() -> int | None:
 
 @contextlib.contextmanager
 def override(**values: Any) -> Iterator[Config]:
-    """Sets values for the length of a `with` block, in every thread."""
+    """Sets values for the length of a `with` block, in every thread. Names are those of Config.
+
+    Raises OptionError for unknown names and for values that the environment variable would not take.
+    """
     global _overridden
-    before, _overridden = _overridden, dataclasses.replace(current(), **values)
+    checked = {name: _checked(name, value) for name, value in values.items()}
+    before, _overridden = _overridden, dataclasses.replace(current(), **checked)
     try:
         yield _overridden
     finally:

@@ -143,15 +143,19 @@ ours, theirs = pbkern.jit(f), jax.jit(f)
 rounds = [(measure(theirs, 5), measure(ours, 5)) for _ in range(6)]
 for (jax_rate, jax_tail), (rate, tail) in rounds:
     print(f"calls/s {rate / jax_rate:.2f} of jax.jit's, p99 {tail / jax_tail:.2f}", file=sys.stderr)
+print(np.median([rate / jax_rate for (jax_rate, _), (rate, _) in rounds]))
 print(np.median([tail / jax_tail for (_, jax_tail), (_, tail) in rounds]))
 """
 
 
 @pytest.mark.slow
-def test_the_slowest_of_a_hundred_calls_is_no_slower_than_those_of_jit():
+def test_eight_callers_are_served_as_well_as_by_jit():
+    """Calls per second and the 99th percentile of their times. Small calls do not wait here, so that more of the eight callers
+    are at large ones: with equal throughput, large ones wait longer than with jax.jit (decision 069)."""
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(FAIR)], capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0 and float(run.stdout) < 1.1, run.stdout + run.stderr
-
+    assert run.returncode == 0, run.stderr
+    throughput, tail = map(float, run.stdout.split())
+    assert throughput > 0.95 and tail < 1.25, run.stderr
 
 
 def test_turns_of_the_parent_are_not_waited_for_in_a_fork():

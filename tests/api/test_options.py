@@ -1,6 +1,7 @@
 """Compile options and CompilerParams: what they do, and how wrong ones are refused."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -273,6 +274,32 @@ def test_override_is_scoped():
     with config.override(num_threads=7):
         assert config.num_threads() == 7
     assert config.num_threads() != 7
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"num_thread": 2}, "did you mean num_threads?"),
+    ({"num_threads": 0}, "at least 1"),
+    ({"cache": "maybe"}, "0 or 1"),
+    ({"target": "tpu"}, "cpu, nvgpu, amdgpu"),
+    ({"target": None}, "cpu, nvgpu, amdgpu"),
+])  # fmt: skip
+def test_wrong_settings_are_explained(settings, message):
+    before = config.current()
+    with pytest.raises(OptionError, match=re.escape(message)), config.override(**settings):
+        pass
+    assert config.current() is before
+
+
+def test_settings_are_given_as_python_writes_them(tmp_path):
+    with config.override(cache=False, cache_shared=(tmp_path, tmp_path / "b"), cache_dir=str(tmp_path), num_threads=None) as made:
+        assert made.cache is False and made.num_threads is None
+        assert made.cache_shared == (tmp_path, tmp_path / "b") and made.cache_dir == tmp_path
+
+
+def test_a_file_is_no_folder_for_stages(tmp_path):
+    (tmp_path / "file").write_text("")
+    with config.override(dump=tmp_path / "file"), pytest.raises(OptionError, match="PBKERN_DUMP names a folder"):
+        pj(lambda x: x * 3)(A)
 
 
 def test_the_environments_target_is_the_default():

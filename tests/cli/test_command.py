@@ -90,6 +90,7 @@ def test_right_arguments(model, capsys):
     (["explain", "model"], "no function is named"),
     (["explain", "{model}:absent"], "has no function `absent`"),
     (["explain", "{model}:plain", "--args", "f33[2]"], "a type is not understood"),
+    (["explain", "{model}:plain", "--args", "f32[3,4], f32[4]"], "a word for each argument: --args 'f32[3,4]' 'f32[4]'"),
 ])  # fmt: skip
 def test_wrong_names_are_explained(model, capsys, arguments, message):
     assert main.main([a.format(model=model) for a in arguments]) == 2

@@ -79,3 +79,43 @@ def test_ranges_beyond_a_type(dtype):
     assert not outside(x, max(info.min, -5), info.max).any()
     assert outside(x, 0, 3).tolist() == [False, False, False, True, True]
     assert outside(x, 1, 0).tolist() == [True, False, False, False, False]
+
+
+def wrapped(n):
+    """As jnp writes x[i]: negative indices count from the end."""
+
+    def f(i):
+        j = in_range(i, -n, n)
+        return jnp.where(j < 0, j + n, j)
+
+    return f
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+@pytest.mark.parametrize("n", [1, 5, 100])
+def test_the_addition_to_negative_indices_is_checked_instead(n, dtype):
+    i = np.clip(np.array([[-n - 1, -n, -1], [0, n - 1, n]]), -128, 127).astype(dtype)
+    before = jax.make_jaxpr(wrapped(n))(i)
+    after = drop_proved_ranges(before)
+    [check] = [e for e in equations(after.jaxpr) if e.primitive.name == "in_range"]
+    assert (check.params["low"], check.params["high"]) == (0, n)
+    results = [jex.jaxpr_as_fun(closed)(i)[0] for closed in (before, after)]
+    np.testing.assert_array_equal(*results)
+    assert (outside(i, -n, n) == outside(np.asarray(results[0]), 0, n)).all()
+
+
+OTHERWISE = {
+    "another number is added": lambda j: jnp.where(j < 0, j + 4, j),
+    "another index": lambda j: jnp.where(j < 0, j[::-1] + 5, j),
+    "the other case": lambda j: jnp.where(j < 0, j, j + 5),
+    "another test": lambda j: jnp.where(j < 1, j + 5, j),
+    "added where it is not negative": lambda j: jnp.where(j >= 0, j + 5, j),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_other_choices_keep_their_check(name):
+    closed = jax.make_jaxpr(lambda i: OTHERWISE[name](in_range(i, -5, 5)))(np.arange(-5, 5, dtype="int32"))
+    checks = [e for e in equations(drop_proved_ranges(closed).jaxpr) if e.primitive.name == "in_range"]
+    assert [(e.params["low"], e.params["high"]) for e in checks] == [(-5, 5)]
+

@@ -1,8 +1,12 @@
-"""Checks of ranges that are known to hold are dropped: in_range(iota + 1, 0, n) -> iota + 1.
+"""Checks of ranges that are known to hold are dropped, and those of indices that may be negative become simpler.
+
+    in_range(iota + 1, 0, n)                                     ->  iota + 1
+    j = in_range(i, -n, n); select_n(j < 0, j, j + n)            ->  in_range(select_n(i < 0, i, i + n), 0, n)
 
 Bounds of integers follow from iotas, constants and checks through arithmetic, comparisons, and whatever moves elements. Places
-that a program computes for itself, such as those of windows or of diagonals, thereby stay as plain as they were; and what is
-done to negative indices goes where there are none.
+that a program computes for itself, such as those of windows or of diagonals, thereby stay as plain as they were. Where no index
+is negative, the addition of n is dropped. A check of [0, n) takes one operation less than one of [-n, n), and code generation
+knows that what passed it is an index (lower/nest/context.py).
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
+from pbkern.dsl.primitives.in_range import in_range
 
 from .driver import retrace
 from .facts import Notes
@@ -29,7 +35,8 @@ def drop_proved_ranges(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         return closed
     ranges = _Ranges()
     rules = {name: ranges.noted(rule) for name, rule in RULES.items()}
-    return retrace(closed, rules | {"in_range": ranges.checked, "select_n": ranges.selected})
+    rules |= {"in_range": ranges.checked, "select_n": ranges.selected, "lt": ranges.compared, "add": ranges.added}
+    return retrace(closed, rules)
 
 
 class _Ranges:
@@ -64,10 +71,38 @@ class _Ranges:
         apart = bounds is not None and (bounds[1] < high or bounds[0] >= low)
         if within if low < high else apart:
             return [operands[0]]
-        return self.notes.bound("bounds", eqn, operands, (low, high - 1)) if low < high else None
+        if low >= high:
+            return None
+        [made] = self.notes.bound("bounds", eqn, operands, (low, high - 1))
+        return self.notes.note("signed index", made, operands[0], high) if low == -high else [made]
+
+    def compared(self, eqn, operands):
+        """x < 0 is noted where x is an index that may be negative."""
+        if self.notes.find("signed index", operands[0]) and self.of(operands[1]) == (0, 0):
+            return self.notes.bound("negative", eqn, operands, operands[0])
+        return self.noted(RULES["lt"])(eqn, operands)
+
+    def added(self, eqn, operands):
+        """x + n is noted where x is an index in [-n, n)."""
+        index = self.notes.find("signed index", operands[0])
+        if index and self.of(operands[1]) == (index[1], index[1]):
+            return self.notes.bound("from the end", eqn, operands, operands[0])
+        return self.noted(RULES["add"])(eqn, operands)
+
+    def wrapped(self, which, cases) -> list | None:
+        """The index of [0, n) that an index of [-n, n) stands for, checked as such; None where the choice is none between
+        an index and index + n."""
+        negative, from_end = self.notes.find("negative", which), self.notes.find("from the end", cases[-1])
+        if not negative or not from_end or len(cases) != 2 or not negative[0] is from_end[0] is cases[0]:
+            return None
+        index, n = self.notes.find("signed index", cases[0])
+        made = lax.select(lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, n)), index)
+        return self.notes.note("bounds", in_range(made, 0, n), (0, n - 1))
 
     def selected(self, eqn, operands):
         """The case that is always chosen."""
+        if wrapped := self.wrapped(operands[0], operands[1:]):
+            return wrapped
         which = self.of(operands[0])
         if which is None or which[0] != which[1] or operands[1].shape != eqn.outvars[0].aval.shape:
             return self.noted(lambda eqn, of: _hull(eqn, of[1:]))(eqn, operands)

@@ -13,7 +13,7 @@ from pbkern.lower.math.elementwise import EqnInfo
 from .collapse_dims import Aliases
 from .ir import Buf, Expr, Names, Pool
 
-BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
+BOOL, INT32, UINT32 = np.dtype(bool), np.dtype(np.int32), np.dtype(np.uint32)
 Options = TypeVar("Options", bound=BuildOptions)
 
 
@@ -60,6 +60,11 @@ class NestContext(Generic[Options]):
             e = self.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
         if limit is None:
             return e
+        if is_reported_outside(e, limit):
+            # Any place will do for an index that has been reported: one comparison of 32 bits without sign finds one.
+            low = self.op("convert_element_type", UINT32, e, params={"new_dtype": UINT32})
+            low = self.op("min", UINT32, low, self.const(limit, UINT32))
+            return self.op("convert_element_type", INT32, low, params={"new_dtype": INT32})
         if e.dtype.kind == "i":
             e = self.op("max", e.dtype, e, self.const(0, e.dtype))
         limit = min(limit, np.iinfo(e.dtype).max)
@@ -68,3 +73,10 @@ class NestContext(Generic[Options]):
     def new_buffer(self, shape: Sequence[int], dtype: Any) -> Buf:
         """Scratch of a program, from here to its last use."""
         return Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)
+
+
+def is_reported_outside(e: Expr, limit: int) -> bool:
+    """Whether an integer has passed a check by which everything outside [0, limit] is reported (dsl/primitives/in_range.py)."""
+    if e.kind != "op" or e.info.primitive != "in_range" or e.dtype.itemsize < 4 or limit > np.iinfo(INT32).max:
+        return False
+    return 0 <= e.info.params["low"] < e.info.params["high"] <= limit + 1

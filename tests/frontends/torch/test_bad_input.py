@@ -74,6 +74,17 @@ def test_the_gradient_beside_a_sparse_argument():
     assert torch.equal(x.grad, torch.full((3, 2), 3.0))
 
 
+def test_a_sparse_tensor_in_a_container_runs_in_torch():
+    """And the report says so."""
+    a, x = torch.eye(4).to_sparse(), torch.rand(4, 2)
+    f = jit(lambda pair, more: pair[0] @ more["x"][0] * 2)
+    with pytest.warns(FallbackWarning, match="argument 0 is torch.sparse_coo"):
+        torch.testing.assert_close(f((a, 1), {"x": [x]}), x * 2)
+    assert "run in Torch: argument 0 is torch.sparse_coo, and kernels read dense arrays" in str(f.explain((a, 1), {"x": [x]}))
+    torch.testing.assert_close(f((a.to_dense(), 1), {"x": [x]}), x * 2)
+    assert f.graphs[-1].kernels()
+
+
 def test_a_bad_tensor_among_keywords_and_attributes():
     with pytest.raises(UnsupportedOp, match="argument `x` is on device `meta`"):
         double(x=torch.rand(3, device="meta"))

@@ -121,12 +121,23 @@ func.func @pbk_parallel(%frame: !llvm.ptr, %task: !llvm.ptr, %args: !llvm.ptr, %
   }
   %chunks = arith.ceildivsi %n, %chunk : i64
   %t0 = arith.minsi %pool, %limit : i64
-  %threads = arith.minsi %t0, %chunks : i64
+  %most = arith.minsi %t0, %chunks : i64
+  %parallel = arith.cmpi sgt, %most, %one : i64
+  // Callers that are here at the same time have equal shares of the cores. One loop more than there are cores may run: a core
+  // has work while the caller whose turn it is wakes up.
+  %at_once = arith.addi %pool, %one : i64
+  %threads = scf.if %parallel -> (i64) {
+    %others = func.call @pbk_take_turn(%at_once) : (i64) -> i64
+    %callers = arith.addi %others, %one : i64
+    %share = arith.divsi %pool, %callers : i64
+    %t1 = arith.minsi %most, %share : i64
+    %t2 = arith.maxsi %t1, %one : i64
+    scf.yield %t2 : i64
+  } else {
+    scf.yield %one : i64
+  }
   %several = arith.cmpi sgt, %threads, %one : i64
   scf.if %several {
-    %at_once0 = arith.divsi %pool, %threads : i64
-    %at_once = arith.maxsi %at_once0, %one : i64
-    func.call @pbk_take_turn(%at_once) : (i64) -> ()
 NEW_LOOP
     %a = llvm.alloca %one x !llvm.array<5 x i64> : (i64) -> !llvm.ptr
     %apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8
@@ -173,10 +184,12 @@ NEW_LOOP
       %next = arith.addi %k, %one : i64
       scf.yield %next : i64
     }
-    func.call @pbk_end_turn() : () -> ()
     func.call @pbk_unref(%f) : (!llvm.ptr) -> ()
   } else {
     llvm.call %task(%args, %zero, %n, %zero) : !llvm.ptr, (!llvm.ptr, i64, i64, i64) -> ()
+  }
+  scf.if %parallel {
+    func.call @pbk_end_turn(%at_once) : (i64) -> ()
   }
   return
 }
